@@ -1,0 +1,1 @@
+"""From usage events to invoices that can be proved."""

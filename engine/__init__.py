@@ -1,0 +1,1 @@
+"""The inference engine: token ids in, token ids out. Imports nothing of ours and no torch."""

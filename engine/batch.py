@@ -1,0 +1,81 @@
+"""What the scheduler asks of the runner for one step, and what comes back. No torch here."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.protocol import SamplingParams
+
+# In `Row.tokens`: the id that the previous step sampled for this sequence and that still lies on
+# the device (overlapped stepping); the runner knows it, the scheduler does not yet.
+LAST_SAMPLED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterHandle:
+    """The one name of a loaded adapter. A step that meets another generation in the slot is a bug
+    and must stop, not serve someone else's weights."""
+
+    digest: str
+    slot: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's share of a step."""
+
+    seq: int  # the engine's own number of the sequence, stable over its life
+    tokens: list[int]  # ids to compute now: one when decoding, a chunk when prefilling
+    start: int  # position of tokens[0]; KV below it is present
+    blocks: list[int]  # the block table, covering start + len(tokens) positions
+    adapter: AdapterHandle | None
+    sample: bool  # whether the last token's logits give the next token
+    sampling: SamplingParams
+    choice: int
+    history: list[int]  # prompt and output ids so far, by reference: read only
+    prompt_len: int  # history[prompt_len:] is output
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    rows: list[Row]  # decode rows first, then prompt chunks
+    copies: list[tuple[int, int]] = field(default_factory=list)  # blocks (from, to), before the step
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The next token of one sequence."""
+
+    seq: int
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Ticket(Protocol):
+    """A step under way on the device."""
+
+
+class Runner(Protocol):
+    """The device side. `launch` may return before the device is done; `collect` waits for it.
+
+    Adapter memory comes out of the KV budget in whole blocks: `adapter_blocks` says how many an
+    adapter of that file needs, the scheduler's side takes them from the block pool, and
+    `load_adapter` is told which.
+    """
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    def launch(self, batch: StepBatch) -> Ticket: ...
+
+    def collect(self, ticket: Ticket) -> list[Sampled]: ...
+
+    def adapter_blocks(self, digest: str) -> int: ...
+
+    def load_adapter(self, handle: AdapterHandle, blocks: list[int]) -> None: ...
+
+    def unload_adapter(self, handle: AdapterHandle) -> None: ...
+
+    def forget(self, seq: int) -> None:
+        """The sequence is over: drop what is kept for it (seeded generator, last token)."""

@@ -1,0 +1,1 @@
+"""The demo model: its recipe, its text and its weights."""

@@ -1,0 +1,1 @@
+"""Engine clients: one port, four implementations."""

@@ -1,0 +1,1 @@
+"""Wire shapes, Pydantic, HTTP only."""

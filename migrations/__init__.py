@@ -1,0 +1,1 @@
+"""Alembic migrations over the tables of core, billing and moderation."""

@@ -1,0 +1,1 @@
+"""What may go in and come out."""
