@@ -1,1 +1,1 @@
-"""The ground every other package stands on: settings, storage, queue, money, clock, ids, errors, tenants."""
+"""The ground all packages stand on: settings, storage, queue, money, clock, ids, errors, tenants."""

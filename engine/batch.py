@@ -39,7 +39,9 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     rows: list[Row]  # decode rows first, then prompt chunks
-    copies: list[tuple[int, int]] = field(default_factory=list)  # blocks (from, to), before the step
+    copies: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # blocks (from, to), before the step
 
 
 @dataclass(frozen=True, slots=True)

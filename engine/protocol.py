@@ -40,7 +40,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One request as the authenticated gateway puts it; nothing in it comes from a body unchecked."""
+    """One request as the authenticated gateway puts it; no field is a client's word unchecked."""
 
     request_id: str
     namespace: str  # the tenant: root of the prefix cache and key of fairness

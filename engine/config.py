@@ -1,0 +1,111 @@
+"""Everything an engine is told at its start, checked when it is made."""
+
+from dataclasses import dataclass, fields
+
+from engine.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+FAIRNESS = ("vtc", "fcfs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Sizes are in tokens unless the name says bytes, blocks or seconds."""
+
+    model: str  # a directory in Hugging Face layout, or a hub id
+    dtype: str = "auto"
+    device: str = "auto"  # auto, cpu, cuda, cuda:N
+    threads: int | None = None  # CPU threads; None is the cores
+
+    block_size: int = 16
+    num_blocks: int | None = None  # wins over kv_memory_bytes
+    kv_memory_bytes: int | None = None  # None: the runner decides from free memory
+    max_context: int | None = None  # None: the model's own
+
+    max_batch_tokens: int = 2048  # of one step
+    max_running: int = 64  # sequences in one step
+    max_waiting: int = 1024  # requests queued before a clear refusal
+    max_waiting_per_tenant: int = 512
+
+    enable_lora: bool = True
+    max_adapter_slots: int = 16  # adapters on the device at once
+    max_lora_rank: int = 256
+    host_adapter_bytes: int = 4 << 30
+    adapter_drain_s: float = 2.0  # how long a request waits for a slot before one is drained for it
+
+    prefix_cache: bool = True
+    public_prefixes: tuple[tuple[int, ...], ...] = ()  # token ids that all tenants may share
+    cache_floor_blocks: int = 0  # cached blocks of a tenant that others' demand spares
+    cache_cap_blocks: int | None = None  # cached blocks a tenant may keep at most
+
+    fairness: str = "vtc"
+    prompt_price: float = 1.0  # of one computed prompt token, in fairness units
+    cached_price: float = 0.05  # of one cached prompt token
+    output_price: float = 2.0  # of one generated token
+    locality_quantum: float = 4096.0  # how far a tenant may run ahead for a longer prefix
+
+    overlap: bool | None = None  # None: as the runner says
+    listen: str = "tcp://127.0.0.1:0"
+    server_key_file: str | None = None  # CURVE secret of this engine
+    client_keys_file: str | None = None  # public keys of gateways, one a line
+    metrics_port: int | None = None
+    receipts_file: str | None = None
+    receipts_kept: int = 100_000
+    heartbeat_s: float = 1.0
+    gateway_timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+_POSITIVE = [
+    "block_size",
+    "max_batch_tokens",
+    "max_running",
+    "max_waiting",
+    "max_waiting_per_tenant",
+    "max_adapter_slots",
+    "max_lora_rank",
+    "host_adapter_bytes",
+    "receipts_kept",
+    "heartbeat_s",
+    "gateway_timeout_s",
+]
+_POSITIVE_OR_NONE = ["threads", "num_blocks", "kv_memory_bytes", "max_context", "cache_cap_blocks"]
+_NOT_NEGATIVE = [
+    "cache_floor_blocks",
+    "prompt_price",
+    "cached_price",
+    "output_price",
+    "locality_quantum",
+    "adapter_drain_s",
+]
+
+
+def _check(config: EngineConfig) -> None:
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    if not config.model:
+        raise ConfigError("model is empty: give a checkpoint directory or a hub id")
+    if config.dtype not in DTYPES:
+        raise ConfigError(f"dtype is {config.dtype!r}: use one of {', '.join(DTYPES)}")
+    if config.fairness not in FAIRNESS:
+        raise ConfigError(f"fairness is {config.fairness!r}: use one of {', '.join(FAIRNESS)}")
+    for name in _POSITIVE:
+        if not values[name] > 0:
+            raise ConfigError(f"{name} is {values[name]}: it must be above 0")
+    for name in _POSITIVE_OR_NONE:
+        if values[name] is not None and not values[name] > 0:
+            raise ConfigError(f"{name} is {values[name]}: it must be above 0, or not given")
+    for name in _NOT_NEGATIVE:
+        if not values[name] >= 0:
+            raise ConfigError(f"{name} is {values[name]}: it must not be negative")
+    if config.max_running > config.max_batch_tokens:
+        raise ConfigError(
+            f"max_running ({config.max_running}) is above max_batch_tokens "
+            f"({config.max_batch_tokens}): every running sequence needs a token of the step"
+        )
+    if config.gateway_timeout_s <= config.heartbeat_s:
+        raise ConfigError("gateway_timeout_s must be longer than heartbeat_s")
+    cap = config.cache_cap_blocks
+    if cap is not None and cap < config.cache_floor_blocks:
+        raise ConfigError("cache_cap_blocks is below cache_floor_blocks")
