@@ -1,0 +1,206 @@
+"""One database, SQLite or PostgreSQL: the declarative base, sessions, and the few differences.
+
+`read()` gives a session that must not write; `transaction()` commits at its end and is opened only
+by an edge (a request handler, a task, a command). Domain code flushes at most.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Engine,
+    Integer,
+    MetaData,
+    Numeric,
+    Table,
+    create_engine,
+    event,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from core.errors import DependencyDown, SettingError
+
+# Named constraints, so that a migration can drop what another made, on both databases.
+_NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=_NAMING)
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment in UTC. SQLite keeps no zone, so it is put on and taken off here."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a moment needs its zone")
+        moment = value.astimezone(UTC)
+        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Units(TypeDecorator[int]):
+    """Money in picounits. PostgreSQL: numeric(38,0). SQLite: 64 bits, 9.2 million major units."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(Numeric(38, 0))
+        return dialect.type_descriptor(BigInteger())
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> int | None:
+        if value is not None and type(value) is not int:
+            raise TypeError(f"money is whole units, not {type(value).__name__}")
+        return value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> int | None:
+        return None if value is None else int(value)
+
+
+# SQLite autoincrements only INTEGER primary keys.
+BigKey = BigInteger().with_variant(Integer(), "sqlite")
+Json = JSON().with_variant(postgresql.JSONB(), "postgresql")
+
+
+class Database:
+    def __init__(self, url: str, *, pool_size: int = 8, connect_timeout_s: int = 5) -> None:
+        self.url = url
+        self.dialect = _dialect_of(url)
+        self.db_engine = _make_engine(url, self.dialect, pool_size, connect_timeout_s)
+        self._sessions = sessionmaker(self.db_engine, expire_on_commit=False)
+        # A write transaction takes SQLite's lock at once: upgrading a read later can deadlock.
+        writer = self.db_engine.execution_options(tollhouse_write=True)
+        self._writers = sessionmaker(writer, expire_on_commit=False)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        with self._sessions() as session:
+            yield session
+            if session.new or session.dirty or session.deleted:
+                raise RuntimeError("a read session was written to; use transaction()")
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        with self._writers.begin() as session:
+            yield session
+
+    def ping(self) -> None:
+        """One round trip; DependencyDown with the next step if it fails."""
+        try:
+            with self.db_engine.connect() as connection:
+                connection.execute(text("select 1"))
+        except SQLAlchemyError as error:
+            raise DependencyDown(
+                f"The database does not answer: {_first_line(error)}.",
+                next_step="Check TOLLHOUSE_DATABASE_URL and that the server runs.",
+            ) from error
+
+    def close(self) -> None:
+        self.db_engine.dispose()
+
+
+def insert_new(session: Session, table: Table, rows: Sequence[dict[str, Any]], *key: str) -> int:
+    """Insert the rows whose key is not there yet; returns how many were new. Replays change nothing."""
+    if not rows:
+        return 0
+    dialect = session.get_bind().dialect.name
+    insert: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    statement = insert(table).on_conflict_do_nothing(index_elements=list(key))
+    connection = session.connection()
+    before = (
+        connection.execute(text("select total_changes()")).scalar_one()
+        if (dialect == "sqlite")
+        else 0
+    )
+    result = connection.execute(statement, list(rows))
+    if dialect == "sqlite":
+        after = connection.execute(text("select total_changes()")).scalar_one()
+        return int(after - before)
+    return int(result.rowcount)
+
+
+def _dialect_of(url: str) -> str:
+    try:
+        name = make_url(url).get_backend_name()
+    except SQLAlchemyError:
+        name = ""
+    if name not in ("sqlite", "postgresql"):
+        raise SettingError(
+            f"TOLLHOUSE_DATABASE_URL is not a SQLite or PostgreSQL address: {_masked(url)!r}.",
+            next_step="Write sqlite:///path or postgresql+psycopg://user:password@host/name.",
+        )
+    return name
+
+
+def _make_engine(url: str, dialect: str, pool_size: int, connect_timeout_s: int) -> Engine:
+    if dialect == "postgresql":
+        return create_engine(
+            make_url(url).set(drivername="postgresql+psycopg"),
+            pool_size=pool_size,
+            max_overflow=pool_size,
+            pool_pre_ping=True,
+            pool_timeout=10,
+            connect_args={
+                "connect_timeout": connect_timeout_s,
+                "options": "-c timezone=UTC -c lock_timeout=30000 -c statement_timeout=300000",
+            },
+        )
+    path = make_url(url).database
+    if path and path != ":memory:":
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    db_engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False})
+    event.listen(db_engine, "connect", _prepare_sqlite)
+    event.listen(db_engine, "begin", _begin_sqlite)
+    return db_engine
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None  # we say BEGIN ourselves
+    for pragma in ("journal_mode=wal", "synchronous=normal", "foreign_keys=on"):
+        connection.execute(f"pragma {pragma}")
+
+
+def _begin_sqlite(connection: Any) -> None:
+    write = connection.get_execution_options().get("tollhouse_write", False)
+    connection.exec_driver_sql("begin immediate" if write else "begin")
+
+
+def _masked(url: str) -> str:
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except SQLAlchemyError:
+        return "<not an address>"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")

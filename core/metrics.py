@@ -1,0 +1,22 @@
+"""Every Prometheus metric of the gateway side, declared once, by room. Nothing is labelled by tenant:
+per-tenant figures come from SQL. The engine worker serves its own.
+"""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+requests = Counter(
+    "tollhouse_requests", "Answers given, by route and HTTP status.", ["route", "status"]
+)
+request_seconds = Histogram(
+    "tollhouse_request_seconds", "Door to last byte.", ["route"], buckets=LATENCY_BUCKETS
+)
+first_token_seconds = Histogram(
+    "tollhouse_first_token_seconds", "Door to first token.", ["model"], buckets=LATENCY_BUCKETS
+)
+in_flight = Gauge("tollhouse_in_flight_requests", "Requests between door and ledger now.")
+rejections = Counter("tollhouse_rejections", "Requests refused, by reason.", ["reason"])
+tokens = Counter(
+    "tollhouse_tokens", "Tokens by kind: input, cached, output, waived.", ["model", "kind"]
+)

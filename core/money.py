@@ -1,0 +1,120 @@
+"""Exact money. Amounts are whole picounits (10^-12 of the currency's major unit), never floats.
+
+A price with up to six decimals per million tokens is then a whole number of picounits a token, so a
+charge is a product of integers and needs no rounding. Rounding to the minor unit happens once an
+invoice line, here, half away from zero; `round_to_minor` also returns what was left.
+"""
+
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+
+PICO = 10**12  # units in one major unit (1 USD)
+MINOR_DIGITS = {"USD": 2, "EUR": 2, "GBP": 2, "CHF": 2, "CAD": 2, "AUD": 2, "JPY": 0, "KRW": 0}
+
+
+class CurrencyMismatch(ValueError):
+    """Two currencies in one sum."""
+
+
+def minor_digits(currency: str) -> int:
+    if currency not in MINOR_DIGITS:
+        raise ValueError(f"unknown currency {currency!r}; known: {', '.join(sorted(MINOR_DIGITS))}")
+    return MINOR_DIGITS[currency]
+
+
+@dataclass(frozen=True, slots=True, order=False)
+class Money:
+    units: int  # picounits
+    currency: str = "USD"
+
+    def __post_init__(self) -> None:
+        if type(self.units) is not int:
+            raise TypeError(f"money is counted in whole units, not {type(self.units).__name__}")
+        minor_digits(self.currency)
+
+    def __add__(self, other: "Money") -> "Money":
+        return Money(self.units + self._same(other).units, self.currency)
+
+    def __sub__(self, other: "Money") -> "Money":
+        return Money(self.units - self._same(other).units, self.currency)
+
+    def __neg__(self) -> "Money":
+        return Money(-self.units, self.currency)
+
+    def __mul__(self, count: int) -> "Money":
+        if type(count) is not int:
+            raise TypeError("money is multiplied by whole counts only")
+        return Money(self.units * count, self.currency)
+
+    def __lt__(self, other: "Money") -> bool:
+        return self.units < self._same(other).units
+
+    def __le__(self, other: "Money") -> bool:
+        return self.units <= self._same(other).units
+
+    def _same(self, other: "Money") -> "Money":
+        if other.currency != self.currency:
+            raise CurrencyMismatch(f"{self.currency} and {other.currency} in one sum")
+        return other
+
+    def __str__(self) -> str:
+        return f"{decimal_of(self.units)} {self.currency}"
+
+
+def units_of(amount: str | int | Decimal) -> int:
+    """Picounits of a decimal amount of major units; refuses floats and more than twelve decimals."""
+    if isinstance(amount, float):
+        raise TypeError("money is never a float; write the amount as a string")
+    try:
+        exact = Decimal(amount)
+    except InvalidOperation:
+        raise ValueError(f"not an amount of money: {amount!r}") from None
+    if not exact.is_finite():
+        raise ValueError(f"not an amount of money: {amount!r}")
+    scaled = exact.scaleb(12)
+    if scaled != scaled.to_integral_value():
+        raise ValueError(f"{amount} has more than 12 decimals")
+    return int(scaled)
+
+
+def decimal_of(units: int) -> str:
+    """Picounits as a plain decimal of major units, without an exponent or trailing zeros."""
+    sign = "-" if units < 0 else ""
+    whole, fraction = divmod(abs(units), PICO)
+    digits = f"{fraction:012d}".rstrip("0")
+    return f"{sign}{whole}.{digits}" if digits else f"{sign}{whole}"
+
+
+def round_to_minor(units: int, currency: str) -> tuple[int, int]:
+    """(whole minor units, picounits left over): minor * unit + left = units. Half goes away from 0."""
+    minor = 10 ** (12 - minor_digits(currency))
+    rounded = (abs(units) + minor // 2) // minor
+    signed = rounded if units >= 0 else -rounded
+    return signed, units - signed * minor
+
+
+def units_of_minor(minor: int, currency: str) -> int:
+    return minor * int(10 ** (12 - minor_digits(currency)))
+
+
+def format_minor(minor: int, currency: str) -> str:
+    """`1234` USD -> `12.34`. For people and exports; sums are made on integers."""
+    digits = minor_digits(currency)
+    if digits == 0:
+        return str(minor)
+    sign = "-" if minor < 0 else ""
+    whole, cents = divmod(abs(minor), int(10**digits))
+    return f"{sign}{whole}.{cents:0{digits}d}"
+
+
+def split(units: int, weights: list[int]) -> list[int]:
+    """Share an amount by whole weights with nothing lost: the largest remainders get the last units."""
+    total = sum(weights)
+    if total <= 0 or any(weight < 0 for weight in weights):
+        raise ValueError("weights must be non-negative and not all zero")
+    shares = [units * weight // total for weight in weights]
+    left = units - sum(shares)
+    order = sorted(range(len(weights)), key=lambda i: (-(units * weights[i] % total), i))
+    for index in order[:left]:
+        shares[index] += 1
+    return shares

@@ -1,0 +1,192 @@
+"""Tasks: one registry, two runners. Embedded: threads with a timer. Production: Celery.
+
+A task is a plain function of a TaskContext and JSON-able arguments. It must be idempotent: either
+runner may run it twice. Work that must follow a commit is found again by a periodic task, so a
+queue that forgets loses time and nothing else.
+"""
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from core.clock import Clock
+from core.database import Database
+from core.settings import Settings
+
+log = logging.getLogger("tollhouse.queue")
+Service = TypeVar("Service")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskContext:
+    """What tasks work with. `services` holds further ports by their type, put in by the wiring."""
+
+    settings: Settings
+    database: Database
+    clock: Clock
+    services: dict[type, object] = field(default_factory=dict)
+
+    def service(self, port: type[Service]) -> Service:
+        found = self.services.get(port)
+        if found is None:
+            raise LookupError(f"no {port.__name__} was wired for tasks")
+        return found  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    name: str  # "billing.rate_events"
+    run: Callable[..., Any]  # run(context, **arguments)
+    queue: str  # rating | invoices | payments | exports | default
+    every_s: float | None  # period of the schedule; None runs on demand only
+    max_retries: int
+    retry_base_s: float
+    time_limit_s: float
+
+    def __call__(self, context: TaskContext, **arguments: Any) -> Any:
+        return self.run(context, **arguments)
+
+    def retry_delay_s(self, attempt: int) -> float:
+        """Exponential with full jitter, at most ten minutes. `attempt` counts from 1."""
+        return float(random.uniform(0.5, 1.0) * min(600.0, self.retry_base_s * 2 ** (attempt - 1)))
+
+
+TASKS: dict[str, Task] = {}
+
+
+def task(
+    name: str,
+    *,
+    queue: str = "default",
+    every_s: float | None = None,
+    max_retries: int = 8,
+    retry_base_s: float = 1.0,
+    time_limit_s: float = 300.0,
+) -> Callable[[Callable[..., Any]], Task]:
+    """Register a task under its name. The schedule stands here too, in one place."""
+
+    def _register(run: Callable[..., Any]) -> Task:
+        made = Task(name, run, queue, every_s, max_retries, retry_base_s, time_limit_s)
+        known = TASKS.setdefault(name, made)
+        if known.run.__qualname__ != run.__qualname__:
+            raise ValueError(f"two tasks are called {name}")
+        TASKS[name] = made
+        return made
+
+    return _register
+
+
+class TaskQueue(Protocol):
+    def enqueue(self, name: str, **arguments: Any) -> None: ...
+
+    def start(self) -> None: ...
+
+    def stop(self, timeout_s: float = 10.0) -> None: ...
+
+
+OnDead = Callable[[Task, dict[str, Any], Exception, int], None]
+
+
+class InProcessQueue:
+    """Threads of this process and a timer for the schedule. `on_dead` gets what failed for good."""
+
+    def __init__(
+        self,
+        context: TaskContext,
+        *,
+        threads: int = 2,
+        on_dead: OnDead | None = None,
+        tasks: dict[str, Task] | None = None,
+    ) -> None:
+        self._context = context
+        self._tasks = TASKS if tasks is None else tasks
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tollhouse-task")
+        self._on_dead = on_dead
+        self._stopping = threading.Event()
+        self._timers: set[threading.Timer] = set()
+        self._running: set[str] = set()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        for each in self._tasks.values():
+            if each.every_s is not None:
+                self._schedule(each, each.every_s * random.uniform(0.1, 1.0))
+
+    def enqueue(self, name: str, **arguments: Any) -> None:
+        chosen = self._tasks[name]
+        if not self._stopping.is_set():
+            self._pool.submit(self._attempt, chosen, arguments, 1)
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        self._stopping.set()
+        with self._lock:
+            timers = list(self._timers)
+        for timer in timers:
+            timer.cancel()
+        waiter = threading.Thread(target=self._pool.shutdown, kwargs={"cancel_futures": True})
+        waiter.start()
+        waiter.join(timeout_s)
+
+    def _attempt(self, chosen: Task, arguments: dict[str, Any], attempt: int) -> None:
+        try:
+            chosen.run(self._context, **arguments)
+        except Exception as error:
+            self._failed(chosen, arguments, attempt, error)
+
+    def _failed(
+        self, chosen: Task, arguments: dict[str, Any], attempt: int, error: Exception
+    ) -> None:
+        if attempt <= chosen.max_retries and not self._stopping.is_set():
+            delay = chosen.retry_delay_s(attempt)
+            log.warning(
+                "%s failed (attempt %d), again in %.1f s: %s", chosen.name, attempt, delay, error
+            )
+            self._later(delay, lambda: self._resubmit(chosen, arguments, attempt + 1))
+            return
+        log.error("%s failed for good after %d attempts: %s", chosen.name, attempt, error)
+        if self._on_dead is not None:
+            self._on_dead(chosen, arguments, error, attempt)
+
+    def _resubmit(self, chosen: Task, arguments: dict[str, Any], attempt: int) -> None:
+        if not self._stopping.is_set():
+            self._pool.submit(self._attempt, chosen, arguments, attempt)
+
+    def _schedule(self, chosen: Task, delay_s: float) -> None:
+        self._later(delay_s, lambda: self._tick(chosen))
+
+    def _tick(self, chosen: Task) -> None:
+        if self._stopping.is_set() or chosen.every_s is None:
+            return
+        self._schedule(chosen, chosen.every_s)
+        with self._lock:
+            if chosen.name in self._running:  # the last run still goes on
+                return
+            self._running.add(chosen.name)
+        self._pool.submit(self._periodic, chosen)
+
+    def _periodic(self, chosen: Task) -> None:
+        try:
+            chosen.run(self._context)
+        except Exception as error:
+            # The next tick is the retry.
+            log.warning("%s failed, again in %s s: %s", chosen.name, chosen.every_s, error)
+        finally:
+            with self._lock:
+                self._running.discard(chosen.name)
+
+    def _later(self, delay_s: float, call: Callable[[], None]) -> None:
+        def _fire() -> None:
+            with self._lock:
+                self._timers.discard(timer)
+            if not self._stopping.is_set():
+                call()
+
+        timer = threading.Timer(delay_s, _fire)
+        timer.daemon = True
+        with self._lock:
+            self._timers.add(timer)
+        timer.start()

@@ -1,0 +1,129 @@
+"""Tables of who is at the door: tenants, projects, keys, members, sessions, adapters, the audit log.
+
+A tenant is an organisation. Other packages hold its id and nothing else of it.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from core.database import Base, BigKey, Json, UtcDateTime
+
+ID = String(40)
+NAME = String(120)
+
+
+class Tenant(Base):
+    __tablename__ = "tenants"
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    name: Mapped[str] = mapped_column(NAME, unique=True)  # slug: lower case, digits, hyphens
+    display_name: Mapped[str] = mapped_column(String(200))
+    plan: Mapped[str] = mapped_column(NAME, default="standard")
+    status: Mapped[str] = mapped_column(String(20), default="active")  # active | suspended | closed
+    currency: Mapped[str] = mapped_column(String(3), default="USD")
+    timezone: Mapped[str] = mapped_column(String(64), default="UTC")
+    settings: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Project(Base):
+    __tablename__ = "projects"
+    __table_args__ = (UniqueConstraint("tenant_id", "name"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID, ForeignKey("tenants.id"))
+    name: Mapped[str] = mapped_column(NAME)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    archived_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class ApiKey(Base):
+    __tablename__ = "api_keys"
+    __table_args__ = (Index("ix_api_keys_tenant_project", "tenant_id", "project_id"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID, ForeignKey("tenants.id"))
+    project_id: Mapped[str] = mapped_column(ID, ForeignKey("projects.id"))
+    name: Mapped[str] = mapped_column(NAME)
+    secret_sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    last_four: Mapped[str] = mapped_column(String(4))
+    role: Mapped[str] = mapped_column(String(20), default="developer")
+    scopes: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # models, adapters, routes
+    allowed_ips: Mapped[list[str]] = mapped_column(Json, default=list)  # CIDR; empty is any
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    created_by: Mapped[str] = mapped_column(ID, default="")
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    rotated_to: Mapped[str | None] = mapped_column(ID)
+
+
+class Member(Base):
+    __tablename__ = "members"
+    __table_args__ = (UniqueConstraint("tenant_id", "email"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID, ForeignKey("tenants.id"))
+    email: Mapped[str] = mapped_column(String(320))  # stored in lower case
+    name: Mapped[str] = mapped_column(String(200), default="")
+    role: Mapped[str] = mapped_column(String(20))  # owner | admin | finance | developer | viewer
+    password_hash: Mapped[str | None] = mapped_column(String(200))  # argon2id
+    oidc_subject: Mapped[str | None] = mapped_column(String(255))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    disabled_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_seen_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class DashboardSession(Base):
+    """A signed-in browser. The cookie holds the secret, the table only its hash."""
+
+    __tablename__ = "dashboard_sessions"
+
+    secret_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    member_id: Mapped[str | None] = mapped_column(ID, ForeignKey("members.id"))
+    operator: Mapped[bool] = mapped_column(default=False)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class Adapter(Base):
+    """A LoRA adapter that a tenant may name. Its identity is its digest, never its name."""
+
+    __tablename__ = "adapters"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "name"),
+        CheckConstraint("rank > 0", name="rank_positive"),
+    )
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID, ForeignKey("tenants.id"))
+    name: Mapped[str] = mapped_column(NAME)
+    base_model: Mapped[str] = mapped_column(NAME)
+    digest: Mapped[str] = mapped_column(String(64))
+    path: Mapped[str] = mapped_column(String(1024))
+    rank: Mapped[int]
+    bytes: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    created_by: Mapped[str] = mapped_column(ID, default="")
+    removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class AuditEntry(Base):
+    """Who changed what, from what, to what. Append-only."""
+
+    __tablename__ = "audit_log"
+    __table_args__ = (Index("ix_audit_log_tenant_at", "tenant_id", "at"),)
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    tenant_id: Mapped[str | None] = mapped_column(ID)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+    actor: Mapped[str] = mapped_column(String(120))  # member id, key id, "operator", "system"
+    action: Mapped[str] = mapped_column(String(80))  # "key.create"
+    target: Mapped[str] = mapped_column(String(120))
+    before: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    after: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    request_id: Mapped[str] = mapped_column(ID, default="")
