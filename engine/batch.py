@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.protocol import SamplingParams
+from engine.protocol import AdapterState, EngineInfo, SamplingParams
 
 # In `Row.tokens`: the id that the previous step sampled for this sequence and that still lies on
 # the device (overlapped stepping); the runner knows it, the scheduler does not yet.
@@ -68,6 +68,19 @@ class Runner(Protocol):
 
     @property
     def num_blocks(self) -> int: ...
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether `launch` returns early, so that the next step is worth preparing meanwhile."""
+
+    def info(self) -> EngineInfo: ...
+
+    def register_adapter(self, path: str) -> AdapterState:
+        """Read and check a PEFT directory into host memory; the digest is the SHA-256 of its
+        adapter_model.safetensors. Called from a loader thread. Raises AdapterError."""
+
+    def drop_adapter(self, digest: str) -> None:
+        """Forget the host copy; never called while the adapter has a slot."""
 
     def launch(self, batch: StepBatch) -> Ticket: ...
 
