@@ -1,0 +1,49 @@
+"""Forward, back, and where are we: alembic driven from code, so that a wheel needs no ini file."""
+
+import io
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+from core.database import Database
+
+# Any fixed number: PostgreSQL's advisory lock lets one of several starting processes migrate.
+_LOCK = 7_011_991
+
+
+def upgrade(database: Database, revision: str = "head") -> None:
+    with database.db_engine.begin() as connection:
+        _lock(connection)
+        command.upgrade(_config(connection), revision)
+
+
+def downgrade(database: Database, revision: str) -> None:
+    with database.db_engine.begin() as connection:
+        _lock(connection)
+        command.downgrade(_config(connection), revision)
+
+
+def current(database: Database) -> str | None:
+    """The revision that the database stands at; None is an empty one."""
+    with database.db_engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def head() -> str | None:
+    return ScriptDirectory(str(Path(__file__).parent)).get_current_head()
+
+
+def _config(connection: Connection) -> Config:
+    config = Config(output_buffer=io.StringIO(), stdout=io.StringIO())
+    config.set_main_option("script_location", str(Path(__file__).parent))
+    config.attributes["connection"] = connection
+    return config
+
+
+def _lock(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"select pg_advisory_xact_lock({_LOCK})"))

@@ -1,0 +1,12 @@
+"""The one metadata, with every package's tables in it. Importing this file registers them."""
+
+import importlib
+
+from core.database import Base
+
+MODEL_MODULES = ("core.tenants.models", "billing.models", "moderation.models")
+
+for _name in MODEL_MODULES:
+    importlib.import_module(_name)
+
+metadata = Base.metadata

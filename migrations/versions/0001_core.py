@@ -1,0 +1,137 @@
+"""The tables of core: tenants, projects, keys, members, sessions, adapters, the audit log."""
+
+import sqlalchemy as sa
+from alembic import op
+
+from core.database import BigKey, Json, UtcDateTime
+
+revision = "0001_core"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "audit_log",
+        sa.Column("id", BigKey, autoincrement=True, nullable=False),
+        sa.Column("tenant_id", sa.String(length=40), nullable=True),
+        sa.Column("at", UtcDateTime, nullable=False),
+        sa.Column("actor", sa.String(length=120), nullable=False),
+        sa.Column("action", sa.String(length=80), nullable=False),
+        sa.Column("target", sa.String(length=120), nullable=False),
+        sa.Column("before", Json, nullable=True),
+        sa.Column("after", Json, nullable=True),
+        sa.Column("request_id", sa.String(length=40), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_audit_log")),
+    )
+    op.create_index("ix_audit_log_tenant_at", "audit_log", ["tenant_id", "at"], unique=False)
+    op.create_table(
+        "tenants",
+        sa.Column("id", sa.String(length=40), nullable=False),
+        sa.Column("name", sa.String(length=120), nullable=False),
+        sa.Column("display_name", sa.String(length=200), nullable=False),
+        sa.Column("plan", sa.String(length=120), nullable=False),
+        sa.Column("status", sa.String(length=20), nullable=False),
+        sa.Column("currency", sa.String(length=3), nullable=False),
+        sa.Column("timezone", sa.String(length=64), nullable=False),
+        sa.Column("settings", Json, nullable=False),
+        sa.Column("created_at", UtcDateTime, nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_tenants")),
+        sa.UniqueConstraint("name", name=op.f("uq_tenants_name")),
+    )
+    op.create_table(
+        "adapters",
+        sa.Column("id", sa.String(length=40), nullable=False),
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("name", sa.String(length=120), nullable=False),
+        sa.Column("base_model", sa.String(length=120), nullable=False),
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.Column("path", sa.String(length=1024), nullable=False),
+        sa.Column("rank", sa.Integer(), nullable=False),
+        sa.Column("bytes", sa.Integer(), nullable=False),
+        sa.Column("created_at", UtcDateTime, nullable=False),
+        sa.Column("created_by", sa.String(length=40), nullable=False),
+        sa.Column("removed_at", UtcDateTime, nullable=True),
+        sa.CheckConstraint("rank > 0", name=op.f("ck_adapters_rank_positive")),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_adapters_tenant_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_adapters")),
+        sa.UniqueConstraint("tenant_id", "name", name=op.f("uq_adapters_tenant_id_name")),
+    )
+    op.create_table(
+        "members",
+        sa.Column("id", sa.String(length=40), nullable=False),
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("email", sa.String(length=320), nullable=False),
+        sa.Column("name", sa.String(length=200), nullable=False),
+        sa.Column("role", sa.String(length=20), nullable=False),
+        sa.Column("password_hash", sa.String(length=200), nullable=True),
+        sa.Column("oidc_subject", sa.String(length=255), nullable=True),
+        sa.Column("created_at", UtcDateTime, nullable=False),
+        sa.Column("disabled_at", UtcDateTime, nullable=True),
+        sa.Column("last_seen_at", UtcDateTime, nullable=True),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_members_tenant_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_members")),
+        sa.UniqueConstraint("tenant_id", "email", name=op.f("uq_members_tenant_id_email")),
+    )
+    op.create_table(
+        "projects",
+        sa.Column("id", sa.String(length=40), nullable=False),
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("name", sa.String(length=120), nullable=False),
+        sa.Column("created_at", UtcDateTime, nullable=False),
+        sa.Column("archived_at", UtcDateTime, nullable=True),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_projects_tenant_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_projects")),
+        sa.UniqueConstraint("tenant_id", "name", name=op.f("uq_projects_tenant_id_name")),
+    )
+    op.create_table(
+        "api_keys",
+        sa.Column("id", sa.String(length=40), nullable=False),
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("project_id", sa.String(length=40), nullable=False),
+        sa.Column("name", sa.String(length=120), nullable=False),
+        sa.Column("secret_sha256", sa.String(length=64), nullable=False),
+        sa.Column("last_four", sa.String(length=4), nullable=False),
+        sa.Column("role", sa.String(length=20), nullable=False),
+        sa.Column("scopes", Json, nullable=False),
+        sa.Column("allowed_ips", Json, nullable=False),
+        sa.Column("created_at", UtcDateTime, nullable=False),
+        sa.Column("created_by", sa.String(length=40), nullable=False),
+        sa.Column("expires_at", UtcDateTime, nullable=True),
+        sa.Column("revoked_at", UtcDateTime, nullable=True),
+        sa.Column("last_used_at", UtcDateTime, nullable=True),
+        sa.Column("rotated_to", sa.String(length=40), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_api_keys_project_id")
+        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_api_keys_tenant_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
+        sa.UniqueConstraint("secret_sha256", name=op.f("uq_api_keys_secret_sha256")),
+    )
+    op.create_index(
+        "ix_api_keys_tenant_project", "api_keys", ["tenant_id", "project_id"], unique=False
+    )
+    op.create_table(
+        "dashboard_sessions",
+        sa.Column("secret_sha256", sa.String(length=64), nullable=False),
+        sa.Column("member_id", sa.String(length=40), nullable=True),
+        sa.Column("operator", sa.Boolean(), nullable=False),
+        sa.Column("created_at", UtcDateTime, nullable=False),
+        sa.Column("expires_at", UtcDateTime, nullable=False),
+        sa.Column("revoked_at", UtcDateTime, nullable=True),
+        sa.ForeignKeyConstraint(
+            ["member_id"], ["members.id"], name=op.f("fk_dashboard_sessions_member_id")
+        ),
+        sa.PrimaryKeyConstraint("secret_sha256", name=op.f("pk_dashboard_sessions")),
+    )
+
+
+def downgrade() -> None:
+    op.drop_table("dashboard_sessions")
+    op.drop_table("api_keys")
+    op.drop_table("projects")
+    op.drop_table("members")
+    op.drop_table("adapters")
+    op.drop_table("tenants")
+    op.drop_table("audit_log")

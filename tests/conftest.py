@@ -1,0 +1,97 @@
+"""The one set of fixtures: databases that are made for a test and dropped after it."""
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from core.clock import FakeClock
+from core.database import Database
+
+POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.1:5432/postgres")
+REDIS = os.environ.get("TOLLHOUSE_TEST_REDIS", "redis://127.0.0.1:6379/0")
+RABBITMQ = os.environ.get("TOLLHOUSE_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672")
+SPECS = Path(os.environ.get("TOLLHOUSE_SPECS_DIR", "../shared/specs"))
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def need_postgres() -> None:
+    try:
+        psycopg.connect(POSTGRES, connect_timeout=2).close()
+    except psycopg.Error as error:
+        pytest.skip(
+            f"PostgreSQL does not answer at TOLLHOUSE_TEST_POSTGRES ({POSTGRES}): "
+            f"{str(error).splitlines()[0]}; start one there to run this test"
+        )
+
+
+def need_redis() -> None:
+    if not _answers("127.0.0.1", 6379):
+        pytest.skip("Redis does not answer on 127.0.0.1:6379; start one to run this test")
+
+
+def need_rabbitmq() -> None:
+    if not _answers("127.0.0.1", 5672):
+        pytest.skip("RabbitMQ does not answer on 127.0.0.1:5672; start one to run this test")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'tollhouse.db'}"
+
+
+@pytest.fixture
+def postgres_url() -> Iterator[str]:
+    """A PostgreSQL database of this test's own."""
+    need_postgres()
+    name = f"tollhouse_test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as admin:
+        admin.execute(f"create database {name}")
+    yield POSTGRES.rpartition("/")[0] + f"/{name}"
+    with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as admin:
+        admin.execute(f"drop database if exists {name} with (force)")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    fixture = "sqlite_url" if request.param == "sqlite" else "postgres_url"
+    url: str = request.getfixturevalue(fixture)
+    return url
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """A migrated database, once on SQLite and once on PostgreSQL."""
+    from migrations.run import upgrade
+
+    made = Database(database_url)
+    upgrade(made)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sqlite_database(sqlite_url: str) -> Iterator[Database]:
+    """A migrated SQLite database, where the dialect does not matter to the test."""
+    from migrations.run import upgrade
+
+    made = Database(sqlite_url)
+    upgrade(made)
+    yield made
+    made.close()

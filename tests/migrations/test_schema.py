@@ -1,0 +1,39 @@
+"""The migrated schema is the models' schema, on both databases, forward and back."""
+
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import inspect
+
+from core.database import Database
+from migrations.run import current, downgrade, head, upgrade
+from migrations.tables import metadata
+
+
+def _differences(database: Database) -> list[object]:
+    with database.db_engine.connect() as connection:
+        migration = MigrationContext.configure(connection, opts={"compare_type": True})
+        return list(compare_metadata(migration, metadata))
+
+
+def test_an_upgraded_database_equals_the_models(database_url: str) -> None:
+    database = Database(database_url)
+    upgrade(database)
+    assert current(database) == head()
+    assert _differences(database) == []
+    database.close()
+
+
+def test_every_step_goes_back_and_forward_again(database_url: str) -> None:
+    database = Database(database_url)
+    upgrade(database)
+    downgrade(database, "base")
+    left = inspect(database.db_engine).get_table_names()
+    assert left == ["alembic_version"]
+    upgrade(database)
+    assert _differences(database) == []
+    database.close()
+
+
+def test_a_second_upgrade_changes_nothing(database: Database) -> None:
+    upgrade(database)
+    assert current(database) == head()
