@@ -133,20 +133,12 @@ def insert_new(session: Session, table: Table, rows: Sequence[dict[str, Any]], *
     """Insert the rows whose key is not there yet; returns how many were new. Replays change nothing."""
     if not rows:
         return 0
-    dialect = session.get_bind().dialect.name
-    insert: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
-    statement = insert(table).on_conflict_do_nothing(index_elements=list(key))
-    connection = session.connection()
-    before = (
-        connection.execute(text("select total_changes()")).scalar_one()
-        if (dialect == "sqlite")
-        else 0
+    insert: Any = (
+        postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     )
-    result = connection.execute(statement, list(rows))
-    if dialect == "sqlite":
-        after = connection.execute(text("select total_changes()")).scalar_one()
-        return int(after - before)
-    return int(result.rowcount)
+    statement = insert(table).on_conflict_do_nothing(index_elements=list(key))
+    result = session.connection().execute(statement.returning(table.c[key[0]]), list(rows))
+    return len(result.all())
 
 
 def _dialect_of(url: str) -> str:
