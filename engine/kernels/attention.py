@@ -1,0 +1,230 @@
+# mypy: ignore-errors
+"""Paged attention for prefill, decode and mixed steps: one Triton kernel and its split-KV reduce.
+
+A program takes a block of query rows of one sequence for one KV head; its rows are (query, head of
+the group), so that every K and V tile is read once for the whole group. It finds its sequence by a
+binary search in `cu_q`, so no length is ever read on the host.
+"""
+
+import triton
+import triton.language as tl
+
+from engine.kernels.dot import dot
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _sequence_of(block, cu_q, num_seqs, BLOCK_Q: tl.constexpr):
+    """The last sequence whose first query block is at or before `block`."""
+    base = tl.load(cu_q)
+    low = 0
+    high = num_seqs
+    while low < high:
+        middle = (low + high) // 2
+        first = (tl.load(cu_q + middle) - base) // BLOCK_Q + middle
+        if first <= block:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
+def _attend(
+    acc,
+    peak,
+    total,
+    q,
+    k_base,
+    v_base,
+    table,
+    position,
+    begin,
+    end,
+    scale,
+    stride_block,
+    stride_token,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Online softmax over the keys [begin, end); unmasked tiles must lie wholly in sight."""
+    dims = tl.arange(0, HEAD_PAD)
+    dim_ok = dims < HEAD_DIM
+    for start in range(begin, end, TILE):
+        keys = start + tl.arange(0, TILE)
+        key_ok = keys < end
+        if MASKED:
+            blocks = tl.load(table + keys // PAGE, mask=key_ok, other=0)
+        else:
+            blocks = tl.load(table + keys // PAGE)
+        at = blocks.to(tl.int64) * stride_block + (keys % PAGE) * stride_token
+        k_ptr = k_base + at[None, :] + dims[:, None]
+        v_ptr = v_base + at[:, None] + dims[None, :]
+        if MASKED:
+            k = tl.load(k_ptr, mask=dim_ok[:, None] & key_ok[None, :], other=0.0)
+            v = tl.load(v_ptr, mask=dim_ok[None, :] & key_ok[:, None], other=0.0)
+        elif HEAD_DIM != HEAD_PAD:
+            k = tl.load(k_ptr, mask=dim_ok[:, None], other=0.0)
+            v = tl.load(v_ptr, mask=dim_ok[None, :], other=0.0)
+        else:
+            k = tl.load(k_ptr)
+            v = tl.load(v_ptr)
+        score = dot(q, k, PRECISION) * scale
+        if SOFTCAP > 0:  # tanh by exp; `scale` has no log2(e) in it yet
+            score = SOFTCAP * (2.0 / (1.0 + tl.exp(-2.0 * score / SOFTCAP)) - 1.0) * LOG2E
+        if MASKED:
+            seen = key_ok[None, :] & (keys[None, :] <= position[:, None])
+            if WINDOW > 0:
+                seen = seen & (keys[None, :] > position[:, None] - WINDOW)
+            score = tl.where(seen, score, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(score, 1))
+        shift = new_peak
+        if MASKED:  # a row may have seen no key so far: -inf minus -inf is not a number
+            shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weight = tl.exp2(score - shift[:, None])
+        fade = tl.exp2(peak - shift)
+        total = total * fade + tl.sum(weight, 1)
+        acc = acc * fade[:, None] + dot(weight.to(v.dtype), v, PRECISION)
+        peak = new_peak
+    return acc, peak, total
+
+
+@triton.jit(do_not_specialize=["num_seqs"])
+def attention_kernel(
+    out,
+    part_acc,
+    part_peak,
+    part_total,
+    q,
+    k_cache,
+    v_cache,
+    tables,
+    seq_lens,
+    cu_q,
+    scale,
+    num_seqs,
+    q_token,
+    q_head,
+    o_token,
+    o_head,
+    kv_block,
+    kv_token,
+    kv_head_stride,
+    table_stride,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    ONE_QUERY: tl.constexpr,
+    TILE: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    if ONE_QUERY:
+        seq = tl.program_id(0)
+        first = 0
+    else:  # blocks late in a long prompt see most keys: they go first, so that the tail is short
+        block = tl.num_programs(0) - 1 - tl.program_id(0)
+        seq = _sequence_of(block, cu_q, num_seqs, BLOCK_Q)
+        first = (block - ((tl.load(cu_q + seq) - tl.load(cu_q)) // BLOCK_Q + seq)) * BLOCK_Q
+    q_begin = tl.load(cu_q + seq)
+    q_len = tl.load(cu_q + seq + 1) - q_begin
+    if first >= q_len:
+        return
+    context = tl.load(seq_lens + seq) - q_len
+
+    rows = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, HEAD_PAD)
+    query = first + rows // GROUP
+    head = kv_head * GROUP + rows % GROUP
+    row_ok = (rows < BLOCK_Q * GROUP) & (query < q_len)
+    tile_ok = row_ok[:, None] & (dims < HEAD_DIM)[None, :]
+    token = (q_begin + query).to(tl.int64)
+    q_ptr = q + token[:, None] * q_token + head[:, None] * q_head + dims[None, :]
+    q_tile = tl.load(q_ptr, mask=tile_ok, other=0.0)
+    # Rows without a query see what the block's last one sees; they are never stored.
+    position = context + tl.minimum(query, q_len - 1)
+
+    end = context + tl.minimum(first + BLOCK_Q, q_len)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(context + first + 1 - WINDOW, 0) // TILE * TILE
+    per_split = tl.cdiv(tl.cdiv(end - begin, TILE), SPLITS) * TILE
+    begin += split * per_split
+    end = tl.minimum(end, begin + per_split)
+    plain_end = begin
+    if WINDOW == 0:  # whole tiles that the block's first query sees need no mask
+        plain_end = tl.maximum(tl.minimum(end, (context + first + 1) // TILE * TILE), begin)
+
+    acc = tl.zeros([BLOCK_M, HEAD_PAD], dtype=tl.float32)
+    peak = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    k_base = k_cache + kv_head * kv_head_stride
+    v_base = v_cache + kv_head * kv_head_stride
+    table = tables + seq.to(tl.int64) * table_stride
+    if SOFTCAP == 0:
+        scale = scale * LOG2E
+    if WINDOW == 0:
+        acc, peak, total = _attend(
+            acc, peak, total, q_tile, k_base, v_base, table, position, begin, plain_end, scale,
+            kv_block, kv_token, HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, SOFTCAP, PRECISION, False,
+        )  # fmt: skip
+    acc, peak, total = _attend(
+        acc, peak, total, q_tile, k_base, v_base, table, position, plain_end, end, scale,
+        kv_block, kv_token, HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, SOFTCAP, PRECISION, True,
+    )  # fmt: skip
+
+    if SPLITS == 1:
+        result = acc / total[:, None]
+        o_ptr = out + token[:, None] * o_token + head[:, None] * o_head + dims[None, :]
+        tl.store(o_ptr, result.to(out.dtype.element_ty), mask=tile_ok)
+    else:
+        heads = tl.num_programs(1) * GROUP
+        cell = (token * heads + head) * SPLITS + split
+        tl.store(part_peak + cell, peak, mask=row_ok)
+        tl.store(part_total + cell, total, mask=row_ok)
+        tl.store(part_acc + cell[:, None] * HEAD_PAD + dims[None, :], acc, mask=tile_ok)
+
+
+@triton.jit
+def combine_kernel(
+    out,
+    part_acc,
+    part_peak,
+    part_total,
+    o_token,
+    o_head,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """One program weighs the partial results of one (token, head)."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    cells = (token * tl.num_programs(1) + head) * SPLITS + tl.arange(0, SPLITS)
+    dims = tl.arange(0, HEAD_PAD)
+    peak = tl.load(part_peak + cells)
+    total = tl.load(part_total + cells)
+    used = total > 0  # a short sequence leaves its later splits empty
+    peak = tl.where(used, peak, -1e30)
+    weight = tl.where(used, tl.exp2(peak - tl.max(peak, 0)), 0.0)
+    mask = used[:, None] & (dims < HEAD_DIM)[None, :]
+    acc = tl.load(part_acc + cells[:, None] * HEAD_PAD + dims[None, :], mask=mask, other=0.0)
+    result = tl.sum(acc * weight[:, None], 0)
+    # A padding row has no keys at all and comes out as zeros.
+    result /= tl.maximum(tl.sum(tl.where(used, total, 0.0) * weight, 0), 1e-30)
+    o_ptr = out + token * o_token + head * o_head + dims
+    tl.store(o_ptr, result.to(out.dtype.element_ty), mask=dims < HEAD_DIM)

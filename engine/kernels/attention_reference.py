@@ -1,0 +1,62 @@
+"""Paged attention in plain torch, one sequence after another in float32: what the kernel must
+equal, and the records that both take."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionStep:
+    """Where the keys of a step's sequences lie. Sequences that decode one token come first."""
+
+    tables: Tensor  # [sequences, most blocks] int32: block numbers
+    seq_lens: Tensor  # [sequences] int32: keys in sight of the last query, this step's included
+    cu_q: Tensor  # [sequences + 1] int32: where each sequence's queries begin in the packed rows
+    decodes: int  # how many sequences, from the first, have exactly one query
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a layer's attention is like."""
+
+    scale: float
+    window: int = 0  # keys in sight, the query's own included; 0 is all
+    softcap: float = 0.0  # 0 is off
+
+
+def paged_attention_reference(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, step: AttentionStep, shape: AttentionShape
+) -> Tensor:
+    """`q` is [tokens, heads, dim], the caches [blocks, kv heads, block size, dim]."""
+    out = torch.zeros_like(q)
+    group = q.shape[1] // k_cache.shape[1]
+    bounds = step.cu_q.tolist()
+    for i, length in enumerate(step.seq_lens.tolist()):
+        begin, end = bounds[i], bounds[i + 1]
+        if begin == end:
+            continue
+        keys = _gather(k_cache, step.tables[i], length).repeat_interleave(group, dim=0)
+        values = _gather(v_cache, step.tables[i], length).repeat_interleave(group, dim=0)
+        score = torch.einsum("qhd,hkd->hqk", q[begin:end].float(), keys) * shape.scale
+        if shape.softcap:
+            score = shape.softcap * torch.tanh(score / shape.softcap)
+        seen = _visible(end - begin, length, shape.window).to(q.device)
+        weight = score.masked_fill(~seen, float("-inf")).softmax(-1)
+        out[begin:end] = torch.einsum("hqk,hkd->qhd", weight, values).to(q.dtype)
+    return out
+
+
+def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
+    """[kv heads, length, dim] in float32."""
+    page = cache.shape[2]
+    blocks = table[: -(-length // page)].long()
+    return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length].float()
+
+
+def _visible(queries: int, length: int, window: int) -> Tensor:
+    position = torch.arange(length - queries, length)[:, None]
+    key = torch.arange(length)[None, :]
+    seen = key <= position
+    return seen & (key > position - window) if window else seen
