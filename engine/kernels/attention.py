@@ -78,7 +78,8 @@ def _attend(
             v = tl.load(v_ptr)
         score = dot(q, k, PRECISION) * scale
         if SOFTCAP > 0:  # tanh by exp; `scale` has no log2(e) in it yet
-            score = SOFTCAP * (2.0 / (1.0 + tl.exp(-2.0 * score / SOFTCAP)) - 1.0) * LOG2E
+            steep = tl.exp(tl.minimum(-2.0 * score / SOFTCAP, 80.0))
+            score = SOFTCAP * (2.0 / (1.0 + steep) - 1.0) * LOG2E
         if MASKED:
             seen = key_ok[None, :] & (keys[None, :] <= position[:, None])
             if WINDOW > 0:

@@ -125,5 +125,5 @@ def gated_kernel(
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     else:
         inner = gate
-    result = gate / (1.0 + tl.exp(-inner)) * up
+    result = gate / (1.0 + tl.exp(tl.minimum(-inner, 80.0))) * up
     tl.store(out + row * WIDTH + cols, result.to(out.dtype.element_ty), mask=ok)
