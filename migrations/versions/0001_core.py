@@ -27,6 +27,21 @@ def upgrade() -> None:
     )
     op.create_index("ix_audit_log_tenant_at", "audit_log", ["tenant_id", "at"], unique=False)
     op.create_table(
+        "dead_letters",
+        sa.Column("id", BigKey, autoincrement=True, nullable=False),
+        sa.Column("task", sa.String(length=120), nullable=False),
+        sa.Column("queue", sa.String(length=40), nullable=False),
+        sa.Column("arguments", Json, nullable=False),
+        sa.Column("error", sa.Text(), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("died_at", UtcDateTime, nullable=False),
+        sa.Column("replayed_at", UtcDateTime, nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_dead_letters")),
+    )
+    op.create_index(
+        "ix_dead_letters_open", "dead_letters", ["replayed_at", "died_at"], unique=False
+    )
+    op.create_table(
         "tenants",
         sa.Column("id", sa.String(length=40), nullable=False),
         sa.Column("name", sa.String(length=120), nullable=False),
@@ -128,6 +143,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    op.drop_table("dead_letters")
     op.drop_table("dashboard_sessions")
     op.drop_table("api_keys")
     op.drop_table("projects")

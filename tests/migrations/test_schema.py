@@ -9,9 +9,14 @@ from migrations.run import current, downgrade, head, upgrade
 from migrations.tables import metadata
 
 
+def _is_no_partition(_item: object, name: str | None, kind: str, *_rest: object) -> bool:
+    return kind != "table" or not str(name).startswith("usage_events_")
+
+
 def _differences(database: Database) -> list[object]:
     with database.db_engine.connect() as connection:
-        migration = MigrationContext.configure(connection, opts={"compare_type": True})
+        options = {"compare_type": True, "include_object": _is_no_partition}
+        migration = MigrationContext.configure(connection, opts=options)
         return list(compare_metadata(migration, metadata))
 
 

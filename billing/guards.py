@@ -1,0 +1,125 @@
+"""What the database itself refuses: changes of append-only rows and of final invoices.
+
+The statements are run by the migration. A retention job or a test that must delete says so for its
+own transaction by `allow_maintenance`.
+"""
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+APPEND_ONLY = (
+    "ledger_transactions",
+    "ledger_entries",
+    "usage_events",
+    "charges",
+    "adjustments",
+    "credit_uses",
+    "credit_notes",
+    "engine_receipts",
+)
+_FROZEN = (
+    "number",
+    "tenant_id",
+    "seller_id",
+    "period_id",
+    "currency",
+    "subtotal_minor",
+    "promo_minor",
+    "tax_minor",
+    "total_minor",
+    "prepaid_minor",
+    "due_minor",
+    "exact",
+    "final_at",
+)
+
+
+def statements(dialect: str) -> list[str]:
+    """DDL that sets the guards up, in order."""
+    return _postgresql() if dialect == "postgresql" else _sqlite()
+
+
+def drop_statements(dialect: str) -> list[str]:
+    """What is left once the tables, and with them their triggers, are dropped."""
+    if dialect != "postgresql":
+        return []
+    return [
+        "drop function if exists tollhouse_append_only() cascade",
+        "drop function if exists tollhouse_final_invoice() cascade",
+        "drop function if exists tollhouse_final_line() cascade",
+    ]
+
+
+def allow_maintenance(session: Session) -> None:
+    """Lift the append-only guard until this transaction ends (PostgreSQL: retention and repair)."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("set local tollhouse.maintenance = 'on'"))
+
+
+def _postgresql() -> list[str]:
+    changed = " or ".join(f"new.{name} is distinct from old.{name}" for name in _FROZEN)
+    made = [
+        "create table usage_events_default partition of usage_events default",
+        """create function tollhouse_append_only() returns trigger language plpgsql as $$
+        begin
+            if current_setting('tollhouse.maintenance', true) = 'on' then
+                return coalesce(old, new);
+            end if;
+            raise exception '% is append-only: correct it with a new row', tg_table_name;
+        end $$""",
+        f"""create function tollhouse_final_invoice() returns trigger language plpgsql as $$
+        begin
+            if old.status = 'draft' then return coalesce(new, old); end if;
+            if tg_op = 'DELETE' or new.status = 'draft' or {changed} then
+                raise exception 'invoice % is final: a credit note corrects it', old.label;
+            end if;
+            return new;
+        end $$""",
+        """create function tollhouse_final_line() returns trigger language plpgsql as $$
+        declare parent text; found_status text;
+        begin
+            if tg_op = 'INSERT' then parent := new.invoice_id; else parent := old.invoice_id; end if;
+            select status into found_status from invoices where id = parent;
+            if found_status <> 'draft' then
+                raise exception 'the lines of final invoice % do not change', parent;
+            end if;
+            if tg_op = 'DELETE' then return old; end if;
+            return new;
+        end $$""",
+        """create trigger final_invoice before update or delete on invoices
+        for each row execute function tollhouse_final_invoice()""",
+        """create trigger final_line before insert or update or delete on invoice_lines
+        for each row execute function tollhouse_final_line()""",
+    ]
+    made += [
+        f"create trigger append_only before update or delete on {table} "
+        "for each row execute function tollhouse_append_only()"
+        for table in APPEND_ONLY
+    ]
+    return made
+
+
+def _sqlite() -> list[str]:
+    changed = " or ".join(f"new.{name} is not old.{name}" for name in _FROZEN)
+    lines_of_final = "(select status from invoices where id = {row}.invoice_id) <> 'draft'"
+    made = [
+        f"""create trigger final_invoice_update before update on invoices
+        when old.status <> 'draft' and (new.status = 'draft' or {changed})
+        begin select raise(abort, 'the invoice is final: a credit note corrects it'); end""",
+        """create trigger final_invoice_delete before delete on invoices
+        when old.status <> 'draft'
+        begin select raise(abort, 'the invoice is final: a credit note corrects it'); end""",
+    ]
+    for action, row in (("insert", "new"), ("update", "old"), ("delete", "old")):
+        made.append(
+            f"""create trigger final_line_{action} before {action} on invoice_lines
+            when {lines_of_final.format(row=row)}
+            begin select raise(abort, 'the lines of a final invoice do not change'); end"""
+        )
+    for table in APPEND_ONLY:
+        made += [
+            f"""create trigger append_only_{table}_{action} before {action} on {table}
+            begin select raise(abort, '{table} is append-only: correct it with a new row'); end"""
+            for action in ("update", "delete")
+        ]
+    return made

@@ -1,0 +1,1 @@
+"""The tables of billing, one file a subject. `billing.models` gathers them."""

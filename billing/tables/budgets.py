@@ -1,0 +1,56 @@
+"""Tables of budgets, and of the alerts that they and other watchers send."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import CheckConstraint, Index, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from billing.tables.columns import CURRENCY, ID, NAME
+from core.database import Base, BigKey, Json, Units, UtcDateTime
+
+
+class Budget(Base):
+    """A cap on spend of a tenant, project or key in each window of time."""
+
+    __tablename__ = "budgets"
+    __table_args__ = (
+        CheckConstraint("cap > 0", name="cap_positive"),
+        Index("ix_budgets_tenant", "tenant_id"),
+    )
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    scope: Mapped[str] = mapped_column(String(20))  # tenant | project | key
+    scope_id: Mapped[str] = mapped_column(ID)
+    name: Mapped[str] = mapped_column(NAME, default="")
+    currency: Mapped[str] = mapped_column(CURRENCY)
+    cap: Mapped[int] = mapped_column(Units)
+    window: Mapped[str] = mapped_column(String(20))  # day | week | month | total
+    hard: Mapped[bool]  # soft ones only alert
+    thresholds: Mapped[list[int]] = mapped_column(Json, default=list)  # percent of the cap
+    webhooks: Mapped[list[str]] = mapped_column(Json, default=list)
+    emails: Mapped[list[str]] = mapped_column(Json, default=list)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class OutboxMessage(Base):
+    """A webhook or mail that must go out once its cause is committed; tried until it is out."""
+
+    __tablename__ = "outbox"
+    __table_args__ = (Index("ix_outbox_due", "done_at", "next_at"),)
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    tenant_id: Mapped[str | None] = mapped_column(ID)
+    channel: Mapped[str] = mapped_column(String(20))  # webhook | email
+    target: Mapped[str] = mapped_column(String(1024))
+    subject: Mapped[str] = mapped_column(String(200))
+    payload: Mapped[dict[str, Any]] = mapped_column(Json)
+    dedupe: Mapped[str] = mapped_column(String(200), unique=True)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    next_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    attempts: Mapped[int] = mapped_column(default=0)
+    done_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # sent, or given up
+    failed: Mapped[bool] = mapped_column(default=False)
+    last_error: Mapped[str | None] = mapped_column(Text)

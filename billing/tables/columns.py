@@ -1,0 +1,62 @@
+"""Column types and groups of columns that several billing tables share."""
+
+from sqlalchemy import BigInteger, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from core.database import Units
+
+ID = String(40)
+NAME = String(120)
+CURRENCY = String(3)
+# Sorted byte by byte, so that ids in the order of their time fall into partitions by month.
+ORDERED_ID = String(40).with_variant(String(40, collation="C"), "postgresql")
+
+
+class Quantities:
+    """Whole counts. `input_tokens` includes `cached_tokens`; generated = output + waived."""
+
+    requests: Mapped[int] = mapped_column(BigInteger, default=0)
+    input_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    output_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    waived_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    adapter_requests: Mapped[int] = mapped_column(BigInteger, default=0)
+    gpu_seconds: Mapped[int] = mapped_column(BigInteger, default=0)
+    moderation_calls: Mapped[int] = mapped_column(BigInteger, default=0)
+
+
+class Amounts:
+    """Picounits by component of the price; `amount` is their sum."""
+
+    input_amount: Mapped[int] = mapped_column(Units, default=0)  # uncached input
+    cached_amount: Mapped[int] = mapped_column(Units, default=0)
+    output_amount: Mapped[int] = mapped_column(Units, default=0)
+    waived_amount: Mapped[int] = mapped_column(Units, default=0)
+    request_amount: Mapped[int] = mapped_column(Units, default=0)
+    adapter_amount: Mapped[int] = mapped_column(Units, default=0)
+    gpu_amount: Mapped[int] = mapped_column(Units, default=0)
+    moderation_amount: Mapped[int] = mapped_column(Units, default=0)
+    amount: Mapped[int] = mapped_column(Units, default=0)
+
+
+QUANTITY_COLUMNS = (
+    "requests",
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "waived_tokens",
+    "adapter_requests",
+    "gpu_seconds",
+    "moderation_calls",
+)
+AMOUNT_COLUMNS = (
+    "input_amount",
+    "cached_amount",
+    "output_amount",
+    "waived_amount",
+    "request_amount",
+    "adapter_amount",
+    "gpu_amount",
+    "moderation_amount",
+    "amount",
+)

@@ -1,0 +1,134 @@
+"""Tables of periods, invoices with their lines, and credit notes."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    String,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from billing.tables.columns import CURRENCY, ID, NAME
+from core.database import Base, BigKey, Json, Units, UtcDateTime
+
+
+class BillingPeriod(Base):
+    """One billing period of a tenant. Once closed, later charges go to the next open one."""
+
+    __tablename__ = "billing_periods"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "starts_at"),
+        CheckConstraint("ends_at > starts_at", name="ends_after_start"),
+        Index("ix_billing_periods_open", "closed_at", "ends_at"),
+    )
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    starts_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    ends_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    closed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class Invoice(Base):
+    """draft -> final -> paid | void | uncollectible. A final one changes only in its status."""
+
+    __tablename__ = "invoices"
+    __table_args__ = (
+        UniqueConstraint("seller_id", "number"),
+        UniqueConstraint("period_id"),
+        Index("ix_invoices_tenant", "tenant_id", "period_start"),
+        Index("ix_invoices_status", "status", "due_at"),
+    )
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    seller_id: Mapped[str] = mapped_column(ID)
+    period_id: Mapped[str] = mapped_column(ID)
+    number: Mapped[int | None] = mapped_column(BigInteger)  # given when it becomes final
+    label: Mapped[str | None] = mapped_column(String(40))  # "TH-000042"
+    status: Mapped[str] = mapped_column(String(20))
+    currency: Mapped[str] = mapped_column(CURRENCY)
+    period_start: Mapped[datetime] = mapped_column(UtcDateTime)
+    period_end: Mapped[datetime] = mapped_column(UtcDateTime)
+    timezone: Mapped[str] = mapped_column(String(64))
+    billed_to: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # as it was when final
+    subtotal_minor: Mapped[int] = mapped_column(BigInteger, default=0)
+    promo_minor: Mapped[int] = mapped_column(BigInteger, default=0)  # promotional credit, >= 0
+    tax_minor: Mapped[int] = mapped_column(BigInteger, default=0)
+    total_minor: Mapped[int] = mapped_column(BigInteger, default=0)
+    prepaid_minor: Mapped[int] = mapped_column(BigInteger, default=0)  # paid from the wallet
+    due_minor: Mapped[int] = mapped_column(BigInteger, default=0)  # at the moment it became final
+    paid_minor: Mapped[int] = mapped_column(BigInteger, default=0)
+    credited_minor: Mapped[int] = mapped_column(BigInteger, default=0)  # by credit notes
+    exact: Mapped[int] = mapped_column(Units, default=0)  # sum of the lines, unrounded
+    drafted_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    final_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    due_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    settled_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    external_id: Mapped[str | None] = mapped_column(String(120))  # at the payment provider
+
+
+class InvoiceLine(Base):
+    """`exact` picounits, rounded once to `amount_minor`. `opens` says which usage is behind it."""
+
+    __tablename__ = "invoice_lines"
+    __table_args__ = (UniqueConstraint("invoice_id", "position"),)
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    invoice_id: Mapped[str] = mapped_column(ID, ForeignKey("invoices.id"))
+    position: Mapped[int]
+    # usage | late_usage | adjustment | base_fee | seats | included | commitment | promo | tax
+    kind: Mapped[str] = mapped_column(String(20))
+    component: Mapped[str] = mapped_column(String(20), default="")
+    description: Mapped[str] = mapped_column(Text)
+    project_id: Mapped[str] = mapped_column(ID, default="")
+    model: Mapped[str] = mapped_column(NAME, default="")
+    adapter: Mapped[str] = mapped_column(NAME, default="")
+    price_version: Mapped[str] = mapped_column(ID, default="")
+    usage_period_id: Mapped[str] = mapped_column(ID, default="")
+    quantity: Mapped[int] = mapped_column(BigInteger, default=0)
+    unit: Mapped[str] = mapped_column(String(20), default="")
+    exact: Mapped[int] = mapped_column(Units)
+    amount_minor: Mapped[int] = mapped_column(BigInteger)
+    starts_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    ends_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    details: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+
+
+class CreditNote(Base):
+    """Takes back part or all of a final invoice, with a number of its own. Append-only."""
+
+    __tablename__ = "credit_notes"
+    __table_args__ = (UniqueConstraint("seller_id", "number"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    invoice_id: Mapped[str] = mapped_column(ID, ForeignKey("invoices.id"))
+    tenant_id: Mapped[str] = mapped_column(ID)
+    seller_id: Mapped[str] = mapped_column(ID)
+    number: Mapped[int] = mapped_column(BigInteger)
+    label: Mapped[str] = mapped_column(String(40))
+    currency: Mapped[str] = mapped_column(CURRENCY)
+    net_minor: Mapped[int] = mapped_column(BigInteger)
+    tax_minor: Mapped[int] = mapped_column(BigInteger)
+    outcome: Mapped[str] = mapped_column(String(20))  # due | balance | refund
+    reason: Mapped[str] = mapped_column(Text)
+    reference: Mapped[str] = mapped_column(String(160), unique=True)
+    transaction_id: Mapped[str] = mapped_column(ID)
+    issued_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class AuditRun(Base):
+    """The outcome of one reconciliation, for the pages and the alert."""
+
+    __tablename__ = "audit_runs"
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+    clean: Mapped[bool]
+    report: Mapped[dict[str, Any]] = mapped_column(Json)

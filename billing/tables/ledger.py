@@ -1,0 +1,112 @@
+"""Tables of the ledger and of prepaid and promotional credit."""
+
+from datetime import datetime
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, String, Text, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from billing.tables.columns import CURRENCY, ID, NAME
+from core.database import Base, BigKey, Units, UtcDateTime
+
+
+class LedgerAccount(Base):
+    """Debits count up. The balance is the sum of the entries, kept for the check below."""
+
+    __tablename__ = "ledger_accounts"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "kind", "currency"),
+        # A wallet is what we owe: its balance is never on the debit side.
+        CheckConstraint("kind not in ('prepaid', 'promo') or balance <= 0", name="wallet"),
+    )
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    kind: Mapped[str] = mapped_column(String(20))
+    currency: Mapped[str] = mapped_column(CURRENCY)
+    balance: Mapped[int] = mapped_column(Units, default=0)
+
+
+class LedgerTransaction(Base):
+    """Append-only. `reference` names the cause, so posting the same cause twice is one posting."""
+
+    __tablename__ = "ledger_transactions"
+    __table_args__ = (Index("ix_ledger_transactions_tenant_at", "tenant_id", "at"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    kind: Mapped[str] = mapped_column(String(20))
+    reference: Mapped[str] = mapped_column(String(160), unique=True)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+    reverses_id: Mapped[str | None] = mapped_column(ID)
+    memo: Mapped[str] = mapped_column(Text, default="")
+
+
+class LedgerEntry(Base):
+    """Append-only. Positive is a debit; the entries of a transaction sum to zero per currency."""
+
+    __tablename__ = "ledger_entries"
+    __table_args__ = (
+        Index("ix_ledger_entries_transaction", "transaction_id"),
+        Index("ix_ledger_entries_account", "account_id", "id"),
+    )
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    transaction_id: Mapped[str] = mapped_column(ID, ForeignKey("ledger_transactions.id"))
+    account_id: Mapped[int] = mapped_column(BigKey, ForeignKey("ledger_accounts.id"))
+    units: Mapped[int] = mapped_column(Units)
+    currency: Mapped[str] = mapped_column(CURRENCY)
+
+
+class CreditGrant(Base):
+    """Credit that a tenant may use up: bought (prepaid) or given (promo)."""
+
+    __tablename__ = "credit_grants"
+    __table_args__ = (
+        CheckConstraint("remaining >= 0 and remaining <= granted", name="remaining_in_range"),
+        Index("ix_credit_grants_tenant", "tenant_id", "kind"),
+    )
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    kind: Mapped[str] = mapped_column(String(20))  # prepaid | promo
+    currency: Mapped[str] = mapped_column(CURRENCY)
+    granted: Mapped[int] = mapped_column(Units)
+    remaining: Mapped[int] = mapped_column(Units)
+    priority: Mapped[int] = mapped_column(default=100)  # the lowest is used first
+    granted_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    expired_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    reference: Mapped[str] = mapped_column(String(160), unique=True)  # why: payment, campaign
+    note: Mapped[str] = mapped_column(Text, default="")
+
+
+class CreditUse(Base):
+    """Credit taken from a grant: for usage of a period, or given up when it expired. Append-only."""
+
+    __tablename__ = "credit_uses"
+    __table_args__ = (Index("ix_credit_uses_period", "bill_period_id"),)
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    grant_id: Mapped[str] = mapped_column(ID, ForeignKey("credit_grants.id"))
+    tenant_id: Mapped[str] = mapped_column(ID)
+    kind: Mapped[str] = mapped_column(String(20))  # prepaid | promo
+    purpose: Mapped[str] = mapped_column(String(20))  # usage | expiry | refund
+    units: Mapped[int] = mapped_column(Units)
+    bill_period_id: Mapped[str | None] = mapped_column(ID)
+    transaction_id: Mapped[str] = mapped_column(ID)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class TopUp(Base):
+    """Automatic top-up of a wallet: below the threshold, charge the amount to the payment method."""
+
+    __tablename__ = "top_ups"
+
+    tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    threshold: Mapped[int] = mapped_column(Units)
+    amount: Mapped[int] = mapped_column(Units)
+    currency: Mapped[str] = mapped_column(CURRENCY)
+    enabled: Mapped[bool] = mapped_column(default=True)
+    pending_reference: Mapped[str | None] = mapped_column(String(160))
+    last_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_error: Mapped[str | None] = mapped_column(NAME)

@@ -1,0 +1,191 @@
+"""Tables of payments: customers and methods at a provider, payments, refunds, disputes, dunning,
+and the outbox and inbox between the ledger and the provider.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, CheckConstraint, Index, String, Text, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from billing.tables.columns import CURRENCY, ID, NAME
+from core.database import Base, BigKey, Json, UtcDateTime
+
+EXTERNAL = String(120)
+
+
+class PaymentCustomer(Base):
+    __tablename__ = "payment_customers"
+    __table_args__ = (UniqueConstraint("provider", "external_id"),)
+
+    tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    provider: Mapped[str] = mapped_column(String(20), primary_key=True)
+    external_id: Mapped[str] = mapped_column(EXTERNAL)
+    default_method: Mapped[str | None] = mapped_column(EXTERNAL)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class PaymentMethod(Base):
+    """A card or the like at the provider. No number is ever here, only what a person may see."""
+
+    __tablename__ = "payment_methods"
+    __table_args__ = (UniqueConstraint("provider", "external_id"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    provider: Mapped[str] = mapped_column(String(20))
+    external_id: Mapped[str] = mapped_column(EXTERNAL)
+    label: Mapped[str] = mapped_column(NAME, default="")  # "Visa 4242"
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    detached_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class Payment(Base):
+    """One attempt to be paid, for an invoice or for a top-up of a wallet."""
+
+    __tablename__ = "payments"
+    __table_args__ = (
+        UniqueConstraint("provider", "external_id"),
+        CheckConstraint("amount_minor > 0", name="amount_positive"),
+        Index("ix_payments_invoice", "invoice_id"),
+        Index("ix_payments_tenant", "tenant_id", "created_at"),
+    )
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    invoice_id: Mapped[str | None] = mapped_column(ID)  # None is a top-up
+    provider: Mapped[str] = mapped_column(String(20))  # manual | fake | stripe
+    external_id: Mapped[str | None] = mapped_column(EXTERNAL)
+    reference: Mapped[str] = mapped_column(String(160), unique=True)  # idempotency key
+    currency: Mapped[str] = mapped_column(CURRENCY)
+    amount_minor: Mapped[int] = mapped_column(BigInteger)
+    refunded_minor: Mapped[int] = mapped_column(BigInteger, default=0)
+    status: Mapped[str] = mapped_column(String(20))  # pending | succeeded | failed | disputed
+    failure: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    settled_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class Refund(Base):
+    __tablename__ = "refunds"
+    __table_args__ = (UniqueConstraint("provider", "external_id"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    payment_id: Mapped[str] = mapped_column(ID, index=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    provider: Mapped[str] = mapped_column(String(20))
+    external_id: Mapped[str | None] = mapped_column(EXTERNAL)
+    reference: Mapped[str] = mapped_column(String(160), unique=True)
+    currency: Mapped[str] = mapped_column(CURRENCY)
+    amount_minor: Mapped[int] = mapped_column(BigInteger)
+    status: Mapped[str] = mapped_column(String(20))
+    reason: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Dispute(Base):
+    __tablename__ = "disputes"
+    __table_args__ = (UniqueConstraint("provider", "external_id"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    payment_id: Mapped[str | None] = mapped_column(ID)
+    tenant_id: Mapped[str | None] = mapped_column(ID)
+    provider: Mapped[str] = mapped_column(String(20))
+    external_id: Mapped[str] = mapped_column(EXTERNAL)
+    currency: Mapped[str] = mapped_column(CURRENCY)
+    amount_minor: Mapped[int] = mapped_column(BigInteger)
+    status: Mapped[str] = mapped_column(String(40))  # open | won | lost, or the provider's word
+    opened_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    closed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class PaymentCommand(Base):
+    """Outbox: something the provider must be told, with its idempotency key, until it is told."""
+
+    __tablename__ = "payment_outbox"
+    __table_args__ = (Index("ix_payment_outbox_due", "done_at", "next_at"),)
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    provider: Mapped[str] = mapped_column(String(20))
+    tenant_id: Mapped[str | None] = mapped_column(ID)
+    kind: Mapped[str] = mapped_column(String(40))  # customer | invoice | refund | meter_event …
+    subject_id: Mapped[str] = mapped_column(String(120))
+    payload: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+    progress: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # steps done so far
+    idempotency_key: Mapped[str] = mapped_column(String(160), unique=True)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    next_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    attempts: Mapped[int] = mapped_column(default=0)
+    done_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    failed: Mapped[bool] = mapped_column(default=False)
+    last_error: Mapped[str | None] = mapped_column(Text)
+
+
+class PaymentWebhook(Base):
+    """Inbox: each signed event of the provider once, in any order, applied when it can be."""
+
+    __tablename__ = "payment_inbox"
+    __table_args__ = (Index("ix_payment_inbox_open", "done_at", "received_at"),)
+
+    provider: Mapped[str] = mapped_column(String(20), primary_key=True)
+    external_id: Mapped[str] = mapped_column(EXTERNAL, primary_key=True)
+    type: Mapped[str] = mapped_column(String(80))
+    payload: Mapped[dict[str, Any]] = mapped_column(Json)
+    occurred_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    received_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    attempts: Mapped[int] = mapped_column(default=0)
+    done_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    parked: Mapped[str | None] = mapped_column(Text)  # why it cannot be applied
+
+
+class DunningCase(Base):
+    """An unpaid invoice past its date: which step was taken, and when the next one is."""
+
+    __tablename__ = "dunning_cases"
+    __table_args__ = (Index("ix_dunning_cases_next", "closed_at", "next_at"),)
+
+    invoice_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    step: Mapped[int] = mapped_column(default=0)
+    opened_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    next_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    suspended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    closed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    outcome: Mapped[str | None] = mapped_column(String(40))  # paid | written_off | voided
+
+
+class ExportJob(Base):
+    __tablename__ = "export_jobs"
+    __table_args__ = (Index("ix_export_jobs_tenant", "tenant_id", "created_at"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str | None] = mapped_column(ID)  # None is the operator's: every tenant
+    what: Mapped[str] = mapped_column(String(20))  # usage | charges | invoices | ledger | focus
+    format: Mapped[str] = mapped_column(String(20))  # csv | jsonl | parquet
+    starts_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    ends_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    destination: Mapped[str] = mapped_column(String(1024))
+    schedule_id: Mapped[str | None] = mapped_column(ID)
+    status: Mapped[str] = mapped_column(String(20))  # pending | running | done | failed
+    rows: Mapped[int | None] = mapped_column(BigInteger)
+    bytes: Mapped[int | None] = mapped_column(BigInteger)
+    sha256: Mapped[str | None] = mapped_column(String(64))
+    error: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    done_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class ExportSchedule(Base):
+    __tablename__ = "export_schedules"
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str | None] = mapped_column(ID)
+    what: Mapped[str] = mapped_column(String(20))
+    format: Mapped[str] = mapped_column(String(20))
+    destination: Mapped[str] = mapped_column(String(1024))
+    options: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+    every: Mapped[str] = mapped_column(String(20))  # day | week | month
+    next_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_error: Mapped[str | None] = mapped_column(Text)

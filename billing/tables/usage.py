@@ -1,0 +1,140 @@
+"""Tables of usage: the events, the batches they came in, the parked ones, charges and roll-ups."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, CheckConstraint, Index, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from billing.tables.columns import CURRENCY, ID, NAME, ORDERED_ID, Amounts, Quantities
+from core.database import Base, BigKey, Json, UtcDateTime
+
+
+class UsageBatch(Base):
+    """One bulk insert. Rating takes whole batches, so no event's row is ever touched again."""
+
+    __tablename__ = "usage_batches"
+    __table_args__ = (Index("ix_usage_batches_rated_at_id", "rated_at", "id"),)
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    recorded_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    events: Mapped[int]
+    rated_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class UsageEventRow(Base):
+    """One request, ended. Append-only. PostgreSQL: partitioned by the month in the request id."""
+
+    __tablename__ = "usage_events"
+    __table_args__ = (
+        CheckConstraint("cached_tokens <= input_tokens", name="cached_within_input"),
+        CheckConstraint(
+            "cached_tokens >= 0 and output_tokens >= 0 and waived_tokens >= 0 and quantity >= 0",
+            name="counts_not_negative",
+        ),
+        Index("ix_usage_events_batch", "batch_id"),
+        Index("ix_usage_events_tenant_occurred", "tenant_id", "occurred_at"),
+        {"postgresql_partition_by": "RANGE (request_id)"},
+    )
+
+    request_id: Mapped[str] = mapped_column(ORDERED_ID, primary_key=True)
+    batch_id: Mapped[int] = mapped_column(BigInteger)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    project_id: Mapped[str] = mapped_column(ID)
+    key_id: Mapped[str] = mapped_column(ID)
+    kind: Mapped[str] = mapped_column(String(20))
+    route: Mapped[str] = mapped_column(String(80))
+    model: Mapped[str] = mapped_column(NAME)
+    adapter: Mapped[str | None] = mapped_column(NAME)
+    adapter_digest: Mapped[str | None] = mapped_column(String(64))
+    price_version: Mapped[str] = mapped_column(ID)
+    occurred_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    finished_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    input_tokens: Mapped[int]
+    cached_tokens: Mapped[int]
+    output_tokens: Mapped[int]
+    waived_tokens: Mapped[int]
+    finish_reason: Mapped[str] = mapped_column(String(40))
+    status: Mapped[int]
+    settled_by: Mapped[str] = mapped_column(String(20))
+    quantity: Mapped[int] = mapped_column(BigInteger)
+    streamed: Mapped[bool]
+    first_token_ms: Mapped[int | None]
+    duration_ms: Mapped[int]
+    queue_ms: Mapped[int]
+    engine_id: Mapped[str] = mapped_column(String(80))
+    member_id: Mapped[str | None] = mapped_column(ID)
+    end_user: Mapped[str | None] = mapped_column(String(200))
+    client_request_id: Mapped[str | None] = mapped_column(String(200))
+    moderation: Mapped[str | None] = mapped_column(String(20))
+    prompt_order: Mapped[str | None] = mapped_column(String(40))
+    reordered_cached_tokens: Mapped[int]
+
+
+class ParkedEvent(Base):
+    """An event that cannot be rated as it is, kept with the reason until it can or is settled."""
+
+    __tablename__ = "parked_events"
+
+    request_id: Mapped[str] = mapped_column(ORDERED_ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    code: Mapped[str] = mapped_column(String(40))  # future, unknown_price, currency, invalid, clash
+    reason: Mapped[str] = mapped_column(Text)
+    payload: Mapped[dict[str, Any]] = mapped_column(Json)
+    parked_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    released_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    dismissed_by: Mapped[str | None] = mapped_column(NAME)
+
+
+class EngineReceipt(Base):
+    """What an engine says it did for a request; optional, compared by the audit. Append-only."""
+
+    __tablename__ = "engine_receipts"
+
+    request_id: Mapped[str] = mapped_column(ORDERED_ID, primary_key=True)
+    engine_id: Mapped[str] = mapped_column(String(80))
+    prompt_tokens: Mapped[int]
+    cached_tokens: Mapped[int]
+    generated_tokens: Mapped[int]
+    received_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Charge(Quantities, Amounts, Base):
+    """What one event costs, by component, and the ledger transaction that holds it. Append-only."""
+
+    __tablename__ = "charges"
+    __table_args__ = (
+        Index("ix_charges_transaction", "transaction_id"),
+        Index("ix_charges_bill_period", "bill_period_id"),
+    )
+
+    request_id: Mapped[str] = mapped_column(ORDERED_ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    price_version: Mapped[str] = mapped_column(ID)
+    currency: Mapped[str] = mapped_column(CURRENCY)
+    usage_period_id: Mapped[str] = mapped_column(ID)  # of the moment of use
+    bill_period_id: Mapped[str] = mapped_column(ID)  # of the invoice; later for a late event
+    transaction_id: Mapped[str] = mapped_column(ID)
+
+
+class _Rollup(Quantities, Amounts):
+    tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)  # start of the hour or day
+    project_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    key_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    model: Mapped[str] = mapped_column(NAME, primary_key=True)
+    adapter: Mapped[str] = mapped_column(NAME, primary_key=True)  # "" is none
+    kind: Mapped[str] = mapped_column(String(20), primary_key=True)
+    price_version: Mapped[str] = mapped_column(ID, primary_key=True)
+    usage_period_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    bill_period_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    currency: Mapped[str] = mapped_column(CURRENCY)
+
+
+class HourlyUsage(_Rollup, Base):
+    __tablename__ = "usage_hourly"
+
+
+class DailyUsage(_Rollup, Base):
+    __tablename__ = "usage_daily"
+    __table_args__ = (Index("ix_usage_daily_bill_period", "bill_period_id"),)
