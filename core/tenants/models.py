@@ -6,7 +6,7 @@ A tenant is an organisation. Other packages hold its id and nothing else of it.
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from core.database import Base, BigKey, Json, UtcDateTime
@@ -110,6 +110,53 @@ class Adapter(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     created_by: Mapped[str] = mapped_column(ID, default="")
     removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class LimitRow(Base):
+    """A limit of one tenant's own, beside those of its plan."""
+
+    __tablename__ = "limits"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "scope", "unit", "period_s", "target"),
+        CheckConstraint("limit_count > 0", name="limit_positive"),
+    )
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    tenant_id: Mapped[str] = mapped_column(ID, ForeignKey("tenants.id"))
+    scope: Mapped[str] = mapped_column(String(20))  # tenant | project | key | model
+    unit: Mapped[str] = mapped_column(String(20))
+    period_s: Mapped[int]  # 0 for concurrent requests
+    target: Mapped[str] = mapped_column(NAME, default="")
+    limit_count: Mapped[int] = mapped_column(BigInteger)
+    shadow: Mapped[bool] = mapped_column(default=False)
+
+
+class PolicyRule(Base):
+    """One line of the role policy, in the columns that casbin's SQLAlchemy adapter reads."""
+
+    __tablename__ = "casbin_rule"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    ptype: Mapped[str] = mapped_column(String(20))
+    v0: Mapped[str | None] = mapped_column(String(255))
+    v1: Mapped[str | None] = mapped_column(String(255))
+    v2: Mapped[str | None] = mapped_column(String(255))
+    v3: Mapped[str | None] = mapped_column(String(255))
+    v4: Mapped[str | None] = mapped_column(String(255))
+    v5: Mapped[str | None] = mapped_column(String(255))
+
+    def __str__(self) -> str:
+        values = (self.v0, self.v1, self.v2, self.v3, self.v4, self.v5)
+        return ", ".join([self.ptype, *(value for value in values if value is not None)])
+
+
+class Epoch(Base):
+    """A number that moves with every change of keys, plans, limits or roles. Workers poll it."""
+
+    __tablename__ = "epochs"
+
+    name: Mapped[str] = mapped_column(String(40), primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger, default=0)
 
 
 class AuditEntry(Base):

@@ -1,0 +1,62 @@
+"""The audit log: every change says who made it, what it was before and what it is after."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.clock import Clock
+from core.logs import request_id
+from core.tenants.models import AuditEntry
+from core.tenants.scope import TenantScope
+
+
+def record(
+    session: Session,
+    scope: TenantScope,
+    clock: Clock,
+    action: str,
+    target: str,
+    before: dict[str, Any] | None,
+    after: dict[str, Any] | None,
+) -> None:
+    """In the same transaction as the change: neither is there without the other."""
+    session.add(
+        AuditEntry(
+            tenant_id=scope.tenant_id,
+            at=clock.now(),
+            actor=scope.actor,
+            action=action,
+            target=target,
+            before=before,
+            after=after,
+            request_id=request_id.get(),
+        )
+    )
+    session.flush()
+
+
+def entries(
+    session: Session,
+    scope: TenantScope,
+    *,
+    limit: int = 100,
+    before_id: int | None = None,
+    action: str | None = None,
+    since: datetime | None = None,
+) -> list[AuditEntry]:
+    """Newest first; `before_id` continues from the last one seen."""
+    query = select(AuditEntry).where(AuditEntry.tenant_id == scope.tenant_id)
+    if before_id is not None:
+        query = query.where(AuditEntry.id < before_id)
+    if action is not None:
+        query = query.where(AuditEntry.action == action)
+    if since is not None:
+        query = query.where(AuditEntry.at >= since)
+    return list(session.scalars(query.order_by(AuditEntry.id.desc()).limit(limit)))
+
+
+def describe(entry: AuditEntry) -> dict[str, Any]:
+    plain = ("id", "actor", "action", "target", "before", "after", "request_id")
+    return {name: getattr(entry, name) for name in plain} | {"at": entry.at.isoformat()}

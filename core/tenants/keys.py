@@ -1,0 +1,247 @@
+"""API keys: issued and shown once, found again by hash, rotated with an overlap, revoked.
+
+Who holds a valid key is a Principal: everything the door must know of it without another query.
+"""
+
+import ipaddress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.clock import Clock
+from core.errors import BadRequest, Forbidden, NotFound, Unauthenticated
+from core.ids import KEY, new_id
+from core.tenants import audit, secrets
+from core.tenants.limits import plan_of
+from core.tenants.models import ApiKey, Project, Tenant
+from core.tenants.plans import Plan
+from core.tenants.scope import TenantScope, scope_of_key
+
+KEY_ROLES = ("owner", "admin", "finance", "developer", "viewer")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyScopes:
+    """What a key may use. None is everything that its tenant may."""
+
+    models: frozenset[str] | None = None
+    adapters: frozenset[str] | None = None
+    routes: frozenset[str] | None = None  # "/v1/chat/completions"; "/v1/*" covers what begins so
+
+    def allows_route(self, route: str) -> bool:
+        if self.routes is None:
+            return True
+        return any(
+            route.startswith(allowed[:-1]) if allowed.endswith("*") else route == allowed
+            for allowed in self.routes
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        named = {"models": self.models, "adapters": self.adapters, "routes": self.routes}
+        return {name: sorted(value) for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A checked key and its owner, as one immutable record; safe to cache until the epoch moves."""
+
+    scope: TenantScope
+    tenant_name: str
+    key_id: str
+    project_id: str
+    role: str
+    scopes: KeyScopes
+    allowed_ips: tuple[str, ...]
+    expires_at: datetime | None
+    plan: Plan
+    currency: str
+    settings: dict[str, Any] = field(hash=False)
+
+    @property
+    def tenant_id(self) -> str:
+        return self.scope.tenant_id
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedKey:
+    id: str
+    secret: str  # shown once; only its hash is kept
+
+
+def issue(
+    session: Session,
+    scope: TenantScope,
+    clock: Clock,
+    *,
+    project_id: str,
+    name: str,
+    role: str = "developer",
+    scopes: KeyScopes | None = None,
+    allowed_ips: tuple[str, ...] = (),
+    expires_at: datetime | None = None,
+) -> IssuedKey:
+    _check_role(role)
+    networks = [str(_network(address)) for address in allowed_ips]
+    project = session.get(Project, project_id)
+    if project is None or project.tenant_id != scope.tenant_id or project.archived_at is not None:
+        raise NotFound(f"No project {project_id}.", next_step="List the projects.")
+    secret = secrets.mint()
+    key = ApiKey(
+        id=new_id(KEY),
+        tenant_id=scope.tenant_id,
+        project_id=project_id,
+        name=name,
+        secret_sha256=secrets.digest(secret),
+        last_four=secret[-4:],
+        role=role,
+        scopes=(scopes or KeyScopes()).as_json(),
+        allowed_ips=networks,
+        created_at=clock.now(),
+        created_by=scope.actor,
+        expires_at=expires_at,
+    )
+    session.add(key)
+    session.flush()
+    audit.record(session, scope, clock, "key.create", key.id, None, describe(key))
+    return IssuedKey(key.id, secret)
+
+
+def find(session: Session, secret: str, now: datetime) -> Principal:
+    """Unauthenticated with one and the same message, whatever was wrong with the key itself."""
+    if not secrets.well_formed(secret):
+        raise Unauthenticated("Incorrect API key.", next_step="Check it for a typo.")
+    row = session.execute(
+        select(ApiKey, Tenant)
+        .join(Tenant, Tenant.id == ApiKey.tenant_id)
+        .where(ApiKey.secret_sha256 == secrets.digest(secret))
+    ).one_or_none()
+    if row is None:
+        raise Unauthenticated("Incorrect API key.", next_step="Issue a key in the dashboard.")
+    key, tenant = row
+    if key.revoked_at is not None and key.revoked_at <= now:
+        raise Unauthenticated("This API key was revoked.", next_step="Use another key.")
+    if key.expires_at is not None and key.expires_at <= now:
+        raise Unauthenticated("This API key has expired.", next_step="Use another key.")
+    if tenant.status != "active":
+        raise Forbidden(
+            f"This organisation is {tenant.status}.", next_step="Speak to the operator."
+        )
+    return _principal(session, key, tenant)
+
+
+def revoke(session: Session, scope: TenantScope, clock: Clock, key_id: str) -> None:
+    key = get(session, scope, key_id)
+    if key.revoked_at is not None and key.revoked_at <= clock.now():
+        return
+    before = describe(key)
+    key.revoked_at = clock.now()
+    session.flush()
+    audit.record(session, scope, clock, "key.revoke", key.id, before, describe(key))
+
+
+def rotate(
+    session: Session, scope: TenantScope, clock: Clock, key_id: str, *, overlap: timedelta
+) -> IssuedKey:
+    """A new key with the same rights; the old one works on for `overlap`."""
+    if overlap < timedelta(0):
+        raise BadRequest("The overlap must not be negative.", param="overlap")
+    old = get(session, scope, key_id)
+    if old.revoked_at is not None or old.rotated_to is not None:
+        raise BadRequest(f"Key {key_id} was revoked or rotated before.", param="key_id")
+    before = describe(old)
+    fresh = issue(
+        session,
+        scope,
+        clock,
+        project_id=old.project_id,
+        name=old.name,
+        role=old.role,
+        scopes=scopes_of(old.scopes),
+        allowed_ips=tuple(old.allowed_ips),
+        expires_at=old.expires_at,
+    )
+    old.rotated_to = fresh.id
+    old.revoked_at = clock.now() + overlap
+    session.flush()
+    audit.record(session, scope, clock, "key.rotate", old.id, before, describe(old))
+    return fresh
+
+
+def get(session: Session, scope: TenantScope, key_id: str) -> ApiKey:
+    key = session.get(ApiKey, key_id)
+    foreign = key is None or key.tenant_id != scope.tenant_id
+    if foreign or (scope.project_id and key.project_id != scope.project_id):  # type: ignore[union-attr]
+        raise NotFound(f"No key {key_id}.", next_step="List the keys.")
+    return key  # type: ignore[return-value]
+
+
+def all_of(session: Session, scope: TenantScope) -> list[ApiKey]:
+    query = select(ApiKey).where(ApiKey.tenant_id == scope.tenant_id)
+    if scope.project_id is not None:
+        query = query.where(ApiKey.project_id == scope.project_id)
+    return list(session.scalars(query.order_by(ApiKey.id)))
+
+
+def describe(key: ApiKey) -> dict[str, Any]:
+    """For people and the audit log: nothing in it opens a door."""
+    moments = ("created_at", "expires_at", "revoked_at", "last_used_at")
+    shown: dict[str, Any] = {
+        name: moment.isoformat() if (moment := getattr(key, name)) else None for name in moments
+    }
+    plain = ("id", "project_id", "name", "role", "scopes", "allowed_ips", "last_four", "rotated_to")
+    return {name: getattr(key, name) for name in plain} | shown
+
+
+def scopes_of(stored: dict[str, Any]) -> KeyScopes:
+    return KeyScopes(**{name: frozenset(values) for name, values in stored.items()})
+
+
+def address_allowed(allowed_ips: tuple[str, ...], address: str) -> bool:
+    if not allowed_ips:
+        return True
+    try:
+        seen = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = getattr(seen, "ipv4_mapped", None)
+    return any((mapped or seen) in ipaddress.ip_network(network) for network in allowed_ips)
+
+
+def _principal(session: Session, key: ApiKey, tenant: Tenant) -> Principal:
+    return Principal(
+        scope=scope_of_key(tenant.id, key.project_id, key.id, key.role),
+        tenant_name=tenant.name,
+        key_id=key.id,
+        project_id=key.project_id,
+        role=key.role,
+        scopes=scopes_of(key.scopes),
+        allowed_ips=tuple(key.allowed_ips),
+        expires_at=_earlier(key.expires_at, key.revoked_at),
+        plan=plan_of(session, tenant),
+        currency=tenant.currency,
+        settings=tenant.settings,
+    )
+
+
+def _earlier(one: datetime | None, other: datetime | None) -> datetime | None:
+    known = [moment for moment in (one, other) if moment is not None]
+    return min(known, default=None)
+
+
+def _check_role(role: str) -> None:
+    if role not in KEY_ROLES:
+        raise BadRequest(f"No role {role!r}: one of {', '.join(KEY_ROLES)}.", param="role")
+
+
+def _network(address: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(address)
+    except ValueError:
+        raise BadRequest(
+            f"{address!r} is not an address or a network.",
+            param="allowed_ips",
+            next_step="Write 203.0.113.7 or 203.0.113.0/24.",
+        ) from None

@@ -1,0 +1,90 @@
+"""A tenant's own limits, on top of its plan: stored rules, changed under audit."""
+
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from core.clock import Clock
+from core.errors import BadRequest, NotFound
+from core.tenants import audit
+from core.tenants.models import LimitRow, Tenant
+from core.tenants.plans import PLANS, LimitRule, Plan, Scope, Unit, with_rules
+from core.tenants.scope import TenantScope
+
+
+def plan_of(session: Session, tenant: Tenant) -> Plan:
+    """The tenant's plan with its own rules in it."""
+    rows = session.scalars(select(LimitRow).where(LimitRow.tenant_id == tenant.id))
+    return with_rules(named_plan(tenant.plan), tuple(_rule(row) for row in rows))
+
+
+def named_plan(name: str) -> Plan:
+    if name not in PLANS:
+        raise BadRequest(f"No plan {name!r}: one of {', '.join(PLANS)}.", param="plan")
+    return PLANS[name]
+
+
+def set_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule) -> None:
+    if rule.limit <= 0:
+        raise BadRequest("A limit is a positive number.", param="limit")
+    row = _row(session, scope, rule)
+    before = describe(_rule(row)) if row is not None else None
+    if row is None:
+        row = LimitRow(
+            tenant_id=scope.tenant_id,
+            scope=rule.scope,
+            unit=rule.unit,
+            period_s=rule.slot[2],
+            target=rule.target,
+        )
+        session.add(row)
+    row.limit_count = rule.limit
+    row.shadow = rule.shadow
+    session.flush()
+    audit.record(session, scope, clock, "limit.set", rule.name, before, describe(rule))
+
+
+def remove_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule) -> None:
+    row = _row(session, scope, rule)
+    if row is None:
+        raise NotFound(f"No limit {rule.name} of this tenant's own.", next_step="List the limits.")
+    before = describe(_rule(row))
+    session.execute(delete(LimitRow).where(LimitRow.id == row.id))
+    audit.record(session, scope, clock, "limit.remove", rule.name, before, None)
+
+
+def own_rules(session: Session, scope: TenantScope) -> tuple[LimitRule, ...]:
+    rows = session.scalars(
+        select(LimitRow).where(LimitRow.tenant_id == scope.tenant_id).order_by(LimitRow.id)
+    )
+    return tuple(_rule(row) for row in rows)
+
+
+def describe(rule: LimitRule) -> dict[str, Any]:
+    return {
+        "scope": rule.scope.value,
+        "unit": rule.unit.value,
+        "period_s": rule.slot[2],
+        "target": rule.target,
+        "limit": rule.limit,
+        "shadow": rule.shadow,
+    }
+
+
+def _row(session: Session, scope: TenantScope, rule: LimitRule) -> LimitRow | None:
+    return session.scalars(
+        select(LimitRow).where(
+            LimitRow.tenant_id == scope.tenant_id,
+            LimitRow.scope == rule.scope,
+            LimitRow.unit == rule.unit,
+            LimitRow.period_s == rule.slot[2],
+            LimitRow.target == rule.target,
+        )
+    ).one_or_none()
+
+
+def _rule(row: LimitRow) -> LimitRule:
+    return LimitRule(
+        Scope(row.scope), Unit(row.unit), row.limit_count, row.period_s, row.target, row.shadow
+    )

@@ -1,0 +1,119 @@
+"""Organisations and their projects: made, changed, suspended, closed; under audit."""
+
+import re
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.clock import Clock
+from core.errors import BadRequest, Conflict, NotFound
+from core.ids import PROJECT, TENANT, new_id
+from core.money import MINOR_DIGITS
+from core.tenants import audit
+from core.tenants.limits import named_plan
+from core.tenants.models import Project, Tenant
+from core.tenants.scope import TenantScope, scope_of_operator
+
+STATUSES = ("active", "suspended", "closed")
+_SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+def create_tenant(
+    session: Session,
+    clock: Clock,
+    *,
+    name: str,
+    display_name: str = "",
+    plan: str = "standard",
+    currency: str = "USD",
+    timezone: str = "UTC",
+    actor: str = "operator",
+) -> Tenant:
+    """The operator's act only: the callers are the operator's routes and commands."""
+    _check_slug(name)
+    named_plan(plan)
+    if currency not in MINOR_DIGITS:
+        raise BadRequest(f"No currency {currency!r}.", param="currency")
+    if session.scalar(select(Tenant.id).where(Tenant.name == name)) is not None:
+        raise Conflict(f"A tenant named {name} exists.", next_step="Choose another name.")
+    tenant = Tenant(
+        id=new_id(TENANT),
+        name=name,
+        display_name=display_name or name,
+        plan=plan,
+        currency=currency,
+        timezone=timezone,
+        status="active",
+        settings={},
+        created_at=clock.now(),
+    )
+    session.add(tenant)
+    session.flush()
+    scope = scope_of_operator(tenant.id, actor)
+    audit.record(session, scope, clock, "tenant.create", tenant.id, None, describe(tenant))
+    return tenant
+
+
+def get_tenant(session: Session, scope: TenantScope) -> Tenant:
+    tenant = session.get(Tenant, scope.tenant_id)
+    if tenant is None:
+        raise NotFound(f"No tenant {scope.tenant_id}.", next_step="List the tenants.")
+    return tenant
+
+
+def tenant_named(session: Session, name_or_id: str) -> Tenant:
+    """For the operator's commands and routes."""
+    found = session.scalars(
+        select(Tenant).where((Tenant.name == name_or_id) | (Tenant.id == name_or_id))
+    ).one_or_none()
+    if found is None:
+        raise NotFound(f"No tenant {name_or_id}.", next_step="Run `tollhouse tenant list`.")
+    return found
+
+
+def create_project(session: Session, scope: TenantScope, clock: Clock, *, name: str) -> Project:
+    _check_slug(name)
+    taken = select(Project.id).where(Project.tenant_id == scope.tenant_id, Project.name == name)
+    if session.scalar(taken) is not None:
+        raise Conflict(f"A project named {name} exists.", next_step="Choose another name.")
+    project = Project(
+        id=new_id(PROJECT), tenant_id=scope.tenant_id, name=name, created_at=clock.now()
+    )
+    session.add(project)
+    session.flush()
+    audit.record(
+        session, scope, clock, "project.create", project.id, None, describe_project(project)
+    )
+    return project
+
+
+def projects(session: Session, scope: TenantScope) -> list[Project]:
+    query = select(Project).where(Project.tenant_id == scope.tenant_id)
+    if scope.project_id is not None:
+        query = query.where(Project.id == scope.project_id)
+    return list(session.scalars(query.order_by(Project.id)))
+
+
+def describe(tenant: Tenant) -> dict[str, Any]:
+    plain = ("id", "name", "display_name", "plan", "status", "currency", "timezone", "settings")
+    return {name: getattr(tenant, name) for name in plain} | {
+        "created_at": tenant.created_at.isoformat()
+    }
+
+
+def describe_project(project: Project) -> dict[str, Any]:
+    return {
+        "id": project.id,
+        "name": project.name,
+        "created_at": project.created_at.isoformat(),
+        "archived_at": project.archived_at.isoformat() if project.archived_at else None,
+    }
+
+
+def _check_slug(name: str) -> None:
+    if not _SLUG.fullmatch(name):
+        raise BadRequest(
+            f"{name!r} is not a name: lower-case letters, digits and hyphens, at most 63.",
+            param="name",
+        )

@@ -1,0 +1,29 @@
+"""How long a tenant's answers tend to be: what a reservation takes for output before it is known."""
+
+from collections import OrderedDict
+
+_LEARN = 0.2  # weight of the newest answer in the moving mean
+_KEPT = 10_000  # pairs of tenant and model
+
+
+class OutputEstimates:
+    """A moving mean and mean deviation per tenant and model; mean + 2 deviations is expected."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
+
+    def expect(self, tenant_id: str, model: str, default: int) -> int:
+        known = self._seen.get((tenant_id, model))
+        if known is None:
+            return default
+        mean, deviation = known
+        return max(1, round(mean + 2 * deviation))
+
+    def learn(self, tenant_id: str, model: str, output_tokens: int) -> None:
+        key = (tenant_id, model)
+        mean, deviation = self._seen.pop(key, (float(output_tokens), output_tokens / 4))
+        error = output_tokens - mean
+        deviation += _LEARN * (abs(error) - deviation)
+        self._seen[key] = (mean + _LEARN * error, deviation)
+        if len(self._seen) > _KEPT:
+            self._seen.popitem(last=False)
