@@ -19,9 +19,9 @@ class OutputEstimates:
         mean, deviation = known
         return max(1, round(mean + 2 * deviation))
 
-    def learn(self, tenant_id: str, model: str, output_tokens: int) -> None:
+    def learn(self, tenant_id: str, model: str, output_tokens: int, default: int) -> None:
         key = (tenant_id, model)
-        mean, deviation = self._seen.pop(key, (float(output_tokens), output_tokens / 4))
+        mean, deviation = self._seen.pop(key, (float(default), default / 4))
         error = output_tokens - mean
         deviation += _LEARN * (abs(error) - deviation)
         self._seen[key] = (mean + _LEARN * error, deviation)

@@ -134,7 +134,8 @@ class Limiter:
             return
         reservation.ended = True
         ask = reservation.ask
-        self._estimates.learn(ask.tenant_id, ask.model, counted.output_tokens)
+        each = counted.output_tokens // ask.choices
+        self._estimates.learn(ask.tenant_id, ask.model, each, ask.plan.expected_output)
         amounts = _amounts(reservation.rules, ask.plan, counted)
         await self._counters.settle(
             ask.tenant_id, reservation.wish.id, amounts, nano_ceil(counted.cost_units)

@@ -27,6 +27,18 @@ def upgrade() -> None:
     )
     op.create_index("ix_audit_log_tenant_at", "audit_log", ["tenant_id", "at"], unique=False)
     op.create_table(
+        "casbin_rule",
+        sa.Column("id", sa.Integer(), autoincrement=True, nullable=False),
+        sa.Column("ptype", sa.String(length=20), nullable=False),
+        sa.Column("v0", sa.String(length=255), nullable=True),
+        sa.Column("v1", sa.String(length=255), nullable=True),
+        sa.Column("v2", sa.String(length=255), nullable=True),
+        sa.Column("v3", sa.String(length=255), nullable=True),
+        sa.Column("v4", sa.String(length=255), nullable=True),
+        sa.Column("v5", sa.String(length=255), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_casbin_rule")),
+    )
+    op.create_table(
         "dead_letters",
         sa.Column("id", BigKey, autoincrement=True, nullable=False),
         sa.Column("task", sa.String(length=120), nullable=False),
@@ -40,6 +52,12 @@ def upgrade() -> None:
     )
     op.create_index(
         "ix_dead_letters_open", "dead_letters", ["replayed_at", "died_at"], unique=False
+    )
+    op.create_table(
+        "epochs",
+        sa.Column("name", sa.String(length=40), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_epochs")),
     )
     op.create_table(
         "tenants",
@@ -72,6 +90,28 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_adapters_tenant_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_adapters")),
         sa.UniqueConstraint("tenant_id", "name", name=op.f("uq_adapters_tenant_id_name")),
+    )
+    op.create_table(
+        "limits",
+        sa.Column("id", BigKey, autoincrement=True, nullable=False),
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("scope", sa.String(length=20), nullable=False),
+        sa.Column("unit", sa.String(length=20), nullable=False),
+        sa.Column("period_s", sa.Integer(), nullable=False),
+        sa.Column("target", sa.String(length=120), nullable=False),
+        sa.Column("limit_count", sa.BigInteger(), nullable=False),
+        sa.Column("shadow", sa.Boolean(), nullable=False),
+        sa.CheckConstraint("limit_count > 0", name=op.f("ck_limits_limit_positive")),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_limits_tenant_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_limits")),
+        sa.UniqueConstraint(
+            "tenant_id",
+            "scope",
+            "unit",
+            "period_s",
+            "target",
+            name=op.f("uq_limits_tenant_id_scope_unit_period_s_target"),
+        ),
     )
     op.create_table(
         "members",
@@ -143,11 +183,14 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.drop_table("dead_letters")
     op.drop_table("dashboard_sessions")
     op.drop_table("api_keys")
     op.drop_table("projects")
     op.drop_table("members")
+    op.drop_table("limits")
     op.drop_table("adapters")
     op.drop_table("tenants")
+    op.drop_table("epochs")
+    op.drop_table("dead_letters")
+    op.drop_table("casbin_rule")
     op.drop_table("audit_log")
