@@ -1,0 +1,171 @@
+"""Numbers to accessible SVG text: bars in stacks, and lines. The same numbers stand in a table below.
+
+Colour is never alone: each series also has a hatch or a dash of its own. No inline style and no
+script, so the strictest Content-Security-Policy holds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from dashboards.scales import Axis, Label, Number, axis_for, short
+
+WIDTH, HEIGHT = 720, 240
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 28
+PLOT_W, PLOT_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+STYLES = 8  # series classes in the stylesheet; a ninth series belongs into "Other"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    name: str
+    values: Sequence[Number]
+
+
+def stacked_bars(
+    title: str, labels: Sequence[str], series: Sequence[Series], label: Label = short
+) -> str:
+    """One bar a label, the series on top of each other, the first at the foot."""
+    _check(labels, series)
+    totals = [sum(each.values[i] for each in series) for i in range(len(labels))]
+    axis = axis_for(max(totals, default=0))
+    slot = PLOT_W / max(len(labels), 1)
+    bar = max(1.0, slot * 0.72)
+    marks: list[str] = []
+    for index, name in enumerate(labels):
+        x = LEFT + index * slot + (slot - bar) / 2
+        foot = float(TOP + PLOT_H)
+        for number, each in enumerate(series):
+            height = axis.place(each.values[index], PLOT_H)
+            if height <= 0:
+                continue
+            foot -= height
+            said = f"{name}, {each.name}: {label(each.values[index])}"
+            marks.append(
+                f'<rect class="s{number % STYLES}" x="{x:.1f}" y="{foot:.1f}" width="{bar:.1f}" '
+                f'height="{height:.1f}"><title>{escape(said)}</title></rect>'
+            )
+    return _frame(title, series, axis, labels, label, marks)
+
+
+def lines(title: str, labels: Sequence[str], series: Sequence[Series], label: Label = short) -> str:
+    """One line a series over the labels, with a dot at each value."""
+    _check(labels, series)
+    axis = axis_for(max((v for each in series for v in each.values), default=0))
+    step = PLOT_W / max(len(labels), 1)
+    marks: list[str] = []
+    for number, each in enumerate(series):
+        points = [
+            (LEFT + (i + 0.5) * step, TOP + PLOT_H - axis.place(value, PLOT_H))
+            for i, value in enumerate(each.values)
+        ]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        marks.append(f'<polyline class="l{number % STYLES}" points="{path}"/>')
+        for (x, y), name, value in zip(points, labels, each.values, strict=True):
+            said = f"{name}, {each.name}: {label(value)}"
+            marks.append(
+                f'<circle class="s{number % STYLES}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">'
+                f"<title>{escape(said)}</title></circle>"
+            )
+    return _frame(title, series, axis, labels, label, marks)
+
+
+def meter(title: str, used: Number, limit: Number) -> str:
+    """How much of a limit is used; past the limit the bar is full and marked."""
+    share = 0.0 if limit <= 0 else min(1.0, float(used) / float(limit))
+    state = "over" if used >= limit else "near" if share >= 0.8 else "under"
+    said = f"{title}: {short(used)} of {short(limit)}"
+    return (
+        f'<svg class="meter {state}" viewBox="0 0 200 10" role="img" aria-label="{escape(said)}" '
+        'preserveAspectRatio="none"><rect class="track" width="200" height="10" rx="3"/>'
+        f'<rect class="fill" width="{200 * share:.1f}" height="10" rx="3"/></svg>'
+    )
+
+
+def legend(series: Sequence[Series]) -> str:
+    items = "".join(
+        f'<li><svg class="key" viewBox="0 0 14 14" aria-hidden="true">'
+        f'<rect class="s{number % STYLES}" width="14" height="14"/></svg>{escape(each.name)}</li>'
+        for number, each in enumerate(series)
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _frame(
+    title: str,
+    series: Sequence[Series],
+    axis: Axis,
+    labels: Sequence[str],
+    label: Label,
+    marks: Sequence[str],
+) -> str:
+    described = (
+        f"{title}. {len(labels)} points from {labels[0]} to {labels[-1]}." if labels else title
+    )
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(described)} The table below has the numbers.">'
+        f"{_grid(axis, label)}{''.join(marks)}{_names(labels)}</svg>"
+        f"{legend(series) if len(series) > 1 else ''}"
+    )
+
+
+def _grid(axis: Axis, label: Label) -> str:
+    rows = []
+    for tick in axis.ticks:
+        y = TOP + PLOT_H - axis.place(tick, PLOT_H)
+        rows.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+        rows.append(
+            f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}">{escape(label(tick))}</text>'
+        )
+    return "".join(rows)
+
+
+def _names(labels: Sequence[str]) -> str:
+    """At most eight names under the axis, evenly spaced, so that they never run into each other."""
+    every = -(-len(labels) // 8) or 1
+    step = PLOT_W / max(len(labels), 1)
+    return "".join(
+        f'<text class="name" x="{LEFT + (i + 0.5) * step:.1f}" y="{HEIGHT - 8}">{escape(name)}</text>'
+        for i, name in enumerate(labels)
+        if i % every == 0
+    )
+
+
+def _check(labels: Sequence[str], series: Sequence[Series]) -> None:
+    for each in series:
+        if len(each.values) != len(labels):
+            raise ValueError(f"{each.name} has {len(each.values)} values for {len(labels)} labels")
+        if any(value < 0 for value in each.values):
+            raise ValueError(f"{each.name} has a negative value; charts begin at zero")
+
+
+def _hatch(number: int, path: str) -> str:
+    return (
+        f'<pattern id="h{number}" class="h{number}" width="8" height="8" '
+        f'patternUnits="userSpaceOnUse"><rect width="8" height="8"/><path d="{path}"/></pattern>'
+    )
+
+
+# Once a page, before the first chart: the hatches that the stylesheet's series refer to.
+PATTERNS = (
+    '<svg class="patterns" width="0" height="0" aria-hidden="true"><defs>'
+    + "".join(
+        _hatch(number, path)
+        for number, path in enumerate(
+            (
+                "",
+                "M0 8 8 0M-2 2 2-2M6 10 10 6",
+                "M0 4H8",
+                "M4 0V8",
+                "M0 0 8 8M-2 6 2 10M6-2 10 2",
+                "M0 4H8M4 0V8",
+                "M2 2h2v2h-2z",
+                "M0 0 8 8M0 8 8 0",
+            )
+        )
+    )
+    + "</defs></svg>"
+)

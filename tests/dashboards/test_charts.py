@@ -1,0 +1,82 @@
+"""Charts: well-formed, accessible, safe to embed, and true to their numbers."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dashboards.charts import PLOT_H, Series, lines, meter, stacked_bars
+from dashboards.scales import axis_for, grouped, short
+
+values = st.integers(0, 10**12)
+
+
+def _svg(text: str) -> ET.Element:
+    return ET.fromstring(f"<div>{text}</div>")
+
+
+@given(st.lists(st.tuples(values, values), min_size=1, max_size=40))
+def test_the_bars_are_as_high_as_their_numbers(rows: list[tuple[int, int]]) -> None:
+    names = [f"d{i}" for i in range(len(rows))]
+    series = [Series("in", [a for a, _ in rows]), Series("out", [b for _, b in rows])]
+    drawn = _svg(stacked_bars("Tokens", names, series))
+    top = axis_for(max(a + b for a, b in rows)).top
+    height = sum(
+        float(r.get("height", 0)) for r in drawn.iter("rect") if r.find("title") is not None
+    )
+    assert height == pytest.approx(sum(a + b for a, b in rows) / top * PLOT_H, abs=len(rows) * 0.2)
+
+
+@given(st.floats(1e-9, 1e15))
+def test_an_axis_reaches_its_highest_value_and_not_far_past(highest: float) -> None:
+    axis = axis_for(highest)
+    assert axis.ticks[0] == 0
+    assert axis.top >= highest * 0.999999
+    assert axis.ticks[-2] < highest * 1.000001
+    assert 2 <= len(axis.ticks) <= 6
+
+
+def test_names_cannot_break_out() -> None:
+    evil = '"><script>alert(1)</script>'
+    for text in (
+        stacked_bars(evil, [evil], [Series(evil, [1])]),
+        lines(evil, [evil], [Series(evil, [1])]),
+    ):
+        assert "<script" not in text
+        assert "style=" not in text
+        _svg(text)
+
+
+def test_a_chart_says_what_it_is_without_being_seen() -> None:
+    drawn = _svg(lines("Spend", ["Mon", "Tue"], [Series("a", [1, 2]), Series("b", [0, 0])]))
+    svg = drawn.find("svg")
+    assert svg is not None
+    assert svg.get("role") == "img"
+    assert "Spend" in (svg.get("aria-label") or "")
+    assert drawn.find("ul") is not None
+
+
+def test_nothing_to_show_is_still_a_chart() -> None:
+    _svg(stacked_bars("Empty", [], []))
+    _svg(lines("Empty", [], []))
+
+
+@pytest.mark.parametrize("bad", [Series("a", [1]), Series("a", [1, -1])])
+def test_wrong_series_are_refused(bad: Series) -> None:
+    with pytest.raises(ValueError, match="a has"):
+        stacked_bars("x", ["p", "q"], [bad])
+
+
+def test_a_meter_never_runs_over() -> None:
+    for used, limit, state in ((1, 10, "under"), (9, 10, "near"), (30, 10, "over"), (0, 0, "over")):
+        drawn = _svg(meter("Requests", used, limit))
+        svg = drawn.find("svg")
+        assert svg is not None and state in (svg.get("class") or "")
+        assert max(float(r.get("width", 0)) for r in drawn.iter("rect")) <= 200
+
+
+def test_numbers_read_well() -> None:
+    assert short(1_234_567) == "1.23 M"
+    assert short(950) == "950"
+    assert grouped(1234567) == "1\u202f234\u202f567"
