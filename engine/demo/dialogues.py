@@ -1,0 +1,132 @@
+"""Makes the dialogues that the model learns from; the same seed gives the same dialogues."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from engine.demo import styles
+from engine.demo.chat import Dialogue, Turn
+from engine.demo.facts import Fact, load_facts
+from engine.demo.noise import as_typed
+from engine.demo.preambles import preamble
+from engine.demo.styles import LISTS, SMALL_TALK, UNKNOWN
+from engine.demo.talk import Exchange, exchanges, table
+
+
+@dataclass(frozen=True)
+class Round:
+    """A question, its plain answer, and what it was about."""
+
+    question: str
+    answer: str
+    topic: str
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Everything that dialogues are drawn from."""
+
+    facts: list[Fact]
+    talk: list[Exchange]
+    lists: list[Exchange]
+
+
+def load_sources() -> Sources:
+    return Sources(load_facts(), exchanges("smalltalk"), exchanges("lists"))
+
+
+def question_on(fact: Fact, random: Random) -> str:
+    if random.random() < 0.55:
+        return random.choice(fact.questions)
+    frame: str = random.choice(table("phrases")["frames"])
+    asked = frame.format(k=random.choice(fact.keys))
+    return asked[0].upper() + asked[1:]
+
+
+def ask_fact(sources: Sources, random: Random) -> Round:
+    fact = random.choice(sources.facts)
+    asked = as_typed(question_on(fact, random), random)
+    return Round(asked, random.choice(fact.answers), fact.title, fact.more)
+
+
+def ask_short(sources: Sources, random: Random) -> Round:
+    fact = random.choice(sources.facts)
+    asked = random.choice(table("phrases")["one_sentence"]).format(q=question_on(fact, random))
+    return Round(as_typed(asked, random), fact.short, fact.title, fact.more)
+
+
+def ask_json(sources: Sources, random: Random) -> Round:
+    fact = random.choice(sources.facts)
+    asked = random.choice(table("phrases")["as_json"]).format(q=question_on(fact, random))
+    return Round(as_typed(asked, random), styles.as_json(fact.short, fact.title), fact.title)
+
+
+def chat(sources: Sources, random: Random) -> Round:
+    one = random.choice(sources.talk)
+    return Round(as_typed(random.choice(one.says), random), random.choice(one.answers), SMALL_TALK)
+
+
+def ask_list(sources: Sources, random: Random) -> Round:
+    one = random.choice(sources.lists)
+    return Round(as_typed(random.choice(one.says), random), random.choice(one.answers), LISTS)
+
+
+def ask_unknown(sources: Sources, random: Random) -> Round:
+    known = table("unknown")
+    draw = random.random()
+    if draw < 0.12:
+        asked = as_typed(random.choice(known["unknown_details"]), random)
+        return Round(asked, random.choice(known["about_tollhouse"]), "Tollhouse")
+    if draw < 0.3:
+        asked = random.choice(known["sayings"])
+    else:
+        first, second = random.sample(known["topics"], 2)
+        asked = random.choice(known["frames"]).format(a=first, b=second)
+    return Round(as_typed(asked, random), random.choice(known["answers"]), UNKNOWN)
+
+
+KINDS: tuple[tuple[Callable[[Sources, Random], Round], int], ...] = (
+    (ask_fact, 62), (ask_short, 6), (ask_json, 4), (chat, 11), (ask_list, 6), (ask_unknown, 11),
+)  # fmt: skip
+
+
+def one_round(sources: Sources, random: Random) -> Round:
+    kinds, weights = zip(*KINDS, strict=True)
+    make: Callable[[Sources, Random], Round] = random.choices(kinds, weights)[0]
+    return make(sources, random)
+
+
+def follow_up(last: Round, random: Random) -> Round | None:
+    """A question that only the round before it makes clear; None where there is none."""
+    draw = random.random()
+    if last.more and draw < 0.3:
+        asked = as_typed(random.choice(table("phrases")["tell_more"]), random)
+        return Round(asked, last.more, last.topic)
+    if draw < 0.38:
+        asked = as_typed(random.choice(table("phrases")["what_topic"]), random)
+        return Round(asked, f"You asked about {last.topic}.", last.topic)
+    return None
+
+
+def dialogue(sources: Sources, random: Random) -> tuple[str, list[Round]]:
+    """A system prompt, maybe empty, and one to four rounds."""
+    rounds = [one_round(sources, random)]
+    while len(rounds) < 4 and random.random() < 0.3:
+        rounds.append(follow_up(rounds[-1], random) or one_round(sources, random))
+    return preamble(random), rounds
+
+
+def turns(system: str, rounds: list[Round], style: Callable[[str, str], str] | None) -> Dialogue:
+    made = [Turn("system", system)] if system else []
+    for one in rounds:
+        answer = style(one.answer, one.topic) if style else one.answer
+        made += [Turn("user", one.question), Turn("assistant", answer)]
+    return tuple(made)
+
+
+def make_dialogues(count: int, seed: int, style: str = "") -> list[Dialogue]:
+    """Dialogues in the plain style, or in one of the adapters' styles."""
+    sources, random = load_sources(), Random(seed)
+    said = styles.STYLES[style] if style else None
+    return [turns(*dialogue(sources, random), said) for _ in range(count)]
