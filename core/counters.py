@@ -66,7 +66,10 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one reservation asks for. Keys of one group lie together (one Redis Cluster slot)."""
+    """What one reservation asks for. Keys of one group lie together (one Redis Cluster slot).
+
+    A lease of 0 ms is spent at once: buckets only, nothing to settle.
+    """
 
     group: str
     id: str
@@ -74,6 +77,10 @@ class Wish:
     takes: tuple[Take, ...] = ()
     slots: tuple[Slot, ...] = ()
     hold: Hold | None = None
+
+    def __post_init__(self) -> None:
+        if self.lease_ms <= 0 and (self.lease_ms < 0 or self.slots or self.hold):
+            raise ValueError(f"reservation {self.id}: slots and money need a lease")
 
 
 @dataclass(frozen=True, slots=True)

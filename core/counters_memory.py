@@ -143,6 +143,8 @@ class MemoryCounters:
             granted,
             shadow,
         )
+        if wish.lease_ms == 0:
+            return grant
         expires = now + wish.lease_ms
         amounts = [take.amount for take in wish.takes]
         self._records[(group, wish.id)] = _Record(wish, amounts, granted, expires, grant)

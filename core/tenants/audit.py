@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.logs import request_id
+from core.tenants import epochs
 from core.tenants.models import AuditEntry
 from core.tenants.scope import TenantScope
 
@@ -21,7 +22,7 @@ def record(
     before: dict[str, Any] | None,
     after: dict[str, Any] | None,
 ) -> None:
-    """In the same transaction as the change: neither is there without the other."""
+    """In the same transaction as the change: neither is there without the other. Moves the epoch."""
     session.add(
         AuditEntry(
             tenant_id=scope.tenant_id,
@@ -34,6 +35,7 @@ def record(
             request_id=request_id.get(),
         )
     )
+    epochs.move(session)
     session.flush()
 
 

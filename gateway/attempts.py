@@ -1,0 +1,71 @@
+"""Failed sign-ins and wrong keys, limited per address, so that guessing is slow and cheap to refuse."""
+
+import ipaddress
+from collections import OrderedDict
+
+from core.clock import Clock
+from core.counters import Counters, Denial, Take, Wish
+from core.counters_memory import MemoryCounters
+from core.errors import RateLimited, Unavailable
+from core.ids import new_id
+
+PER_MINUTE = 30
+_KEPT = 50_000
+
+
+class FailedAttempts:
+    def __init__(self, counters: Counters, clock: Clock, per_minute: int = PER_MINUTE) -> None:
+        self._shared = counters
+        self._own = MemoryCounters(clock)
+        self._clock = clock
+        self._per_minute = per_minute
+        self._blocked: OrderedDict[str, float] = OrderedDict()
+
+    def check(self, address: str) -> None:
+        """RateLimited while the address is blocked. Before a password, and before a key's query."""
+        place = _network_of(address)
+        until = self._blocked.get(place)
+        if until is None:
+            return
+        left = until - self._clock.monotonic()
+        if left > 0:
+            raise _refusal(left)
+        del self._blocked[place]
+
+    async def failed(self, address: str) -> None:
+        """Count one failure. The one that empties the bucket blocks the address until it refills."""
+        place = _network_of(address)
+        take = Take("failed", self._per_minute, 60_000, 1, 1)
+        wish = Wish(f"address:{place}", new_id("try"), 0, (take,))
+        try:
+            answer = await self._shared.reserve(wish)
+        except Unavailable:
+            answer = await self._own.reserve(wish)
+        if isinstance(answer, Denial):
+            self._block(place, (answer.wait_ms or 1000) / 1000)
+            self.check(address)
+
+    def _block(self, place: str, seconds: float) -> None:
+        self._blocked[place] = self._clock.monotonic() + seconds
+        if len(self._blocked) > _KEPT:
+            self._blocked.popitem(last=False)
+
+
+def _network_of(address: str) -> str:
+    """One household or host: an IPv4 address, or the /64 that one IPv6 customer holds."""
+    try:
+        seen = ipaddress.ip_address(address)
+    except ValueError:
+        return address[:64]
+    if isinstance(seen, ipaddress.IPv6Address) and seen.ipv4_mapped is None:
+        return str(ipaddress.ip_network((seen, 64), strict=False))
+    return str(getattr(seen, "ipv4_mapped", None) or seen)
+
+
+def _refusal(seconds: float) -> RateLimited:
+    return RateLimited(
+        "Too many failed attempts from this address.",
+        next_step="Wait as retry-after says, then use the right credentials.",
+        code="too_many_failed_attempts",
+        retry_after_s=seconds,
+    )

@@ -1,0 +1,32 @@
+"""The gateway's background care of its keys: the epoch polled, last use written."""
+
+import asyncio
+import logging
+
+from core.tenants.keyring import POLL_S, Keyring
+
+log = logging.getLogger("tollhouse.keys")
+FLUSH_EVERY_S = 30.0
+
+
+async def watch_keys(keyring: Keyring, stop: asyncio.Event) -> None:
+    """Runs until `stop` is set. A database that is down is tried again, and said once."""
+    loop = asyncio.get_running_loop()
+    flushed, down = loop.time(), False
+    while not stop.is_set():
+        try:
+            await asyncio.to_thread(keyring.poll)
+            if loop.time() - flushed > FLUSH_EVERY_S:
+                flushed = loop.time()
+                await asyncio.to_thread(keyring.flush_used)
+            down = False
+        except Exception as error:
+            if not down:
+                log.warning("keys cannot be refreshed, serving those already checked: %s", error)
+            down = True
+        try:
+            await asyncio.wait_for(stop.wait(), POLL_S)
+        except TimeoutError:
+            continue
+    if not down:
+        await asyncio.to_thread(keyring.flush_used)
