@@ -1,19 +1,26 @@
 """Compile what a piece of code launches for an H200 (sm_90) without one: Triton's own front and
 back end and NVIDIA's assembler run here, only the launch itself is left out."""
 
+import json
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
+
+from engine.kernels import attention_launch, lora_launch, pointwise_launch
+from engine.kernels.attention_reference import AttentionShape, AttentionStep
+from engine.kernels.lora_reference import LoraSite, LoraStep
+from engine.kernels.pointwise_reference import HeadNorm, RotaryStep
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -76,3 +83,52 @@ def _inspect(kernel: Any) -> Compiled:
     return Compiled(
         kernel.metadata.name, kernel.metadata.shared, counts.REG, counts.STACK, uses_mma
     )
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def halves(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+def attention(heads: int, kv_heads: int, dim: int, decodes: int, splits: int, **shape: Any) -> None:
+    cache = halves(8, 2, kv_heads, 16, dim)
+    step = AttentionStep(ints(4, 64), ints(4), ints(5), decodes)
+    kind = AttentionShape(0.1, **shape)
+    q = halves(32, heads, dim)
+    attention_launch.paged_attention(q, cache[:, 0], cache[:, 1], step, kind, splits=splits)
+
+
+def lora(tokens: int, inputs: int, widths: list[int], most_rank: int, chunk_rows: int) -> None:
+    slices = len(widths)
+    table = ints(4, slices, 2, most_rank)
+    site = LoraSite(table, ints(4, slices), ints(slices, 2), inputs, max(widths))
+    step = LoraStep(ints(tokens), ints(8, 3), chunk_rows, most_rank)
+    lora_launch.add_lora(
+        halves(tokens, sum(widths)), halves(tokens, inputs), halves(64), site, step
+    )
+
+
+def pointwise() -> None:
+    x = halves(4, 4096)
+    pointwise_launch.rms_norm(x, x[0], 1e-5, x.clone())
+    cache, angles, gain = halves(4, 2, 8, 16, 128), torch.zeros(64, 128), halves(128)
+    step, norm = RotaryStep(ints(4), ints(4)), HeadNorm(gain, gain, 1e-6)
+    pointwise_launch.rotary(halves(4, 48 * 128), cache[:, 0], cache[:, 1], step, angles, norm)
+    pointwise_launch.gated(halves(4, 2 * 14336))
+
+
+if __name__ == "__main__":
+    with compiling() as kernels:
+        attention(32, 8, 128, decodes=4, splits=8)
+        attention(32, 8, 128, decodes=0, splits=1)
+        attention(8, 4, 256, decodes=0, splits=1, window=4096, softcap=50.0)
+        attention(14, 2, 64, decodes=4, splits=1)
+        attention(32, 32, 96, decodes=0, splits=1)
+        lora(32, 4096, [4096, 1024, 1024], most_rank=16, chunk_rows=16)
+        lora(1024, 14336, [4096], most_rank=256, chunk_rows=64)
+        lora(32, 1024, [3072, 3072], most_rank=64, chunk_rows=16)
+        pointwise()
+    print("\n".join(json.dumps(asdict(kernel)) for kernel in kernels))  # noqa: T201

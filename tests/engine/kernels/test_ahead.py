@@ -1,0 +1,31 @@
+"""Every kernel compiles for an H200, fits its shared memory and keeps to its registers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+MATRIX_KERNELS = {"attention_kernel", "shrink_kernel", "expand_kernel", "fused_kernel"}
+OTHERS = {"combine_kernel", "rms_norm_kernel", "rotary_kernel", "gated_kernel"}
+
+
+def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    root = Path(__file__).parents[3]
+    environment["PYTHONPATH"] = str(root)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", Path(__file__).with_name("ahead.py")],
+        capture_output=True, text=True, env=environment, cwd=root, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {kernel["name"] for kernel in kernels} == MATRIX_KERNELS | OTHERS
+    for kernel in kernels:
+        assert kernel["stack"] == 0, f"spills registers: {kernel}"
+        assert kernel["shared"] <= 227 * 1024, f"does not fit a processor: {kernel}"
+        assert kernel["tensor_cores"] == (kernel["name"] in MATRIX_KERNELS), kernel
