@@ -1,0 +1,153 @@
+"""The pool of KV blocks: who holds which, what is cached under which key, what may be taken next.
+
+Adapters take their memory from the same pool, so KV and weights compete under one number.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from engine.errors import IntegrityError
+from engine.idle import IdleBlocks
+from engine.protocol import KvEvent
+
+
+class BlockPool:
+    """Reference-counted blocks. A block is free, idle (cached, unused) or held; never two of them."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, floor: int = 0, cap: int | None = None
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.refs = [0] * num_blocks
+        self.keys: list[bytes | None] = [None] * num_blocks
+        self.owners: list[str] = [""] * num_blocks  # whose cache entry; meaningless without a key
+        self._free = list(range(num_blocks - 1, -1, -1))
+        # Floors never bind more than half of the pool, or a crowd of idle tenants could stop work.
+        self._idle = IdleBlocks(floor, cap, floor_total=num_blocks // 2)
+        self._index: dict[bytes, int] = {}
+        self.events: list[KvEvent] | None = None  # None: nobody listens
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that hold nothing that anybody uses now, cached ones included."""
+        return len(self._free) + len(self._idle)
+
+    def available(self, owner: str, force: bool = False) -> int:
+        return len(self._free) + self._idle.usable_by(owner, force)
+
+    def allocate(self, count: int, owner: str, force: bool = False) -> list[int] | None:
+        """`count` blocks held once each, or None and nothing changed. `force` ignores floors."""
+        if count > self.available(owner, force):
+            return None
+        return [self._take(owner, force) for _ in range(count)]
+
+    def find(self, key: bytes) -> int | None:
+        return self._index.get(key)
+
+    def hits(self, keys: list[bytes], limit: int) -> int:
+        """How many leading keys are cached, at most `limit`."""
+        index = self._index
+        count = 0
+        for key in keys[:limit]:
+            if key not in index:
+                break
+            count += 1
+        return count
+
+    def share(self, block: int) -> None:
+        if self.refs[block] == 0:
+            self._idle.remove(block)
+        self.refs[block] += 1
+
+    def writable(self, block: int) -> bool:
+        """A shared or cached block is never written: its writer copies it first."""
+        return self.refs[block] == 1 and self.keys[block] is None
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Give back in the order given: pass a table reversed, so that tails are evicted first."""
+        for block in blocks:
+            self.refs[block] -= 1
+            if self.refs[block] > 0:
+                continue
+            if self.refs[block] < 0:
+                raise IntegrityError(f"block {block} was released more often than held")
+            if self.keys[block] is None:
+                self._free.append(block)
+                continue
+            pushed_out = self._idle.add(block, self.owners[block])
+            if pushed_out is not None:
+                self._idle.remove(pushed_out)
+                self._forget(pushed_out)
+                self._free.append(pushed_out)
+
+    def cache(self, block: int, key: bytes, owner: str, parent: bytes | None) -> None:
+        """Name a held, wholly computed block. A key that is cached already keeps its first block,
+        so that block tables only ever grow."""
+        if self.keys[block] is not None or key in self._index:
+            return
+        self.keys[block] = key
+        self.owners[block] = owner
+        self._index[key] = block
+        if self.events is not None:
+            self.events.append(KvEvent("stored", [key.hex()], parent.hex() if parent else None))
+
+    def clear_cache(self) -> int:
+        """Forget every idle cached block; returns how many there were."""
+        count = 0
+        while (block := self._idle.victim("", force=True)) is not None:
+            self._idle.remove(block)
+            self._forget(block)
+            self._free.append(block)
+            count += 1
+        return count
+
+    def cached_blocks(self, owner: str) -> int:
+        """Idle cached blocks of one tenant."""
+        return self._idle.count(owner)
+
+    def _take(self, owner: str, force: bool) -> int:
+        if self._free:
+            block = self._free.pop()
+        else:
+            victim = self._idle.victim(owner, force)
+            if victim is None:
+                raise IntegrityError("the pool promised a block that it does not have")
+            block = victim
+            self._idle.remove(block)
+            self._forget(block)
+        self.refs[block] = 1
+        return block
+
+    def _forget(self, block: int) -> None:
+        key = self.keys[block]
+        if key is None:
+            return
+        del self._index[key]
+        self.keys[block] = None
+        if self.events is not None:
+            self.events.append(KvEvent("removed", [key.hex()]))
+
+    def check_integrity(self, held: Iterable[int]) -> None:
+        """`held` lists every block that a sequence or an adapter has, as often as it has it."""
+        expected = Counter(held)
+        for block in range(self.num_blocks):
+            if self.refs[block] != expected[block]:
+                raise IntegrityError(
+                    f"block {block} counts {self.refs[block]} holders, has {expected[block]}"
+                )
+            key = self.keys[block]
+            if key is not None and self._index.get(key) != block:
+                raise IntegrityError(f"block {block} has a key that the index does not know")
+            if (block in self._idle) != (key is not None and self.refs[block] == 0):
+                raise IntegrityError(f"block {block} is wrongly idle or wrongly not")
+        in_use = sum(1 for count in self.refs if count)
+        if len(self._free) + len(self._idle) + in_use != self.num_blocks:
+            raise IntegrityError(
+                f"{len(self._free)} free + {len(self._idle)} idle + {in_use} held blocks are not "
+                f"{self.num_blocks}"
+            )
+        if len(set(self._free)) != len(self._free):
+            raise IntegrityError("a block is in the free list twice")
+        if sum(key is not None for key in self.keys) != len(self._index):
+            raise IntegrityError("the prefix index names blocks that do not bear the name")

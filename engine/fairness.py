@@ -1,0 +1,90 @@
+"""Virtual token counters: each tenant's service divided by its weight, and the order they give.
+
+After "Fairness in Serving Large Language Models" (arXiv 2401.00588), with the changes that the
+README lists: keyed by tenant, charged by the chunk, no credit for idling even when alone.
+"""
+
+import heapq
+import itertools
+
+
+class Levels:
+    """How much weighted service every tenant has had. Shared by all priority lanes."""
+
+    def __init__(self) -> None:
+        self._level: dict[str, float] = {}
+        self._last_left = 0.0  # the level of whoever stopped waiting last
+
+    def of(self, tenant: str) -> float:
+        return self._level.get(tenant, 0.0)
+
+    def charge(self, tenant: str, cost: float, weight: float) -> None:
+        self._level[tenant] = self.of(tenant) + cost / weight
+
+    def lift(self, tenant: str, floor: float | None) -> None:
+        """Whoever was idle starts level with those who waited; `floor` is None when nobody did."""
+        self._level[tenant] = max(self.of(tenant), self._last_left if floor is None else floor)
+
+    def left(self, tenant: str) -> None:
+        self._last_left = self.of(tenant)
+
+    def __len__(self) -> int:
+        return len(self._level)
+
+    def prune(self, keep: set[str], floor: float) -> None:
+        """Forget idle tenants that a lift would raise anyway."""
+        self._level = {t: v for t, v in self._level.items() if t in keep or v > floor}
+
+
+class FairOrder:
+    """Tenants that wait, least served first. The heap is lazy: a level that has risen is mended
+    when its entry comes up, so that charging costs nothing here."""
+
+    def __init__(self, levels: Levels) -> None:
+        self._levels = levels
+        self._heap: list[tuple[float, int, str]] = []
+        self._entry: dict[str, int] = {}  # tenant -> serial of its one valid heap entry
+        self._serial = itertools.count()
+
+    def __contains__(self, tenant: str) -> bool:
+        return tenant in self._entry
+
+    def __len__(self) -> int:
+        return len(self._entry)
+
+    def join(self, tenant: str, *, lift: bool) -> None:
+        if tenant in self._entry:
+            return
+        if lift:
+            first = self.first(1)
+            self._levels.lift(tenant, self._levels.of(first[0]) if first else None)
+        self._push(tenant)
+
+    def leave(self, tenant: str) -> None:
+        del self._entry[tenant]
+        self._levels.left(tenant)
+
+    def lowered(self, tenant: str) -> None:
+        """A refund lowered this tenant's level; rises need no notice."""
+        if tenant in self._entry:
+            self._push(tenant)
+
+    def first(self, count: int) -> list[str]:
+        """The `count` least served tenants, in order."""
+        taken: list[tuple[float, int, str]] = []
+        while self._heap and len(taken) < count:
+            level, serial, tenant = heapq.heappop(self._heap)
+            if self._entry.get(tenant) != serial:
+                continue
+            if self._levels.of(tenant) > level:
+                self._push(tenant)
+                continue
+            taken.append((level, serial, tenant))
+        for entry in taken:
+            heapq.heappush(self._heap, entry)
+        return [tenant for _, _, tenant in taken]
+
+    def _push(self, tenant: str) -> None:
+        serial = next(self._serial)
+        self._entry[tenant] = serial
+        heapq.heappush(self._heap, (self._levels.of(tenant), serial, tenant))

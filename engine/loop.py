@@ -1,0 +1,327 @@
+"""The engine without its sockets: requests in, one step at a time, tokens and receipts out."""
+
+import heapq
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from engine.adapters import Adapter, Adapters, Place, Submit, read_now
+from engine.batch import Runner
+from engine.blocks import BlockPool
+from engine.config import EngineConfig
+from engine.errors import AdapterError, IntegrityError, RequestError
+from engine.fairness import Levels
+from engine.metrics import Metrics
+from engine.prefix import PUBLIC, PrefixNames
+from engine.protocol import (
+    AdapterState,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    KvEvent,
+)
+from engine.receipts import Receipts
+from engine.results import Flight, Outbox, Results
+from engine.scheduler import NeedsCollect, Scheduler
+from engine.sequence import Request, Sequence, Stage
+from engine.validate import check_request
+from engine.waiting import Waiting
+
+log = logging.getLogger("tollhouse.engine")
+
+
+class Engine:
+    """Composes scheduler, pool, adapters and runner. One thread calls it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        submit: Submit = read_now,
+    ) -> None:
+        self.config = config
+        self.info: EngineInfo = runner.info()
+        self.metrics = Metrics()
+        self.receipts = Receipts(config.receipts_kept, config.receipts_file)
+        self.pool = BlockPool(
+            runner.num_blocks,
+            config.block_size,
+            floor=config.cache_floor_blocks,
+            cap=config.cache_cap_blocks,
+        )
+        self.adapters = Adapters(
+            runner,
+            self.pool,
+            slots=config.max_adapter_slots,
+            host_bytes=config.host_adapter_bytes,
+            drain_s=config.adapter_drain_s,
+            submit=submit,
+        )
+        names = PrefixNames(
+            self.info.base_digest, self.info.dtype, config.block_size, config.public_prefixes
+        )
+        fair = config.fairness == "vtc"
+        waiting = Waiting(Levels(), fair=fair, quantum=config.locality_quantum if fair else 0.0)
+        self.scheduler = Scheduler(config, self.pool, names, self.adapters, waiting)
+        self._results = Results(
+            config,
+            self.scheduler,
+            self.pool,
+            self.metrics,
+            self.receipts,
+            frozenset(self.info.eos_token_ids),
+        )
+        self._runner = runner
+        self._clock = clock
+        self._overlap = runner.overlapped if config.overlap is None else config.overlap
+        self._flight: Flight | None = None
+        self._last_end = 0.0
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._arrivals = 0
+        self.requests: dict[str, Request] = {}
+        self.failures_in_a_row = 0
+
+    # What gateways ask.
+
+    def submit(self, ask: GenerateRequest, origin: str) -> None:
+        """Queue a request; RequestError or AdapterError says why not."""
+        try:
+            self._submit(ask, origin)
+        except (RequestError, AdapterError) as error:
+            self.metrics.refuse(error.code)
+            raise
+
+    def _submit(self, ask: GenerateRequest, origin: str) -> None:
+        if ask.request_id in self.requests or ask.request_id in self.receipts:
+            raise RequestError("duplicate_request", f"{ask.request_id} was sent before")
+        waiting = self.scheduler.waiting
+        if waiting.size >= self.config.max_waiting:
+            raise RequestError(
+                "queue_full",
+                f"{waiting.size} requests wait, the most is {self.config.max_waiting}: try later",
+            )
+        queued = waiting.by_tenant.get(ask.namespace, 0)
+        if queued >= self.config.max_waiting_per_tenant:
+            raise RequestError(
+                "queue_full",
+                f"{queued} requests of this tenant wait, the most is "
+                f"{self.config.max_waiting_per_tenant}: try later",
+            )
+        blocks = 0
+        if ask.adapter is not None:
+            blocks = self._adapter_blocks(ask.adapter)
+        limit = check_request(ask, self.info, self.config, blocks)
+        if ask.adapter is not None:
+            self.adapters.accept(ask.adapter)
+        now = self._clock()
+        request = Request(ask, origin, now, limit)
+        self.requests[ask.request_id] = request
+        self._arrivals += 1
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, self._arrivals, request))
+        self.scheduler.submit(request)
+
+    def _adapter_blocks(self, digest: str) -> int:
+        if not self.config.enable_lora:
+            raise AdapterError("adapter_not_found", "this engine runs without adapters")
+        adapter = self.adapters.known.get(digest)
+        if adapter is None or adapter.retired:
+            raise AdapterError(
+                "adapter_not_found", f"adapter {digest[:12]} is not loaded: load it first"
+            )
+        return self.adapters.blocks_for(digest)
+
+    def abort(self, request_id: str) -> bool:
+        """Whether there was such a request under way."""
+        request = self.requests.get(request_id)
+        if request is None or request.settled or not request.open:
+            return False
+        self._results.end_request(request, FinishReason.ABORT, self._clock())
+        return True
+
+    def abort_origin(self, origin: str) -> int:
+        """A gateway is gone: its requests end, their receipts are kept."""
+        ids = [i for i, r in self.requests.items() if r.origin == origin]
+        return sum(self.abort(request_id) for request_id in ids)
+
+    def read_adapter(self, path: str) -> AdapterState:
+        """The slow half of a load: from disk to host memory. May run in another thread."""
+        if not self.config.enable_lora:
+            raise AdapterError("lora_disabled", "this engine was started without adapters")
+        state = self._runner.register_adapter(path)
+        if state.rank > self.config.max_lora_rank:
+            self._runner.drop_adapter(state.digest)
+            raise AdapterError(
+                "adapter_rank",
+                f"{path} has rank {state.rank}, the most is {self.config.max_lora_rank}",
+            )
+        return state
+
+    def add_adapter(self, path: str, state: AdapterState) -> AdapterState:
+        """The quick half: make a read adapter known."""
+        need = self._runner.adapter_blocks(state.digest)
+        if need >= self.pool.num_blocks:
+            self._runner.drop_adapter(state.digest)
+            raise AdapterError(
+                "adapter_too_large",
+                f"{path} needs {need} blocks, the engine has {self.pool.num_blocks}",
+            )
+        return self.adapters.register(path, state).state()
+
+    def load_adapter(self, path: str) -> AdapterState:
+        return self.add_adapter(path, self.read_adapter(path))
+
+    def unload_adapter(self, digest: str) -> AdapterState:
+        return self.adapters.retire(digest)
+
+    # The step.
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to step for."""
+        return bool(self.requests)
+
+    def step(self) -> bool:
+        """Run one step. False when nothing could run: wait for a message, a read or a deadline."""
+        now = self._clock()
+        self._expire(now)
+        self._fail_unreadable(now)
+        flight = self._launch(now)
+        if flight is None and self._flight is None:
+            return False
+        if self._overlap:
+            flight, self._flight = self._flight, flight
+        if flight is not None:
+            self._collect(flight)
+        return True
+
+    def take_outboxes(self) -> dict[str, Outbox]:
+        """Everything for the gateways since the last call; ended requests are let go."""
+        outboxes, self._results.outboxes = self._results.outboxes, {}
+        over, self._results.over = self._results.over, []
+        for request in over:
+            del self.requests[request.ask.request_id]
+            if request.ask.adapter is not None:
+                self.adapters.settle(request.ask.adapter)
+            for seq in request.sequences:
+                self._runner.forget(seq.number)
+        return outboxes
+
+    def take_events(self) -> list[KvEvent]:
+        """Blocks stored and removed since the last call, once `pool.events` is a list."""
+        events = self.pool.events or []
+        if events:
+            self.pool.events = []
+        return events
+
+    def _launch(self, now: float) -> Flight | None:
+        try:
+            batch = self.scheduler.schedule(now)
+        except NeedsCollect:
+            self._drain_flight()
+            batch = self.scheduler.schedule(self._clock())
+        if batch is None:
+            return None
+        rows = self.scheduler.scheduled()
+        try:
+            ticket = self._runner.launch(batch)
+        except IntegrityError:
+            raise
+        except Exception as error:
+            self._failed(Flight(rows, object(), now), error)
+            return None
+        return Flight(rows, ticket, now)
+
+    def _drain_flight(self) -> None:
+        if self._flight is not None:
+            flight, self._flight = self._flight, None
+            self._collect(flight)
+
+    def _collect(self, flight: Flight) -> None:
+        try:
+            sampled = self._runner.collect(flight.ticket)
+        except IntegrityError:
+            raise
+        except Exception as error:
+            self._failed(flight, error)
+            return
+        now = self._clock()
+        self.failures_in_a_row = 0
+        self._results.accept(flight, sampled, now)
+        tokens = sum(len(row.tokens) for _, row in flight.rows)
+        spent = now - max(flight.launched_at, self._last_end)
+        self._last_end = now
+        self.scheduler.pace.note(spent, tokens)
+        self.metrics.add("steps")
+        self.metrics.observe("step_seconds", spent)
+        self.metrics.observe("step_tokens", tokens)
+
+    def _failed(self, flight: Flight, error: Exception) -> None:
+        log.exception("a step failed; its %d sequences end with an error", len(flight.rows))
+        self.failures_in_a_row += 1
+        self.metrics.add("step_failures")
+        self._results.fail(flight, f"{type(error).__name__}: {error}", self._clock())
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, request = heapq.heappop(self._deadlines)
+            if request.open:
+                self._results.end_request(
+                    request, FinishReason.DEADLINE, now, f"{request.ask.deadline_s} s passed"
+                )
+
+    def _fail_unreadable(self, now: float) -> None:
+        for adapter in self.adapters.poll():
+            self._end_all_of(adapter, now)
+
+    def _end_all_of(self, adapter: Adapter, now: float) -> None:
+        for request in list(self.requests.values()):
+            if request.ask.adapter == adapter.digest and request.open:
+                self._results.end_request(request, FinishReason.ERROR, now, adapter.failure)
+
+    # What is known from outside.
+
+    def next_deadline(self) -> float | None:
+        """On the engine's clock."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self.scheduler.running),
+            waiting=self.scheduler.waiting.size,
+            blocks_free=self.pool.free_blocks,
+            blocks_total=self.pool.num_blocks,
+            tokens_waiting=self.scheduler.waiting.tokens,
+            adapters=self.adapters.states(),
+        )
+
+    def check_integrity(self) -> None:
+        """All books against each other; the server calls it whenever the engine is idle."""
+        held: list[int] = list(self.adapters.blocks_held())
+        users: Counter[str] = Counter()
+        for request in self.requests.values():
+            for seq in request.sequences:
+                held.extend(seq.blocks)
+                users.update([seq.handle.digest] if seq.handle else [])
+                self._check_owner(seq)
+                if (seq.stage is Stage.RUNNING) != (seq in self.scheduler.running):
+                    raise IntegrityError(f"sequence {seq.number} is {seq.stage} wrongly")
+        self.pool.check_integrity(held)
+        self.adapters.check_integrity(users)
+        waiting = list(self.scheduler.waiting)
+        if len(waiting) != self.scheduler.waiting.size:
+            raise IntegrityError("the queue miscounts itself")
+        resident = (Place.RESIDENT, Place.DRAINING)
+        for adapter in self.adapters.known.values():
+            if adapter.place not in resident and adapter.users:
+                raise IntegrityError(f"adapter {adapter.digest[:12]} is used and not resident")
+
+    def _check_owner(self, seq: Sequence) -> None:
+        allowed = (seq.request.ask.namespace, PUBLIC)
+        for block in seq.blocks:
+            if self.pool.keys[block] is not None and self.pool.owners[block] not in allowed:
+                raise IntegrityError(f"sequence {seq.number} reads another tenant's block {block}")

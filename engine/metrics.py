@@ -1,0 +1,209 @@
+"""Counters, gauges and histograms of one engine, and their Prometheus text.
+
+Written by hand because the engine's core takes no library for it; names that vLLM's dashboards and
+the Kubernetes inference gateway read are given as aliases.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Histogram:
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def quantile(self, share: float) -> float:
+        """The upper bound of the bucket that holds this share of the observations."""
+        wanted = share * self.count
+        total = 0
+        for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
+            total += count
+            if total >= wanted:
+                return bound
+        return math.inf
+
+
+# Counter name -> (help, vLLM's name for it). All are named tollhouse_engine_<name>_total.
+COUNTERS = {
+    "prompt_tokens": ("Prompt tokens, cached and computed", "vllm:prompt_tokens_total"),
+    "cached_tokens": ("Prompt tokens found in the prefix cache", None),
+    "computed_tokens": ("Prompt tokens computed for the first time", None),
+    "unprocessed_tokens": ("Prompt tokens never reached because the request ended", None),
+    "generated_tokens": ("Output tokens accepted", "vllm:generation_tokens_total"),
+    "delivered_tokens": ("Output tokens handed to gateways", None),
+    "recomputed_tokens": ("Tokens computed again, on the house", None),
+    "discarded_tokens": ("Tokens sampled and thrown away, on the house", None),
+    "prefix_queries": ("Tokens asked of the prefix cache", "vllm:prefix_cache_queries_total"),
+    "prefix_hits": ("Tokens found there", "vllm:prefix_cache_hits_total"),
+    "preemptions": ("Sequences preempted", "vllm:num_preemptions_total"),
+    "steps": ("Steps run", None),
+    "step_failures": ("Steps that the device failed", None),
+    "adapter_loads": ("Adapters moved to the device", None),
+    "adapter_evictions": ("Idle adapters moved off it for others", None),
+    "receipts_lost": ("Receipts given up before a gateway acknowledged them", None),
+}
+
+# Histogram name -> (help, bounds, vLLM's name for it).
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...], str | None]] = {
+    "step_seconds": ("Time of one step", SECONDS, None),
+    "step_tokens": ("Tokens in one step", TOKENS, "vllm:iteration_tokens_total"),
+    "queue_seconds": ("Wait before admission", SECONDS, "vllm:request_queue_time_seconds"),
+    "first_token_seconds": (
+        "Arrival to first token",
+        SECONDS,
+        "vllm:time_to_first_token_seconds",
+    ),
+    "inter_token_seconds": (
+        "Between tokens of a choice",
+        SECONDS,
+        "vllm:inter_token_latency_seconds",
+    ),
+    "request_seconds": ("Arrival to end", SECONDS, "vllm:e2e_request_latency_seconds"),
+}
+
+# Gauge name -> (help, vLLM's name for it).
+GAUGES = {
+    "running": ("Sequences in the batch", "vllm:num_requests_running"),
+    "waiting": ("Sequences in the queue", "vllm:num_requests_waiting"),
+    "kv_usage": ("Share of blocks in use", "vllm:kv_cache_usage_perc"),
+    "blocks_free": ("Blocks free or idle", None),
+    "gateways": ("Gateways connected", None),
+    "receipts_open": ("Receipts not acknowledged yet", None),
+}
+
+
+class Metrics:
+    """What happened, as it happens; receipts must sum to the same numbers."""
+
+    def __init__(self) -> None:
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.histograms = {name: Histogram(b) for name, (_, b, _) in HISTOGRAMS.items()}
+        self.finished: dict[str, int] = {}
+        self.refused: dict[str, int] = {}
+        self.adapter_tokens: dict[str, int] = {}  # output tokens by adapter digest
+
+    def add(self, name: str, amount: int = 1) -> None:
+        self.counters[name] += amount
+
+    def observe(self, name: str, value: float) -> None:
+        self.histograms[name].observe(value)
+
+    def finish(self, reason: str) -> None:
+        self.finished[reason] = self.finished.get(reason, 0) + 1
+
+    def refuse(self, code: str) -> None:
+        self.refused[code] = self.refused.get(code, 0) + 1
+
+
+def render(
+    metrics: Metrics,
+    gauges: Mapping[str, float],
+    model: str,
+    adapters_by_state: Mapping[str, int],
+    lora: Mapping[str, str],
+) -> str:
+    """Prometheus text format 0.0.4. `lora` has vLLM's labels of lora_requests_info."""
+    lines: list[str] = []
+    label = _labels({"model_name": model})
+    for name, (about, alias) in COUNTERS.items():
+        for full in _names(f"tollhouse_engine_{name}_total", alias):
+            _head(lines, full, about, "counter")
+            lines.append(f"{full}{label} {metrics.counters[name]}")
+    for name, (about, alias) in GAUGES.items():
+        for full in _names(f"tollhouse_engine_{name}", alias):
+            _head(lines, full, about, "gauge")
+            lines.append(f"{full}{label} {gauges.get(name, 0):g}")
+    for name, (about, _, alias) in HISTOGRAMS.items():
+        for full in _names(f"tollhouse_engine_{name}", alias):
+            _head(lines, full, about, "histogram")
+            lines.extend(_buckets(full, metrics.histograms[name], model))
+    _family(
+        lines,
+        "tollhouse_engine_requests_total",
+        "Requests ended, by reason",
+        "counter",
+        (({"reason": r}, n) for r, n in metrics.finished.items()),
+    )
+    _family(
+        lines,
+        "vllm:request_success_total",
+        "Requests ended, by reason",
+        "counter",
+        (({"model_name": model, "finished_reason": r}, n) for r, n in metrics.finished.items()),
+    )
+    _family(
+        lines,
+        "tollhouse_engine_refusals_total",
+        "Requests refused, by code",
+        "counter",
+        (({"code": c}, n) for c, n in metrics.refused.items()),
+    )
+    _family(
+        lines,
+        "tollhouse_engine_adapters",
+        "Adapters, by state",
+        "gauge",
+        (({"state": s}, n) for s, n in adapters_by_state.items()),
+    )
+    _family(
+        lines,
+        "tollhouse_engine_adapter_tokens_total",
+        "Output tokens by adapter",
+        "counter",
+        (({"adapter": a}, n) for a, n in metrics.adapter_tokens.items()),
+    )
+    _family(
+        lines, "vllm:lora_requests_info", "Adapters running and waiting", "gauge", [(dict(lora), 1)]
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _names(own: str, alias: str | None) -> tuple[str, ...]:
+    return (own,) if alias is None else (own, alias)
+
+
+def _head(lines: list[str], name: str, about: str, kind: str) -> None:
+    lines.append(f"# HELP {name} {about}.")
+    lines.append(f"# TYPE {name} {kind}")
+
+
+def _family(
+    lines: list[str],
+    name: str,
+    about: str,
+    kind: str,
+    samples: Iterable[tuple[Mapping[str, str], float]],
+) -> None:
+    _head(lines, name, about, kind)
+    lines.extend(f"{name}{_labels(labels)} {value:g}" for labels, value in samples)
+
+
+def _buckets(name: str, histogram: Histogram, model: str) -> Iterable[str]:
+    total = 0
+    for bound, count in zip((*histogram.bounds, math.inf), histogram.counts, strict=True):
+        total += count
+        edge = "+Inf" if math.isinf(bound) else f"{bound:g}"
+        yield f"{name}_bucket{_labels({'model_name': model, 'le': edge})} {total}"
+    yield f"{name}_sum{_labels({'model_name': model})} {histogram.sum:g}"
+    yield f"{name}_count{_labels({'model_name': model})} {total}"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    def escape(value: str) -> str:
+        return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+    return "{" + ",".join(f'{k}="{escape(v)}"' for k, v in labels.items()) + "}"

@@ -1,0 +1,191 @@
+"""What a finished step means: accounts brought up to date, tokens accepted, ends found."""
+
+from dataclasses import dataclass, field
+
+from engine.batch import Row, Sampled, Ticket
+from engine.blocks import BlockPool
+from engine.config import EngineConfig
+from engine.metrics import Metrics
+from engine.protocol import FinishReason, Receipt, TokenChunk, TokenLogprob
+from engine.receipts import Receipts
+from engine.scheduler import Scheduler
+from engine.sequence import Request, Sequence, Stage
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that was launched and not collected."""
+
+    rows: list[tuple[Sequence, Row]]
+    ticket: Ticket
+    launched_at: float
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What the next messages to one gateway carry."""
+
+    chunks: list[TokenChunk] = field(default_factory=list)
+    receipts: list[Receipt] = field(default_factory=list)
+
+
+class Results:
+    """Applies collected steps to sequences and requests, and ends them."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        scheduler: Scheduler,
+        pool: BlockPool,
+        metrics: Metrics,
+        receipts: Receipts,
+        eos: frozenset[int],
+    ) -> None:
+        self._config = config
+        self._scheduler = scheduler
+        self._pool = pool
+        self._metrics = metrics
+        self._receipts = receipts
+        self._eos = eos
+        self.outboxes: dict[str, Outbox] = {}
+        self.over: list[Request] = []  # ended since the engine last looked
+
+    def accept(self, flight: Flight, sampled: list[Sampled], now: float) -> None:
+        by_number = {result.seq: result for result in sampled}
+        for seq, row in flight.rows:
+            seq.in_flight -= 1
+            self._account(seq, row)
+            result = by_number.get(row.seq)
+            if seq.stage is Stage.OVER:
+                self._discard(seq, result, now)
+                continue
+            self._name_computed(seq, row)
+            if result is not None and row.sample:
+                seq.pending = 0
+                self._take_token(seq, result, now)
+
+    def fail(self, flight: Flight, message: str, now: float) -> None:
+        """The device failed the step: its requests end with an error, the others go on."""
+        for seq, _ in flight.rows:
+            seq.in_flight -= 1
+            seq.pending = 0
+        for seq, _ in flight.rows:
+            if seq.stage is Stage.OVER:
+                self._discard(seq, None, now)
+            else:
+                self.end_request(seq.request, FinishReason.ERROR, now, message)
+
+    def end_request(
+        self, request: Request, reason: FinishReason, now: float, message: str = ""
+    ) -> None:
+        """End all of its choices; the receipt follows when nothing of it is in flight."""
+        request.message = message
+        request.finish_reason = reason
+        for seq in request.sequences:
+            if seq.stage is not Stage.OVER:
+                self._emit(seq, [], None, reason)
+                self._scheduler.stop(seq)
+        self._settle(request, now)
+
+    def _account(self, seq: Sequence, row: Row) -> None:
+        end = row.start + len(row.tokens)
+        fresh_from = max(row.start, seq.high)
+        fresh = max(0, min(end, seq.prompt_len) - fresh_from)
+        again = max(0, min(end, seq.high) - row.start)
+        request = seq.request
+        request.computed += fresh
+        request.recomputed += again
+        seq.high = max(seq.high, end)
+        self._metrics.add("computed_tokens", fresh)
+        self._metrics.add("recomputed_tokens", again)
+
+    def _discard(self, seq: Sequence, result: Sampled | None, now: float) -> None:
+        if result is not None:
+            seq.request.discarded += 1
+            self._metrics.add("discarded_tokens")
+            self._scheduler.waiting.refund(seq, self._config.output_price)
+        if not seq.in_flight:
+            self._scheduler.release(seq)
+            self._settle(seq.request, now)
+
+    def _name_computed(self, seq: Sequence, row: Row) -> None:
+        """Blocks that this row filled become findable in the prefix cache."""
+        if not self._config.prefix_cache:
+            return
+        size = self._config.block_size
+        first, last = row.start // size, (row.start + len(row.tokens)) // size
+        if first == last:
+            return
+        if len(seq.keys) < last:
+            self._scheduler.name_blocks(seq)
+        for index in range(first, last):
+            parent = seq.keys[index - 1] if index else None
+            owner = self._scheduler.owner_of(seq, index)
+            self._pool.cache(seq.blocks[index], seq.keys[index], owner, parent)
+
+    def _take_token(self, seq: Sequence, result: Sampled, now: float) -> None:
+        request, params = seq.request, seq.request.ask.sampling
+        seq.history.append(result.token)
+        request.generated += 1
+        self._metrics.add("generated_tokens")
+        if request.ask.adapter is not None:
+            tokens = self._metrics.adapter_tokens
+            tokens[request.ask.adapter] = tokens.get(request.ask.adapter, 0) + 1
+        if request.first_token_at is None:
+            request.first_token_at = now
+            self._metrics.observe("first_token_seconds", now - request.arrived)
+        elif seq.output_len > 1:
+            self._metrics.observe("inter_token_seconds", now - seq.last_token_at)
+        seq.last_token_at = now
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = [TokenLogprob(result.token, result.logprob or 0.0, result.top)]
+        reason = self._end_of(seq, result.token)
+        self._emit(seq, [result.token], logprobs, reason)
+        if reason is not None:
+            request.finish_reason = request.finish_reason or reason
+            self._scheduler.stop(seq)
+            self._settle(request, now)
+
+    def _end_of(self, seq: Sequence, token: int) -> FinishReason | None:
+        params = seq.request.ask.sampling
+        if seq.output_len >= params.min_tokens:
+            if token in params.stop_token_ids:
+                return FinishReason.STOP
+            if token in self._eos and not params.ignore_eos:
+                return FinishReason.STOP
+        if seq.output_len >= params.max_tokens or len(seq.history) >= seq.request.limit:
+            return FinishReason.LENGTH
+        return None
+
+    def _emit(
+        self,
+        seq: Sequence,
+        tokens: list[int],
+        logprobs: list[TokenLogprob] | None,
+        reason: FinishReason | None,
+    ) -> None:
+        request = seq.request
+        outbox = self.outboxes.setdefault(request.origin, Outbox())
+        outbox.chunks.append(
+            TokenChunk(request.ask.request_id, seq.choice, tokens, logprobs, reason)
+        )
+        request.delivered += len(tokens)
+        self._metrics.add("delivered_tokens", len(tokens))
+
+    def _settle(self, request: Request, now: float) -> None:
+        if request.settled or request.open or request.in_flight:
+            return
+        request.settled = True
+        receipt = request.receipt(now)
+        if receipt.cached + receipt.computed != receipt.prompt or receipt.unprocessed < 0:
+            raise AssertionError(f"the receipt of {receipt.request_id} does not add up: {receipt}")
+        self._receipts.add(request.origin, receipt)
+        self.outboxes.setdefault(request.origin, Outbox()).receipts.append(receipt)
+        self.over.append(request)
+        self._metrics.add("prompt_tokens", receipt.prompt)
+        self._metrics.add("cached_tokens", receipt.cached)
+        self._metrics.add("unprocessed_tokens", receipt.unprocessed)
+        self._metrics.finish(receipt.finish_reason.value)
+        self._metrics.observe("queue_seconds", receipt.queue_s)
+        self._metrics.observe("request_seconds", now - request.arrived)

@@ -1,0 +1,110 @@
+"""A request inside the engine and its choices: counters that chase targets, no phases."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine.batch import AdapterHandle
+from engine.protocol import FinishReason, GenerateRequest, Receipt
+
+
+class Stage(Enum):
+    WAITING = auto()  # in the queue: new, or preempted
+    RUNNING = auto()  # holds blocks
+    OVER = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One choice of a request. `target - computed` is what is left to compute now."""
+
+    number: int
+    request: "Request"
+    choice: int
+    history: list[int]  # prompt and accepted output
+    stage: Stage = Stage.WAITING
+    computed: int = 0  # positions whose KV is present, or will be after the steps in flight
+    high: int = 0  # positions accounted for once already; below it, computing is recomputing
+    blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)  # of the full blocks of history
+    handle: AdapterHandle | None = None
+    in_flight: int = 0  # steps launched and not collected
+    pending: int = 0  # 1 when the last token still lies on the device
+    overtaken: int = 0  # times that a later request of the tenant went first for its prefix
+    bypassed: int = 0  # admissions that passed it while it lacked blocks
+    last_token_at: float = 0.0
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.ask.prompt)
+
+    @property
+    def output_len(self) -> int:
+        return len(self.history) - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        return len(self.history) + self.pending - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        return self.remaining == 1 and self.computed >= self.prompt_len
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """What was asked, and the counters that become its receipt."""
+
+    ask: GenerateRequest
+    origin: str  # the gateway that asked
+    arrived: float
+    limit: int  # positions that a choice may reach
+    public_blocks: int = 0
+    sequences: list[Sequence] = field(default_factory=list)
+    forked: bool = False
+    settled: bool = False
+    cached: int | None = None  # frozen at first admission
+    computed: int = 0
+    recomputed: int = 0
+    generated: int = 0
+    delivered: int = 0
+    discarded: int = 0
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    finish_reason: FinishReason | None = None
+    message: str = ""
+
+    @property
+    def deadline(self) -> float | None:
+        return None if self.ask.deadline_s is None else self.arrived + self.ask.deadline_s
+
+    @property
+    def open(self) -> bool:
+        return any(s.stage is not Stage.OVER for s in self.sequences)
+
+    @property
+    def in_flight(self) -> bool:
+        return any(s.in_flight for s in self.sequences)
+
+    def receipt(self, now: float) -> Receipt:
+        cached = self.cached or 0
+        started = self.admitted_at if self.admitted_at is not None else now
+        first = self.first_token_at if self.first_token_at is not None else now
+        processed = cached + self.computed
+        return Receipt(
+            request_id=self.ask.request_id,
+            namespace=self.ask.namespace,
+            adapter=self.ask.adapter,
+            prompt=processed,
+            cached=cached,
+            computed=self.computed,
+            unprocessed=len(self.ask.prompt) - processed,
+            generated=self.generated,
+            delivered=self.delivered,
+            recomputed=self.recomputed,
+            discarded=self.discarded,
+            finish_reason=self.finish_reason or FinishReason.ERROR,
+            queue_s=started - self.arrived,
+            prefill_s=first - started,
+            decode_s=now - first,
+            message=self.message,
+        )

@@ -1,0 +1,85 @@
+"""What a request must be before it may wait: each refusal names the field and the numbers."""
+
+import math
+
+from engine.config import EngineConfig
+from engine.errors import RequestError
+from engine.protocol import EngineInfo, GenerateRequest, SamplingParams
+
+
+def check_request(
+    ask: GenerateRequest, info: EngineInfo, config: EngineConfig, adapter_blocks: int
+) -> int:
+    """Returns the positions that a choice of the request may reach; raises RequestError."""
+    _check_identity(ask)
+    _check_sampling(ask.sampling, info.vocab_size, config.max_running)
+    prompt = ask.prompt
+    if not prompt:
+        raise RequestError("invalid_request", "prompt is empty: give at least one token id")
+    if min(prompt) < 0 or max(prompt) >= info.vocab_size:
+        bad = next(t for t in prompt if not 0 <= t < info.vocab_size)
+        raise RequestError(
+            "invalid_request", f"prompt id {bad} is outside the vocabulary of {info.vocab_size}"
+        )
+    if len(prompt) >= info.context_length:
+        raise RequestError(
+            "context_length_exceeded",
+            f"the prompt has {len(prompt)} tokens and at least one must follow: "
+            f"the model's context is {info.context_length}",
+        )
+    room = (info.num_blocks - adapter_blocks) * info.block_size
+    if len(prompt) >= room:
+        raise RequestError(
+            "context_length_exceeded",
+            f"the prompt has {len(prompt)} tokens and the engine's memory holds {max(0, room)} "
+            f"({info.num_blocks} blocks of {info.block_size}, {adapter_blocks} for the adapter): "
+            "give the engine more KV memory",
+        )
+    return min(info.context_length, room, len(prompt) + ask.sampling.max_tokens)
+
+
+def _check_identity(ask: GenerateRequest) -> None:
+    if not ask.request_id:
+        raise RequestError("invalid_request", "request_id is empty")
+    if not ask.namespace or ask.namespace.startswith("\x00"):
+        raise RequestError("invalid_request", "namespace is empty or reserved")
+    if not (math.isfinite(ask.weight) and ask.weight > 0):
+        raise RequestError("invalid_request", f"weight is {ask.weight}: it must be above 0")
+    if ask.deadline_s is not None and not ask.deadline_s > 0:
+        raise RequestError("deadline_exceeded", f"deadline_s is {ask.deadline_s}: already past")
+
+
+def _check_sampling(params: SamplingParams, vocab_size: int, max_running: int) -> None:
+    def need(good: bool, field: str, rule: str) -> None:
+        if not good:
+            value = getattr(params, field)
+            raise RequestError("invalid_request", f"{field} is {value}: it must be {rule}")
+
+    def finite(field: str, low: float, high: float = math.inf) -> None:
+        value = getattr(params, field)
+        need(math.isfinite(value) and low <= value <= high, field, f"from {low:g} to {high:g}")
+
+    need(params.max_tokens >= 1, "max_tokens", "at least 1")
+    need(1 <= params.n <= max_running, "n", f"from 1 to {max_running}")
+    need(params.top_k >= 0, "top_k", "0 (off) or more")
+    need(0 <= params.min_tokens <= params.max_tokens, "min_tokens", "from 0 to max_tokens")
+    finite("temperature", 0.0)
+    finite("top_p", 0.0, 1.0)
+    need(params.top_p > 0, "top_p", "above 0")
+    finite("min_p", 0.0, 1.0)
+    finite("top_n_sigma", 0.0)
+    finite("repetition_penalty", 0.0)
+    need(params.repetition_penalty > 0, "repetition_penalty", "above 0")
+    finite("frequency_penalty", -100.0, 100.0)
+    finite("presence_penalty", -100.0, 100.0)
+    need(params.logprobs is None or 0 <= params.logprobs <= 100, "logprobs", "from 0 to 100")
+    need(
+        all(0 <= t < vocab_size for t in params.stop_token_ids),
+        "stop_token_ids",
+        f"within the vocabulary of {vocab_size}",
+    )
+    need(
+        all(0 <= t < vocab_size and math.isfinite(b) for t, b in params.logit_bias.items()),
+        "logit_bias",
+        f"finite, for ids within the vocabulary of {vocab_size}",
+    )

@@ -1,0 +1,184 @@
+"""The queue: lanes by priority, in a lane tenants by fairness, in a tenant requests by arrival.
+
+A tenant's requests are held by adapter, so that one which must wait for an adapter's slot does not
+stand in the way of those that need not.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+
+from engine.fairness import FairOrder, Levels
+from engine.sequence import Sequence, Stage
+
+OVERTAKES = 16  # times that a request lets later ones of its tenant go first for their prefix
+LOOK = 4  # tenants, and requests of a tenant and adapter, that locality compares
+
+
+class TenantQueue:
+    """One tenant's waiting sequences. Removal is lazy: what no longer waits is skipped."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._heaps: dict[str | None, list[tuple[float, int, Sequence]]] = {}
+
+    def push(self, seq: Sequence) -> None:
+        heap = self._heaps.setdefault(seq.request.ask.adapter, [])
+        heapq.heappush(heap, (seq.request.arrived, seq.number, seq))
+        self.size += 1
+
+    def by_arrival(self, usable: Callable[[str | None], bool], deep: bool) -> list[Sequence]:
+        """The oldest of each usable adapter (the oldest few if `deep`), oldest first."""
+        found = []
+        for adapter in list(self._heaps):
+            heap = self._heaps[adapter]
+            while heap and heap[0][2].stage is not Stage.WAITING:
+                heapq.heappop(heap)
+            if not heap:
+                del self._heaps[adapter]
+            elif usable(adapter):
+                found.extend(heapq.nsmallest(LOOK, heap) if deep else heap[:1])
+        return [seq for _, _, seq in sorted(found) if seq.stage is Stage.WAITING]
+
+    def note_overtaken(self, seq: Sequence) -> None:
+        """`seq` goes first: count it against the older one of its adapter, if there is one."""
+        heap = self._heaps[seq.request.ask.adapter]
+        if heap[0][2].stage is Stage.WAITING and heap[0][1] < seq.number:
+            heap[0][2].overtaken += 1
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for heap in self._heaps.values():
+            yield from (seq for _, _, seq in heap if seq.stage is Stage.WAITING)
+
+
+class Lane:
+    def __init__(self, levels: Levels) -> None:
+        self.order = FairOrder(levels)
+        self.tenants: dict[str, TenantQueue] = {}
+
+
+class Waiting:
+    """All waiting sequences, and in which order they should be tried."""
+
+    def __init__(self, levels: Levels, *, fair: bool, quantum: float) -> None:
+        self._levels = levels
+        self._fair = fair
+        self._quantum = quantum
+        self._lanes: dict[int, Lane] = {}
+        self.size = 0
+        self.tokens = 0
+        self.by_tenant: dict[str, int] = {}
+
+    def share_of(self, seq: Sequence) -> str:
+        """Whose counter a sequence is on: its tenant's, or one for all (first come, first served)."""
+        return seq.request.ask.namespace if self._fair else ""
+
+    def push(self, seq: Sequence, *, lift: bool) -> None:
+        """`lift` for new arrivals; a preempted sequence comes back without."""
+        ask, share = seq.request.ask, self.share_of(seq)
+        lane = self._lanes.get(ask.priority)
+        if lane is None:
+            lane = self._lanes[ask.priority] = Lane(self._levels)
+        lane.order.join(share, lift=lift)
+        lane.tenants.setdefault(share, TenantQueue()).push(seq)
+        seq.stage = Stage.WAITING
+        self.size += 1
+        self.tokens += len(seq.history)
+        self.by_tenant[ask.namespace] = self.by_tenant.get(ask.namespace, 0) + 1
+
+    def remove(self, seq: Sequence, stage: Stage) -> None:
+        """Take a waiting sequence out and give it its new stage."""
+        ask, share = seq.request.ask, self.share_of(seq)
+        lane = self._lanes[ask.priority]
+        queue = lane.tenants[share]
+        seq.stage = stage
+        queue.size -= 1
+        if stage is Stage.RUNNING:
+            queue.note_overtaken(seq)
+        if queue.size == 0:
+            del lane.tenants[share]
+            lane.order.leave(share)
+            if not lane.tenants:
+                del self._lanes[ask.priority]
+        self.size -= 1
+        self.tokens -= len(seq.history)
+        self.by_tenant[ask.namespace] -= 1
+        if self.by_tenant[ask.namespace] == 0:
+            del self.by_tenant[ask.namespace]
+
+    def charge(self, seq: Sequence, cost: float) -> None:
+        if cost:
+            self._levels.charge(self.share_of(seq), cost, seq.request.ask.weight)
+
+    def refund(self, seq: Sequence, cost: float) -> None:
+        share = self.share_of(seq)
+        self._levels.charge(share, -cost, seq.request.ask.weight)
+        for lane in self._lanes.values():
+            lane.order.lowered(share)
+
+    def turn(self, seq: Sequence) -> tuple[int, float, float]:
+        """Sort key of who goes first: priority, then the least served, then the oldest."""
+        ask = seq.request.ask
+        return (-ask.priority, self._levels.of(self.share_of(seq)), seq.request.arrived)
+
+    def first_turn(self) -> tuple[int, float] | None:
+        """The turn of the best placed tenant, without its requests."""
+        if not self._lanes:
+            return None
+        priority = max(self._lanes)
+        share = self._lanes[priority].order.first(1)[0]
+        return (-priority, self._levels.of(share))
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for lane in self._lanes.values():
+            for queue in lane.tenants.values():
+                yield from queue
+
+    def candidates(
+        self, usable: Callable[[str | None], bool], hits: Callable[[Sequence], int]
+    ) -> Iterator[Sequence]:
+        """Sequences in the order in which to try them. The queue must not change meanwhile,
+        but for what the caller does before it stops iterating."""
+        for priority in sorted(self._lanes, reverse=True):
+            lane = self._lanes[priority]
+            shares = lane.order.first(LOOK)
+            near = self._near(shares)
+            if near:
+                yield from self._by_prefix(lane, near, usable, hits)
+            for share in shares:
+                yield from lane.tenants[share].by_arrival(usable, deep=False)
+            if len(lane.order) > len(shares):
+                for share in lane.order.first(len(lane.order))[len(shares) :]:
+                    yield from lane.tenants[share].by_arrival(usable, deep=False)
+
+    def _near(self, shares: list[str]) -> list[str]:
+        """The tenants so little ahead of the least served that locality may choose among them."""
+        if not self._quantum:
+            return []
+        least = self._levels.of(shares[0])
+        return [s for s in shares[:LOOK] if self._levels.of(s) <= least + self._quantum]
+
+    def _by_prefix(
+        self,
+        lane: Lane,
+        near: list[str],
+        usable: Callable[[str | None], bool],
+        hits: Callable[[Sequence], int],
+    ) -> Iterator[Sequence]:
+        """Deficit and longest prefix (arXiv 2501.14312): the longest cached prefix first."""
+        best: Sequence | None = None
+        best_hits = 0
+        elders: list[Sequence] = []
+        for share in near:
+            queue = lane.tenants[share].by_arrival(usable, deep=True)
+            if not queue:
+                continue
+            if queue[0].overtaken >= OVERTAKES:
+                queue = queue[:1]
+            elders.append(queue[0])
+            for seq in queue:
+                count = hits(seq)
+                if count > best_hits:
+                    best, best_hits = seq, count
+        if best is None or best is elders[0]:
+            return
+        yield best
