@@ -1,0 +1,263 @@
+"""One channel of one choice of a stream: what came, what is judged, what has left.
+
+All places are offsets into the channel's text as the engine gave it.
+"""
+
+import logging
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moderation.loose import LooseStream
+from moderation.normalise import FoldStream, View, lower
+from moderation.policy import Mode, Policy, Stage
+from moderation.rules import loose_spans, merged, spans_of, without_allowed
+from moderation.scoring import Scored, score_one
+from moderation.screener import Findings, Screener
+from moderation.verdict import Action, Span
+
+_log = logging.getLogger(__name__)
+
+# The classifier sees this many characters, of which the last stride is new.
+OUTPUT_WINDOW = 600
+# Until the first checkpoint a first piece may leave when its score is under this share of the
+# threshold that would stop it.
+_EARLY_SHARE = 0.5
+# View characters kept before the settled place, for word boundaries.
+_CONTEXT = 64
+_SURPLUS = 2_048
+_SPACE = re.compile(r"\s")
+
+
+def stride_at(offset: int) -> int:
+    """Return the least distance to the next checkpoint: short at first, longer in long answers."""
+    if offset < 256:
+        return 32
+    return 64 if offset < 2_048 else 128
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What may be sent now. Once `blocked`, nothing more of this choice ever leaves."""
+
+    text: str
+    blocked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """Spans found from the settled place on, and from where anything, or anything strict, waits."""
+
+    spans: Sequence[Span]
+    hold: int
+    strict_hold: int
+
+
+class Channel:
+    def __init__(
+        self, policy: Policy, screener: Screener, findings: Findings, index: int = 0
+    ) -> None:
+        self._policy = policy
+        self._screen = policy.output
+        self._screener = screener
+        self._findings = findings
+        self._index = index
+        self._fold = FoldStream()
+        self._loose = LooseStream()
+        self._raw = ""  # from `_released` on
+        self._released = 0
+        self._length = 0
+        self._checked = 0
+        self._settled = 0
+        self._waiting: list[Span] = []
+        self._toothless = policy.shadow or policy.mode is Mode.ASYNC
+        gates = self._enforced(self._screen.strictest) >= Action.REDACT
+        self._gated = gates and screener.classifier is not None
+
+    def feed(self, text: str) -> Release:
+        self._raw += text
+        while text:
+            at = self._next_checkpoint(text)
+            self._push(text if at is None else text[:at])
+            if at is None:
+                break
+            text = text[at:]
+            if (stopped := self._check(final=False)) is not None:
+                return stopped
+        return Release(self._early())
+
+    def end(self) -> Release:
+        stopped = self._check(final=True)
+        if stopped is not None:
+            return stopped
+        return Release(self._emit(self._scan(final=True), self._length))
+
+    def _next_checkpoint(self, text: str) -> int | None:
+        stride = stride_at(self._checked)
+        soonest = self._checked + stride - self._length
+        latest = soonest + stride
+        space = _SPACE.search(text, max(0, soonest - 1))
+        at = latest if space is None else min(space.end(), latest)
+        return at if at <= len(text) else None
+
+    def _push(self, text: str) -> None:
+        known = len(self._fold.view().text)
+        self._fold.push(text)
+        self._length += len(text)
+        if self._screen.deny:
+            view = self._fold.view()
+            self._loose.push(view.text[known:], view.starts[known:], view.ends[known:])
+
+    def _enforced(self, action: Action) -> Action:
+        return min(action, Action.ANNOTATE) if self._toothless else action
+
+    def _check(self, final: bool) -> Release | None:
+        """Judge all that came so far; return the last release when the choice must stop."""
+        try:
+            scan = self._scan(final)
+            self._record(scan, final)
+        except Exception as error:
+            # The kind alone: the message of an error may quote the text.
+            _log.error("the output rules failed: %s", type(error).__name__)
+            self._findings.fail(self._policy, Stage.RULES)
+            scan = _Scan((), self._length, self._length)
+            if not self._policy.open_on(Stage.RULES) and not self._toothless:
+                return Release("", blocked=True)
+        passed = self._judge(final)
+        stops = [s.start for s in scan.spans if self._stops(s) and s.start < self._settled]
+        if not passed:
+            return Release("", blocked=True)
+        if stops:
+            text = self._emit(scan, min(stops)) if self._policy.mode is Mode.WINDOW else ""
+            return Release(text, blocked=True)
+        self._forget()
+        return None
+
+    def _forget(self) -> None:
+        """Drop what no rule and no window will look at again, so that memory stays bounded."""
+        plain = self._fold.view()
+        settled = bisect_left(plain.starts, self._settled) - _CONTEXT
+        surplus = min(settled, len(plain.text) - OUTPUT_WINDOW)
+        if surplus > _SURPLUS:
+            self._fold.drop(surplus)
+            self._loose.drop(bisect_left(self._loose.view().starts, self._settled) - _CONTEXT)
+
+    def _stops(self, span: Span) -> bool:
+        return self._enforced(span.action) is Action.BLOCK
+
+    def _record(self, scan: _Scan, final: bool) -> None:
+        settled = self._length if final else _before_straddlers(scan.spans, scan.hold)
+        fresh = [span for span in scan.spans if self._settled <= span.start < settled]
+        self._findings.add_spans(fresh, "plain")
+        self._waiting += [s for s in fresh if self._enforced(s.action) >= Action.REDACT]
+        self._settled = max(settled, self._settled)
+
+    def _judge(self, final: bool) -> bool:
+        """Run the classifier over the window that ends here; say whether the answer may go on."""
+        fresh = self._length - self._checked
+        start, self._checked = self._checked, self._length
+        if self._screener.classifier is None or not self._screen.categories or not fresh:
+            return True
+        try:
+            action = self._findings.add_scores(self._score(), self._screen)
+        except Exception as error:
+            _log.error("the classifier failed: %s", type(error).__name__)
+            self._findings.fail(self._policy, Stage.CLASSIFIER)
+            return self._policy.open_on(Stage.CLASSIFIER) or self._toothless
+        action = self._enforced(action)
+        if action is Action.REDACT:
+            cut = Span(self._index, start, self._length, "redacted", "classifier", action)
+            self._waiting.append(cut)
+            self._findings.spans.append(cut)
+        return action is not Action.BLOCK
+
+    def _score(self) -> Scored:
+        assert self._screener.classifier is not None
+        window = self._fold.view().text[-OUTPUT_WINDOW:]
+        return score_one(self._screener.classifier, window)
+
+    def _scan(self, final: bool) -> _Scan:
+        plain = self._fold.view()
+        if final:
+            self._loose.finish()
+        lowered = lower(plain.text)
+        start = bisect_left(plain.starts, self._settled)
+        spans = spans_of(self._screen, plain, lowered, start, self._index)
+        hold = strict = self._length
+        rules = [(matcher, plain.text) for matcher in self._screen.matchers]
+        rules += [(self._screen.terms, lowered), (self._screen.allowed, lowered)]
+        for matcher, text in rules:
+            at = _original(plain, matcher.hold(text, start), self._length)
+            hold = min(hold, at)
+            held_back = matcher is self._screen.allowed or self._enforced(matcher.acts) > 1
+            strict = min(strict, at) if held_back else strict
+        if self._screen.deny:
+            loose = self._loose.view()
+            begin = bisect_left(loose.starts, self._settled)
+            spans += loose_spans(self._screen, loose, self._index, begin)
+            known = self._length if self._loose.open_from is None else self._loose.open_from
+            at = _original(loose, self._screen.loose_terms.hold(loose.text, begin), known)
+            hold = min(hold, at)
+            strict = min(strict, at) if self._enforced(self._screen.terms.acts) > 1 else strict
+        spans = without_allowed(self._screen, plain, lowered, _distinct(spans))
+        if final:
+            hold = strict = self._length
+        return _Scan(spans, hold, strict)
+
+    def _early(self) -> str:
+        """Release what is safe between checkpoints."""
+        if self._policy.mode is Mode.ASYNC:
+            return self._take(self._length)
+        if self._policy.mode is Mode.FULL:
+            return ""
+        limit = self._checked if self._gated else self._length
+        if self._gated and not self._released and self._length <= stride_at(0):
+            limit = self._length if self._clearly_harmless() else limit
+        if limit <= self._released:
+            return ""
+        return self._emit(self._scan(final=False), limit)
+
+    def _clearly_harmless(self) -> bool:
+        scores = self._score().scores
+        for name, each in self._screen.categories.items():
+            for threshold in (each.redact, each.block):
+                if threshold is not None and scores[name] >= _EARLY_SHARE * threshold:
+                    return False
+        return True
+
+    def _emit(self, scan: _Scan, limit: int) -> str:
+        """Release up to `limit`, never into a span that is cut out, with redactions applied."""
+        strict = [s for s in scan.spans if self._enforced(s.action) >= Action.REDACT]
+        strict = [s for s in _distinct([*self._waiting, *strict]) if s.end > self._released]
+        limit = min(limit, scan.strict_hold, *(s.start for s in strict if self._stops(s)))
+        limit = _before_straddlers(strict, limit)
+        pieces = []
+        for start, end, category in merged(s for s in strict if s.start < limit):
+            pieces += [self._take(start), f"[{category.upper()}]"]
+            self._take(end)
+        pieces.append(self._take(limit))
+        self._waiting = [span for span in self._waiting if span.end > self._released]
+        return "".join(pieces)
+
+    def _take(self, until: int) -> str:
+        count = max(0, until - self._released)
+        taken, self._raw = self._raw[:count], self._raw[count:]
+        self._released += len(taken)
+        return taken
+
+
+def _original(view: View, index: int, end: int) -> int:
+    return view.starts[index] if index < len(view.starts) else end
+
+
+def _before_straddlers(spans: Sequence[Span], limit: int) -> int:
+    """Move a limit back before every span that it would cut in two."""
+    for span in sorted(spans, key=lambda each: -each.start):
+        if span.start < limit < span.end:
+            limit = span.start
+    return limit
+
+
+def _distinct(spans: Sequence[Span]) -> list[Span]:
+    return list(dict.fromkeys(spans))

@@ -1,0 +1,78 @@
+"""Characters that are drawn like a Latin letter or a plain sign, written by their shapes.
+
+NFKC already covers full-width, mathematical, circled and superscript forms; this table holds
+what it leaves: Cyrillic, Greek, Armenian and Cherokee look-alikes, small capitals, turned letters.
+"""
+
+from typing import Final
+
+_DRAWN_LIKE: Final = {
+    '"': "“”„",
+    "'": "‘’‚‛",
+    "-": "‐‒–—−",
+    "/": "⁄∕",
+    "0": "٠۰",
+    ":": "∶",
+    "A": "ΑАᎪ",
+    "AE": "Æ",
+    "B": "ΒВᏴ",
+    "C": "ΣСᏟ",
+    "D": "ĐԀᎠ",
+    "E": "ΕЁЕᎬ",
+    "F": "ϜҒ",
+    "G": "Ꮐ",
+    "H": "ĦΗНᎻ",
+    "I": "ΙІЇӀ",
+    "J": "ЈᎫ",
+    "K": "ΚКᏦ",
+    "L": "ŁԼᏞ",
+    "M": "ΜМᎷ",
+    "N": "Ν",
+    "O": "ØΟОՕ",
+    "OE": "Œ",
+    "P": "ΡРᏢ",
+    "Q": "Ԛ",
+    "R": "Ꮢ",
+    "S": "ЅՏᏚ",
+    "T": "ŦΤТᎢ",
+    "U": "Ս",
+    "V": "ѴᏙ",
+    "W": "ԜᎳ",
+    "X": "ΧХ",
+    "Y": "ΥУҮᎽ",
+    "Z": "ΖᏃ",
+    "a": "ɐɑαаᴀ🅐🅰🇦",
+    "ae": "æ",
+    "b": "ɓʙβвьꞵ🅑🅱🇧",
+    "c": "ςсᴄ🅒🅲🇨",
+    "d": "đɗԁᴅ🅓🅳🇩",
+    "e": "ǝəεеёәᴇ🅔🅴🇪",
+    "f": "ƒϝғꜰ🅕🅵🇫",
+    "g": "ɠɡɢԍցᵷ🅖🅶🇬",
+    "h": "ħɥɦʜнһհ🅗🅷🇭",
+    "i": "ıɩɪιіїᎥ🅘🅸🇮",
+    "j": "ϳјյᴊ🅙🅹🇯",
+    "k": "ƙʞκкқᴋ🅚🅺🇰",
+    "l": "łǀʟӏ🅛🅻🇱",
+    "m": "ɯʍмᴍ🅜🅼🇲",
+    "n": "ɴηпո🅝🅽🇳",
+    "o": "øοσоөօᴏ🅞🅾🇴",
+    "oe": "œ",
+    "p": "ƥρрᴘ🅟🅿🇵",
+    "q": "ɋԛզ🅠🆀🇶",
+    "r": "ɹɾʀг🅡🆁🇷",
+    "s": "ƨʂѕꜱ🅢🆂🇸",
+    "ss": "ß",
+    "t": "ŧƭʇτтᴛ🅣🆃🇹",
+    "u": "υսᴜ🅤🆄🇺",
+    "v": "ʋʌνѵᴠ🅥🆅🇻",
+    "w": "ωԝաᴡ🅦🆆🇼",
+    "x": "χх🅧🆇🇽",
+    "y": "ƴʏγуүұ🅨🆈🇾",
+    "z": "ȥʐᴢ🅩🆉🇿",
+    "|": "∣",
+}
+
+LOOKALIKES: Final = {
+    character: latin for latin, characters in _DRAWN_LIKE.items() for character in characters
+}

@@ -1,0 +1,70 @@
+"""Lexical cues that split a head's score into OpenAI's sub-categories, which are marked weak.
+
+A sub-category scores its head times how clearly its cue is there: no cue leaves a tenth.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from moderation.categories import HEADS, PROMPT_ATTACK
+
+_WITHOUT_CUE: Final = 0.1
+
+_THREAT = re.compile(
+    r"\b(?:kill|murder|shoot|stab|hang|lynch|burn|gas|beat|hurt|exterminate|execute|rape|slaughter"
+    r"|hunt(?:ing)? (?:you|them)|wipe (?:them|you)|deserves? to die|should (?:all )?die"
+    r"|(?:i|we) ?(?:will|'ll|am going to|'m going to|gonna) (?:find|get|come for|end) (?:you|them))"
+)
+_MINORS = re.compile(
+    r"\b(?:child(?:ren|ish)?|kids?|minors?|under-?age|toddler|infant|pre-?teens?|teen(?:age)?r?s?"
+    r"|school ?(?:girl|boy)s?|lolita?|shota|little (?:girl|boy)s?|(?:[1-9]|1[0-7])[ -]?"
+    r"(?:yo\b|y/o|years?[ -]old)|(?:five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen"
+    r"|fifteen|sixteen|seventeen)[ -]years?[ -]old|(?:young|step) ?(?:daughter|son|niece|nephew))\b"
+)
+_GRAPHIC = re.compile(
+    r"\b(?:blood(?:y|ied)?|gore|gory|guts|intestines?|entrails|organs?|skull|severed|dismember\w*"
+    r"|decapitat\w*|behead\w*|mutilat\w*|disembowel\w*|eviscerat\w*|gouged?|flesh|corpses?|brains?"
+    r"|slashed|screams?|screaming|limbs?|wounds?|torture[ds]?|torturing|rotting)\b"
+)
+_INTENT = re.compile(
+    r"\b(?:i|i'm|i've|im|me|my|myself|i'd)\b.{0,80}\b(?:die|dead|kill|suicid\w*|end it|end my|cut"
+    r"|cutting|starv\w*|disappear|overdose|hurt|harm|alive|live|jump|hang|purg\w*|pills?)\b",
+    re.DOTALL,
+)
+_INSTRUCTIONS = re.compile(
+    r"\b(?:how (?:to|do|can|many|much|long|would)|ways? to|methods?|steps?|instructions?|guide"
+    r"|best way|easiest|painless(?:ly)?|dos(?:e|age)|tips|without (?:anyone|being|getting))\b"
+)
+_VIOLENT_MEANS = re.compile(
+    r"\b(?:bombs?|explosives?|guns?|firearms?|weapons?|rifles?|pistols?|ammunition|grenades?"
+    r"|silencers?|detonat\w*|molotov|poison\w*|ricin|sarin|anthrax|nerve agent|assassinat\w*"
+    r"|murder\w*|kill\w*|attack\w*|shoot\w*|stab\w*|terroris\w*|kidnap\w*|tortur\w*|napalm|3d.print"
+    r"|arson|mass casualt\w*|massacre)\b"
+)
+
+_CUES: Final[Mapping[str, tuple[str, re.Pattern[str]]]] = {
+    "harassment/threatening": ("harassment", _THREAT),
+    "hate/threatening": ("hate", _THREAT),
+    "illicit/violent": ("illicit", _VIOLENT_MEANS),
+    "self-harm/intent": ("self-harm", _INTENT),
+    "self-harm/instructions": ("self-harm", _INSTRUCTIONS),
+    "sexual/minors": ("sexual", _MINORS),
+    "violence/graphic": ("violence", _GRAPHIC),
+}
+# Under this head score a sub-category is too small to matter and its cue is not looked for.
+_WORTH_A_LOOK: Final = 0.05
+
+
+def openai_scores(heads: Mapping[str, float], text: str) -> dict[str, float]:
+    """Return the thirteen scores and prompt_attack from the seven heads of a folded text."""
+    scores = {name: heads[name] for name in HEADS if name != PROMPT_ATTACK}
+    lowered = ""
+    for name, (head, cue) in _CUES.items():
+        share = _WITHOUT_CUE
+        if heads[head] >= _WORTH_A_LOOK:
+            lowered = lowered or text.lower()
+            share = 1.0 if cue.search(lowered) else _WITHOUT_CUE
+        scores[name] = heads[head] * share
+    scores[PROMPT_ATTACK] = heads[PROMPT_ATTACK]
+    return scores

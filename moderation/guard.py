@@ -1,0 +1,82 @@
+"""The guard on the way back: nothing leaves that is not judged or could still head a match.
+
+Verdicts are made only at checkpoints, whose places are a function of the text alone (a space
+at least a stride after the last one). So however a text is cut into chunks, the verdict is that
+of the whole text. Between checkpoints text may leave early, but never change the verdict.
+"""
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+from moderation.channel import Channel, Release
+from moderation.policy import Mode, Policy
+from moderation.screener import Findings, Screener
+from moderation.verdict import Action, Verdict
+
+
+class StreamGuard:
+    """Guards one answer. A choice may speak on several channels (content, tool arguments...).
+
+    One guard serves one request and is not shared between threads.
+    """
+
+    def __init__(self, policy: Policy, screener: Screener) -> None:
+        self._policy = policy
+        self._screener = screener
+        self._channels: dict[tuple[int, Hashable], Channel] = {}
+        self._blocked: set[int] = set()
+        self._findings = Findings()
+
+    def feed(self, choice: int, text: str, channel: Hashable = "content") -> Release:
+        """Take in a delta exactly as the engine gave it and return what may leave now."""
+        if choice in self._blocked:
+            return Release("", blocked=True)
+        if self._policy.mode is Mode.OFF or not text:
+            return Release(text)
+        return self._answer(choice, self._channel(choice, channel).feed(text))
+
+    def finish(self, choice: int, channel: Hashable = "content") -> Release:
+        """End one channel of a choice: judge what is held back and return the rest."""
+        if choice in self._blocked:
+            return Release("", blocked=True)
+        found = self._channels.get((choice, channel))
+        return Release("") if found is None else self._answer(choice, found.end())
+
+    def channels(self, choice: int) -> list[Hashable]:
+        """Return the channels that a choice has spoken on, in the order they came."""
+        return [name for owner, name in self._channels if owner == choice]
+
+    def verdict(self) -> Verdict:
+        """Return what has been found so far over all choices and channels."""
+        verdict = self._findings.verdict(self._policy)
+        if self._policy.mode is not Mode.ASYNC:
+            return verdict
+        # What has left cannot be held back: in this mode the most is a note.
+        return replace(verdict, action=min(verdict.action, Action.ANNOTATE))
+
+    @property
+    def all_blocked(self) -> bool:
+        """True when no choice that has spoken may go on, so that the engine can be stopped."""
+        spoken = {choice for choice, _ in self._channels}
+        return bool(spoken) and spoken <= self._blocked
+
+    def _channel(self, choice: int, name: Hashable) -> Channel:
+        key = (choice, name)
+        if key not in self._channels:
+            index = len(self._channels)
+            self._channels[key] = Channel(self._policy, self._screener, self._findings, index)
+        return self._channels[key]
+
+    def _answer(self, choice: int, release: Release) -> Release:
+        if release.blocked:
+            self._blocked.add(choice)
+        return release
+
+
+def check_output(screener: Screener, text: str, policy: Policy) -> Verdict:
+    """Judge a whole answer exactly as the stream would; `texts` holds it redacted, or empty."""
+    guard = StreamGuard(policy, screener)
+    kept = guard.feed(0, text).text + guard.finish(0).text
+    verdict = guard.verdict()
+    blocked = verdict.action is Action.BLOCK
+    return replace(verdict, texts=("" if blocked else kept,))

@@ -1,0 +1,125 @@
+"""The second view: leetspeak undone and stretched letters squeezed, on top of the folded one.
+
+It is only ever a second opinion, because "5" is a digit far more often than it is an "s".
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from moderation.normalise import View, lower
+
+LEET: Final = {
+    "0": "o",
+    "1": "i",
+    "3": "e",
+    "4": "a",
+    "5": "s",
+    "7": "t",
+    "8": "b",
+    "@": "a",
+    "$": "s",
+    "!": "i",
+    "|": "l",
+    "+": "t",
+    "€": "e",
+    "£": "l",
+    "¢": "c",
+}
+# A letter three times over is stretched; twice is spelling.
+_STRETCHED: Final = 3
+_NEEDED = re.compile(r"[A-Za-z][013457@8$!|+€£¢]|[013457@8$!|+€£¢][A-Za-z]|(?i:([a-z])\1\1)")
+
+
+def loosen_text(text: str) -> str:
+    """Return the loose reading of a folded text; the same object when nothing changes."""
+    if _NEEDED.search(text) is None:
+        return text
+    return LooseStream.of(View(text, range(len(text)), range(1, len(text) + 1))).text
+
+
+@dataclass(slots=True)
+class LooseStream:
+    """Loosens a folded text that arrives in pieces; the last run stays open until it is known."""
+
+    _out: list[str] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)
+    _ends: list[int] = field(default_factory=list)
+    _waiting: tuple[str, int, int] | None = None
+    _previous: str = ""
+    _previous_was_leet: bool = False
+    _run: list[tuple[str, int, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, view: View) -> View:
+        """Return the loose view of a whole folded text, cheaply when nothing changes."""
+        if _NEEDED.search(view.text) is None:
+            return View(lower(view.text), view.starts, view.ends)
+        stream = cls()
+        stream.push(view.text, view.starts, view.ends)
+        stream.finish()
+        return stream.view()
+
+    def push(self, text: str, starts: Sequence[int], ends: Sequence[int]) -> None:
+        for character, start, end in zip(text, starts, ends, strict=True):
+            if self._waiting is not None:
+                self._settle(self._waiting, character)
+            self._waiting = (character, start, end)
+
+    def finish(self) -> None:
+        if self._waiting is not None:
+            self._settle(self._waiting, " ")
+            self._waiting = None
+        self._close_run()
+
+    def _settle(self, waiting: tuple[str, int, int], following: str) -> None:
+        character, start, end = waiting
+        letter = LEET.get(character)
+        if letter is not None and self._reads_as_letter(following):
+            self._previous_was_leet = True
+            character = letter
+        else:
+            self._previous_was_leet = False
+        self._previous = character
+        self._append(lower(character), start, end)
+
+    def _reads_as_letter(self, following: str) -> bool:
+        if _is_letter(following) or self._previous_was_leet:
+            return True
+        return _is_letter(self._previous) and (following in LEET or following == "*")
+
+    def _append(self, character: str, start: int, end: int) -> None:
+        if self._run and (self._run[0][0] != character or not _is_letter(character)):
+            self._close_run()
+        self._run.append((character, start, end))
+        if len(self._run) > _STRETCHED:
+            del self._run[1]
+
+    def _close_run(self) -> None:
+        if len(self._run) >= _STRETCHED:
+            self._run = [(self._run[0][0], self._run[0][1], self._run[-1][2])]
+        for character, start, end in self._run:
+            self._out.append(character)
+            self._starts.append(start)
+            self._ends.append(end)
+        self._run = []
+
+    @property
+    def open_from(self) -> int | None:
+        """The original offset from which the reading is not final yet, or None."""
+        if self._run:
+            return self._run[0][1]
+        return None if self._waiting is None else self._waiting[1]
+
+    def drop(self, count: int) -> None:
+        """Forget the oldest characters."""
+        count = max(0, count)
+        del self._out[:count], self._starts[:count], self._ends[:count]
+
+    def view(self) -> View:
+        return View("".join(self._out), self._starts, self._ends)
+
+
+def _is_letter(character: str) -> bool:
+    return character.isascii() and character.isalpha()

@@ -1,0 +1,132 @@
+"""Folds a text into the view that rules and classifier read, with a map back to the original.
+
+Every character folds alone (NFKC, accents and invisible characters dropped, look-alikes to
+Latin), so a text folds to the same view however it is cut into chunks.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from moderation.confusables import LOOKALIKES
+
+PLAIN = "plain"
+LOOSE = "loose"
+
+# One code point may expand to eighteen under NFKC; that would let a text grow eighteenfold.
+_LONGEST_EXPANSION = 4
+_UNTOUCHED = re.compile(r"[\t\n\r\x20-\x7e]*")
+_INVISIBLE = frozenset({"Cf", "Cc", "Mn", "Me", "Co"})
+_KEPT_CONTROLS = frozenset("\t\n\r")
+_SPACES = frozenset({"Zs", "Zl", "Zp"})
+_ACCENTED_SCRIPTS = ("LATIN", "GREEK", "CYRILLIC")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A folded text; character i of it stands for original characters starts[i] to ends[i]."""
+
+    text: str
+    starts: Sequence[int]
+    ends: Sequence[int]
+
+    def original_span(self, start: int, end: int) -> tuple[int, int]:
+        """Return the original span of view characters `start` to `end` (end exclusive)."""
+        if start >= end:
+            at = self.starts[start] if start < len(self.starts) else self.ends[-1]
+            return at, at
+        return self.starts[start], self.ends[end - 1]
+
+
+class _FoldTable(dict[str, str]):
+    def __missing__(self, character: str) -> str:
+        folded = _fold_character(character)
+        if len(self) < 65_536:
+            self[character] = folded
+        return folded
+
+
+def _fold_character(character: str) -> str:
+    category = unicodedata.category(character)
+    if category == "Cs":
+        return "\ufffd"
+    if character in _KEPT_CONTROLS:
+        return character
+    if category in _INVISIBLE:
+        return ""
+    if category in _SPACES:
+        return " "
+    composed = unicodedata.normalize("NFKC", character)[:_LONGEST_EXPANSION]
+    return "".join(_fold_composed(part) for part in composed)
+
+
+def _fold_composed(character: str) -> str:
+    if character.isascii():
+        return character if character.isprintable() or character in _KEPT_CONTROLS else ""
+    if unicodedata.category(character) in _INVISIBLE:
+        return ""
+    if character in LOOKALIKES:
+        return LOOKALIKES[character]
+    if unicodedata.name(character, "").startswith(_ACCENTED_SCRIPTS):
+        base = unicodedata.normalize("NFKD", character)[0]
+        return LOOKALIKES.get(base, base)
+    return character
+
+
+_TABLE = _FoldTable()
+
+
+def fold(text: str) -> View:
+    """Fold a whole text. Plain ASCII costs one scan and no copy."""
+    if _UNTOUCHED.fullmatch(text):
+        return View(text, range(len(text)), range(1, len(text) + 1))
+    stream = FoldStream()
+    stream.push(text)
+    return stream.view()
+
+
+def lower(text: str) -> str:
+    """Lower-case without changing the length."""
+    lowered = text.lower()
+    if len(lowered) == len(text):
+        return lowered
+    return "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
+
+
+@dataclass(slots=True)
+class FoldStream:
+    """Folds a text that arrives in pieces; `view()` is at any time the fold of all so far.
+
+    `drop` forgets the oldest view characters, so that a long stream costs bounded memory.
+    """
+
+    _text: str = ""
+    _starts: list[int] = field(default_factory=list)
+    _ends: list[int] = field(default_factory=list)
+    _length: int = 0
+
+    def push(self, text: str) -> None:
+        position = self._length
+        self._length += len(text)
+        if _UNTOUCHED.fullmatch(text):
+            self._text += text
+            self._starts.extend(range(position, position + len(text)))
+            self._ends.extend(range(position + 1, position + len(text) + 1))
+            return
+        pieces = []
+        for offset, character in enumerate(text, position):
+            folded = _TABLE[character]
+            pieces.append(folded)
+            for _ in folded:
+                self._starts.append(offset)
+                self._ends.append(offset + 1)
+        self._text += "".join(pieces)
+
+    def drop(self, count: int) -> None:
+        self._text = self._text[count:]
+        del self._starts[:count]
+        del self._ends[:count]
+
+    def view(self) -> View:
+        return View(self._text, self._starts, self._ends)

@@ -1,0 +1,123 @@
+"""Patterns on RE2, whose time is linear in the text, so that no pattern can hang the gateway.
+
+A pattern matches at most `longest` characters. That bound is what lets a stream be judged: a
+character is safe once `longest` more have come, or at once where `head` says that no match can
+begin there.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import re2
+
+from moderation.errors import BadPattern
+from moderation.matching import Hit
+from moderation.verdict import Action
+
+LONGEST_MATCH = 512
+DEFAULT_LONGEST = 128
+LONGEST_SOURCE = 1_000
+_MEMORY_BYTES = 1 << 20
+# Candidates that a validator may refuse in one text before it stops looking inside a match.
+_MOST_REFUSALS = 500
+# Long texts are searched piece by piece: RE2's Python face copies what it is given on each call.
+_SLICE = 4_096
+
+
+@lru_cache(maxsize=4096)
+def compile_pattern(source: str) -> "re2._Regexp":
+    """Compile a pattern with a memory bound, or say in plain words why RE2 refuses it."""
+    if not source:
+        raise BadPattern("an empty pattern matches everything; write at least one character")
+    if len(source) > LONGEST_SOURCE:
+        raise BadPattern(f"the pattern is {len(source)} long; at most {LONGEST_SOURCE} are allowed")
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = _MEMORY_BYTES
+    try:
+        compiled = re2.compile(source, options)
+    except re2.error as error:
+        raise BadPattern(f"RE2 refuses the pattern: {_reason(error)}") from None
+    except UnicodeEncodeError:
+        raise BadPattern("the pattern holds a lone surrogate, which is no character") from None
+    if compiled.search("") is not None:
+        raise BadPattern("the pattern matches the empty text; make some part of it mandatory")
+    return compiled
+
+
+def _reason(error: Exception) -> str:
+    cause = error.args[0] if error.args else error
+    return cause.decode(errors="replace") if isinstance(cause, bytes) else str(cause)
+
+
+@dataclass(frozen=True)
+class PatternMatcher:
+    """Finds one pattern; `accepts` refuses candidates, `head` (stdlib) narrows the hold."""
+
+    name: str
+    source: str
+    action: Action
+    category: str = "pattern"
+    longest: int = DEFAULT_LONGEST
+    accepts: Callable[[str], bool] | None = None
+    head: re.Pattern[str] | None = None
+
+    @property
+    def acts(self) -> Action:
+        return self.action
+
+    @property
+    def _slice(self) -> int:
+        return _SLICE + 2 * self.longest
+
+    def find(self, text: str, start: int = 0) -> list[Hit]:
+        rule = f"{self.category}:{self.name}"
+        return [
+            Hit(begin, end, self.category, rule, self.action)
+            for begin, end in self._spans(text, start)
+        ]
+
+    def _spans(self, text: str, start: int) -> Iterator[tuple[int, int]]:
+        refusals = 0
+        while start < len(text):
+            # One character before `start` goes along, so that ^ and \b see what stands there.
+            base = max(0, start - 1)
+            piece = text[base : start + self._slice]
+            certain = (
+                len(text) if base + len(piece) == len(text) else start + self._slice - self.longest
+            )
+            found = self._first(piece, start - base)
+            if found is None or base + found[0] >= certain:
+                start = certain
+                continue
+            begin, end = found
+            accepted = end - begin <= self.longest and self._accepted(piece[begin:end])
+            if accepted:
+                yield base + begin, base + end
+                start = base + end
+                continue
+            refusals += 1
+            start = base + (begin + 1 if refusals <= _MOST_REFUSALS else max(end, begin + 1))
+
+    def _first(self, piece: str, start: int) -> tuple[int, int] | None:
+        pattern = compile_pattern(self.source)
+        found = pattern.search(piece, start)
+        if found is None:
+            return None
+        begin, end = found.span()
+        if end - begin > self.longest:
+            shorter = pattern.match(piece, begin, begin + self.longest)
+            end = end if shorter is None else shorter.end()
+        return begin, end
+
+    def _accepted(self, candidate: str) -> bool:
+        return self.accepts is None or self.accepts(candidate)
+
+    def hold(self, text: str, start: int = 0) -> int:
+        first = max(start, len(text) - self.longest)
+        if self.head is None:
+            return first
+        found = self.head.search(text, first)
+        return len(text) if found is None else found.start()

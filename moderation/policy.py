@@ -1,0 +1,193 @@
+"""A policy: what is looked for, in whose words, and what then happens. Frozen and versioned.
+
+The version is the digest of the policy's own document, so the same rules have the same version
+everywhere and a decision can always be traced to the rules that made it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Self
+
+from moderation.defaults import DEFAULT_ANNOTATE_AT, DEFAULT_BLOCK_AT
+from moderation.entities import entity_matchers
+from moderation.matching import Matcher
+from moderation.patterns import DEFAULT_LONGEST, PatternMatcher
+from moderation.terms import Term, TermMatcher, loose_terms
+from moderation.verdict import Action
+
+
+class Mode(StrEnum):
+    """How an answer is guarded: not at all, held by windows, held whole, or only annotated."""
+
+    OFF = "off"
+    WINDOW = "window"
+    FULL = "full"
+    ASYNC = "async"
+
+
+class Stage(StrEnum):
+    RULES = "rules"
+    CLASSIFIER = "classifier"
+    GUARD = "guard"
+
+
+class Payer(StrEnum):
+    TENANT = "tenant"
+    HOUSE = "house"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """From which score on a category is annotated, redacted or blocked; None means never."""
+
+    annotate: float | None = None
+    redact: float | None = None
+    block: float | None = None
+
+    def action(self, score: float) -> Action:
+        for threshold, action in (
+            (self.block, Action.BLOCK),
+            (self.redact, Action.REDACT),
+            (self.annotate, Action.ANNOTATE),
+        ):
+            if threshold is not None and score >= threshold:
+                return action
+        return Action.ALLOW
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPattern:
+    name: str
+    source: str
+    action: Action = Action.BLOCK
+    longest: int = DEFAULT_LONGEST
+
+
+@dataclass(frozen=True)
+class Screen:
+    """The rules of one direction, input or output."""
+
+    categories: Mapping[str, Thresholds] = field(default_factory=dict)
+    entities: Mapping[str, Action] = field(default_factory=dict)
+    deny: tuple[Term, ...] = ()
+    allow: tuple[str, ...] = ()
+    patterns: tuple[TenantPattern, ...] = ()
+
+    @cached_property
+    def matchers(self) -> tuple[Matcher, ...]:
+        """The rules that read the plain view; patterns and entities see its letter case."""
+        patterns = [
+            PatternMatcher(each.name, each.source, each.action, longest=each.longest)
+            for each in self.patterns
+        ]
+        return (*entity_matchers(self.entities), *patterns)
+
+    @cached_property
+    def terms(self) -> TermMatcher:
+        return TermMatcher(self.deny)
+
+    @cached_property
+    def loose_terms(self) -> TermMatcher:
+        return TermMatcher(loose_terms(self.deny))
+
+    @cached_property
+    def allowed(self) -> TermMatcher:
+        return TermMatcher(tuple(Term(text, Action.ALLOW, "allow_list") for text in self.allow))
+
+    @cached_property
+    def strictest(self) -> Action:
+        """The strictest action that the classifier's scores can lead to."""
+        found = Action.ALLOW
+        for each in self.categories.values():
+            for threshold, action in (
+                (each.annotate, Action.ANNOTATE),
+                (each.redact, Action.REDACT),
+                (each.block, Action.BLOCK),
+            ):
+                if threshold is not None and action > found:
+                    found = action
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SecondStage:
+    """A guard model is asked for scores between `low` and `high`, and has `deadline_ms`."""
+
+    guard: str
+    low: float = 0.3
+    high: float = 0.9
+    deadline_ms: int = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class StrikeRule:
+    """A key is suspended after `limit` blocked requests within `window_hours`."""
+
+    limit: int
+    window_hours: int = 24
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Everything that a tenant, project or key may decide about moderation."""
+
+    name: str = "default"
+    input: Screen = field(default_factory=Screen)
+    output: Screen = field(default_factory=Screen)
+    roles: frozenset[str] = frozenset({"user", "tool"})
+    mode: Mode = Mode.WINDOW
+    shadow: bool = False
+    on_error: Mapping[Stage, str] = field(
+        default_factory=lambda: MappingProxyType(dict.fromkeys(Stage, "closed"))
+    )
+    blocked_input_paid_by: Payer = Payer.HOUSE
+    cut_output_paid_by: Payer = Payer.TENANT
+    second_stage: SecondStage | None = None
+    strikes: StrikeRule | None = None
+
+    @cached_property
+    def version(self) -> str:
+        from moderation.policy_document import to_dict
+
+        canonical = json.dumps(to_dict(self), sort_keys=True, separators=(",", ":"))
+        return "pol_" + hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """Read a JSON document; BadPolicy names the first wrong place in it."""
+        from moderation.policy_document import read_policy
+
+        return read_policy(cls, document)
+
+    def to_dict(self) -> dict[str, Any]:
+        from moderation.policy_document import to_dict
+
+        return to_dict(self)
+
+    def open_on(self, stage: Stage) -> bool:
+        return self.on_error.get(stage, "closed") == "open"
+
+
+def default_policy() -> Policy:
+    """Annotate what the model card's calibration calls likely; block only at high scores."""
+    thresholds = MappingProxyType(
+        {
+            category: Thresholds(annotate=at, block=DEFAULT_BLOCK_AT.get(category))
+            for category, at in DEFAULT_ANNOTATE_AT.items()
+        }
+    )
+    entities = MappingProxyType(
+        dict.fromkeys(("card", "iban", "us_ssn", "api_key", "private_key"), Action.ANNOTATE)
+    )
+    screen = Screen(categories=thresholds, entities=entities)
+    return Policy(input=screen, output=screen)
+
+
+def off_policy() -> Policy:
+    """Screen nothing: for operators who moderate elsewhere."""
+    return Policy(name="off", roles=frozenset(), mode=Mode.OFF)

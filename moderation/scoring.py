@@ -1,0 +1,72 @@
+"""Runs the classifier over both views of a text, by windows, and keeps the highest of each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moderation.categories import HEADS, SCORED
+from moderation.classifiers.base import Classifier
+from moderation.cues import openai_scores
+from moderation.loose import loosen_text
+from moderation.normalise import LOOSE, PLAIN
+
+WINDOW = 1_000
+STRIDE = 800
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Scores of a text; `start` and `end` are the folded window that scored highest."""
+
+    scores: Mapping[str, float]
+    view: str = PLAIN
+    start: int = 0
+    end: int = 0
+
+
+def windows(length: int) -> list[tuple[int, int]]:
+    """Cut a text of `length` characters into windows that overlap by a fifth."""
+    if length <= WINDOW:
+        return [(0, length)]
+    starts = range(0, length - WINDOW + STRIDE, STRIDE)
+    return [(start, min(start + WINDOW, length)) for start in starts]
+
+
+def score_windows(classifier: Classifier, text: str) -> list[Scored]:
+    """Score every window of a folded text; each Scored holds the better of its two views."""
+    return score_cuts(classifier, text, windows(len(text)))
+
+
+def score_cuts(classifier: Classifier, text: str, cuts: Sequence[tuple[int, int]]) -> list[Scored]:
+    """Score the given windows of a folded text in one call of the classifier."""
+    plain = [text[start:end] for start, end in cuts]
+    loose = [loosen_text(piece) for piece in plain]
+    changed = [i for i, piece in enumerate(loose) if piece is not plain[i]]
+    rows = classifier.score([*plain, *(loose[i] for i in changed)]).tolist()
+    found = []
+    for i, (start, end) in enumerate(cuts):
+        scores, view = _named(rows[i], plain[i]), PLAIN
+        if i in changed:
+            second = _named(rows[len(plain) + changed.index(i)], loose[i])
+            if max(second.values()) > max(scores.values()):
+                view = LOOSE
+            scores = {name: max(scores[name], second[name]) for name in SCORED}
+        found.append(Scored(scores, view, start, end))
+    return found
+
+
+def score_one(classifier: Classifier, text: str) -> Scored:
+    """Score one window of a folded text, both views."""
+    return score_cuts(classifier, text, [(0, len(text))])[0]
+
+
+def _named(row: Sequence[float], text: str) -> dict[str, float]:
+    return openai_scores(dict(zip(HEADS, row, strict=True)), text)
+
+
+def highest(scored: Sequence[Scored]) -> Scored:
+    """Fold many windows into one answer: the highest of each score, the view of the highest."""
+    if not scored:
+        return Scored(dict.fromkeys(SCORED, 0.0))
+    top = max(scored, key=lambda each: max(each.scores.values()))
+    scores = {name: max(each.scores[name] for each in scored) for name in SCORED}
+    return Scored(scores, top.view, top.start, top.end)

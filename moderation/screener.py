@@ -1,0 +1,137 @@
+"""Screens whole texts: fold, rules, classifier; the strictest finding decides.
+
+Synchronous, CPU only, one thread. It reads no clock and writes no log.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from moderation.categories import SCORED
+from moderation.classifiers.base import Classifier
+from moderation.normalise import PLAIN, View, fold
+from moderation.policy import Policy, Screen, Stage
+from moderation.rules import find_spans, redact
+from moderation.scoring import Scored, highest, score_windows
+from moderation.verdict import Action, ScreenedText, Span, Verdict
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What has been found so far; `verdict` closes it."""
+
+    spans: list[Span] = field(default_factory=list)
+    scores: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SCORED, 0.0))
+    flagged: set[str] = field(default_factory=set)
+    would: Action = Action.ALLOW
+    view: str = PLAIN
+    unscanned: set[str] = field(default_factory=set)
+    top: float = 0.0
+
+    def add_spans(self, spans: Sequence[Span], view: str) -> None:
+        acting = [span for span in spans if span.action > Action.ALLOW]
+        if not acting:
+            return
+        self.spans += acting
+        self.flagged.update(span.category for span in acting)
+        strictest = max(span.action for span in acting)
+        if strictest > self.would:
+            self.view = view
+        self.would = max(self.would, strictest)
+
+    def add_scores(self, scored: Scored, screen: Screen) -> Action:
+        """Take in the scores of one window; return the action that they lead to."""
+        strictest = Action.ALLOW
+        for name, thresholds in screen.categories.items():
+            action = thresholds.action(scored.scores[name])
+            if action > Action.ALLOW:
+                self.flagged.add(name)
+            strictest = max(strictest, action)
+        highest_score = max(scored.scores.values())
+        if strictest > self.would or (strictest == self.would and highest_score > self.top):
+            self.view = scored.view
+        self.top = max(self.top, highest_score)
+        for name, score in scored.scores.items():
+            self.scores[name] = max(self.scores[name], score)
+        self.would = max(self.would, strictest)
+        return strictest
+
+    def fail(self, policy: Policy, stage: Stage) -> None:
+        """A stage failed: pass marked as unscanned where the policy is open, block otherwise."""
+        if policy.open_on(stage):
+            self.unscanned.add(stage.value)
+            return
+        self.flagged.add(f"{stage.value}_failed")
+        self.would = Action.BLOCK
+
+    def verdict(self, policy: Policy, texts: tuple[str, ...] = ()) -> Verdict:
+        shown = min(self.would, Action.ANNOTATE) if policy.shadow else self.would
+        return Verdict(
+            action=shown,
+            would=self.would,
+            policy_version=policy.version,
+            scores=dict(self.scores),
+            flagged=tuple(sorted(self.flagged)),
+            view=self.view,
+            spans=tuple(self.spans),
+            texts=texts,
+            unscanned=tuple(sorted(self.unscanned)),
+            shadow=policy.shadow,
+        )
+
+
+class Screener:
+    """The screen before the engine. `classifier` None means rules alone."""
+
+    def __init__(self, classifier: Classifier | None = None) -> None:
+        self.classifier = classifier
+
+    def check_input(self, texts: Sequence[ScreenedText], policy: Policy) -> Verdict:
+        """Screen the texts whose role the policy names; the others pass untouched."""
+        findings = Findings()
+        cleaned = []
+        for index, screened in enumerate(texts):
+            if screened.role in policy.roles and screened.text:
+                cleaned.append(self._check(findings, screened.text, policy, index))
+            else:
+                cleaned.append(screened.text)
+        return findings.verdict(policy, tuple(cleaned))
+
+    def _check(self, findings: Findings, text: str, policy: Policy, index: int) -> str:
+        view = fold(text)
+        spans: list[Span] = []
+        try:
+            spans, deciding = find_spans(policy.input, view, index)
+            findings.add_spans(spans, deciding)
+        except Exception as error:
+            # The kind alone: the message of an error may quote the text.
+            _log.error("the rules of policy %s failed: %s", policy.version, type(error).__name__)
+            findings.fail(policy, Stage.RULES)
+        spans += self._classify(findings, view, policy, index)
+        return text if policy.shadow else redact(text, spans)
+
+    def _classify(self, findings: Findings, view: View, policy: Policy, index: int) -> list[Span]:
+        if self.classifier is None or not policy.input.categories or not view.text.strip():
+            return []
+        try:
+            scored = score_windows(self.classifier, view.text)
+        except Exception as error:
+            _log.error("the classifier failed: %s", type(error).__name__)
+            findings.fail(policy, Stage.CLASSIFIER)
+            return []
+        redacted = []
+        for window in scored:
+            if findings.add_scores(window, policy.input) is Action.REDACT:
+                start, end = view.original_span(window.start, window.end)
+                redacted.append(Span(index, start, end, "redacted", "classifier", Action.REDACT))
+        findings.spans += redacted
+        return redacted
+
+    def score(self, text: str) -> Scored:
+        """Return the scores of a text under no policy, as /v1/moderations shows them."""
+        view = fold(text)
+        if self.classifier is None or not view.text.strip():
+            return highest([])
+        return highest(score_windows(self.classifier, view.text))

@@ -1,0 +1,96 @@
+"""Checks that tell a number that means something from one that only looks like it."""
+
+import ipaddress
+
+# Lengths by country, from the IBAN registry (SWIFT, ISO 13616).
+_IBAN_COUNTRIES = {
+    15: "NO",
+    16: "BE",
+    18: "DK FI FO GL NL",
+    19: "MK SI",
+    20: "AT BA EE KZ LT LU XK",
+    21: "CH HR LI LV",
+    22: "BG BH CR DE GB GE IE ME RS VA",
+    23: "AE GI IL IQ TL",
+    24: "AD CZ ES MD PK RO SA SE SK TN VG",
+    25: "LY PT ST",
+    26: "IS TR",
+    27: "FR GR IT MC MR SM",
+    28: "AL AZ BY CY DO GT HU LB PL SV",
+    29: "BR EG PS QA UA",
+    30: "JO KW MU",
+    31: "MT SC",
+    32: "LC",
+}
+
+
+def digits_of(text: str) -> str:
+    return "".join(c for c in text if c.isascii() and c.isdigit())
+
+
+def luhn_holds(number: str) -> bool:
+    total = 0
+    for place, digit in enumerate(reversed(number)):
+        value = int(digit) * (1 + place % 2)
+        total += value - 9 if value > 9 else value
+    return total % 10 == 0
+
+
+def is_card(candidate: str) -> bool:
+    """Luhn, a length and a leading digit that issuers use, and not one digit throughout."""
+    number = digits_of(candidate)
+    if not 13 <= len(number) <= 19 or number[0] not in "23456" or len(set(number)) < 3:
+        return False
+    return luhn_holds(number)
+
+
+def is_iban(candidate: str) -> bool:
+    """Country length and ISO 7064 mod 97."""
+    compact = "".join(candidate.split()).upper()
+    if compact[:2] not in _IBAN_COUNTRIES.get(len(compact), "").split():
+        return False
+    moved = compact[4:] + compact[:4]
+    return int("".join(str(int(c, 36)) for c in moved)) % 97 == 1
+
+
+def is_us_ssn(candidate: str) -> bool:
+    """The ranges that the Social Security Administration never gives out are refused."""
+    number = digits_of(candidate)
+    area, group, serial = number[:3], number[3:5], number[5:]
+    if len(number) != 9 or area in {"000", "666"} or area >= "900":
+        return False
+    published_in_error = number in {"078051120", "219099999", "123456789"}
+    return group != "00" and serial != "0000" and not published_in_error
+
+
+def is_ip(candidate: str) -> bool:
+    """An address that names one machine: not unspecified, not a version number's look-alike."""
+    try:
+        address = ipaddress.ip_address(candidate)
+    except ValueError:
+        return False
+    return not address.is_unspecified
+
+
+def is_phone(candidate: str) -> bool:
+    """Seven to fifteen digits (E.164), written as people write telephone numbers."""
+    number = digits_of(candidate)
+    if not 7 <= len(number) <= 15 or len(set(number)) < 3:
+        return False
+    if candidate.startswith("+"):
+        return len(number) >= 8
+    grouped = any(c in " .-(" for c in candidate)
+    return grouped and len(number) in {10, 11}
+
+
+def is_email(candidate: str) -> bool:
+    local, _, domain = candidate.rpartition("@")
+    edges_fine = not local.startswith(".") and not local.endswith(".") and ".." not in candidate
+    return bool(local) and edges_fine and not domain.startswith("-")
+
+
+def looks_random(candidate: str) -> bool:
+    """Tell a key from a placeholder: both letters and digits, and many different characters."""
+    body = candidate.rsplit("_", 1)[-1].rsplit("-", 1)[-1] or candidate
+    mixed = any(c.isdigit() for c in candidate) and any(c.isalpha() for c in candidate)
+    return mixed and len(set(body)) >= 8
