@@ -223,4 +223,4 @@ class MemoryCounters:
             del self._buckets[key]
 
     def _now(self) -> int:
-        return int(self._clock.monotonic() * 1000)
+        return round(self._clock.monotonic() * 1000)

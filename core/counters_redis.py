@@ -1,0 +1,219 @@
+"""The counters of many processes, in Redis: one script, one round trip, calls of a moment in one pipe.
+
+Keys of a group share a hash tag, so a Redis Cluster keeps each tenant's counters in one slot. A
+server that does not answer within the time-out opens a breaker: calls then fail at once, until a
+probe in the background is answered.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import NoScriptError, RedisError
+
+from core.clock import Clock
+from core.counters import Denial, Grant, Wish, state_of
+from core.errors import DependencyDown
+
+log = logging.getLogger("tollhouse.counters")
+
+TIMEOUT_S = 0.04  # the declared mode must be taken within 50 ms
+PROBE_EVERY_S = 0.25
+_BATCH = 128
+_SCRIPT = Path(__file__).with_name("counters.lua")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Any]).decode
+
+_Call = tuple[tuple[str, str, int, bytes], "asyncio.Future[Any]"]
+
+
+class RedisCounters:
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "tollhouse",
+        clock: Clock | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """`clock` is for tests and simulations; without one the server's clock counts for all."""
+        self._prefix = prefix
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._client = redis.asyncio.Redis.from_url(
+            url, socket_timeout=1.0, socket_connect_timeout=1.0, protocol=2, max_connections=8
+        )
+        self._source = _SCRIPT.read_text()
+        self._sha = ""
+        self._waiting: list[_Call] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sender: asyncio.Task[None] | None = None
+        self._down = False
+
+    @property
+    def down(self) -> bool:
+        return self._down
+
+    async def reserve(self, wish: Wish) -> Grant | Denial:
+        hold = wish.hold
+        arguments = (
+            wish.id,
+            wish.lease_ms,
+            [(t.key, t.capacity, t.period_ms, t.amount, t.keep, t.shadow) for t in wish.takes],
+            [(s.key, s.limit, s.shadow) for s in wish.slots],
+            hold.need if hold else 0,
+            hold.want if hold else 0,
+            [(c.key, c.cap, c.spent) for c in hold.caps] if hold else [],
+        )
+        return _answer(wish, await self._ask("reserve", wish.group, arguments))
+
+    async def extend(
+        self, group: str, id: str, amounts: Sequence[int], need: int, want: int
+    ) -> int:
+        return int(await self._ask("extend", group, (id, list(amounts), need, want)))
+
+    async def settle(self, group: str, id: str, amounts: Sequence[int], spent: int) -> bool:
+        return bool(await self._ask("settle", group, (id, list(amounts), spent)))
+
+    async def renew(self, group: str, ids: Sequence[str], lease_ms: int) -> None:
+        await self._ask("renew", group, (list(ids), lease_ms))
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _ask(self, operation: str, group: str, arguments: tuple[Any, ...]) -> Any:
+        if self._down:
+            raise _no_answer("does not answer")
+        now = -1 if self._clock is None else round(self._clock.monotonic() * 1000)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        call = (f"{{{self._prefix}:{group}}}", operation, now, _encode(arguments))
+        self._waiting.append((call, answer))
+        if self._sender is None or self._sender.done():
+            self._sender = self._start(self._send())
+        await asyncio.wait((answer,), timeout=self._timeout_s)
+        # A loop that was busy itself may have the answer at hand: that is not Redis being late.
+        for _ in range(3):
+            if answer.done():
+                return answer.result()
+            await asyncio.sleep(0)
+        answer.add_done_callback(lambda late: self._give_back(late, operation, group, arguments))
+        self._trip(f"no answer within {self._timeout_s * 1000:.0f} ms")
+        raise _no_answer("did not answer in time")
+
+    async def _send(self) -> None:
+        """Everything that is waiting, in pipes, until nothing is."""
+        while self._waiting:
+            batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+            try:
+                await self._send_batch(batch)
+            except (RedisError, OSError, TimeoutError) as error:
+                self._trip(str(error) or type(error).__name__)
+                for _, answer in batch:
+                    if not answer.done():
+                        answer.set_exception(_no_answer("failed"))
+                        answer.exception()  # seen: a late one has nobody left to wait for it
+
+    async def _send_batch(self, batch: list[_Call]) -> None:
+        if not self._sha:
+            self._sha = str(await self._client.script_load(self._source))
+        results = await self._run(batch)
+        forgotten = [
+            index for index, result in enumerate(results) if isinstance(result, NoScriptError)
+        ]
+        if forgotten:  # the server restarted or flushed its scripts
+            await self._client.script_load(self._source)
+            again = await self._run([batch[index] for index in forgotten])
+            for index, result in zip(forgotten, again, strict=True):
+                results[index] = result
+        for (_, answer), result in zip(batch, results, strict=True):
+            if answer.done():
+                continue
+            if isinstance(result, Exception):
+                log.error("the counters' script failed: %s", result)
+                answer.set_exception(_no_answer("failed"))
+                answer.exception()
+            else:
+                answer.set_result(result)
+
+    async def _run(self, batch: list[_Call]) -> list[Any]:
+        pipe = self._client.pipeline(transaction=False)
+        for (base, operation, now, arguments), _ in batch:
+            pipe.evalsha(self._sha, 1, base, operation, str(now), arguments)
+        return list(await pipe.execute(raise_on_error=False))
+
+    def _give_back(
+        self,
+        late: "asyncio.Future[Any]",
+        operation: str,
+        group: str,
+        arguments: tuple[Any, ...],
+    ) -> None:
+        """What was granted after its caller had gone is returned; else its lease would have to."""
+        if late.cancelled() or late.exception() is not None or operation != "reserve":
+            return
+        if _decode(late.result())[0] == 1 and arguments[1] > 0:
+            nothing = [0] * len(arguments[2])
+            self._start(self._quietly_settle(group, arguments[0], nothing))
+
+    async def _quietly_settle(self, group: str, id: str, amounts: list[int]) -> None:
+        try:
+            await self.settle(group, id, amounts, 0)
+        except DependencyDown:
+            log.info("a late reservation stays until its lease ends")
+
+    def _trip(self, reason: str) -> None:
+        if self._down:
+            return
+        self._down = True
+        log.warning("Redis is down for the counters: %s", reason)
+        self._start(self._probe())
+
+    async def _probe(self) -> None:
+        while self._down:
+            await asyncio.sleep(PROBE_EVERY_S)
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._client.ping()
+            except (RedisError, OSError, TimeoutError):
+                continue
+            self._down = False
+            log.warning("Redis answers again")
+
+    def _start(self, work: Any) -> "asyncio.Task[None]":
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _answer(wish: Wish, raw: bytes) -> Grant | Denial:
+    granted, states, counts, full, left, held = _decode(raw)
+    buckets = tuple(
+        state_of(take, used, carry, taken=bool(granted))
+        for take, (used, carry, _) in zip(wish.takes, states, strict=True)
+    )
+    shadows = {take.key for take in wish.takes if take.shadow}
+    shadows |= {slot.key for slot in wish.slots if slot.shadow}
+    shadow = tuple(key for key in full if key in shadows)
+    if granted:
+        return Grant(buckets, tuple(counts), held, shadow)
+    caps = wish.hold.caps if wish.hold else ()
+    need = wish.hold.need if wish.hold else 0
+    poor = tuple(cap.key for cap, each in zip(caps, left, strict=True) if each < need)
+    refused = tuple(key for key in full if key not in shadows)
+    return Denial(buckets, tuple(counts), refused, poor, shadow, max(0, min(left, default=0)))
+
+
+def _no_answer(what: str) -> DependencyDown:
+    return DependencyDown(
+        f"Redis {what}; limits cannot be counted.",
+        next_step="Try again in a moment; the operator checks TOLLHOUSE_REDIS_URL.",
+        retry_after_s=1.0,
+    )
