@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    ColumnElement,
     DateTime,
     Dialect,
     Engine,
@@ -21,8 +22,10 @@ from sqlalchemy import (
     MetaData,
     Numeric,
     Table,
+    cast,
     create_engine,
     event,
+    func,
     text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -139,6 +142,15 @@ def insert_new(session: Session, table: Table, rows: Sequence[dict[str, Any]], *
     statement = insert(table).on_conflict_do_nothing(index_elements=list(key))
     result = session.connection().execute(statement.returning(table.c[key[0]]), list(rows))
     return len(result.all())
+
+
+def epoch_bucket(column: Any, dialect: str, seconds: int) -> ColumnElement[int]:
+    """The start of the column's bucket of so many seconds, as seconds since 1970, computed in SQL."""
+    if dialect == "postgresql":
+        epoch: ColumnElement[int] = cast(func.floor(func.extract("epoch", column)), BigInteger)
+    else:
+        epoch = cast(func.strftime("%s", column), BigInteger)
+    return epoch - epoch % seconds
 
 
 def _dialect_of(url: str) -> str:

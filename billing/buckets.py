@@ -1,0 +1,204 @@
+"""Usage and costs in time buckets, for the finance API, the pages and the exports alike.
+
+Days and hours are read from the roll-ups, minutes (and anything by member) from the events. Every
+query takes a TenantScope; buckets are in UTC and aligned to their width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy.orm import Session
+
+from billing.models import Charge, DailyUsage, HourlyUsage, UsageEventRow
+from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from core.database import epoch_bucket
+from core.errors import BadRequest
+from core.tenants.scope import TenantScope
+
+
+class Width(Enum):
+    """Bucket widths: seconds, buckets a page by default, and at most."""
+
+    MINUTE = ("1m", 60, 60, 1440)
+    HOUR = ("1h", 3600, 24, 168)
+    DAY = ("1d", 86400, 7, 180)
+
+    def __init__(self, label: str, seconds: int, usual: int, most: int) -> None:
+        self.label = label
+        self.seconds = seconds
+        self.usual = usual
+        self.most = most
+
+
+DIMENSIONS = ("project_id", "key_id", "model", "adapter", "kind", "member_id", "currency")
+
+
+@dataclass(frozen=True, slots=True)
+class BucketQuery:
+    start: datetime
+    end: datetime
+    width: Width
+    group_by: tuple[str, ...] = ()  # of DIMENSIONS
+    limit: int | None = None  # buckets a page
+    project_ids: tuple[str, ...] = ()
+    key_ids: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    member_ids: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRow:
+    """Sums of one group in one bucket. `counts` and `amounts` are keyed by column name."""
+
+    group: dict[str, str | None]
+    counts: dict[str, int]
+    amounts: dict[str, int]  # picounits
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    start: datetime
+    end: datetime
+    rows: list[BucketRow]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPage:
+    buckets: list[Bucket]
+    next_start: datetime | None  # where the next page begins
+
+
+def usage_buckets(session: Session, scope: TenantScope, query: BucketQuery) -> BucketPage:
+    """Every bucket between start and end is there, also an empty one. BadRequest names the field."""
+    _check(query)
+    step = timedelta(seconds=query.width.seconds)
+    start = floor_to(query.start, query.width)
+    limit = query.limit or query.width.usual
+    end = min(query.end, start + limit * step)
+    found: dict[datetime, list[BucketRow]] = {}
+    for row in session.execute(_select(session, scope, query, start, end)):
+        values = row._mapping
+        found.setdefault(_moment(values["bucket"]), []).append(
+            BucketRow(
+                {name: values[name] for name in query.group_by},
+                {name: int(values[name] or 0) for name in QUANTITY_COLUMNS},
+                {name: int(values[name] or 0) for name in AMOUNT_COLUMNS},
+            )
+        )
+    buckets = []
+    moment = start
+    while moment < end:
+        buckets.append(Bucket(moment, moment + step, found.get(moment, [])))
+        moment += step
+    return BucketPage(buckets, moment if moment < query.end else None)
+
+
+def floor_to(moment: datetime, width: Width) -> datetime:
+    seconds = int(moment.timestamp())
+    return datetime.fromtimestamp(seconds - seconds % width.seconds, UTC)
+
+
+def _check(query: BucketQuery) -> None:
+    if query.end <= query.start:
+        raise BadRequest("end_time is not after start_time.", param="end_time")
+    for name in query.group_by:
+        if name not in DIMENSIONS:
+            known = ", ".join(DIMENSIONS)
+            raise BadRequest(f"Cannot group by {name!r}; known: {known}.", param="group_by")
+    if query.limit is not None and not 1 <= query.limit <= query.width.most:
+        raise BadRequest(
+            f"limit is {query.limit}; with {query.width.label} buckets it is 1 to {query.width.most}.",
+            param="limit",
+        )
+
+
+def _select(
+    session: Session, scope: TenantScope, query: BucketQuery, start: datetime, end: datetime
+) -> Select[Any]:
+    by_member = bool(query.member_ids) or "member_id" in query.group_by
+    if by_member or query.width is Width.MINUTE:
+        return _from_events(session, scope, query, start, end)
+    table = DailyUsage if query.width is Width.DAY else HourlyUsage
+    sums = [
+        func.sum(getattr(table, name)).label(name) for name in (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
+    ]
+    return _grouped(table, table.at.expression, query, sums).where(
+        table.tenant_id == scope.tenant_id,
+        table.at >= start,
+        table.at < end,
+        *_filters(table, scope, query),
+    )
+
+
+def _from_events(
+    session: Session, scope: TenantScope, query: BucketQuery, start: datetime, end: datetime
+) -> Select[Any]:
+    table = UsageEventRow
+    dialect = session.get_bind().dialect.name
+    bucket = epoch_bucket(table.occurred_at, dialect, query.width.seconds)
+    sums = [
+        *(func.coalesce(func.sum(getattr(Charge, name)), 0).label(name) for name in _CHARGED),
+        *(func.sum(getattr(table, name)).label(name) for name in _COUNTED),
+        func.count().label("requests"),
+        *(func.coalesce(func.sum(getattr(Charge, name)), 0).label(name) for name in AMOUNT_COLUMNS),
+    ]
+    return (
+        _grouped(table, bucket, query, sums)
+        .join(Charge, Charge.request_id == table.request_id, isouter=True)
+        .where(
+            table.tenant_id == scope.tenant_id,
+            table.occurred_at >= start,
+            table.occurred_at < end,
+            *_filters(table, scope, query),
+        )
+    )
+
+
+_COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
+_CHARGED = ("adapter_requests", "gpu_seconds", "moderation_calls")
+
+
+def _grouped(
+    table: Any, bucket: ColumnElement[Any], query: BucketQuery, sums: Sequence[Any]
+) -> Select[Any]:
+    dimensions = [_dimension(table, name) for name in query.group_by]
+    return (
+        select(
+            bucket.label("bucket"),
+            *(each.label(name) for each, name in zip(dimensions, query.group_by, strict=True)),
+            *sums,
+        )
+        .select_from(table)
+        .group_by(bucket, *dimensions)
+        .order_by(bucket, *dimensions)
+    )
+
+
+def _dimension(table: Any, name: str) -> ColumnElement[Any]:
+    if name == "currency" and table is UsageEventRow:
+        column: ColumnElement[Any] = Charge.currency.expression
+        return column
+    chosen: ColumnElement[Any] = getattr(table, name)
+    return chosen
+
+
+def _filters(table: Any, scope: TenantScope, query: BucketQuery) -> list[ColumnElement[bool]]:
+    wanted = {
+        "project_id": (scope.project_id,) if scope.project_id else query.project_ids,
+        "key_id": query.key_ids,
+        "model": query.models,
+        "member_id": query.member_ids,
+        "kind": query.kinds,
+    }
+    return [getattr(table, name).in_(values) for name, values in wanted.items() if values]
+
+
+def _moment(value: Any) -> datetime:
+    if isinstance(value, datetime):
+        return value if value.tzinfo else value.replace(tzinfo=UTC)
+    return datetime.fromtimestamp(int(value), UTC)

@@ -1,0 +1,1 @@
+"""Exports: subjects, formats, FOCUS, and where they are sent."""

@@ -1,0 +1,152 @@
+"""What can be exported: usage, charges, invoices, the ledger. Each is its columns and its query.
+
+A subject reads one tenant through a TenantScope, or every tenant for the operator (scope None).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from billing.exports.formats import Column, Kind, Row
+from billing.models import (
+    Charge,
+    Invoice,
+    InvoiceLine,
+    LedgerAccount,
+    LedgerEntry,
+    LedgerTransaction,
+    UsageEventRow,
+)
+from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from core.database import Units, UtcDateTime
+from core.tenants.scope import TenantScope
+
+FETCH_ROWS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    start: datetime
+    end: datetime  # not included
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    name: str
+    columns: tuple[Column, ...]
+    query: Callable[[TenantScope | None, Period], Select[Any]]
+
+    def rows(self, session: Session, scope: TenantScope | None, period: Period) -> Iterator[Row]:
+        """Rows in a stable order, fetched as they are read."""
+        statement = self.query(scope, period).execution_options(yield_per=FETCH_ROWS)
+        yield from session.execute(statement).tuples()
+
+
+def _column(attribute: Any, name: str | None = None) -> Column:
+    kind = attribute.property.columns[0].type
+    label = name or attribute.key
+    if isinstance(kind, Units):
+        return Column(label, Kind.UNITS)
+    if isinstance(kind, UtcDateTime):
+        return Column(label, Kind.MOMENT)
+    python = kind.python_type
+    if python is bool:
+        return Column(label, Kind.FLAG)
+    return Column(label, Kind.WHOLE if python is int else Kind.TEXT)
+
+
+def _fields(table: Any, *names: str) -> tuple[Any, ...]:
+    return tuple(getattr(table, name) for name in names)
+
+
+def _scoped(statement: Select[Any], table: Any, scope: TenantScope | None) -> Select[Any]:
+    if scope is None:
+        return statement
+    statement = statement.where(table.tenant_id == scope.tenant_id)
+    if scope.project_id and hasattr(table, "project_id"):
+        statement = statement.where(table.project_id == scope.project_id)
+    return statement
+
+
+_USAGE = _fields(
+    UsageEventRow,
+    *("request_id", "tenant_id", "project_id", "key_id", "member_id", "end_user"),
+    *("client_request_id", "kind", "route", "model", "adapter", "adapter_digest"),
+    *("price_version", "occurred_at", "finished_at", "input_tokens", "cached_tokens"),
+    *("output_tokens", "waived_tokens", "quantity", "finish_reason", "status", "settled_by"),
+    *("streamed", "first_token_ms", "duration_ms", "queue_ms", "engine_id", "moderation"),
+    *("prompt_order", "reordered_cached_tokens"),
+)
+_CHARGES = (
+    *_fields(Charge, "request_id", "tenant_id"),
+    *_fields(UsageEventRow, "project_id", "key_id", "model", "adapter", "occurred_at"),
+    *_fields(Charge, "price_version", "currency", *QUANTITY_COLUMNS, *AMOUNT_COLUMNS),
+    *_fields(Charge, "usage_period_id", "bill_period_id", "transaction_id"),
+)
+_INVOICES = (
+    *_fields(Invoice, "id", "label", "tenant_id", "status", "currency"),
+    *_fields(Invoice, "period_start", "period_end", "final_at", "due_at"),
+    *_fields(Invoice, "subtotal_minor", "promo_minor", "tax_minor", "total_minor"),
+    *_fields(Invoice, "prepaid_minor", "due_minor", "paid_minor", "credited_minor"),
+    *_fields(InvoiceLine, "position", "kind", "component", "description", "project_id"),
+    *_fields(InvoiceLine, "model", "adapter", "price_version", "usage_period_id"),
+    *_fields(InvoiceLine, "quantity", "unit", "exact", "amount_minor"),
+)
+_LEDGER = (
+    *_fields(LedgerEntry, "id", "transaction_id"),
+    *_fields(LedgerTransaction, "tenant_id", "kind", "reference", "at", "reverses_id", "memo"),
+    LedgerAccount.kind,
+    *_fields(LedgerEntry, "units", "currency"),
+)
+
+
+def _usage(scope: TenantScope | None, period: Period) -> Select[Any]:
+    table = UsageEventRow
+    inside = (table.occurred_at >= period.start, table.occurred_at < period.end)
+    return _scoped(select(*_USAGE).where(*inside), table, scope).order_by(table.request_id)
+
+
+def _charges(scope: TenantScope | None, period: Period) -> Select[Any]:
+    table = UsageEventRow
+    inside = (table.occurred_at >= period.start, table.occurred_at < period.end)
+    joined = select(*_CHARGES).join(table, table.request_id == Charge.request_id)
+    return _scoped(joined.where(*inside), table, scope).order_by(Charge.request_id)
+
+
+def _invoices(scope: TenantScope | None, period: Period) -> Select[Any]:
+    joined = select(*_INVOICES).join(InvoiceLine, InvoiceLine.invoice_id == Invoice.id)
+    inside = (Invoice.period_end > period.start, Invoice.period_start < period.end)
+    ordered = (Invoice.period_start, Invoice.id, InvoiceLine.position)
+    return _scoped(joined.where(*inside), Invoice, scope).order_by(*ordered)
+
+
+def _ledger(scope: TenantScope | None, period: Period) -> Select[Any]:
+    joined = (
+        select(*_LEDGER)
+        .join(LedgerTransaction, LedgerTransaction.id == LedgerEntry.transaction_id)
+        .join(LedgerAccount, LedgerAccount.id == LedgerEntry.account_id)
+    )
+    inside = (LedgerTransaction.at >= period.start, LedgerTransaction.at < period.end)
+    return _scoped(joined.where(*inside), LedgerTransaction, scope).order_by(LedgerEntry.id)
+
+
+def _named(attributes: tuple[Any, ...], **renamed: Any) -> tuple[Column, ...]:
+    new_names = {id(attribute): name for name, attribute in renamed.items()}
+    return tuple(_column(each, new_names.get(id(each))) for each in attributes)
+
+
+SUBJECTS = {
+    subject.name: subject
+    for subject in (
+        Subject("usage", _named(_USAGE), _usage),
+        Subject("charges", _named(_CHARGES), _charges),
+        Subject(
+            "invoices", _named(_INVOICES, invoice_id=_INVOICES[0], invoice=_INVOICES[1]), _invoices
+        ),
+        Subject("ledger", _named(_LEDGER, entry_id=_LEDGER[0], account=_LEDGER[8]), _ledger),
+    )
+}
