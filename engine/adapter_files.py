@@ -1,0 +1,207 @@
+"""Reads one LoRA adapter in PEFT layout and refuses what the base model cannot carry."""
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import AdapterError
+from engine.models.spec import ModelSpec
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+_MODULES = {
+    "self_attn.q_proj": "q",
+    "self_attn.k_proj": "k",
+    "self_attn.v_proj": "v",
+    "self_attn.o_proj": "o",
+    "mlp.gate_proj": "gate",
+    "mlp.up_proj": "up",
+    "mlp.down_proj": "down",
+}
+_KEY = re.compile(
+    r"^base_model\.model\.model\.layers\.(\d+)\.([\w.]+)\.lora_(A|B)(?:\.default)?\.weight$"
+)
+# Fields of the configuration that change what the weights mean; folded into the digest.
+_MEANING = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """An adapter's matrices by (layer, part): A [rank, in] and B [out, rank], B already scaled."""
+
+    digest: str
+    rank: int  # of its largest matrix
+    matrices: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]
+
+    @property
+    def bytes(self) -> int:
+        return sum(a.nbytes + b.nbytes for a, b in self.matrices.values())
+
+
+def adapter_digest(directory: Path) -> str:
+    """The adapter's one name: SHA-256 over the SHA-256 of its weight file and its scaling fields.
+
+    The same weights with another alpha answer differently, so they are another adapter.
+    """
+    config = _read_config(directory)
+    weights = hashlib.sha256()
+    try:
+        with (directory / WEIGHTS).open("rb") as file:
+            while chunk := file.read(1 << 20):
+                weights.update(chunk)
+    except OSError as error:
+        raise _refuse(
+            "adapter_not_found", f"{directory / WEIGHTS} cannot be read: {error}"
+        ) from None
+    meaning = json.dumps({name: config.get(name) for name in _MEANING}, sort_keys=True)
+    return hashlib.sha256(weights.digest() + meaning.encode()).hexdigest()
+
+
+def read_adapter(
+    directory: Path, spec: ModelSpec, dtype: torch.dtype, max_rank: int
+) -> AdapterWeights:
+    """Raises AdapterError naming the file and the field or tensor at fault."""
+    config = _read_config(directory)
+    _check_config(directory / CONFIG, config, max_rank)
+    path = directory / WEIGHTS
+    halves = _read_tensors(path, spec)
+    matrices = {}
+    for (layer, module), pair in halves.items():
+        if len(pair) != 2:
+            raise _invalid(
+                path, f"layer {layer} {module} has lora_{next(iter(pair))} without its pair"
+            )
+        a, b = pair["A"], pair["B"]
+        part = _MODULES[module]
+        rank = _check_pair(path, f"layers.{layer}.{module}", a, b, part, spec, max_rank)
+        scale = _scale(config, f"model.layers.{layer}.{module}", rank, directory / CONFIG)
+        matrices[layer, part] = (a.to(dtype), (b.float() * scale).to(dtype))
+    if not matrices:
+        raise _invalid(path, "it holds no lora_A and lora_B matrices")
+    rank = max(a.shape[0] for a, _ in matrices.values())
+    return AdapterWeights(adapter_digest(directory), rank, matrices)
+
+
+def part_shape(spec: ModelSpec, part: str) -> tuple[int, int]:
+    """(in, out) of the base model's matrix."""
+    return {
+        "q": (spec.hidden, spec.q_width),
+        "k": (spec.hidden, spec.kv_width),
+        "v": (spec.hidden, spec.kv_width),
+        "o": (spec.q_width, spec.hidden),
+        "gate": (spec.hidden, spec.intermediate),
+        "up": (spec.hidden, spec.intermediate),
+        "down": (spec.intermediate, spec.hidden),
+    }[part]
+
+
+def _refuse(code: str, message: str) -> AdapterError:
+    return AdapterError(code, message)
+
+
+def _invalid(path: Path, message: str) -> AdapterError:
+    return AdapterError("invalid_adapter", f"{path}: {message}")
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    path = directory / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise _refuse("adapter_not_found", f"{path} is missing: give a PEFT directory") from None
+    except (OSError, ValueError) as error:
+        raise _invalid(path, f"it cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise _invalid(path, "it is not a JSON object")
+    return config
+
+
+def _check_config(path: Path, config: dict[str, Any], max_rank: int) -> None:
+    if config.get("peft_type") != "LORA":
+        raise _invalid(path, f"peft_type is {config.get('peft_type')!r}: LORA is served only")
+    rank = config.get("r")
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= max_rank:
+        raise _invalid(path, f"r is {rank!r}: it must be 1 to {max_rank}")
+    alpha = config.get("lora_alpha")
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha) or abs(alpha) > 1e6:
+        raise _invalid(path, f"lora_alpha is {alpha!r}: it must be a finite number of usual size")
+    if config.get("bias", "none") != "none":
+        raise _invalid(path, f"bias is {config['bias']!r}: only 'none' is served")
+    for field in ("use_dora", "fan_in_fan_out", "modules_to_save", "trainable_token_indices"):
+        if config.get(field):
+            raise _invalid(path, f"{field} is set: plain LoRA on linear layers is served only")
+    targets = config.get("target_modules")
+    if isinstance(targets, list):
+        known = {name.split(".")[-1] for name in _MODULES}
+        unknown = sorted(t for t in targets if str(t).split(".")[-1] not in known)
+        if unknown:
+            raise _invalid(
+                path, f"target_modules names {unknown[0]!r}: served are {', '.join(sorted(known))}"
+            )
+
+
+def _read_tensors(path: Path, spec: ModelSpec) -> dict[tuple[int, str], dict[str, torch.Tensor]]:
+    halves: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118
+                match = _KEY.match(key)
+                if match is None or match[2] not in _MODULES:
+                    raise _invalid(path, f"tensor {key} is of no linear layer of the base model")
+                layer = int(match[1])
+                if layer >= spec.layers:
+                    raise _invalid(path, f"tensor {key}: the base model has {spec.layers} layers")
+                halves.setdefault((layer, match[2]), {})[match[3]] = file.get_tensor(key)
+    except (SafetensorError, OSError) as error:
+        raise _invalid(path, f"it is no whole safetensors file: {error}") from None
+    return halves
+
+
+def _check_pair(
+    path: Path,
+    name: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    part: str,
+    spec: ModelSpec,
+    max_rank: int,
+) -> int:
+    width, out = part_shape(spec, part)
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != width or b.shape[0] != out:
+        raise _invalid(
+            path,
+            f"{name} has lora_A {list(a.shape)} and lora_B {list(b.shape)}; the base model asks "
+            f"[rank, {width}] and [{out}, rank]: was it trained on another base?",
+        )
+    rank = a.shape[0]
+    if b.shape[1] != rank or not 1 <= rank <= max_rank:
+        raise _invalid(path, f"{name} has rank {rank} in A, {b.shape[1]} in B: 1 to {max_rank}")
+    for half, tensor in (("A", a), ("B", b)):
+        if not tensor.is_floating_point():
+            raise _invalid(path, f"{name} lora_{half} is {tensor.dtype}: floats are served only")
+        if not torch.isfinite(tensor).all():
+            raise _invalid(path, f"{name} lora_{half} holds NaN or infinite values")
+    return rank
+
+
+def _scale(config: dict[str, Any], module: str, rank: int, path: Path) -> float:
+    alpha = _by_pattern(config.get("alpha_pattern"), module, config["lora_alpha"])
+    told = _by_pattern(config.get("rank_pattern"), module, config["r"])
+    if told != rank:
+        raise _invalid(path, f"{module} is said to have rank {told}, its weights have {rank}")
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _by_pattern(patterns: dict[str, Any] | None, module: str, default: Any) -> Any:
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default

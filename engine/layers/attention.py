@@ -1,0 +1,76 @@
+"""Paged attention: on a CPU by batched products here, on a GPU by the kernels.
+
+Scores and values go through `bmm`, which for few queries beats the fused kernel of torch three to
+one; a tile of queries is small enough that its scores stay in the cache.
+"""
+
+import torch
+
+from engine.layers.attention_plan import Geometry, Tile
+from engine.layers.kv import KvPool
+
+
+def attend(
+    q: torch.Tensor,
+    pool: KvPool,
+    layer: int,
+    tiles: list[Tile],
+    geometry: Geometry,
+    scale: float,
+    cap: float | None,
+) -> torch.Tensor:
+    """q: [tokens, heads, head_dim], rotated; keys and values of these tokens are in the pool.
+
+    Returns [tokens, heads * head_dim].
+    """
+    tokens, heads, dim = q.shape
+    if len(tiles) == 1 and isinstance(tiles[0].rows, slice):
+        return _attend_tile(q, pool, layer, tiles[0], geometry, scale, cap)
+    out = torch.empty((tokens, heads * dim), dtype=q.dtype)
+    for tile in tiles:
+        part = _attend_tile(q[tile.rows], pool, layer, tile, geometry, scale, cap)
+        if isinstance(tile.rows, slice):
+            out[tile.rows] = part
+        else:
+            out.index_copy_(0, tile.rows, part)
+    return out
+
+
+def _attend_tile(
+    q: torch.Tensor,
+    pool: KvPool,
+    layer: int,
+    tile: Tile,
+    geometry: Geometry,
+    scale: float,
+    cap: float | None,
+) -> torch.Tensor:
+    dim = q.shape[-1]
+    kv_heads, group, batch = geometry.kv_heads, geometry.group, tile.sequences * geometry.kv_heads
+    rows = tile.gather if layer == 0 else tile.gather + layer * geometry.pool_heads
+    gathered = pool.rows.index_select(0, rows).view(2, batch, tile.positions, dim)
+    k, v = gathered[:, :, tile.skip : tile.skip + tile.keys]
+    if tile.queries == 1:
+        q = q.reshape(batch, group, dim)
+    else:
+        q = q.view(tile.queries, kv_heads, group, dim).permute(1, 2, 0, 3)
+        q = q.reshape(batch, group * tile.queries, dim)
+    weights = torch.softmax(_scores(q, k, tile.mask, scale, cap), -1)
+    out = torch.bmm(weights, v)
+    if tile.queries == 1:
+        return out.view(tile.sequences, kv_heads * group * dim)
+    out = out.view(kv_heads, group, tile.queries, dim).permute(2, 0, 1, 3)
+    return out.reshape(tile.queries, kv_heads * group * dim)
+
+
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float, cap: float | None
+) -> torch.Tensor:
+    keys = k.transpose(1, 2)
+    if mask is None or cap is not None:
+        scores = torch.baddbmm(q.new_empty(1, 1, 1), q, keys, beta=0, alpha=scale)
+    else:
+        return torch.baddbmm(mask, q, keys, alpha=scale)
+    if cap is not None:
+        scores = scores.div_(cap).tanh_().mul_(cap)
+    return scores if mask is None else scores.add_(mask)

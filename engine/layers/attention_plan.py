@@ -1,0 +1,142 @@
+"""What attention on a CPU needs to know of a step, worked out once and used by every layer."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.batch import Row
+
+_TILE = 256  # query tokens that meet all their keys in one product
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Queries that are multiplied together with one gathered set of keys and values.
+
+    `rows`: the token rows of the step. `gather`: rows of the pool for layer 0, keys then values.
+    Of the gathered positions, `skip` to `skip + keys` are used. `mask` is added to the scores and
+    broadcasts over [sequences * kv heads, group * queries, keys].
+    """
+
+    rows: slice | torch.Tensor
+    sequences: int
+    queries: int
+    gather: torch.Tensor
+    positions: int
+    skip: int
+    keys: int
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The shape of the pool and of the model's heads."""
+
+    block_size: int
+    layers: int
+    pool_heads: int  # key heads and value heads together
+    group: int  # query heads to one key head
+    dtype: torch.dtype
+
+    @property
+    def kv_heads(self) -> int:
+        return self.pool_heads // 2
+
+
+def plan_tiles(
+    decodes: list[Row], prefills: list[Row], window: int | None, geometry: Geometry
+) -> list[Tile]:
+    """Tiles of a step whose flattened rows are `decodes`, one token each, then `prefills`."""
+    tiles = [_decode_tile(group, window, geometry) for group in _by_length(decodes)]
+    first = len(decodes)
+    for row in prefills:
+        count = len(row.tokens)
+        for begin in range(0, count, _TILE):
+            end = min(begin + _TILE, count)
+            tiles.append(_prefill_tile(row, first, begin, end, window, geometry))
+        first += count
+    return tiles
+
+
+def _by_length(decodes: list[Row]) -> list[list[tuple[int, Row]]]:
+    """Groups in which no sequence is padded to more than twice its length."""
+    ranked = sorted(enumerate(decodes), key=lambda item: -item[1].start)
+    groups: list[list[tuple[int, Row]]] = []
+    longest = 0
+    for item in ranked:
+        if not groups or 2 * (item[1].start + 1) < longest:
+            groups.append([])
+            longest = item[1].start + 1
+        groups[-1].append(item)
+    if len(groups) == 1:
+        groups[0].sort(key=lambda item: item[0])
+    return groups
+
+
+def _decode_tile(group: list[tuple[int, Row]], window: int | None, geometry: Geometry) -> Tile:
+    size = geometry.block_size
+    ends = [row.start + 1 for _, row in group]
+    begins = [max(0, end - window) if window else 0 for end in ends]
+    tables = [
+        row.blocks[begin // size : -(-end // size)]
+        for (_, row), begin, end in zip(group, begins, ends, strict=True)
+    ]
+    width = max(len(table) for table in tables)
+    padded = torch.tensor([table + [table[0]] * (width - len(table)) for table in tables])
+    skips = [begin % size for begin in begins]
+    lengths = [end - begin // size * size for begin, end in zip(begins, ends, strict=True)]
+    skip, keys = min(skips), max(lengths)
+    mask = None
+    if min(lengths) < keys or max(skips) > skip:
+        place = torch.arange(skip, keys)
+        seen = (place < torch.tensor(lengths)[:, None]) & (place >= torch.tensor(skips)[:, None])
+        mask = _additive(seen, geometry.dtype).repeat_interleave(geometry.kv_heads, 0)[:, None]
+    numbers = [number for number, _ in group]
+    whole = numbers == list(range(len(numbers)))
+    return Tile(
+        rows=slice(0, len(numbers)) if whole else torch.tensor(numbers),
+        sequences=len(group),
+        queries=1,
+        gather=_gather(padded, geometry),
+        positions=width * size,
+        skip=skip,
+        keys=keys - skip,
+        mask=mask,
+    )
+
+
+def _prefill_tile(
+    row: Row, first: int, begin: int, end: int, window: int | None, geometry: Geometry
+) -> Tile:
+    size = geometry.block_size
+    low, high = row.start + begin, row.start + end
+    oldest = max(0, low - window + 1) if window else 0
+    table = row.blocks[oldest // size : -(-high // size)]
+    base = oldest // size * size
+    places = torch.arange(oldest, high)
+    queries = torch.arange(low, high)[:, None]
+    seen = places <= queries
+    if window:
+        seen &= places > queries - window
+    mask = _additive(seen, geometry.dtype).repeat(geometry.group, 1)[None]
+    return Tile(
+        rows=slice(first + begin, first + end),
+        sequences=1,
+        queries=end - begin,
+        gather=_gather(torch.tensor([table]), geometry),
+        positions=len(table) * size,
+        skip=oldest - base,
+        keys=high - oldest,
+        mask=mask,
+    )
+
+
+def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+
+
+def _gather(tables: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """Pool rows of layer 0 in the order key or value, sequence, head, block."""
+    first = tables * (geometry.layers * geometry.pool_heads)
+    heads = torch.arange(geometry.pool_heads).view(2, 1, geometry.kv_heads, 1)
+    return (first[None, :, None, :] + heads).flatten()

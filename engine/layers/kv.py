@@ -1,0 +1,70 @@
+"""The paged KV memory: one pool of blocks that caches and adapters share as a budget."""
+
+import ctypes
+import mmap
+
+import torch
+
+from engine.models.spec import ModelSpec
+
+_MADV_DONTNEED = 4
+
+
+class KvPool:
+    """Keys and values of all layers: [blocks, layers, 2 * kv heads, block size, head_dim].
+
+    A block is one run of bytes over all layers. Key heads come first, then value heads, and a
+    head's positions lie together, so that the blocks of a sequence are gathered straight into the
+    shape that attention multiplies. The memory is zero until written and costs nothing until then.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        heads = 2 * spec.kv_heads
+        shape = (blocks, spec.layers, heads, block_size, spec.head_dim)
+        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.block_size = block_size
+        self._heads = torch.arange(heads, device=device)
+        self.layers = [self.data[:, layer] for layer in range(spec.layers)]
+        self.rows = self.data.view(-1, block_size * spec.head_dim)
+
+    def write(
+        self, layer: int, blocks: torch.Tensor, offsets: torch.Tensor, kv: torch.Tensor
+    ) -> None:
+        """Stores kv [tokens, 2 * kv heads, head_dim] at each token's block and offset."""
+        self.layers[layer].index_put_((blocks[:, None], self._heads, offsets[:, None]), kv)
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copies whole blocks (from, to)."""
+        source, target = torch.tensor(pairs, device=self.data.device).unbind(1)
+        self.data[target] = self.data[source]
+
+    def lend(self, blocks: list[int]) -> None:
+        """Gives the memory of blocks that adapters now use elsewhere back to the system.
+
+        On a CPU the blocks stay zero and untouched while they are lent, so cached keys and
+        resident adapters together never hold more than the pool's size.
+        """
+        if self.data.device.type == "cpu":
+            for block in blocks:
+                release(self.data[block])
+
+
+def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+    return spec.layers * 2 * spec.kv_width * block_size * dtype.itemsize
+
+
+def release(tensor: torch.Tensor) -> None:
+    """Hands the whole memory pages inside a contiguous CPU tensor back; it reads as zeros there."""
+    page = mmap.PAGESIZE
+    start = -(-tensor.data_ptr() // page) * page
+    end = (tensor.data_ptr() + tensor.numel() * tensor.element_size()) // page * page
+    if end > start:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)

@@ -1,0 +1,120 @@
+"""Rotary position embedding: tables of all positions, and the rotation.
+
+Scalings: linear; dynamic NTK; YaRN (arXiv 2309.00071); Llama-3.1's by wavelength.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from engine.models.spec import RopeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTables:
+    """Cosine and signed sine, each [positions, head_dim] in the model's type.
+
+    The sine of the first half carries the minus of the rotation, so that rotating is a roll by
+    half a head, two products and a sum.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+def rotary_tables(
+    rope: RopeSpec, head_dim: int, native: int, positions: int, dtype: torch.dtype
+) -> RotaryTables:
+    """Tables up to `positions`; `native` is the context that the model was configured with."""
+    steps = torch.arange(positions, dtype=torch.float32)
+    if rope.kind == "dynamic":
+        frequencies = _dynamic(rope, head_dim, native, steps)
+        angles, factor = steps[:, None] * frequencies, 1.0
+    else:
+        inverse, factor = _inverse_frequencies(rope, head_dim, native)
+        angles = steps[:, None] * inverse
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return RotaryTables(
+        torch.cat((cos, cos), -1).to(dtype).contiguous(),
+        torch.cat((-sin, sin), -1).to(dtype).contiguous(),
+    )
+
+
+def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotates heads in place. x: [tokens, heads, head_dim]; cos, sin: [tokens, 1, head_dim]."""
+    rolled = x.roll(x.shape[-1] // 2, -1)
+    x.mul_(cos).addcmul_(rolled, sin)
+
+
+def _plain(theta: float, dim: int) -> torch.Tensor:
+    exponent = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+    return 1.0 / torch.pow(theta, exponent)
+
+
+def _inverse_frequencies(rope: RopeSpec, dim: int, native: int) -> tuple[torch.Tensor, float]:
+    if rope.kind == "linear":
+        return _plain(rope.theta, dim) / rope.values["factor"], 1.0
+    if rope.kind == "yarn":
+        return _yarn(rope, dim, native)
+    if rope.kind == "llama3":
+        return _llama3(rope, dim, native), 1.0
+    return _plain(rope.theta, dim), 1.0
+
+
+def _dynamic(rope: RopeSpec, dim: int, native: int, steps: torch.Tensor) -> torch.Tensor:
+    """One set of frequencies a position: that of a sequence which ends there.
+
+    A position's rotation then depends on nothing but the position, so chunks, cached prefixes and
+    batches agree. Returns [positions, dim / 2].
+    """
+    factor = rope.values["factor"]
+    length = (steps + 1).clamp(min=native).double()
+    stretch = factor * length / native - (factor - 1)
+    theta = rope.theta * torch.pow(stretch, dim / (dim - 2))
+    exponent = torch.arange(0, dim, 2, dtype=torch.float64) / dim
+    frequencies: torch.Tensor = 1.0 / torch.pow(theta[:, None], exponent)
+    return frequencies.float()
+
+
+def _llama3(rope: RopeSpec, dim: int, native: int) -> torch.Tensor:
+    values = rope.values
+    original = float(values.get("original_max_position_embeddings") or native)
+    low, high = float(values["low_freq_factor"]), float(values["high_freq_factor"])
+    inverse = _plain(rope.theta, dim)
+    turns = original * inverse / (2 * math.pi)
+    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    scaled: torch.Tensor = (1 - smooth) * inverse / float(values["factor"]) + smooth * inverse
+    return scaled
+
+
+def _yarn(rope: RopeSpec, dim: int, native: int) -> tuple[torch.Tensor, float]:
+    values = rope.values
+    original = values.get("original_max_position_embeddings") or native
+    factor = values["factor"]
+
+    def dim_of(rotations: float) -> float:
+        turned = original / (rotations * 2 * math.pi)
+        return dim * math.log(turned) / (2 * math.log(rope.theta))
+
+    low, high = dim_of(values.get("beta_fast") or 32), dim_of(values.get("beta_slow") or 1)
+    if values.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    high = high + 0.001 if low == high else high
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    inverse = _plain(rope.theta, dim)
+    return inverse / factor * ramp + inverse * (1 - ramp), _yarn_attention(values, factor)
+
+
+def _yarn_attention(values: dict[str, float], factor: float) -> float:
+    given = values.get("attention_factor")
+    if given is not None:
+        return float(given)
+
+    def mscale(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    if values.get("mscale") and values.get("mscale_all_dim"):
+        return mscale(values["mscale"]) / mscale(values["mscale_all_dim"])
+    return mscale(1.0)

@@ -1,0 +1,67 @@
+"""One step's tensors: prepared once, read by every layer."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.batch import Row
+from engine.layers.attention_plan import Geometry, Tile, plan_tiles
+from engine.layers.lora import LoraStep
+from engine.layers.rotary import RotaryTables
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Token rows in the order decodes, then prompt chunks; each group sorted by adapter."""
+
+    tokens: torch.Tensor  # [tokens]
+    cos: torch.Tensor  # [tokens, 1, head_dim]
+    sin: torch.Tensor
+    blocks: torch.Tensor  # where each token's key and value go: [tokens]
+    offsets: torch.Tensor
+    tiles: dict[int | None, list[Tile]]  # by sliding window
+    geometry: Geometry
+    lora: LoraStep | None
+    sampled: torch.Tensor  # token rows whose logits are wanted
+
+
+def ordered(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """(rows of one token, longer rows), each sorted by the adapter's slot, without one first."""
+
+    def slot(row: Row) -> int:
+        return -1 if row.adapter is None else row.adapter.slot
+
+    decodes = sorted((row for row in rows if len(row.tokens) == 1), key=slot)
+    prefills = sorted((row for row in rows if len(row.tokens) > 1), key=slot)
+    return decodes, prefills
+
+
+def step_inputs(
+    decodes: list[Row],
+    prefills: list[Row],
+    tokens: list[int],
+    tables: RotaryTables,
+    windows: set[int | None],
+    geometry: Geometry,
+    lora: LoraStep | None,
+) -> StepInputs:
+    size = geometry.block_size
+    rows = decodes + prefills
+    places = [p for row in rows for p in range(row.start, row.start + len(row.tokens))]
+    blocks = [
+        row.blocks[p // size] for row in rows for p in range(row.start, row.start + len(row.tokens))
+    ]
+    positions = torch.tensor(places)
+    ends = torch.tensor([len(row.tokens) for row in rows]).cumsum(0) - 1
+    wanted = torch.tensor([row.sample for row in rows])
+    return StepInputs(
+        tokens=torch.tensor(tokens),
+        cos=tables.cos.index_select(0, positions)[:, None],
+        sin=tables.sin.index_select(0, positions)[:, None],
+        blocks=torch.tensor(blocks),
+        offsets=positions % size,
+        tiles={window: plan_tiles(decodes, prefills, window, geometry) for window in windows},
+        geometry=geometry,
+        lora=lora,
+        sampled=ends[wanted],
+    )

@@ -1,0 +1,59 @@
+"""How many KV blocks an engine takes when nobody says."""
+
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.layers.kv import block_bytes
+from engine.models.spec import ModelSpec
+
+_CPU_SHARE = 0.4  # of the memory that is free once the weights are loaded
+_GPU_SHARE = 0.85
+
+
+def decide_blocks(
+    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+) -> int:
+    """`num_blocks`, else what `kv_memory_bytes` holds, else a share of the free memory, at most
+    what every running sequence could fill. Raises ConfigError when one sequence would not fit."""
+    each = block_bytes(spec, config.block_size, dtype)
+    if config.num_blocks is not None:
+        return config.num_blocks
+    if config.kv_memory_bytes is not None:
+        blocks = config.kv_memory_bytes // each
+        setting = f"kv_memory_bytes is {config.kv_memory_bytes}"
+    else:
+        free = free_bytes(device)
+        useful = 2 * config.max_running * -(-spec.context // config.block_size)
+        blocks = min(
+            int(free * (_CPU_SHARE if device.type == "cpu" else _GPU_SHARE)) // each, useful
+        )
+        setting = f"{free} bytes are free"
+    if blocks < 2:
+        raise ConfigError(f"{setting}: a block of {config.block_size} tokens takes {each} bytes")
+    return blocks
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_system_available(), _cgroup_left())
+
+
+def _system_available() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 4 << 30
+
+
+def _cgroup_left() -> int:
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit = (root / "memory.max").read_text(encoding="ascii").strip()
+        used = int((root / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 1 << 62
+    return 1 << 62 if limit == "max" else max(0, int(limit) - used)

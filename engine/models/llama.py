@@ -1,0 +1,11 @@
+"""Llama 2 and 3: grouped-query attention, gated SiLU, rotary with the Llama-3 scaling."""
+
+from typing import Any
+
+from engine.models.spec import ModelSpec, base_fields
+
+ARCHITECTURE = "LlamaForCausalLM"
+
+
+def spec(raw: dict[str, Any]) -> ModelSpec:
+    return ModelSpec(**base_fields(raw))

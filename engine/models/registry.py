@@ -1,0 +1,45 @@
+"""From a checkpoint's `config.json` to the family that serves it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.errors import CheckpointError
+from engine.models import gemma2, llama, mistral, qwen2, qwen3
+from engine.models.spec import ModelSpec
+
+FAMILIES = {module.ARCHITECTURE: module for module in (llama, mistral, qwen2, qwen3, gemma2)}
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The checkpoint's raw configuration.
+
+    Raises CheckpointError when the file is absent or is not a JSON object.
+    """
+    path = directory / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is missing: give a directory in Hugging Face layout"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return raw
+
+
+def model_spec(raw: dict[str, Any]) -> ModelSpec:
+    """The shape of the model. Raises CheckpointError for a family or value that is not served."""
+    names = raw.get("architectures") or []
+    family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
+    if family is None:
+        raise CheckpointError(
+            f"config.json: architectures is {names!r}: served are {', '.join(sorted(FAMILIES))}"
+        )
+    for needed in ("num_hidden_layers", "model_type"):
+        if needed not in raw:
+            raise CheckpointError(f"config.json: {needed} is missing")
+    spec: ModelSpec = family.spec(raw)
+    return spec

@@ -1,0 +1,149 @@
+"""What the layers need to know of a model, drawn from its `config.json` by its family's file."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary embedding: `kind` is default, linear, dynamic, yarn or llama3; `values` its numbers."""
+
+    theta: float
+    kind: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder's shape. `windows` holds each layer's sliding window in tokens, or None."""
+
+    family: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    context: int
+    eps: float
+    tied: bool
+    eos: tuple[int, ...]
+    rope: RopeSpec
+    windows: tuple[int | None, ...]
+    activation: str = "silu"
+    query_scale: float
+    head_norm: bool = False  # RMS norm of each query and key head
+    unit_offset_norm: bool = False  # norms multiply by 1 + weight
+    sandwich_norm: bool = False  # norms after attention and MLP too
+    embedding_scale: float = 1.0
+    attention_cap: float | None = None  # soft cap of attention scores
+    logit_cap: float | None = None  # soft cap of the logits
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+def base_fields(raw: dict[str, Any]) -> dict[str, Any]:
+    """The fields that every family reads in the same way."""
+    heads = _positive(raw, "num_attention_heads")
+    kv_heads = _positive(raw, "num_key_value_heads", heads)
+    hidden = _positive(raw, "hidden_size")
+    head_dim = _positive(raw, "head_dim", hidden // heads)
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"config.json: num_attention_heads ({heads}) is not a multiple of "
+            f"num_key_value_heads ({kv_heads})"
+        )
+    if head_dim % 2:
+        raise CheckpointError(f"config.json: head_dim is {head_dim}: rotary needs an even size")
+    layers = _positive(raw, "num_hidden_layers")
+    return {
+        "family": raw["model_type"],
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate": _positive(raw, "intermediate_size"),
+        "vocab": _positive(raw, "vocab_size"),
+        "context": _positive(raw, "max_position_embeddings"),
+        "eps": float(raw.get("rms_norm_eps", 1e-6)),
+        "tied": bool(raw.get("tie_word_embeddings", False)),
+        "eos": _ids(raw.get("eos_token_id")),
+        "rope": _rope(raw),
+        "windows": (None,) * layers,
+        "activation": _activation(raw),
+        "query_scale": head_dim**-0.5,
+    }
+
+
+def layer_windows(raw: dict[str, Any], default: list[bool]) -> tuple[int | None, ...]:
+    """Each layer's window; `default` says which layers slide where config.json names no types."""
+    window = raw.get("sliding_window")
+    types = raw.get("layer_types")
+    slides = [kind == "sliding_attention" for kind in types] if types else default
+    if len(slides) != raw["num_hidden_layers"]:
+        raise CheckpointError(
+            f"config.json: layer_types has {len(slides)} entries for "
+            f"{raw['num_hidden_layers']} layers"
+        )
+    if any(slides) and (not isinstance(window, int) or window < 1):
+        raise CheckpointError(f"config.json: sliding_window is {window!r}: it must be above 0")
+    return tuple(window if slide else None for slide in slides)
+
+
+def _positive(raw: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = raw.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(
+            f"config.json: {name} is {value!r}: it must be a whole number above 0"
+        )
+    return value
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (int(value),)
+
+
+def _activation(raw: dict[str, Any]) -> str:
+    name = raw.get("hidden_activation") or raw.get("hidden_act") or "silu"
+    known = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+    if name not in known:
+        raise CheckpointError(f"config.json: hidden_act is {name!r}: use {', '.join(known)}")
+    return known[name]
+
+
+_ROPE_KINDS = {"default", "linear", "dynamic", "yarn", "llama3"}
+_ROPE_NEEDS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+
+
+def _rope(raw: dict[str, Any]) -> RopeSpec:
+    values = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in _ROPE_KINDS:
+        raise CheckpointError(
+            f"config.json: rope type is {kind!r}: use one of {', '.join(sorted(_ROPE_KINDS))}"
+        )
+    for name in _ROPE_NEEDS.get(kind, ()):
+        if not isinstance(values.get(name), int | float) or values[name] <= 0:
+            raise CheckpointError(f"config.json: rope {kind} needs {name} above 0")
+    if values.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
+    theta = values.get("rope_theta", raw.get("rope_theta", 10000.0))
+    return RopeSpec(float(theta), kind, values)

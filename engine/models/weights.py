@@ -1,0 +1,136 @@
+"""A checkpoint's tensors, streamed one at a time from one or several safetensors files."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import CheckpointError
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+class Weights:
+    """Reads tensors by name, checks shape and values, casts to the served type."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._files = _files_by_tensor(directory)
+        self._open: dict[Path, Any] = {}
+        self._taken = 0
+        self._bar = sys.stderr.isatty()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor in the served type on the device.
+
+        Raises CheckpointError, naming file and tensor, when it is missing, misshapen, of a type
+        that is no float, or holds a value that is not finite.
+        """
+        path = self._files.get(name)
+        if path is None:
+            raise CheckpointError(f"tensor {name} is in no safetensors file of the checkpoint")
+        try:
+            tensor: torch.Tensor = self._handle(path).get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: {name} cannot be read: {error}") from None
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"{path}: {name} has shape {list(tensor.shape)}, config.json asks {list(shape)}"
+            )
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{path}: {name} is {tensor.dtype}: float weights are served only"
+            )
+        tensor = tensor.to(self.dtype)
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{path}: {name} holds NaN or infinite values in {self.dtype}")
+        self._taken += 1
+        self._progress()
+        return tensor.to(self.device)
+
+    def take_optional(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+        return self.take(name, shape) if name in self else None
+
+    def close(self) -> None:
+        self._open.clear()
+        if self._bar:
+            sys.stderr.write("\n")
+
+    def _handle(self, path: Path) -> Any:
+        if path not in self._open:
+            self._open.clear()  # one file mapped at a time
+            self._open[path] = safe_open(path, framework="pt")
+        return self._open[path]
+
+    def _progress(self) -> None:
+        if self._bar:
+            sys.stderr.write(f"\rloading weights {self._taken}/{len(self._files)}")
+            sys.stderr.flush()
+
+
+@contextmanager
+def open_weights(directory: Path, dtype: torch.dtype, device: torch.device) -> Iterator[Weights]:
+    weights = Weights(directory, dtype, device)
+    try:
+        yield weights
+    finally:
+        weights.close()
+
+
+def stored_dtype(directory: Path) -> torch.dtype:
+    """The type that most of the checkpoint's first file is written in."""
+    path = next(iter(_files_by_tensor(directory).values()))
+    names = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    counts: dict[str, int] = {}
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            kind = file.get_slice(name).get_dtype()
+            counts[kind] = counts.get(kind, 0) + 1
+    most = max(counts, key=lambda kind: counts[kind])
+    if most not in names:
+        raise CheckpointError(f"{path}: weights are stored as {most}: use F32, BF16 or F16")
+    return names[most]
+
+
+def _files_by_tensor(directory: Path) -> dict[str, Path]:
+    index = directory / _INDEX
+    if index.exists():
+        return _from_index(directory, index)
+    single = directory / _SINGLE
+    if not single.exists():
+        raise CheckpointError(f"{directory} holds neither {_SINGLE} nor {_INDEX}")
+    return dict.fromkeys(_names(single), single)
+
+
+def _from_index(directory: Path, index: Path) -> dict[str, Path]:
+    try:
+        mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = {name: directory / Path(file).name for name, file in mapping.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} cannot be read: {error!r}") from None
+    for path in sorted(set(files.values())):
+        present = set(_names(path))
+        absent = [name for name, file in files.items() if file == path and name not in present]
+        if absent:
+            raise CheckpointError(f"{index} places {absent[0]} in {path.name}, which lacks it")
+    return files
+
+
+def _names(path: Path) -> list[str]:
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from None

@@ -1,0 +1,100 @@
+"""What bends logits before temperature: repetition, frequency, presence, bias, min_tokens."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.batch import Row
+from engine.protocol import SamplingParams
+
+
+@dataclass(slots=True)
+class _Counts:
+    """How often a sequence holds each id; `outputs` generated ids are counted in `output`."""
+
+    prompt: torch.Tensor  # bool [vocab]
+    output: torch.Tensor  # float32 [vocab]
+    outputs: int
+
+
+class Penalties:
+    """Counts are kept on the device and grow by the sampled id; they are made anew from the
+    history whenever they and the row disagree on how much was generated."""
+
+    def __init__(self, vocab: int, eos: tuple[int, ...], device: torch.device) -> None:
+        self._vocab = vocab
+        self._eos = eos
+        self._device = device
+        self._counts: dict[int, _Counts] = {}
+
+    def apply_(self, rows: list[Row], logits: torch.Tensor) -> None:
+        """Changes float32 logits [rows, vocab] in place; rows that ask nothing are not touched."""
+        counted = [n for n, row in enumerate(rows) if _penalised(row.sampling)]
+        if counted:
+            self._penalise_(rows, logits, counted)
+        at: list[tuple[int, int]] = []
+        amounts: list[float] = []
+        for n, row in enumerate(rows):
+            for token, amount in row.sampling.logit_bias.items():
+                at.append((n, token))
+                amounts.append(amount)
+            if _position(row) - row.prompt_len < row.sampling.min_tokens:
+                ends = {*self._eos, *row.sampling.stop_token_ids}
+                at += [(n, token) for token in ends]
+                amounts += [float("-inf")] * len(ends)
+        if at:
+            index = torch.tensor(at, device=self._device).unbind(1)
+            values = torch.tensor(amounts, device=self._device)
+            logits.index_put_(index, values, accumulate=True)
+
+    def count(self, rows: list[Row], tokens: torch.Tensor) -> None:
+        """Adds what was just sampled."""
+        for n, row in enumerate(rows):
+            counts = self._counts.get(row.seq)
+            if counts is not None:
+                counts.output.index_add_(0, tokens[n : n + 1], counts.output.new_ones(1))
+                counts.outputs += 1
+
+    def forget(self, seq: int) -> None:
+        self._counts.pop(seq, None)
+
+    def _penalise_(self, rows: list[Row], logits: torch.Tensor, which: list[int]) -> None:
+        counts = [self._of(rows[n]) for n in which]
+        params = [rows[n].sampling for n in which]
+        output = torch.stack([c.output for c in counts])
+        seen = torch.stack([c.prompt for c in counts]) | (output > 0)
+        index = torch.tensor(which, device=self._device)
+        bent = logits[index]
+        repetition = self._column([p.repetition_penalty for p in params])
+        bent = torch.where(seen, torch.where(bent > 0, bent / repetition, bent * repetition), bent)
+        bent -= self._column([p.frequency_penalty for p in params]) * output
+        bent -= self._column([p.presence_penalty for p in params]) * (output > 0)
+        logits[index] = bent
+
+    def _of(self, row: Row) -> _Counts:
+        outputs = _position(row) - row.prompt_len
+        counts = self._counts.get(row.seq)
+        if counts is None or counts.outputs != outputs:
+            history = torch.tensor(row.history[: row.prompt_len + outputs], dtype=torch.int64)
+            prompt = torch.zeros(self._vocab, dtype=torch.bool)
+            prompt[history[: row.prompt_len]] = True
+            output = torch.bincount(history[row.prompt_len :], minlength=self._vocab).float()
+            counts = _Counts(prompt.to(self._device), output.to(self._device), outputs)
+            self._counts[row.seq] = counts
+        return counts
+
+    def _column(self, values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, device=self._device)[:, None]
+
+
+def _penalised(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1.0
+        or params.frequency_penalty != 0.0
+        or params.presence_penalty != 0.0
+    )
+
+
+def _position(row: Row) -> int:
+    """Of the token about to be sampled."""
+    return row.start + len(row.tokens)

@@ -1,0 +1,160 @@
+"""The device side of the engine: a loaded model, its KV memory, its adapters, and one step."""
+
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.adapter_host import AdapterHost
+from engine.batch import LAST_SAMPLED, AdapterHandle, Row, Sampled, StepBatch
+from engine.config import EngineConfig
+from engine.errors import AdapterError, IntegrityError
+from engine.layers.attention_plan import Geometry
+from engine.layers.kv import KvPool, block_bytes
+from engine.layers.lora_slots import LoraSlots
+from engine.layers.rotary import rotary_tables
+from engine.layers.step import ordered, step_inputs
+from engine.memory import decide_blocks
+from engine.models.load import LoadedModel, load_model
+from engine.protocol import AdapterState, EngineInfo
+from engine.sampling import Sampler, host_samples
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A finished step's result; on a CPU nothing is still under way."""
+
+    sampled: list[Sampled]
+
+
+class CpuRunner:
+    """Implements `engine.batch.Runner` with the work done when `launch` returns."""
+
+    def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
+        spec, dtype, device = model.spec, model.dtype, model.device
+        self._id = uuid.uuid4().hex
+        self._config = config
+        self._model = model
+        self._blocks = decide_blocks(config, spec, dtype, device)
+        self._pool = KvPool(spec, self._blocks, config.block_size, dtype, device)
+        self._geometry = Geometry(
+            config.block_size, spec.layers, 2 * spec.kv_heads, spec.heads // spec.kv_heads, dtype
+        )
+        self._tables = rotary_tables(
+            spec.rope, spec.head_dim, model.native_context, spec.context, dtype
+        )
+        self._windows = set(spec.windows)
+        self._host = AdapterHost(spec, dtype, config.max_lora_rank)
+        self._slots = LoraSlots(spec, config.max_adapter_slots, dtype)
+        self._sampler = Sampler(spec.vocab, spec.eos, device)
+        self._last: dict[int, int] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        return self._blocks
+
+    @property
+    def overlapped(self) -> bool:
+        return False
+
+    def info(self) -> EngineInfo:
+        spec = self._model.spec
+        return EngineInfo(
+            engine_id=self._id,
+            model=self._model.name,
+            base_digest=self._model.digest,
+            context_length=spec.context,
+            vocab_size=spec.vocab,
+            block_size=self._config.block_size,
+            num_blocks=self._blocks,
+            eos_token_ids=spec.eos,
+            dtype=str(self._model.dtype).removeprefix("torch."),
+            max_lora_rank=self._config.max_lora_rank if self._config.enable_lora else 0,
+        )
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> Step:
+        if batch.copies:
+            self._pool.copy(batch.copies)
+        if not batch.rows:
+            return Step([])
+        decodes, prefills = ordered(batch.rows)
+        rows = decodes + prefills
+        inputs = step_inputs(
+            decodes,
+            prefills,
+            self._tokens(rows),
+            self._tables,
+            self._windows,
+            self._geometry,
+            self._slots.step(decodes, prefills) if self._config.enable_lora else None,
+        )
+        logits = self._model.decoder(inputs, self._pool)
+        asking = [row for row in rows if row.sample]
+        if not asking:
+            return Step([])
+        sampled = host_samples(asking, self._sampler(asking, logits))
+        self._last.update((sample.seq, sample.token) for sample in sampled)
+        return Step(sampled)
+
+    def collect(self, ticket: Step) -> list[Sampled]:
+        return ticket.sampled
+
+    def register_adapter(self, path: str) -> AdapterState:
+        if not self._config.enable_lora:
+            raise AdapterError("lora_disabled", "this engine was started with LoRA disabled")
+        weights = self._host.register(Path(path))
+        return AdapterState(weights.digest, "host", weights.rank, 0)
+
+    def drop_adapter(self, digest: str) -> None:
+        self._host.drop(digest)
+
+    def adapter_blocks(self, digest: str) -> int:
+        spec, dtype = self._model.spec, self._model.dtype
+        needed = self._slots.bytes(self._host.rank(digest))
+        return -(-needed // block_bytes(spec, self._config.block_size, dtype))
+
+    def load_adapter(self, handle: AdapterHandle, blocks: list[int]) -> None:
+        if len(blocks) < self.adapter_blocks(handle.digest):
+            raise IntegrityError(f"adapter {handle.digest[:12]} was given {len(blocks)} blocks")
+        weights = self._host.weights(handle.digest)
+        self._pool.lend(blocks)
+        self._slots.load(handle, weights)
+
+    def unload_adapter(self, handle: AdapterHandle) -> None:
+        self._slots.unload(handle)
+
+    def forget(self, seq: int) -> None:
+        self._last.pop(seq, None)
+        self._sampler.forget(seq)
+
+    def _tokens(self, rows: list[Row]) -> list[int]:
+        tokens = [token for row in rows for token in row.tokens]
+        if LAST_SAMPLED in tokens:
+            owners = [row.seq for row in rows for _ in row.tokens]
+            tokens = [
+                self._last[seq] if token == LAST_SAMPLED else token
+                for seq, token in zip(owners, tokens, strict=True)
+            ]
+        return tokens
+
+
+def load_runner(config: EngineConfig) -> CpuRunner:
+    """Loads the model that the configuration names and takes its memory.
+
+    Raises CheckpointError or ConfigError, each naming what to change.
+    """
+    torch.set_num_threads(config.threads or physical_cores())
+    return CpuRunner(config, load_model(config))
+
+
+def physical_cores() -> int:
+    """Cores that this process may run on, hyper-threads counted once."""
+    allowed = os.sched_getaffinity(0)
+    cores = set()
+    for cpu in allowed:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(path.read_text(encoding="ascii").strip() if path.exists() else str(cpu))
+    return max(1, len(cores))

@@ -1,0 +1,117 @@
+"""From logits to tokens for a whole batch at once.
+
+Order: penalties and bias, temperature, truncation, softmax, sample. A row's draw depends on its
+own seed, choice and position alone, so neighbours in the batch cannot change it.
+"""
+
+import secrets
+from dataclasses import dataclass
+
+import torch
+
+from engine.batch import Row, Sampled
+from engine.penalties import Penalties
+from engine.protocol import SamplingParams
+from engine.truncation import draw
+
+_GREEDY_BELOW = 1e-5  # a temperature this small is greedy: dividing by it would overflow
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was sampled, still on the device."""
+
+    tokens: torch.Tensor  # [rows]
+    logprobs: torch.Tensor | None  # of the chosen token: [rows]
+    top: tuple[torch.Tensor, torch.Tensor] | None  # values and ids: [rows, most asked]
+
+
+class Sampler:
+    """Keeps what penalties and unseeded draws need of each sequence until it is forgotten."""
+
+    def __init__(self, vocab: int, eos: tuple[int, ...], device: torch.device) -> None:
+        self._device = device
+        self._penalties = Penalties(vocab, eos, device)
+        self._keys: dict[int, int] = {}
+
+    def __call__(self, rows: list[Row], logits: torch.Tensor) -> Choice:
+        """logits: float32 [rows, vocab], changed in place."""
+        self._penalties.apply_(rows, logits)
+        warm = [n for n, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
+        tokens = self._choose(rows, logits, warm)
+        self._penalties.count(rows, tokens)
+        logprobs, top = _logprobs(rows, logits, tokens)
+        return Choice(tokens, logprobs, top)
+
+    def forget(self, seq: int) -> None:
+        self._penalties.forget(seq)
+        self._keys.pop(seq, None)
+
+    def _choose(self, rows: list[Row], logits: torch.Tensor, warm: list[int]) -> torch.Tensor:
+        if not warm:
+            return logits.argmax(-1)
+        params = [rows[n].sampling for n in warm]
+        uniforms = [self._uniform(rows[n]) for n in warm]
+        if len(warm) == len(rows):
+            return draw(logits, params, uniforms)
+        tokens = logits.argmax(-1)
+        index = torch.tensor(warm, device=self._device)
+        tokens[index] = draw(logits[index], params, uniforms)
+        return tokens
+
+    def _uniform(self, row: Row) -> float:
+        """A number in [0, 1) of this row's seed, choice and position."""
+        seed = row.sampling.seed
+        if seed is None:
+            key = self._keys.setdefault(row.seq, secrets.randbits(64))
+        else:
+            key = _mix(seed ^ _mix(row.choice + 1))
+        position = row.start + len(row.tokens)
+        return float(_mix(key + 0x9E3779B97F4A7C15 * position) >> 12) * 2.0**-52
+
+
+def host_samples(rows: list[Row], choice: Choice) -> list[Sampled]:
+    """Waits for the device and brings the step's tokens over."""
+    tokens = choice.tokens.tolist()
+    if choice.logprobs is None:
+        return [Sampled(row.seq, token) for row, token in zip(rows, tokens, strict=True)]
+    logprobs = choice.logprobs.tolist()
+    values, ids = ([], []) if choice.top is None else (t.tolist() for t in choice.top)
+    samples = []
+    for n, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        asked = row.sampling.logprobs
+        if asked is None:
+            samples.append(Sampled(row.seq, token))
+            continue
+        top = tuple(zip(ids[n][:asked], values[n][:asked], strict=True)) if asked else ()
+        samples.append(Sampled(row.seq, token, logprobs[n], top))
+    return samples
+
+
+def _logprobs(
+    rows: list[Row], logits: torch.Tensor, tokens: torch.Tensor
+) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None]:
+    """Log-probabilities after penalties and bias, before temperature and truncation."""
+    asked = [_asked(row.sampling) for row in rows]
+    if max(asked) < 0:
+        return None, None
+    normal = logits - torch.logsumexp(logits, -1, keepdim=True)
+    chosen = normal.gather(-1, tokens[:, None])[:, 0]
+    most = min(max(asked), logits.shape[-1])
+    if most == 0:
+        return chosen, None
+    top = normal.topk(most, -1)
+    return chosen, (top.values, top.indices)
+
+
+def _asked(params: SamplingParams) -> int:
+    return -1 if params.logprobs is None else params.logprobs
+
+
+def _mix(value: int) -> int:
+    """SplitMix64's finaliser: every bit of the key reaches every bit of the result."""
+    value &= _MASK
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)

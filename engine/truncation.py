@@ -1,0 +1,88 @@
+"""Draws one token a row from logits, cut by top-nσ, min-p, top-k and top-p."""
+
+import math
+
+import torch
+
+from engine.protocol import SamplingParams
+
+_CANDIDATES = 256  # ranked first for top-p; the whole vocabulary only if they hold too little
+
+
+def draw(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> torch.Tensor:
+    """logits: float32 [rows, vocab], not changed. uniforms: one in [0, 1) a row.
+
+    Returns ids [rows], by inversion of each row's cumulative distribution.
+    """
+    device = logits.device
+    u = torch.tensor(uniforms, dtype=torch.float64, device=device)
+    scaled = logits / torch.tensor([p.temperature for p in params], device=device)[:, None]
+    _cut_low_(scaled, params)
+    ranked = [n for n, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
+    if not ranked:
+        return _invert(torch.softmax(scaled, -1), u)
+    if len(ranked) == len(params):
+        return _draw_ranked(scaled, params, u)
+    index = torch.tensor(ranked, device=device)
+    tokens = _invert(torch.softmax(scaled, -1), u)
+    tokens[index] = _draw_ranked(scaled[index], [params[n] for n in ranked], u[index])
+    return tokens
+
+
+def _cut_low_(scaled: torch.Tensor, params: list[SamplingParams]) -> None:
+    """Removes what lies below the threshold of min-p or top-nσ (arXiv 2407.01082, 2411.07641)."""
+    if not any(p.min_p > 0 or p.top_n_sigma > 0 for p in params):
+        return
+    device = scaled.device
+    best = scaled.amax(-1, keepdim=True)
+    logs = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]
+    floor = best + torch.tensor(logs, device=device)[:, None]
+    if any(p.top_n_sigma > 0 for p in params):
+        widths = torch.tensor([p.top_n_sigma or math.inf for p in params], device=device)[:, None]
+        floor = torch.maximum(floor, best - widths * _deviation(scaled))
+    scaled.masked_fill_(scaled < floor, -math.inf)
+
+
+def _deviation(scaled: torch.Tensor) -> torch.Tensor:
+    """Standard deviation of each row's finite logits: [rows, 1]."""
+    finite = torch.isfinite(scaled)
+    count = finite.sum(-1, keepdim=True)
+    values = scaled.masked_fill(~finite, 0.0)
+    mean = values.sum(-1, keepdim=True) / count
+    squares = ((values - mean) * finite).square().sum(-1, keepdim=True)
+    return (squares / (count - 1).clamp(min=1)).sqrt()
+
+
+def _draw_ranked(
+    scaled: torch.Tensor, params: list[SamplingParams], u: torch.Tensor
+) -> torch.Tensor:
+    vocab = scaled.shape[-1]
+    device = scaled.device
+    limits = torch.tensor([p.top_k or vocab for p in params], device=device)[:, None]
+    masses = torch.tensor([p.top_p for p in params], device=device)[:, None]
+    width = min(vocab, max(_CANDIDATES, *(p.top_k for p in params)))
+    while True:
+        values, ids = scaled.topk(width, -1)
+        beyond = torch.arange(width, device=device) >= limits
+        values = values.masked_fill(beyond, -math.inf)
+        # The mass is of what top-k leaves: of the candidates, or of all where top-k is off.
+        total = torch.where(
+            limits < vocab, torch.logsumexp(values, -1, True), torch.logsumexp(scaled, -1, True)
+        )
+        shares = (values - total).exp()
+        before = shares.cumsum(-1) - shares
+        short = (limits > width) & (before[:, -1:] + shares[:, -1:] < masses)
+        if width == vocab or not bool(short.any()):
+            break
+        width = vocab
+    outside = before >= masses
+    outside[:, 0] = False
+    place = _invert(shares.masked_fill(outside, 0.0), u)
+    return ids.gather(-1, place[:, None])[:, 0]
+
+
+def _invert(shares: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """The first place at which the cumulated shares exceed u of their total: [rows]."""
+    cumulated = shares.cumsum(-1, dtype=torch.float64)
+    target = u[:, None] * cumulated[:, -1:]
+    return torch.searchsorted(cumulated, target, right=True)[:, 0]

@@ -1,0 +1,105 @@
+"""Drives a runner by hand: sequences with their own blocks, steps of any composition."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from engine.batch import AdapterHandle, Row, Sampled, StepBatch
+from engine.config import EngineConfig
+from engine.protocol import SamplingParams
+from engine.runner import CpuRunner, load_runner
+
+BLOCK = 16
+
+
+def greedy(count: int = 16, **changes: object) -> SamplingParams:
+    return SamplingParams(**({"max_tokens": count, "temperature": 0.0} | changes))  # type: ignore[arg-type]
+
+
+@dataclass
+class Sequence:
+    number: int
+    history: list[int]
+    prompt_len: int
+    sampling: SamplingParams
+    adapter: AdapterHandle | None = None
+    choice: int = 0
+    done: int = 0  # positions whose KV is present
+    blocks: list[int] = field(default_factory=list)
+    samples: list[Sampled] = field(default_factory=list)
+
+    @property
+    def output(self) -> list[int]:
+        return self.history[self.prompt_len :]
+
+
+class Driver:
+    """Blocks are handed out in a scattered order, so that nothing works by being contiguous."""
+
+    def __init__(self, checkpoint: Path, blocks: int = 96, **settings: object) -> None:
+        fields = {"model": str(checkpoint), "num_blocks": blocks, "threads": 1} | settings
+        self.runner: CpuRunner = load_runner(EngineConfig(**fields))  # type: ignore[arg-type]
+        order = torch.randperm(blocks, generator=torch.Generator().manual_seed(3)).tolist()
+        self.free: list[int] = order
+        self._count = 0
+        self._generation = 0
+
+    def sequence(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams | None = None,
+        adapter: AdapterHandle | None = None,
+        choice: int = 0,
+    ) -> Sequence:
+        self._count += 1
+        asked = sampling or greedy()
+        return Sequence(self._count, list(prompt), len(prompt), asked, adapter, choice)
+
+    def adapter(self, directory: Path, slot: int) -> AdapterHandle:
+        state = self.runner.register_adapter(str(directory))
+        self._generation += 1
+        handle = AdapterHandle(state.digest, slot, self._generation)
+        count = self.runner.adapter_blocks(state.digest)
+        self.runner.load_adapter(handle, [self.free.pop() for _ in range(count)])
+        return handle
+
+    def step(self, *shares: tuple[Sequence, int]) -> None:
+        """One step in which each sequence computes that many tokens (0 is all that is left)."""
+        rows = [self._row(sequence, count) for sequence, count in shares]
+        found = self.runner.collect(self.runner.launch(StepBatch(rows)))
+        by_number = {sample.seq: sample for sample in found}
+        for (sequence, _), row in zip(shares, rows, strict=True):
+            sequence.done += len(row.tokens)
+            if row.sample:
+                sample = by_number[sequence.number]
+                sequence.history.append(sample.token)
+                sequence.samples.append(sample)
+
+    def run(self, sequences: list[Sequence], chunk: int = 0, count: int = 16) -> None:
+        """All together until each has `count` outputs; prompts go in chunks of `chunk` tokens."""
+        while waiting := [s for s in sequences if len(s.output) < count]:
+            self.step(*((s, chunk) for s in waiting))
+
+    def finish(self, sequence: Sequence) -> None:
+        self.free += sequence.blocks
+        self.runner.forget(sequence.number)
+
+    def _row(self, sequence: Sequence, count: int) -> Row:
+        left = sequence.history[sequence.done :]
+        tokens = left[:count] if count else left
+        end = sequence.done + len(tokens)
+        while len(sequence.blocks) * BLOCK < end:
+            sequence.blocks.append(self.free.pop())
+        return Row(
+            seq=sequence.number,
+            tokens=tokens,
+            start=sequence.done,
+            blocks=sequence.blocks,
+            adapter=sequence.adapter,
+            sample=end == len(sequence.history),
+            sampling=sequence.sampling,
+            choice=sequence.choice,
+            history=sequence.history,
+            prompt_len=sequence.prompt_len,
+        )
