@@ -1,0 +1,183 @@
+"""A tenant as finance sees it: the billing account, its lock, and its periods."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from billing.models import BillingAccount, BillingPeriod, Seller
+from billing.periods import period_around, zone_of
+from core.database import insert_new
+from core.errors import BadRequest, Conflict, NotFound
+from core.ids import new_id
+from core.tenants.models import Tenant
+
+HOUSE = "house"
+
+
+def ensure_accounts(session: Session, tenant_ids: Iterable[str], now: datetime) -> None:
+    """Open the accounts that are missing, in the currency and zone of the tenant."""
+    wanted = set(tenant_ids)
+    known = set(
+        session.scalars(
+            select(BillingAccount.tenant_id).where(BillingAccount.tenant_id.in_(wanted))
+        )
+    )
+    missing = wanted - known
+    if not missing:
+        return
+    insert_new(session, Seller.__table__, [_house()], "id")  # type: ignore[arg-type]
+    tenants = {t.id: t for t in session.scalars(select(Tenant).where(Tenant.id.in_(missing)))}
+    rows = []
+    for tenant_id in sorted(missing):
+        tenant = tenants.get(tenant_id)
+        rows.append(
+            {
+                "tenant_id": tenant_id,
+                "seller_id": HOUSE,
+                "currency": tenant.currency if tenant else "USD",
+                "timezone": tenant.timezone if tenant else "UTC",
+                "legal_name": tenant.display_name if tenant else tenant_id,
+                "created_at": now,
+                "anchor_day": 1,
+                "anchored_at": None,
+                "address": "",
+                "email": "",
+                "tax_id": "",
+                "tax_region": "",
+                "tax_exempt": False,
+                "collection": "manual",
+                "status": "active",
+            }
+        )
+    insert_new(session, BillingAccount.__table__, rows, "tenant_id")  # type: ignore[arg-type]
+
+
+def ensure_account(session: Session, tenant_id: str, now: datetime) -> BillingAccount:
+    ensure_accounts(session, [tenant_id], now)
+    account = session.get(BillingAccount, tenant_id)
+    assert account is not None
+    return account
+
+
+def lock_accounts(session: Session, tenant_ids: Iterable[str]) -> dict[str, BillingAccount]:
+    """Lock in one order: rating, closing and re-rating of a tenant take turns."""
+    rows = session.scalars(
+        select(BillingAccount)
+        .where(BillingAccount.tenant_id.in_(set(tenant_ids)))
+        .order_by(BillingAccount.tenant_id)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+    return {account.tenant_id: account for account in rows}
+
+
+def lock_account(session: Session, tenant_id: str) -> BillingAccount:
+    found = lock_accounts(session, [tenant_id])
+    if tenant_id not in found:
+        raise NotFound(
+            f"Tenant {tenant_id} has no billing account.", next_step="It opens with the first use."
+        )
+    return found[tenant_id]
+
+
+def set_anchor(session: Session, account: BillingAccount, day: int, now: datetime) -> None:
+    """From the end of the current period on, periods begin on this day; one may be short."""
+    if not 1 <= day <= 31:
+        raise BadRequest("An anchor day lies between 1 and 31.", param="anchor_day")
+    Periods(session).around(account, now)  # the current one keeps the bounds that it began with
+    account.anchor_day, account.anchored_at = day, now
+
+
+def set_timezone(session: Session, account: BillingAccount, name: str, now: datetime) -> None:
+    zone_of(name)
+    Periods(session).around(account, now)
+    account.timezone, account.anchored_at = name, now
+
+
+def set_currency(session: Session, account: BillingAccount, currency: str) -> None:
+    used = session.scalar(
+        select(BillingPeriod.id).where(BillingPeriod.tenant_id == account.tenant_id).limit(1)
+    )
+    if used is not None and currency != account.currency:
+        raise Conflict(
+            f"The account already has amounts in {account.currency}.",
+            next_step="Open a new tenant for another currency.",
+        )
+    account.currency = currency
+
+
+@dataclass
+class Periods:
+    """The periods of tenants, found or made. Hold the tenants' locks while one lives."""
+
+    session: Session
+    _known: dict[str, list[BillingPeriod]] = field(default_factory=dict)
+
+    def load(self, tenant_ids: Iterable[str], since: datetime) -> None:
+        """One query for many tenants."""
+        wanted = set(tenant_ids)
+        for tenant_id in wanted:
+            self._known.setdefault(tenant_id, [])
+        rows = self.session.scalars(
+            select(BillingPeriod)
+            .where(BillingPeriod.tenant_id.in_(wanted), BillingPeriod.ends_at > since)
+            .execution_options(populate_existing=True)
+        )
+        for row in rows:
+            if row not in self._known[row.tenant_id]:
+                self._known[row.tenant_id].append(row)
+
+    def around(self, account: BillingAccount, at: datetime) -> BillingPeriod:
+        """The period that holds the moment. A new one never overlaps one that is there."""
+        for period in self._known.get(account.tenant_id, ()):
+            if period.starts_at <= at < period.ends_at:
+                return period
+        start, end = period_around(at, account.anchor_day, account.timezone)
+        near = self.session.scalars(
+            select(BillingPeriod).where(
+                BillingPeriod.tenant_id == account.tenant_id,
+                BillingPeriod.ends_at > start,
+                BillingPeriod.starts_at < end,
+            )
+        ).all()
+        for period in near:
+            if period.starts_at <= at < period.ends_at:
+                self._known.setdefault(account.tenant_id, []).append(period)
+                return period
+            if period.ends_at <= at:
+                start = max(start, period.ends_at)
+            else:
+                end = min(end, period.starts_at)
+        made = BillingPeriod(
+            id=new_id("per"), tenant_id=account.tenant_id, starts_at=start, ends_at=end
+        )
+        self.session.add(made)
+        self.session.flush()
+        self._known.setdefault(account.tenant_id, []).append(made)
+        return made
+
+    def billed_in(
+        self, account: BillingAccount, usage: BillingPeriod, now: datetime
+    ) -> BillingPeriod:
+        """Where usage of a period is invoiced: in it, or in the first open one if it is closed."""
+        if usage.closed_at is None:
+            return usage
+        period = self.around(account, max(now, usage.ends_at))
+        while period.closed_at is not None:
+            period = self.around(account, period.ends_at)
+        return period
+
+
+def _house() -> dict[str, object]:
+    return {
+        "id": HOUSE,
+        "name": "Tollhouse",
+        "address": "",
+        "tax_id": "",
+        "number_prefix": "TH",
+        "next_number": 1,
+        "next_credit_note": 1,
+    }

@@ -1,0 +1,109 @@
+"""Many rows in one go: COPY on PostgreSQL, one prepared statement on SQLite.
+
+By hand because SQLAlchemy builds a dictionary and a parameter list a row, which costs more than all
+of rating does.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, cast
+
+from psycopg import Connection, sql
+from sqlalchemy import Table, text
+from sqlalchemy.orm import Session
+
+from core.database import UtcDateTime
+
+Row = Sequence[Any]
+
+
+def insert_new(
+    session: Session, table: Table, columns: Sequence[str], rows: Sequence[Row], key: str
+) -> int:
+    """Insert the rows whose key is not there yet, in the order of the key; returns how many."""
+    if not rows:
+        return 0
+    at = list(columns).index(key)
+    ordered = sorted(rows, key=lambda row: row[at])  # the same order everywhere: no deadlocks
+    if session.get_bind().dialect.name == "postgresql":
+        return _merge(session, table, columns, ordered, key)
+    return _insert_sqlite(session, table, columns, ordered, f" on conflict ({key}) do nothing")
+
+
+def insert_all(session: Session, table: Table, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """Insert rows that cannot be there yet; a second one with the key is an error."""
+    if not rows:
+        return
+    if session.get_bind().dialect.name == "postgresql":
+        _copy(_driver(session), table.name, columns, rows)
+    else:
+        _insert_sqlite(session, table, columns, rows, "")
+
+
+def _driver(session: Session) -> Connection[Any]:
+    return cast("Connection[Any]", session.connection().connection.driver_connection)
+
+
+def _copy(driver: Connection[Any], name: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    statement = sql.SQL("copy {} ({}) from stdin").format(sql.Identifier(name), _names(columns))
+    with driver.cursor() as cursor, cursor.copy(statement) as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+def _merge(
+    session: Session, table: Table, columns: Sequence[str], rows: Sequence[Row], key: str
+) -> int:
+    staging = f"incoming_{table.name}"
+    session.execute(
+        text(
+            f"create temporary table if not exists {staging} (like {table.name} including defaults)"
+            " on commit delete rows"
+        )
+    )
+    driver = _driver(session)
+    _copy(driver, staging, columns, rows)
+    names = _names(columns)
+    with driver.cursor() as cursor:
+        cursor.execute(
+            sql.SQL(
+                "insert into {} ({}) select {} from {} order by {} on conflict ({}) do nothing"
+            ).format(
+                sql.Identifier(table.name),
+                names,
+                names,
+                sql.Identifier(staging),
+                sql.Identifier(key),
+                sql.Identifier(key),
+            )
+        )
+        new = cursor.rowcount
+        cursor.execute(sql.SQL("truncate {}").format(sql.Identifier(staging)))
+    return new
+
+
+def _insert_sqlite(
+    session: Session, table: Table, columns: Sequence[str], rows: Sequence[Row], ending: str
+) -> int:
+    marks = ", ".join("?" * len(columns))
+    statement = f"insert into {table.name} ({', '.join(columns)}) values ({marks}){ending}"
+    moments = [
+        index for index, name in enumerate(columns) if isinstance(table.c[name].type, UtcDateTime)
+    ]
+    cursor = cast("Any", session.connection().connection.driver_connection).cursor()
+    cursor.executemany(statement, [_plain(row, moments) for row in rows])
+    return int(cursor.rowcount)
+
+
+def _plain(row: Row, moments: list[int]) -> list[Any]:
+    """SQLite keeps moments as text, in the form that SQLAlchemy reads."""
+    plain = list(row)
+    for index in moments:
+        moment = plain[index]
+        if isinstance(moment, datetime):
+            plain[index] = moment.replace(tzinfo=None).isoformat(" ", "microseconds")
+    return plain
+
+
+def _names(columns: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, columns))

@@ -1,0 +1,190 @@
+"""Prepaid and promotional credit: granted, drawn by priority and expiry, expired.
+
+What is left on a tenant's grants of a kind is the balance of the ledger account of that kind.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from billing.accounts import lock_account
+from billing.ledger import AccountKind, Entry, Transaction, post, transfer
+from billing.models import CreditGrant, CreditUse
+from core.errors import BadRequest
+from core.ids import new_id
+from core.money import Money
+
+PREPAID, PROMO = AccountKind.PREPAID.value, AccountKind.PROMO.value
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    grant_id: str
+    kind: str  # prepaid | promo
+    units: int
+
+
+def grant(
+    session: Session,
+    *,
+    tenant_id: str,
+    kind: str,
+    money: Money,
+    reference: str,
+    at: datetime,
+    priority: int = 100,
+    expires_at: datetime | None = None,
+    note: str = "",
+) -> CreditGrant:
+    """Add credit once per reference: paid money for prepaid, a gift of ours for promo."""
+    if kind not in (PREPAID, PROMO) or money.units <= 0:
+        raise BadRequest("Credit is a positive amount, prepaid or promo.", param="amount")
+    account = lock_account(session, tenant_id)
+    if account.currency != money.currency:
+        raise BadRequest(
+            f"The account is in {account.currency}, the credit in {money.currency}.",
+            next_step=f"Grant it in {account.currency}.",
+            code="currency_mismatch",
+        )
+    known = session.scalar(select(CreditGrant).where(CreditGrant.reference == reference))
+    if known is not None:
+        return known
+    paid_by = AccountKind.CASH if kind == PREPAID else AccountKind.PROMOTION
+    entries = transfer(paid_by, AccountKind(kind), money)
+    post(session, Transaction(tenant_id, "grant", f"grant:{reference}", at, entries, note))
+    made = CreditGrant(
+        id=new_id("cg"),
+        tenant_id=tenant_id,
+        kind=kind,
+        currency=money.currency,
+        granted=money.units,
+        remaining=money.units,
+        priority=priority,
+        granted_at=at,
+        expires_at=expires_at,
+        reference=reference,
+        note=note,
+    )
+    session.add(made)
+    session.flush()
+    return made
+
+
+def open_grants(
+    session: Session, tenant_ids: Iterable[str], at: datetime
+) -> dict[str, list[CreditGrant]]:
+    """By tenant, in the order of use: priority, then what expires first, then gifts, then age."""
+    rows = session.scalars(
+        select(CreditGrant)
+        .where(CreditGrant.tenant_id.in_(set(tenant_ids)), CreditGrant.remaining > 0)
+        .execution_options(populate_existing=True)
+    )
+    found: dict[str, list[CreditGrant]] = {}
+    for row in rows:
+        if row.expires_at is None or row.expires_at > at:
+            found.setdefault(row.tenant_id, []).append(row)
+    for grants in found.values():
+        grants.sort(key=_order_of_use)
+    return found
+
+
+def draw(
+    grants: list[CreditGrant], units: int, kinds: tuple[str, ...] = (PREPAID, PROMO)
+) -> list[Draw]:
+    """Take up to this much from the grants; what they do not hold stays owed."""
+    taken = []
+    for each in grants:
+        part = min(units, each.remaining) if each.kind in kinds else 0
+        if part > 0:
+            each.remaining -= part
+            units -= part
+            taken.append(Draw(each.id, each.kind, part))
+    return taken
+
+
+def draw_entries(draws: Iterable[Draw], currency: str) -> list[Entry]:
+    """Credit pays what is owed: less in the wallet, less receivable."""
+    entries: list[Entry] = []
+    for each in draws:
+        money = Money(each.units, currency)
+        entries += transfer(AccountKind(each.kind), AccountKind.RECEIVABLE, money)
+    return entries
+
+
+def keep_uses(
+    session: Session,
+    draws: Iterable[Draw],
+    *,
+    tenant_id: str,
+    purpose: str,
+    bill_period_id: str | None,
+    transaction_id: str,
+    at: datetime,
+) -> None:
+    rows = [
+        {
+            "grant_id": each.grant_id,
+            "tenant_id": tenant_id,
+            "kind": each.kind,
+            "purpose": purpose,
+            "units": each.units,
+            "bill_period_id": bill_period_id,
+            "transaction_id": transaction_id,
+            "at": at,
+        }
+        for each in draws
+    ]
+    if rows:
+        session.execute(insert(CreditUse), rows)
+
+
+def expire(session: Session, now: datetime) -> int:
+    """Take back what expired. Gifts return to us; unused prepaid money becomes revenue."""
+    due = session.execute(
+        select(CreditGrant.tenant_id, CreditGrant.id)
+        .where(
+            CreditGrant.expires_at <= now,
+            CreditGrant.expired_at.is_(None),
+            CreditGrant.remaining > 0,
+        )
+        .order_by(CreditGrant.tenant_id, CreditGrant.id)
+    ).all()
+    for tenant_id, grant_id in due:
+        lock_account(session, tenant_id)
+        each = session.get(CreditGrant, grant_id, populate_existing=True)
+        if each is None or each.remaining == 0 or each.expired_at is not None:
+            continue
+        left = each.remaining
+        returns_to = AccountKind.PROMOTION if each.kind == PROMO else AccountKind.REVENUE
+        entries = transfer(AccountKind(each.kind), returns_to, Money(left, each.currency))
+        made = post(session, Transaction(tenant_id, "expiry", f"expiry:{each.id}", now, entries))
+        session.execute(
+            update(CreditGrant)
+            .where(CreditGrant.id == each.id)
+            .values(remaining=CreditGrant.remaining - left, expired_at=now)
+        )
+        keep_uses(
+            session,
+            [Draw(each.id, each.kind, left)],
+            tenant_id=tenant_id,
+            purpose="expiry",
+            bill_period_id=None,
+            transaction_id=made,
+            at=now,
+        )
+    return len(due)
+
+
+def _order_of_use(each: CreditGrant) -> tuple[int, bool, float, bool, datetime, str]:
+    expires = each.expires_at.timestamp() if each.expires_at else 0.0
+    return (
+        each.priority,
+        each.expires_at is None,
+        expires,
+        each.kind != PROMO,
+        each.granted_at,
+        each.id,
+    )

@@ -1,0 +1,218 @@
+"""Double entry. Every transaction sums to zero per currency, is posted once per reference, and is
+never changed: a mistake is reversed by a new one.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from billing.models import LedgerAccount, LedgerEntry, LedgerTransaction
+from core.database import insert_new
+from core.errors import InsufficientQuota, InvariantBroken, NotFound
+from core.ids import TRANSACTION, new_id
+from core.money import Money
+
+
+class AccountKind(StrEnum):
+    RECEIVABLE = "receivable"  # what the tenant owes us; debit
+    PREPAID = "prepaid"  # what the tenant paid ahead; credit, never negative for the tenant
+    PROMO = "promo"  # what we gave; credit, likewise
+    REVENUE = "revenue"
+    TAX = "tax"
+    ROUNDING = "rounding"
+    CASH = "cash"
+    PROMOTION = "promotion"  # what gifts cost us
+    BAD_DEBT = "bad_debt"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    account: AccountKind
+    money: Money  # positive is a debit
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    tenant_id: str
+    kind: str  # usage | topup | grant | credit | invoice | payment | refund | reversal …
+    reference: str  # names the cause, so that the cause is posted once
+    at: datetime
+    entries: tuple[Entry, ...]
+    memo: str = ""
+    reverses_id: str | None = None
+    id: str = field(default_factory=lambda: new_id(TRANSACTION))
+
+
+def transfer(debit: AccountKind, credit: AccountKind, money: Money) -> tuple[Entry, Entry]:
+    return Entry(debit, money), Entry(credit, -money)
+
+
+def post(session: Session, transaction: Transaction) -> str:
+    """Post, or find what was posted under the reference; returns its id."""
+    known = session.scalar(
+        select(LedgerTransaction.id).where(LedgerTransaction.reference == transaction.reference)
+    )
+    if known is not None:
+        return known
+    post_many(session, [transaction])
+    return transaction.id
+
+
+def post_many(session: Session, transactions: Sequence[Transaction]) -> None:
+    """Post transactions whose references are new. InsufficientQuota if a wallet would go below 0."""
+    if not transactions:
+        return
+    for transaction in transactions:
+        _refuse_unbalanced(transaction)
+    accounts = _accounts(session, transactions)
+    session.execute(
+        insert(LedgerTransaction),
+        [
+            {
+                "id": t.id,
+                "tenant_id": t.tenant_id,
+                "kind": t.kind,
+                "reference": t.reference,
+                "at": t.at,
+                "reverses_id": t.reverses_id,
+                "memo": t.memo,
+            }
+            for t in transactions
+        ],
+    )
+    changes: dict[int, int] = defaultdict(int)
+    entries = []
+    for t in transactions:
+        for entry in t.entries:
+            account_id = accounts[(t.tenant_id, entry.account, entry.money.currency)]
+            changes[account_id] += entry.money.units
+            entries.append(
+                {
+                    "transaction_id": t.id,
+                    "account_id": account_id,
+                    "units": entry.money.units,
+                    "currency": entry.money.currency,
+                }
+            )
+    session.execute(insert(LedgerEntry), entries)
+    _move_balances(session, changes)
+
+
+def balance(session: Session, tenant_id: str, kind: AccountKind, currency: str) -> int:
+    """Picounits; debits count up, so a wallet with money in it is below zero."""
+    found = session.scalar(
+        select(LedgerAccount.balance).where(
+            LedgerAccount.tenant_id == tenant_id,
+            LedgerAccount.kind == kind.value,
+            LedgerAccount.currency == currency,
+        )
+    )
+    return found or 0
+
+
+def summed_balance(session: Session, tenant_id: str, kind: AccountKind, currency: str) -> int:
+    """The same from the entries themselves: what the audit compares with."""
+    found = session.scalar(
+        select(func.coalesce(func.sum(LedgerEntry.units), 0))
+        .join(LedgerAccount, LedgerAccount.id == LedgerEntry.account_id)
+        .where(
+            LedgerAccount.tenant_id == tenant_id,
+            LedgerAccount.kind == kind.value,
+            LedgerAccount.currency == currency,
+        )
+    )
+    return int(found or 0)
+
+
+def reverse(session: Session, transaction_id: str, at: datetime, memo: str) -> str:
+    """Post the opposite entries; once, however often it is asked for."""
+    original = session.get(LedgerTransaction, transaction_id)
+    if original is None:
+        raise NotFound(f"There is no transaction {transaction_id!r}.")
+    rows = session.execute(
+        select(LedgerAccount.kind, LedgerEntry.units, LedgerEntry.currency)
+        .join(LedgerAccount, LedgerAccount.id == LedgerEntry.account_id)
+        .where(LedgerEntry.transaction_id == transaction_id)
+    )
+    entries = tuple(
+        Entry(AccountKind(kind), Money(-units, currency)) for kind, units, currency in rows
+    )
+    return post(
+        session,
+        Transaction(
+            original.tenant_id,
+            "reversal",
+            f"reverse:{transaction_id}",
+            at,
+            entries,
+            memo,
+            transaction_id,
+        ),
+    )
+
+
+def _refuse_unbalanced(transaction: Transaction) -> None:
+    sums: dict[str, int] = defaultdict(int)
+    for entry in transaction.entries:
+        sums[entry.money.currency] += entry.money.units
+    wrong = {currency: units for currency, units in sums.items() if units}
+    if wrong or not transaction.entries:
+        raise InvariantBroken(
+            f"Transaction {transaction.reference} does not sum to zero: {wrong or 'no entries'}.",
+            next_step="Nothing was posted. This is a fault of the program: report it.",
+        )
+
+
+def _accounts(
+    session: Session, transactions: Sequence[Transaction]
+) -> dict[tuple[str, AccountKind, str], int]:
+    wanted = {
+        (t.tenant_id, entry.account, entry.money.currency)
+        for t in transactions
+        for entry in t.entries
+    }
+    found = _known_accounts(session, {tenant_id for tenant_id, _, _ in wanted})
+    missing = sorted(wanted - found.keys())
+    if missing:
+        rows = [
+            {"tenant_id": tenant_id, "kind": kind.value, "currency": currency, "balance": 0}
+            for tenant_id, kind, currency in missing
+        ]
+        insert_new(session, LedgerAccount.__table__, rows, "tenant_id", "kind", "currency")  # type: ignore[arg-type]
+        found = _known_accounts(session, {tenant_id for tenant_id, _, _ in wanted})
+    return found
+
+
+def _known_accounts(
+    session: Session, tenant_ids: set[str]
+) -> dict[tuple[str, AccountKind, str], int]:
+    rows = session.execute(
+        select(
+            LedgerAccount.tenant_id, LedgerAccount.kind, LedgerAccount.currency, LedgerAccount.id
+        ).where(LedgerAccount.tenant_id.in_(tenant_ids))
+    )
+    return {
+        (tenant, AccountKind(kind), currency): number for tenant, kind, currency, number in rows
+    }
+
+
+def _move_balances(session: Session, changes: dict[int, int]) -> None:
+    table = LedgerAccount.__table__
+    try:
+        for account_id in sorted(changes):  # one order: no deadlocks
+            if changes[account_id]:
+                session.execute(
+                    update(table)  # type: ignore[arg-type]
+                    .where(table.c.id == account_id)
+                    .values(balance=table.c.balance + changes[account_id])
+                )
+    except IntegrityError as error:
+        raise InsufficientQuota(
+            "The wallet does not hold that much.", next_step="Top it up and try again."
+        ) from error

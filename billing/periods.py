@@ -1,0 +1,41 @@
+"""When billing periods begin and end: at local midnight of the anchor day. Pure."""
+
+from calendar import monthrange
+from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from core.errors import BadRequest
+
+
+def zone_of(name: str) -> tzinfo:
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise BadRequest(
+            f"There is no time zone {name!r}.", next_step="Use a name like Europe/Berlin."
+        ) from None
+
+
+def period_around(at: datetime, anchor_day: int, timezone: str) -> tuple[datetime, datetime]:
+    """Start and end, in UTC, of the month from anchor day to anchor day that holds the moment."""
+    zone = zone_of(timezone)
+    local = at.astimezone(zone)
+    start = _anchor(local.year, local.month, anchor_day, timezone)
+    if at >= start:
+        return start, _anchor(*_next_month(local.year, local.month), anchor_day, timezone)
+    before = (local.year, local.month - 1) if local.month > 1 else (local.year - 1, 12)
+    return _anchor(*before, anchor_day, timezone), start
+
+
+@lru_cache(maxsize=4096)
+def _anchor(year: int, month: int, anchor_day: int, timezone: str) -> datetime:
+    """The 31st of a short month is its last day."""
+    day = min(anchor_day, monthrange(year, month)[1])
+    return datetime(year, month, day, tzinfo=zone_of(timezone)).astimezone(UTC)
+
+
+def _next_month(year: int, month: int) -> tuple[int, int]:
+    return (year, month + 1) if month < 12 else (year + 1, 1)

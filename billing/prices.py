@@ -1,0 +1,187 @@
+"""The price book as it is stored: saved once tried, never changed, only superseded."""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from billing import terms
+from billing.models import PriceVersionRow
+from billing.pricing import ANY, PPM, Component, PriceBook, PriceVersion, Rate
+from core.clock import Clock
+from core.errors import BadRequest, Conflict, NotFound
+from core.ids import PRICE, new_id
+from core.money import units_of
+
+# What a model costs until somebody sets a price: US dollars, a million tokens.
+DEFAULT_TERMS: dict[str, Any] = {
+    "input": "0.15",
+    "cached_input": "0.075",
+    "output": "0.60",
+    "waived": "0",
+    "gpu_second": "0.0008",
+    "moderation": "0.0001",
+}
+_EVER = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class PriceDraft:
+    """A price as somebody wants it. `written` is the form of `billing.terms`."""
+
+    model: str
+    written: dict[str, Any]
+    effective_from: datetime
+    effective_to: datetime | None = None
+    tenant_id: str = ""
+    adapter: str = ANY
+    currency: str = "USD"
+    discount_percent: str = "0"
+    note: str = ""
+    created_by: str = ""
+
+
+def load_price_book(session: Session) -> PriceBook:
+    newest_first = PriceVersionRow.effective_from.desc()
+    rows = session.scalars(select(PriceVersionRow).order_by(newest_first, PriceVersionRow.id))
+    return PriceBook(tuple(version_of(row) for row in rows))
+
+
+def version_of(row: PriceVersionRow) -> PriceVersion:
+    rates, discount_ppm = terms.load(row.terms)
+    return PriceVersion(
+        row.id,
+        row.currency,
+        rates,
+        discount_ppm,
+        row.tenant_id,
+        row.model,
+        row.adapter,
+        row.effective_from,
+        row.effective_to,
+    )
+
+
+def get_version(session: Session, version_id: str) -> PriceVersion:
+    row = session.get(PriceVersionRow, version_id)
+    if row is None:
+        raise NotFound(
+            f"There is no price version {version_id!r}.",
+            next_step="tollhouse price list shows all.",
+        )
+    return version_of(row)
+
+
+def trial(draft: PriceDraft) -> PriceVersion:
+    """The version that the draft would become, tried on samples; BadRequest says what is wrong."""
+    rates = terms.parse(draft.written)
+    return _checked(draft, rates, _ppm(draft.discount_percent))
+
+
+def save(session: Session, clock: Clock, draft: PriceDraft) -> PriceVersion:
+    """Try, then store. An open version of the same scope ends where this one begins."""
+    version = trial(draft)
+    _end_predecessor(session, version)
+    return _insert(session, clock, version, draft)
+
+
+def discount(session: Session, clock: Clock, draft: PriceDraft, base: PriceVersion) -> PriceVersion:
+    """A negotiated discount: the base's terms, less the draft's percentage, for one tenant."""
+    if not draft.tenant_id:
+        raise BadRequest("A discount is negotiated with one tenant.", next_step="Name the tenant.")
+    version = replace(_checked(draft, base.rates, _ppm(draft.discount_percent)))
+    _end_predecessor(session, version)
+    return _insert(session, clock, version, draft)
+
+
+def ensure_default_prices(session: Session, clock: Clock, model: str) -> PriceVersion:
+    """The list price of a model that has none yet, in force since ever; else the one it has."""
+    try:
+        return load_price_book(session).pin("", model, None, clock.now())
+    except NotFound:
+        draft = PriceDraft(model, DEFAULT_TERMS, _EVER, note="default price")
+        return save(session, clock, draft)
+
+
+def _checked(
+    draft: PriceDraft, rates: MappingProxyType[Component, Rate], discount_ppm: int
+) -> PriceVersion:
+    if draft.effective_to is not None and draft.effective_to <= draft.effective_from:
+        raise BadRequest("The price ends before it begins.", next_step="Swap the dates.")
+    version = PriceVersion(
+        new_id(PRICE),
+        draft.currency,
+        rates,
+        discount_ppm,
+        draft.tenant_id,
+        draft.model,
+        draft.adapter or ANY,
+        draft.effective_from,
+        draft.effective_to,
+    )
+    terms.check(version)
+    return version
+
+
+def _end_predecessor(session: Session, version: PriceVersion) -> None:
+    start, end = version.effective_from, version.effective_to
+    assert start is not None
+    rows = session.scalars(
+        select(PriceVersionRow)
+        .where(
+            PriceVersionRow.tenant_id == version.tenant_id,
+            PriceVersionRow.model == version.model,
+            PriceVersionRow.adapter == version.adapter,
+        )
+        .with_for_update()
+    ).all()
+    for row in rows:
+        if row.effective_to is None and row.effective_from < start:
+            row.effective_to = start
+            continue
+        ends_before = row.effective_to is not None and row.effective_to <= start
+        begins_after = end is not None and row.effective_from >= end
+        if not ends_before and not begins_after:
+            raise Conflict(
+                f"The price overlaps version {row.id}, in force from {row.effective_from:%Y-%m-%d} "
+                f"to {_shown(row.effective_to)}.",
+                next_step="Begin after it, or end before it.",
+                code="price_overlap",
+            )
+    session.flush()
+
+
+def _insert(
+    session: Session, clock: Clock, version: PriceVersion, draft: PriceDraft
+) -> PriceVersion:
+    row = PriceVersionRow(
+        id=version.id,
+        tenant_id=version.tenant_id,
+        model=version.model,
+        adapter=version.adapter,
+        currency=version.currency,
+        effective_from=version.effective_from,
+        effective_to=version.effective_to,
+        terms=terms.dump(version.rates, version.discount_ppm),
+        note=draft.note,
+        created_at=clock.now(),
+        created_by=draft.created_by,
+    )
+    session.add(row)
+    session.flush()
+    return version
+
+
+def _ppm(percent: str) -> int:
+    """Millionths of a percentage with up to four decimals."""
+    units = units_of(percent) * PPM
+    if units % (100 * 10**12):
+        raise BadRequest(f"A discount of {percent}% has more than four decimals.")
+    return units // (100 * 10**12)
+
+
+def _shown(moment: datetime | None) -> str:
+    return "the end of time" if moment is None else f"{moment:%Y-%m-%d}"

@@ -1,0 +1,229 @@
+"""Events into charges, ledger, roll-ups and used-up credit: one transaction for a few whole batches.
+
+A batch is rated once: its mark, the charges and the postings are committed together, so a worker
+that dies in the middle leaves nothing, and the next one starts the batch anew.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Table, select, update
+from sqlalchemy.orm import Session
+
+from billing import bulk, credits, rollups
+from billing.accounts import Periods, ensure_accounts, lock_accounts
+from billing.ledger import AccountKind, Transaction, post_many, transfer
+from billing.models import (
+    BillingAccount,
+    BillingPeriod,
+    Charge,
+    PriceVersionRow,
+    UsageBatch,
+    UsageEventRow,
+)
+from billing.prices import version_of
+from billing.pricing import Component, PriceVersion, counted
+from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.tiers import Positions
+from core.clock import Clock
+from core.events import UsageKind
+from core.ids import TRANSACTION, new_id
+from core.money import Money
+
+CHARGES: Table = Charge.__table__  # type: ignore[assignment]
+_EVENT = UsageEventRow
+_READ = (
+    _EVENT.request_id,
+    _EVENT.tenant_id,
+    _EVENT.project_id,
+    _EVENT.key_id,
+    _EVENT.kind,
+    _EVENT.model,
+    _EVENT.adapter,
+    _EVENT.price_version,
+    _EVENT.occurred_at,
+    _EVENT.input_tokens,
+    _EVENT.cached_tokens,
+    _EVENT.output_tokens,
+    _EVENT.waived_tokens,
+    _EVENT.quantity,
+    _EVENT.status,
+)
+_SLOT = {component: index for index, component in enumerate(Component)}
+_CHARGE_COLUMNS = (
+    "request_id",
+    "tenant_id",
+    "price_version",
+    "currency",
+    "usage_period_id",
+    "bill_period_id",
+    "transaction_id",
+    *QUANTITY_COLUMNS,
+    *AMOUNT_COLUMNS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    batches: int = 0
+    events: int = 0
+
+    def __add__(self, other: "Rated") -> "Rated":
+        return Rated(self.batches + other.batches, self.events + other.events)
+
+
+@dataclass(slots=True)
+class _Bill:
+    """What one tenant owes for one period because of these batches."""
+
+    transaction_id: str
+    currency: str
+    amount: int = 0
+
+
+@dataclass
+class _Work:
+    """What every event of the batches is rated with."""
+
+    accounts: dict[str, BillingAccount]
+    periods: Periods
+    versions: dict[str, PriceVersion]
+    positions: Positions
+    now: datetime
+    bills: dict[tuple[str, str], _Bill] = field(default_factory=dict)
+    billed_in: dict[str, BillingPeriod] = field(default_factory=dict)
+
+
+def rate(session: Session, clock: Clock, *, most_events: int = 20_000) -> Rated:
+    """Rate the oldest waiting batches, up to about so many events. Empty-handed: Rated(0, 0)."""
+    batches = _claim(session, most_events)
+    if not batches:
+        return Rated()
+    events: list[Any] = list(session.execute(select(*_READ).where(_EVENT.batch_id.in_(batches))))
+    work = _prepare(session, events, clock.now())
+    charges = [_charge(work, event) for event in events]
+    bulk.insert_all(session, CHARGES, _CHARGE_COLUMNS, charges)
+    work.positions.store(session)
+    rollups.add_charges(session, zip(events, charges, strict=True))
+    _post(session, work, f"{batches[0]}")
+    session.execute(
+        update(UsageBatch).where(UsageBatch.id.in_(batches)).values(rated_at=clock.now())
+    )
+    return Rated(len(batches), len(events))
+
+
+def _claim(session: Session, most_events: int) -> list[int]:
+    """Ids of batches that no other worker holds, oldest first, at least one if there is any."""
+    waiting = session.execute(
+        select(UsageBatch.id, UsageBatch.events)
+        .where(UsageBatch.rated_at.is_(None))
+        .order_by(UsageBatch.id)
+        .limit(200)
+        .with_for_update(skip_locked=True)
+    ).all()
+    taken: list[int] = []
+    events = 0
+    for batch_id, size in waiting:
+        if taken and events + size > most_events:
+            break
+        taken.append(batch_id)
+        events += size
+    return taken
+
+
+def _prepare(session: Session, events: Iterable[Any], now: datetime) -> _Work:
+    tenants = {event.tenant_id for event in events}
+    ensure_accounts(session, tenants, now)
+    accounts = lock_accounts(session, tenants)
+    periods = Periods(session)
+    periods.load(tenants, min((event.occurred_at for event in events), default=now))
+    version_ids = {event.price_version for event in events}
+    rows = session.scalars(select(PriceVersionRow).where(PriceVersionRow.id.in_(version_ids)))
+    versions = {row.id: version_of(row) for row in rows}
+    return _Work(accounts, periods, versions, Positions(session), now)
+
+
+def _charge(work: _Work, event: Any) -> tuple[Any, ...]:
+    request_id, tenant_id, _, _, kind, _, adapter, version_id, at = event[:9]
+    input_tokens, cached, output, waived, quantity, status = event[9:]
+    counts = (input_tokens, cached, output, waived)
+    account = work.accounts[tenant_id]
+    usage = work.periods.around(account, at)
+    billed = work.billed_in.get(usage.id)
+    if billed is None:
+        billed = work.billed_in[usage.id] = work.periods.billed_in(account, usage, work.now)
+    version = work.versions[version_id]
+    bill = work.bills.get((tenant_id, billed.id))
+    if bill is None:
+        bill = _Bill(new_id(TRANSACTION), version.currency)
+        work.bills[(tenant_id, billed.id)] = bill
+    quantities = _quantities(kind, counts, bool(adapter), quantity, status)
+    amounts = [0] * 9
+    used = counted(kind, input_tokens, cached, output, waived, bool(adapter), quantity, status)
+    for component, count in used:
+        if count == 0:
+            continue
+        unit = version.linear.get(component)
+        if unit is None:
+            units = work.positions.charge(tenant_id, usage.id, version, component, count)
+        else:
+            units = unit * count
+        amounts[_SLOT[component]] = units
+        amounts[8] += units
+    bill.amount += amounts[8]
+    return (
+        request_id,
+        tenant_id,
+        version_id,
+        version.currency,
+        usage.id,
+        billed.id,
+        bill.transaction_id,
+        *quantities,
+        *amounts,
+    )
+
+
+def _quantities(
+    kind: str, counts: tuple[int, ...], adapter: bool, quantity: int, status: int
+) -> tuple[int, ...]:
+    """In the order of QUANTITY_COLUMNS. What failed by our fault is no billable request."""
+    answered = 0 if status >= 500 else quantity
+    if kind == UsageKind.GPU_SECONDS:
+        return (0, *counts, 0, quantity, 0)
+    if kind == UsageKind.MODERATION:
+        return (0, *counts, 0, 0, answered)
+    return (answered, *counts, answered if adapter else 0, 0, 0)
+
+
+def _post(session: Session, work: _Work, first_batch: str) -> None:
+    tenants = {tenant_id for tenant_id, _ in work.bills}
+    grants = credits.open_grants(session, tenants, work.now)
+    transactions, uses = [], []
+    for (tenant_id, period_id), bill in work.bills.items():
+        if bill.amount == 0:
+            continue
+        money = Money(bill.amount, bill.currency)
+        entries = list(transfer(AccountKind.RECEIVABLE, AccountKind.REVENUE, money))
+        draws = credits.draw(grants.get(tenant_id, []), max(0, bill.amount))
+        entries += credits.draw_entries(draws, bill.currency)
+        reference = f"rate:{first_batch}:{tenant_id}:{period_id}"
+        transactions.append(
+            Transaction(
+                tenant_id, "usage", reference, work.now, tuple(entries), id=bill.transaction_id
+            )
+        )
+        uses.append((draws, tenant_id, period_id, bill.transaction_id))
+    post_many(session, transactions)
+    for draws, tenant_id, period_id, transaction_id in uses:
+        credits.keep_uses(
+            session,
+            draws,
+            tenant_id=tenant_id,
+            purpose="usage",
+            bill_period_id=period_id,
+            transaction_id=transaction_id,
+            at=work.now,
+        )

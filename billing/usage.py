@@ -1,0 +1,231 @@
+"""Usage events into the table: in bulk, once each however often they come, never dropped.
+
+What cannot be rated as it is (from the future, an unknown price, another currency, broken counts) is
+parked with the reason, listed by `parked`, and tried again by `release`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Table, delete, select, update
+from sqlalchemy.orm import Session
+
+from billing import bulk
+from billing.accounts import ensure_accounts
+from billing.models import (
+    BillingAccount,
+    EngineReceipt,
+    ParkedEvent,
+    PriceVersionRow,
+    UsageBatch,
+    UsageEventRow,
+)
+from core.clock import Clock, SystemClock
+from core.database import insert_new
+from core.events import SettledBy, UsageEvent, UsageKind
+
+# Clocks of different machines differ a little; more than this is a broken clock.
+SKEW = timedelta(minutes=5)
+
+EVENTS: Table = UsageEventRow.__table__  # type: ignore[assignment]
+PARKED: Table = ParkedEvent.__table__  # type: ignore[assignment]
+RECEIPTS: Table = EngineReceipt.__table__  # type: ignore[assignment]
+_FIELDS = tuple(field.name for field in fields(UsageEvent))
+_COLUMNS = (*_FIELDS, "batch_id")
+_PARKED_COLUMNS = ("request_id", "tenant_id", "code", "reason", "payload", "parked_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    code: str  # future | unknown_price | currency | invalid
+    reason: str
+
+
+def record(session: Session, events: Sequence[UsageEvent], clock: Clock | None = None) -> int:
+    """Store the events that are new and return how many were; the rest changes nothing."""
+    if not events:
+        return 0
+    now = (clock or SystemClock()).now()
+    judge = _Judge.of(session, events, now)
+    good: list[tuple[Any, ...]] = []
+    bad: list[tuple[UsageEvent, Refusal]] = []
+    for event in events:
+        refusal = judge.refusal(event)
+        if refusal is None:
+            good.append(_row(event))
+        else:
+            bad.append((event, refusal))
+    new = _store(session, good, now)
+    return new + _park(session, bad, now)
+
+
+def record_raw(
+    session: Session, payloads: Iterable[dict[str, Any]], clock: Clock | None = None
+) -> int:
+    """Events as JSON, from another program: what is no event at all is parked as invalid."""
+    events, broken = [], []
+    for payload in payloads:
+        try:
+            events.append(_from_json(payload))
+        except (TypeError, ValueError, KeyError) as error:
+            broken.append((payload, f"not a usage event: {error}"))
+    new = record(session, events, clock)
+    now = (clock or SystemClock()).now()
+    rows = [
+        (
+            str(payload.get("request_id") or f"invalid-{abs(hash(repr(payload))):x}")[:40],
+            str(payload.get("tenant_id", ""))[:40],
+            "invalid",
+            reason,
+            payload,
+            now,
+        )
+        for payload, reason in broken
+    ]
+    return new + _insert_parked(session, rows)
+
+
+def keep_receipts(
+    session: Session, receipts: Sequence[tuple[str, str, int, int, int, datetime]]
+) -> int:
+    """(request id, engine id, prompt, cached, generated, received at); for the audit."""
+    columns = (
+        "request_id",
+        "engine_id",
+        "prompt_tokens",
+        "cached_tokens",
+        "generated_tokens",
+        "received_at",
+    )
+    return bulk.insert_new(session, RECEIPTS, columns, receipts, "request_id")
+
+
+def parked(session: Session) -> list[ParkedEvent]:
+    """Events that wait for somebody, oldest first."""
+    waiting = ParkedEvent.released_at.is_(None) & ParkedEvent.dismissed_by.is_(None)
+    return list(session.scalars(select(ParkedEvent).where(waiting).order_by(ParkedEvent.parked_at)))
+
+
+def release(session: Session, clock: Clock) -> int:
+    """Try every parked event again; returns how many were stored."""
+    released = []
+    for row in parked(session):
+        try:
+            event = _from_json(row.payload)
+        except (TypeError, ValueError, KeyError):
+            continue
+        judge = _Judge.of(session, [event], clock.now())
+        if judge.refusal(event) is None:
+            released.append(event)
+    if not released:
+        return 0
+    now = clock.now()
+    stored = _store(session, [_row(event) for event in released], now)
+    session.execute(
+        update(ParkedEvent)
+        .where(ParkedEvent.request_id.in_([event.request_id for event in released]))
+        .values(released_at=now)
+    )
+    return stored
+
+
+def dismiss(session: Session, request_id: str, actor: str) -> None:
+    """Somebody decided that a parked event is not to be billed; it stays on record."""
+    session.execute(
+        update(ParkedEvent).where(ParkedEvent.request_id == request_id).values(dismissed_by=actor)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    latest: datetime
+    price_currency: dict[str, str]
+    account_currency: dict[str, str]
+
+    @staticmethod
+    def of(session: Session, events: Sequence[UsageEvent], now: datetime) -> "_Judge":
+        tenants = {event.tenant_id for event in events}
+        ensure_accounts(session, tenants, now)
+        versions = {event.price_version for event in events}
+        prices = session.execute(
+            select(PriceVersionRow.id, PriceVersionRow.currency).where(
+                PriceVersionRow.id.in_(versions)
+            )
+        )
+        accounts = session.execute(
+            select(BillingAccount.tenant_id, BillingAccount.currency).where(
+                BillingAccount.tenant_id.in_(tenants)
+            )
+        )
+        return _Judge(
+            now + SKEW, {row[0]: row[1] for row in prices}, {row[0]: row[1] for row in accounts}
+        )
+
+    def refusal(self, event: UsageEvent) -> Refusal | None:
+        if event.occurred_at > self.latest:
+            return Refusal("future", f"it happened at {event.occurred_at:%Y-%m-%d %H:%M:%S} UTC")
+        currency = self.price_currency.get(event.price_version)
+        if currency is None:
+            return Refusal("unknown_price", f"there is no price version {event.price_version!r}")
+        billed_in = self.account_currency[event.tenant_id]
+        if currency != billed_in:
+            return Refusal("currency", f"its price is in {currency}, the account in {billed_in}")
+        if event.quantity < 0:
+            return Refusal("invalid", f"a quantity of {event.quantity}")
+        return None
+
+
+def _store(session: Session, rows: list[tuple[Any, ...]], now: datetime) -> int:
+    if not rows:
+        return 0
+    batch = UsageBatch(recorded_at=now, events=len(rows))
+    session.add(batch)
+    session.flush()
+    new = bulk.insert_new(
+        session, EVENTS, _COLUMNS, [(*row, batch.id) for row in rows], "request_id"
+    )
+    if new == 0:
+        session.execute(delete(UsageBatch).where(UsageBatch.id == batch.id))
+        session.expunge(batch)
+    elif new != len(rows):
+        batch.events = new
+        session.flush()
+    return new
+
+
+def _park(session: Session, refused: list[tuple[UsageEvent, Refusal]], now: datetime) -> int:
+    rows = [
+        (event.request_id, event.tenant_id, refusal.code, refusal.reason, _to_json(event), now)
+        for event, refusal in refused
+    ]
+    return _insert_parked(session, rows)
+
+
+def _insert_parked(session: Session, rows: list[tuple[Any, ...]]) -> int:
+    made = [dict(zip(_PARKED_COLUMNS, row, strict=True)) for row in rows]
+    return insert_new(session, PARKED, made, "request_id")
+
+
+def _row(event: UsageEvent) -> tuple[Any, ...]:
+    return tuple([getattr(event, name) for name in _FIELDS])
+
+
+def _to_json(event: UsageEvent) -> dict[str, Any]:
+    shown = asdict(event)
+    for name in ("occurred_at", "finished_at"):
+        shown[name] = shown[name].isoformat()
+    return shown
+
+
+def _from_json(payload: dict[str, Any]) -> UsageEvent:
+    known = {name: payload[name] for name in _FIELDS if name in payload}
+    for name in ("occurred_at", "finished_at"):
+        moment = known[name]
+        known[name] = moment if isinstance(moment, datetime) else datetime.fromisoformat(moment)
+        if known[name].tzinfo is None:
+            raise ValueError(f"{name} has no time zone")
+    known["kind"] = UsageKind(known["kind"])
+    known["settled_by"] = SettledBy(known.get("settled_by", SettledBy.GATEWAY))
+    return UsageEvent(**known)

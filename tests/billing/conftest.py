@@ -1,0 +1,104 @@
+"""A counting-house with one tenant, one price, and events on demand."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from billing import prices, rating, usage
+from billing.accounts import ensure_account
+from billing.pricing import PriceVersion
+from core.clock import FakeClock
+from core.database import Database
+from core.events import UsageEvent, UsageKind
+from core.ids import new_id
+from core.tenants.models import Tenant
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class House:
+    database: Database
+    clock: FakeClock
+    version: PriceVersion
+    _made: int = field(default=0)
+
+    def event(self, **changes: Any) -> UsageEvent:
+        self._made += 1
+        now = self.clock.now()
+        plain = UsageEvent(
+            request_id=new_id("req"),
+            tenant_id="acme",
+            project_id="proj",
+            key_id="key",
+            kind=UsageKind.GENERATION,
+            route="/v1/chat/completions",
+            model="demo",
+            adapter=None,
+            adapter_digest=None,
+            price_version=self.version.id,
+            occurred_at=now,
+            finished_at=now + timedelta(seconds=1),
+            input_tokens=100,
+            cached_tokens=20,
+            output_tokens=50,
+            waived_tokens=3,
+            finish_reason="stop",
+            status=200,
+        )
+        return replace(plain, **changes)
+
+    def record(self, *events: UsageEvent) -> int:
+        with self.database.transaction() as session:
+            return usage.record(session, events, self.clock)
+
+    def rate(self) -> int:
+        with self.database.transaction() as session:
+            return rating.rate(session, self.clock).events
+
+    def tenant(self, name: str, **fields: Any) -> None:
+        with self.database.transaction() as session:
+            now = self.clock.now()
+            row = Tenant(id=name, name=name, display_name=name, created_at=now, **fields)
+            session.add(row)
+            session.flush()
+            ensure_account(session, name, now)
+
+    def price(self, written: dict[str, Any], **fields: Any) -> PriceVersion:
+        with self.database.transaction() as session:
+            draft = prices.PriceDraft(
+                fields.pop("model", "demo"),
+                written,
+                fields.pop("effective_from", self.clock.now()),
+                **fields,
+            )
+            return prices.save(session, self.clock, draft)
+
+
+def house_of(database: Database, clock: FakeClock) -> House:
+    with database.transaction() as session:
+        version = prices.ensure_default_prices(session, clock, "demo")
+    made = House(database, clock, version)
+    made.tenant("acme")
+    return made
+
+
+@pytest.fixture
+def house(database: Database, clock: FakeClock) -> House:
+    return house_of(database, clock)
+
+
+@pytest.fixture
+def lite(sqlite_database: Database, clock: FakeClock) -> House:
+    """On SQLite only, where the dialect does not matter to the test."""
+    return house_of(sqlite_database, clock)
+
+
+@pytest.fixture
+def session(lite: House) -> Iterator[Session]:
+    with lite.database.transaction() as made:
+        yield made
