@@ -1,6 +1,7 @@
 """The one set of fixtures: databases that are made for a test and dropped after it."""
 
 import os
+import shutil
 import socket
 import uuid
 from collections.abc import Iterator
@@ -75,23 +76,60 @@ def database_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    """A migrated database, once on SQLite and once on PostgreSQL."""
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated file that tests copy, so that each of them does not migrate anew."""
     from migrations.run import upgrade
 
-    made = Database(database_url)
+    path = tmp_path_factory.mktemp("migrated") / "tollhouse.db"
+    made = Database(f"sqlite:///{path}")
     upgrade(made)
-    yield made
     made.close()
+    return path
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres() -> Iterator[str]:
+    """Name of a migrated database that tests take as their template."""
+    from migrations.run import upgrade
+
+    need_postgres()
+    name = f"tollhouse_test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as admin:
+        admin.execute(f"create database {name}")
+    made = Database(POSTGRES.rpartition("/")[0] + f"/{name}")
+    upgrade(made)
+    made.close()
+    yield name
+    with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as admin:
+        admin.execute(f"drop database if exists {name} with (force)")
 
 
 @pytest.fixture
-def sqlite_database(sqlite_url: str) -> Iterator[Database]:
+def postgres_database(migrated_postgres: str) -> Iterator[Database]:
+    """A migrated PostgreSQL database of this test's own."""
+    name = f"tollhouse_test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as admin:
+        admin.execute(f"create database {name} template {migrated_postgres}")
+    made = Database(POSTGRES.rpartition("/")[0] + f"/{name}")
+    yield made
+    made.close()
+    with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as admin:
+        admin.execute(f"drop database if exists {name} with (force)")
+
+
+@pytest.fixture
+def sqlite_database(sqlite_url: str, migrated_sqlite: Path) -> Iterator[Database]:
     """A migrated SQLite database, where the dialect does not matter to the test."""
-    from migrations.run import upgrade
-
+    shutil.copy(migrated_sqlite, sqlite_url.removeprefix("sqlite:///"))
     made = Database(sqlite_url)
-    upgrade(made)
     yield made
     made.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> Database:
+    """A migrated database, once on SQLite and once on PostgreSQL."""
+    fixture = "sqlite_database" if request.param == "sqlite" else "postgres_database"
+    made: Database = request.getfixturevalue(fixture)
+    return made
