@@ -241,7 +241,7 @@ class Adapters:
         return any(a.reading is not None for a in self.known.values())
 
     def states(self) -> list[AdapterState]:
-        return [a.state() for a in self.known.values()]
+        return [a.state() for a in list(self.known.values())]
 
     def blocks_held(self) -> Iterator[int]:
         for adapter in self._slots:

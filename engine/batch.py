@@ -1,7 +1,7 @@
 """What the scheduler asks of the runner for one step, and what comes back. No torch here."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.protocol import AdapterState, EngineInfo, SamplingParams
 
@@ -84,7 +84,8 @@ class Runner(Protocol):
 
     def launch(self, batch: StepBatch) -> Ticket: ...
 
-    def collect(self, ticket: Ticket) -> list[Sampled]: ...
+    def collect(self, ticket: Any) -> list[Sampled]:
+        """`ticket` is what this runner's own `launch` gave."""
 
     def adapter_blocks(self, digest: str) -> int: ...
 

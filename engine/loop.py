@@ -12,7 +12,7 @@ from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError, RequestError
 from engine.fairness import Levels
-from engine.metrics import Metrics
+from engine.metrics import Metrics, render
 from engine.prefix import PUBLIC, PrefixNames
 from engine.protocol import (
     AdapterState,
@@ -135,10 +135,12 @@ class Engine:
             )
         return self.adapters.blocks_for(digest)
 
-    def abort(self, request_id: str) -> bool:
-        """Whether there was such a request under way."""
+    def abort(self, request_id: str, origin: str | None = None) -> bool:
+        """Whether there was such a request under way (and of this gateway, if one is named)."""
         request = self.requests.get(request_id)
         if request is None or request.settled or not request.open:
+            return False
+        if origin is not None and request.origin != origin:
             return False
         self._results.end_request(request, FinishReason.ABORT, self._clock())
         return True
@@ -210,6 +212,10 @@ class Engine:
             for seq in request.sequences:
                 self._runner.forget(seq.number)
         return outboxes
+
+    def take_outboxes_of(self, origin: str) -> None:
+        """Throw away what waits for a gateway that starts anew; its receipts stay stored."""
+        self._results.outboxes.pop(origin, None)
 
     def take_events(self) -> list[KvEvent]:
         """Blocks stored and removed since the last call, once `pool.events` is a list."""
@@ -288,6 +294,36 @@ class Engine:
     def next_deadline(self) -> float | None:
         """On the engine's clock."""
         return self._deadlines[0][0] if self._deadlines else None
+
+    def gauges(self) -> dict[str, float]:
+        used = self.pool.num_blocks - self.pool.free_blocks
+        return {
+            "running": len(self.scheduler.running),
+            "waiting": self.scheduler.waiting.size,
+            "kv_usage": used / self.pool.num_blocks,
+            "blocks_free": self.pool.free_blocks,
+            "receipts_open": len(self.receipts),
+        }
+
+    def metrics_text(self, extra_gauges: dict[str, float] | None = None) -> str:
+        """Prometheus text. Safe to call from another thread: it reads copies and whole numbers."""
+        counters = self.metrics.counters
+        counters["prefix_queries"] = self.scheduler.prefix_queries
+        counters["prefix_hits"] = self.scheduler.prefix_hits
+        counters["preemptions"] = self.scheduler.preemptions
+        counters["adapter_loads"] = self.adapters.loads
+        counters["adapter_evictions"] = self.adapters.evictions
+        counters["receipts_lost"] = self.receipts.lost
+        requests = list(self.requests.values())
+        asked = [(r.ask.adapter, r.admitted_at is not None) for r in requests if r.ask.adapter]
+        lora = {
+            "max_lora": str(self.config.max_adapter_slots),
+            "running_lora_adapters": ",".join(sorted({a for a, running in asked if running})),
+            "waiting_lora_adapters": ",".join(sorted({a for a, running in asked if not running})),
+        }
+        by_state = Counter(state.state for state in self.adapters.states())
+        gauges = {**self.gauges(), **(extra_gauges or {})}
+        return render(self.metrics, gauges, self.info.model, by_state, lora)
 
     def stats(self) -> EngineStats:
         return EngineStats(

@@ -136,21 +136,24 @@ def render(
         "tollhouse_engine_requests_total",
         "Requests ended, by reason",
         "counter",
-        (({"reason": r}, n) for r, n in metrics.finished.items()),
+        (({"reason": r}, n) for r, n in dict(metrics.finished).items()),
     )
     _family(
         lines,
         "vllm:request_success_total",
         "Requests ended, by reason",
         "counter",
-        (({"model_name": model, "finished_reason": r}, n) for r, n in metrics.finished.items()),
+        (
+            ({"model_name": model, "finished_reason": r}, n)
+            for r, n in dict(metrics.finished).items()
+        ),
     )
     _family(
         lines,
         "tollhouse_engine_refusals_total",
         "Requests refused, by code",
         "counter",
-        (({"code": c}, n) for c, n in metrics.refused.items()),
+        (({"code": c}, n) for c, n in dict(metrics.refused).items()),
     )
     _family(
         lines,
@@ -164,7 +167,7 @@ def render(
         "tollhouse_engine_adapter_tokens_total",
         "Output tokens by adapter",
         "counter",
-        (({"adapter": a}, n) for a, n in metrics.adapter_tokens.items()),
+        (({"adapter": a}, n) for a, n in dict(metrics.adapter_tokens).items()),
     )
     _family(
         lines, "vllm:lora_requests_info", "Adapters running and waiting", "gauge", [(dict(lora), 1)]

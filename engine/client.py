@@ -1,0 +1,335 @@
+"""A gateway's end of the line to one engine: asyncio, reconnecting, losing no receipt."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from engine.curve import ClientKeys
+from engine.errors import AdapterError, ConnectionLost, RequestError
+from engine.protocol import (
+    AdapterState,
+    EngineInfo,
+    EngineStats,
+    GenerateRequest,
+    KvEvent,
+    Receipt,
+    Refusal,
+    StepOutput,
+    TokenChunk,
+)
+from engine.wire import (
+    Abort,
+    Acknowledge,
+    AdapterReply,
+    Generate,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    KvEvents,
+    LoadAdapter,
+    LookUp,
+    LookUpReply,
+    UnloadAdapter,
+    Welcome,
+    WhoAreYou,
+    WireError,
+    decode,
+    encode,
+)
+
+log = logging.getLogger("tollhouse.engine.client")
+
+Item = TokenChunk | Receipt | Exception
+
+
+class EngineClient:
+    """Connects once and stays: streams fail with ConnectionLost when the engine is gone, and the
+    client keeps trying to reach it. Receipts are repeated until `acknowledge`."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        gateway_id: str | None = None,
+        keys: ClientKeys | None = None,
+        heartbeat_s: float = 1.0,
+        silence_s: float = 30.0,
+        grace_s: float = 3.0,
+        on_receipt: Callable[[Receipt], None] | None = None,
+        kv_events: bool = False,
+    ) -> None:
+        """`silence_s`: how long the engine may say nothing (a long step) before it counts as gone;
+        `grace_s`: how long after a broken connection streams wait for it to come back;
+        `on_receipt` gets receipts that no open stream is waiting for."""
+        self.address = address
+        self.gateway_id = gateway_id or uuid.uuid4().hex
+        self.stats: EngineStats | None = None
+        self._info: EngineInfo | None = None
+        self._keys = keys
+        self._heartbeat_s = heartbeat_s
+        self._silence_s = silence_s
+        self._grace_s = grace_s
+        self._on_receipt = on_receipt
+        self._kv_events = kv_events
+        self._streams: dict[str, asyncio.Queue[Item]] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count(1)
+        self._events: asyncio.Queue[list[KvEvent]] = asyncio.Queue(maxsize=10_000)
+        self._connected = asyncio.Event()
+        self._seen = 0
+        self._last_heard = 0.0
+        self._lost_at: float | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._context: zmq.asyncio.Context | None = None
+        self._socket: zmq.asyncio.Socket | None = None
+        self._monitor: zmq.asyncio.Socket | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise ConnectionLost(f"not connected to the engine at {self.address} yet")
+        return self._info
+
+    @property
+    def connected(self) -> bool:
+        return self._connected.is_set()
+
+    async def connect(self, timeout_s: float = 30.0) -> EngineInfo:
+        """Waits for the engine's welcome; may be called again to wait for a reconnect."""
+        if self._socket is None:
+            self._open()
+        try:
+            await asyncio.wait_for(self._connected.wait(), timeout_s)
+        except TimeoutError:
+            raise ConnectionLost(
+                f"the engine at {self.address} did not answer within {timeout_s:g} s: "
+                "is it running, and are the keys right?"
+            ) from None
+        return self.info
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk | Receipt]:
+        """Chunks as they come, then the receipt. Raises RequestError when the engine refuses, and
+        ConnectionLost when it is gone. Closing the iterator early aborts the request."""
+        if not self.connected:
+            raise ConnectionLost(f"the engine at {self.address} is not reachable")
+        name = request.request_id
+        if name in self._streams:
+            raise RequestError("duplicate_request", f"{name} is under way")
+        queue: asyncio.Queue[Item] = asyncio.Queue()
+        self._streams[name] = queue
+        over = False
+        try:
+            await self._send(Generate(request))
+            while not over:
+                item = await queue.get()
+                over = not isinstance(item, TokenChunk)
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            self._streams.pop(name, None)
+            if not over:
+                self._send_soon(Abort([name]))
+
+    async def abort(self, request_id: str) -> None:
+        """Ask for an early end; the stream then gets its last chunk and its receipt."""
+        await self._send(Abort([request_id]))
+
+    async def acknowledge(self, request_ids: list[str]) -> None:
+        """The receipts are safe with us: the engine may forget them."""
+        await self._send(Acknowledge(request_ids))
+
+    async def load_adapter(self, path: str, timeout_s: float = 120.0) -> AdapterState:
+        """Read a PEFT directory (on the engine's machine). Raises AdapterError."""
+        return await self._adapter_call(lambda call: LoadAdapter(call, path), timeout_s)
+
+    async def unload_adapter(self, digest: str, timeout_s: float = 30.0) -> AdapterState:
+        return await self._adapter_call(lambda call: UnloadAdapter(call, digest), timeout_s)
+
+    async def look_up(self, request_ids: list[str], timeout_s: float = 30.0) -> LookUpReply:
+        """What became of these requests. One that is in neither list never reached the engine,
+        was acknowledged, or died with it."""
+        reply: LookUpReply = await self._call(lambda call: LookUp(call, request_ids), timeout_s)
+        return reply
+
+    async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
+        """Needs `kv_events=True`. A listener that is too slow misses the oldest."""
+        while True:
+            yield await self._events.get()
+
+    async def close(self) -> None:
+        if self._socket is None:
+            return
+        with contextlib.suppress(zmq.ZMQError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._send(Goodbye()), 1.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._fail_all("the client was closed")
+        self._socket.disable_monitor()
+        if self._monitor is not None:
+            self._monitor.close(linger=0)
+        self._socket.close(linger=500)
+        if self._context is not None:
+            self._context.term()
+        self._socket = self._context = None
+        self._connected.clear()
+
+    # Inside.
+
+    def _open(self) -> None:
+        self._context = zmq.asyncio.Context()
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.SNDHWM, 100_000)
+        socket.setsockopt(zmq.RCVHWM, 0)  # memory, not a lost token, pays for a slow gateway
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if self._keys is not None:
+            self._keys.apply(socket)
+        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        socket.connect(self.address)
+        self._socket = socket
+        self._last_heard = time.monotonic()
+        self._tasks = [
+            asyncio.create_task(self._listen()),
+            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._watch(self._monitor)),
+        ]
+        self._send_soon(self._hello())
+
+    def _hello(self) -> Hello:
+        return Hello(self.gateway_id, seen=self._seen, kv_events=self._kv_events)
+
+    async def _send(self, record: Any) -> None:
+        if self._socket is None:
+            raise ConnectionLost("the client is not open")
+        await self._socket.send(encode(record))
+
+    def _send_soon(self, record: Any) -> None:
+        """Hand to ZeroMQ's own thread without waiting; its queue is long."""
+        if self._socket is not None:
+            sent = asyncio.ensure_future(self._socket.send(encode(record)))
+            sent.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _call(self, make: Callable[[int], Any], timeout_s: float) -> Any:
+        if not self.connected:
+            raise ConnectionLost(f"the engine at {self.address} is not reachable")
+        number = next(self._numbers)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[number] = future
+        try:
+            await self._send(make(number))
+            return await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            raise ConnectionLost(f"the engine did not answer within {timeout_s:g} s") from None
+        finally:
+            self._calls.pop(number, None)
+
+    async def _adapter_call(self, make: Callable[[int], Any], timeout_s: float) -> AdapterState:
+        reply: AdapterReply = await self._call(make, timeout_s)
+        if reply.state is None:
+            raise AdapterError(reply.code, reply.message)
+        return reply.state
+
+    async def _listen(self) -> None:
+        assert self._socket is not None
+        while True:
+            data = await self._socket.recv()
+            try:
+                record, number = decode(data)
+            except WireError as error:
+                log.warning("dropped: %s", error)
+                continue
+            self._last_heard = time.monotonic()
+            self._take(record, number)
+
+    def _take(self, record: Any, number: int) -> None:
+        if isinstance(record, WhoAreYou):
+            self._connected.clear()
+            self._send_soon(self._hello())
+            return
+        if isinstance(record, Welcome):
+            self._welcome(record)
+            self._seen = number
+            return
+        if number != self._seen + 1:
+            log.warning("messages %d to %d were lost", self._seen + 1, number - 1)
+            self._send_soon(Abort(list(self._streams)))
+            self._fail_all("messages were lost")
+        self._seen = number
+        match record:
+            case StepOutput():
+                for chunk in record.chunks:
+                    self._give(chunk.request_id, chunk)
+                for receipt in record.receipts:
+                    self._give(receipt.request_id, receipt)
+            case Refusal():
+                self._give(record.request_id, RequestError(record.code, record.message))
+            case EngineStats():
+                self.stats = record
+            case AdapterReply() | LookUpReply():
+                future = self._calls.get(record.call)
+                if future is not None and not future.done():
+                    future.set_result(record)
+            case KvEvents(events):
+                if self._events.full():
+                    self._events.get_nowait()
+                self._events.put_nowait(events)
+
+    def _give(self, request_id: str, item: Item) -> None:
+        queue = self._streams.get(request_id)
+        if queue is not None:
+            queue.put_nowait(item)
+        elif isinstance(item, Receipt) and self._on_receipt is not None:
+            self._on_receipt(item)
+
+    def _welcome(self, welcome: Welcome) -> None:
+        self._info, self.stats = welcome.info, welcome.stats
+        self._lost_at = None
+        alive = set(welcome.under_way)
+        for name in [n for n in self._streams if n not in alive]:
+            self._fail(name, "the engine restarted or lost the request")
+        for receipt in welcome.receipts:
+            self._give(receipt.request_id, receipt)
+        self._connected.set()
+
+    def _fail(self, name: str, why: str) -> None:
+        queue = self._streams.pop(name, None)
+        if queue is not None:
+            queue.put_nowait(ConnectionLost(f"{self.address}: {why}"))
+
+    def _fail_all(self, why: str) -> None:
+        for name in list(self._streams):
+            self._fail(name, why)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(ConnectionLost(f"{self.address}: {why}"))
+
+    async def _beat(self) -> None:
+        """Heartbeats, and the two ways to find that the engine is gone."""
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            self._send_soon(Heartbeat() if self.connected else self._hello())
+            now = time.monotonic()
+            if self._lost_at is not None and now - self._lost_at > self._grace_s:
+                self._fail_all("the connection broke and did not come back")
+            if now - self._last_heard > self._silence_s:
+                self._connected.clear()
+                self._fail_all(f"no word from the engine for {self._silence_s:g} s")
+
+    async def _watch(self, monitor: Any) -> None:
+        """A killed engine shows at once as a broken connection."""
+        while True:
+            await monitor.recv_multipart()
+            self._connected.clear()
+            if self._lost_at is None:
+                self._lost_at = time.monotonic()
+            self._send_soon(self._hello())

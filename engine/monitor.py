@@ -1,0 +1,64 @@
+"""The worker's own /metrics and /healthz, on a thread beside the loop."""
+
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Protocol
+
+from engine.config import EngineConfig
+from engine.gateways import Gateways
+from engine.loop import Engine
+
+STALLED_S = 60.0  # a loop that has not turned for so long is not well
+FAILURES = 3  # steps failed in a row
+
+
+class Watched(Protocol):
+    config: EngineConfig
+    engine: Engine
+    gateways: Gateways
+    last_turn: float
+
+
+class Monitor:
+    """Serves until closed. Port 0 takes a free one."""
+
+    def __init__(self, watched: Watched) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 10
+
+            def do_GET(self) -> None:
+                status, kind, body = _answer(watched, self.path)
+                data = body.encode()
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Quiet: scrapes come every few seconds."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", watched.config.metrics_port or 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/metrics"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+
+def _answer(watched: Watched, path: str) -> tuple[int, str, str]:
+    if path == "/metrics":
+        text = watched.engine.metrics_text({"gateways": float(len(watched.gateways))})
+        return 200, "text/plain; version=0.0.4; charset=utf-8", text
+    if path != "/healthz":
+        return 404, "text/plain", "this engine has /metrics and /healthz\n"
+    if time.monotonic() - watched.last_turn > STALLED_S:
+        return 503, "text/plain", f"the loop has not turned for {STALLED_S:g} s\n"
+    if watched.engine.failures_in_a_row >= FAILURES:
+        return 503, "text/plain", "the device fails every step\n"
+    return 200, "text/plain", "ok\n"

@@ -1,0 +1,333 @@
+"""The engine's process: one thread that polls the socket, steps the engine and sends what came."""
+
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import zmq
+
+from engine.batch import Runner
+from engine.config import EngineConfig
+from engine.curve import guard
+from engine.errors import AdapterError, EngineError, RequestError
+from engine.gateways import Gateway, Gateways
+from engine.loop import Engine
+from engine.monitor import Monitor
+from engine.options import parse
+from engine.protocol import AdapterState, GenerateRequest, Refusal, StepOutput
+from engine.wire import (
+    Abort,
+    Acknowledge,
+    AdapterReply,
+    Generate,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    KvEvents,
+    LoadAdapter,
+    LookUp,
+    LookUpReply,
+    UnloadAdapter,
+    Welcome,
+    WireError,
+    decode,
+)
+
+log = logging.getLogger("tollhouse.engine")
+
+MESSAGES_A_STEP = 256  # handled between two steps, so that a flood cannot stop generation
+IDLE_S = 0.25  # longest sleep; signals and timers are looked at this often
+READ_POLL_S = 0.005  # while an adapter is being read from disk
+DRAIN_S = 30.0  # after SIGTERM, for requests under way
+
+
+class Server:
+    """Serves one engine to any number of gateways until told to stop."""
+
+    def __init__(self, config: EngineConfig, runner: Runner) -> None:
+        self.config = config
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter-loader")
+        self.engine = Engine(config, runner, submit=self._loader.submit)
+        self.engine.info = replace(self.engine.info, engine_id=uuid.uuid4().hex)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, 100_000)
+        self._socket.setsockopt(zmq.RCVHWM, 100_000)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._guard = guard(self._context, self._socket, config)
+        before = os.umask(0o077)  # an ipc socket is for this user alone
+        try:
+            self._socket.bind(config.listen)
+        except zmq.ZMQError as error:
+            raise EngineError(
+                "cannot_listen", f"cannot listen on {config.listen}: {error}; choose another"
+            ) from error
+        finally:
+            os.umask(before)
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.gateways = Gateways(self._socket)
+        self._loads: list[tuple[str, int, str, Future[AdapterState]]] = []
+        self._step = 0
+        self._next_beat = 0.0
+        self._stop_by: float | None = None
+        self._was_idle = False
+        self.monitor = Monitor(self) if config.metrics_port is not None else None
+        self.last_turn = time.monotonic()
+
+    def stop(self, grace_s: float = DRAIN_S) -> None:
+        """Take no more, finish what runs, then end. Safe in a signal handler."""
+        self._stop_by = time.monotonic() + grace_s
+
+    def run(self, alive: Callable[[], bool] = lambda: True) -> None:
+        """Until stopped, or until `alive` (asked now and then) says no."""
+        try:
+            while not self._stopped():
+                self.turn()
+                if not alive() and self._stop_by is None:
+                    self.stop(0.0)
+        finally:
+            self.close()
+
+    def turn(self) -> None:
+        """Messages, one step, answers, timers; sleeps when there is nothing to do."""
+        self._receive(self._patience())
+        self._finish_loads()
+        stepped = self.engine.busy and self.engine.step()
+        self._send_outputs()
+        self._keep_time()
+        idle = not self.engine.busy
+        if idle and not self._was_idle:
+            self.engine.check_integrity()
+        self._was_idle = idle
+        self._stuck = not idle and not stepped
+        self.last_turn = time.monotonic()
+
+    _stuck = False  # something waits, yet nothing could run
+
+    def close(self) -> None:
+        if self.monitor is not None:
+            self.monitor.close()
+        self._loader.shutdown(wait=True, cancel_futures=True)
+        if self._guard is not None:
+            self._guard.stop()
+        self._socket.close()
+        self._context.term()
+        self.engine.receipts.close()
+
+    def _stopped(self) -> bool:
+        if self._stop_by is None:
+            return False
+        if self.engine.busy and time.monotonic() >= self._stop_by:
+            for request_id in list(self.engine.requests):
+                self.engine.abort(request_id)
+            self.engine.step()
+            self._send_outputs()
+            return True
+        return not self.engine.busy
+
+    def _patience(self) -> float:
+        """Seconds to wait for a message now."""
+        if self._loads or self.engine.adapters.reading or self._stuck:
+            return READ_POLL_S
+        if self.engine.busy:
+            return 0.0
+        return min(IDLE_S, max(0.0, self._next_beat - time.monotonic()))
+
+    def _receive(self, wait_s: float) -> None:
+        if not self._socket.poll(int(wait_s * 1000)):
+            return
+        for _ in range(MESSAGES_A_STEP):
+            try:
+                route, data = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            except ValueError:
+                log.warning("a message with a wrong number of parts was dropped")
+                continue
+            try:
+                record, _ = decode(data)
+            except WireError as error:
+                log.warning("dropped: %s", error)
+                continue
+            self._handle(route, record)
+
+    def _handle(self, route: bytes, record: Any) -> None:
+        now = time.monotonic()
+        if isinstance(record, Hello):
+            self._hello(route, record, now)
+            return
+        gateway = self.gateways.at(route)
+        if gateway is None:
+            if not isinstance(record, Goodbye):
+                self.gateways.send_unknown(route)
+            return
+        gateway.last_heard = now
+        match record:
+            case Generate(request):
+                self._generate(gateway, request)
+            case Abort(request_ids):
+                for request_id in request_ids:
+                    self.engine.abort(request_id, gateway.gateway_id)
+            case Acknowledge(request_ids):
+                self.engine.receipts.acknowledge(request_ids)
+            case LoadAdapter(call, path):
+                future = self._loader.submit(self.engine.read_adapter, path)
+                self._loads.append((gateway.gateway_id, call, path, future))
+            case UnloadAdapter(call, digest):
+                self._unload(gateway, call, digest)
+            case LookUp(call, request_ids):
+                self._look_up(gateway, call, request_ids)
+            case Goodbye():
+                self._lose(gateway, "said goodbye")
+            case Heartbeat():
+                pass
+            case _:
+                log.warning("gateway %s sent a %s", gateway.gateway_id, type(record).__name__)
+
+    def _hello(self, route: bytes, hello: Hello, now: float) -> None:
+        known = self.gateways.named(hello.gateway_id)
+        moved = known is not None and known.route != route
+        if known is not None and moved and hello.seen != known.sent:
+            log.warning("gateway %s missed messages: its requests end", hello.gateway_id)
+            self.engine.abort_origin(hello.gateway_id)
+            self.engine.take_outboxes_of(hello.gateway_id)
+        gateway = self.gateways.greet(hello.gateway_id, route, now)
+        gateway.kv_events = hello.kv_events
+        if hello.kv_events and self.engine.pool.events is None:
+            self.engine.pool.events = []
+        under_way = [
+            i for i, r in self.engine.requests.items() if r.origin == hello.gateway_id and r.open
+        ]
+        welcome = Welcome(
+            info=self.engine.info,
+            stats=self._stats(),
+            receipts=self.engine.receipts.of(hello.gateway_id),
+            under_way=under_way,
+            number=gateway.sent + 1,
+        )
+        self.gateways.send(gateway, welcome)
+
+    def _generate(self, gateway: Gateway, request: GenerateRequest) -> None:
+        try:
+            if self._stop_by is not None:
+                raise RequestError("draining", "the engine is shutting down: use another")
+            self.engine.submit(request, gateway.gateway_id)
+        except (RequestError, AdapterError) as error:
+            self.gateways.send(gateway, Refusal(request.request_id, error.code, error.message))
+
+    def _unload(self, gateway: Gateway, call: int, digest: str) -> None:
+        try:
+            reply = AdapterReply(call, self.engine.unload_adapter(digest))
+        except AdapterError as error:
+            reply = AdapterReply(call, None, error.code, error.message)
+        self.gateways.send(gateway, reply)
+
+    def _look_up(self, gateway: Gateway, call: int, request_ids: list[str]) -> None:
+        found = [r for i in request_ids if (r := self.engine.receipts.find(i)) is not None]
+        done = {receipt.request_id for receipt in found}
+        under_way = [i for i in request_ids if i in self.engine.requests and i not in done]
+        self.gateways.send(gateway, LookUpReply(call, found, under_way))
+
+    def _finish_loads(self) -> None:
+        for load in [entry for entry in self._loads if entry[3].done()]:
+            self._loads.remove(load)
+            gateway_id, call, path, future = load
+            try:
+                reply = AdapterReply(call, self.engine.add_adapter(path, future.result()))
+            except EngineError as error:
+                reply = AdapterReply(call, None, error.code, error.message)
+            except Exception as error:
+                log.exception("reading the adapter in %s failed", path)
+                reply = AdapterReply(call, None, "adapter_unreadable", f"{path}: {error}")
+            gateway = self.gateways.named(gateway_id)
+            if gateway is not None:
+                self.gateways.send(gateway, reply)
+
+    def _send_outputs(self) -> None:
+        self._step += 1
+        for gateway_id, outbox in self.engine.take_outboxes().items():
+            gateway = self.gateways.named(gateway_id)
+            if gateway is not None:
+                self.gateways.send(gateway, StepOutput(self._step, outbox.chunks, outbox.receipts))
+        events = self.engine.take_events()
+        if events:
+            for gateway in self.gateways:
+                if gateway.kv_events:
+                    self.gateways.send(gateway, KvEvents(events))
+        unreachable, self.gateways.unreachable = self.gateways.unreachable, []
+        for gateway in unreachable:
+            self._lose(gateway, "cannot be reached")
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + self.config.heartbeat_s
+        stats = self._stats()
+        for gateway in self.gateways:
+            # Its heartbeats were read before this, however long the step took.
+            if now - gateway.last_heard > self.config.gateway_timeout_s:
+                self._lose(gateway, "fell silent")
+            else:
+                self.gateways.send(gateway, stats)
+
+    def _lose(self, gateway: Gateway, why: str) -> None:
+        self.gateways.drop(gateway)
+        ended = self.engine.abort_origin(gateway.gateway_id)
+        log.info("gateway %s %s: %d requests ended", gateway.gateway_id, why, ended)
+
+    def _stats(self) -> Any:
+        return replace(self.engine.stats(), draining=self._stop_by is not None)
+
+
+def make_runner(config: EngineConfig, fake: bool) -> Runner:
+    if fake:
+        from engine.fake_runner import FakeRunner
+
+        return FakeRunner(config)
+    runner: Runner = importlib.import_module("engine.runner").load_runner(config)
+    return runner
+
+
+def serve(config: EngineConfig, *, fake: bool = False, exit_with_parent: bool = False) -> None:
+    """Load the model and serve until SIGTERM or SIGINT; prints one JSON line when ready."""
+    parent = os.getppid()
+    server = Server(config, make_runner(config, fake))
+    signal.signal(signal.SIGTERM, lambda *_: server.stop())
+    signal.signal(signal.SIGINT, lambda *_: server.stop(0.0))
+    info = server.engine.info
+    ready = {
+        "event": "ready",
+        "address": server.address,
+        "engine_id": info.engine_id,
+        "model": info.model,
+        "metrics": server.monitor.url if server.monitor else None,
+    }
+    sys.stdout.write(json.dumps(ready) + "\n")
+    sys.stdout.flush()
+    server.run(alive=lambda: not exit_with_parent or os.getppid() == parent)
+
+
+def main(argv: list[str] | None = None) -> int:
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    try:
+        options = parse(argv)
+        serve(options.config, fake=options.fake, exit_with_parent=options.exit_with_parent)
+    except EngineError as error:
+        sys.stderr.write(f"tollhouse engine: {error.message}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""The wire form of the protocol: one kind byte, a sequence number, and a record in msgpack.
+
+The sequence number counts what the engine has sent to one gateway, so that a gap shows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from engine.errors import EngineError
+from engine.protocol import (
+    AdapterState,
+    EngineInfo,
+    EngineStats,
+    GenerateRequest,
+    KvEvent,
+    Receipt,
+    Refusal,
+    StepOutput,
+)
+
+VERSION = 1
+
+
+# From a gateway.
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message, and again whenever the engine asks. `seen` is the last sequence number that
+    arrived: if it is not the last sent, something was lost and the gateway's requests are ended."""
+
+    gateway_id: str
+    version: int = VERSION
+    seen: int = 0
+    kv_events: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    request: GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_ids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """The receipts of these requests are in the gateway's durable spool."""
+
+    request_ids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    call: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    call: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    call: int
+    request_ids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    pass
+
+
+# From the engine.
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    info: EngineInfo
+    stats: EngineStats
+    receipts: list[Receipt]  # not acknowledged yet by this gateway
+    under_way: list[str]  # this gateway's requests that go on; all others are over here
+    number: int  # the sequence number from which this gateway's messages go on
+
+
+@dataclass(frozen=True, slots=True)
+class WhoAreYou:
+    """The engine does not know this connection: say Hello."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReply:
+    call: int
+    state: AdapterState | None = None
+    code: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LookUpReply:
+    """What became of requests: their receipts, and those that are still under way."""
+
+    call: int
+    receipts: list[Receipt]
+    under_way: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvents:
+    events: list[KvEvent]
+
+
+# The kind byte is the place in this list: append only.
+_KINDS: list[type] = [
+    Hello,
+    Generate,
+    Abort,
+    Acknowledge,
+    LoadAdapter,
+    UnloadAdapter,
+    LookUp,
+    Heartbeat,
+    Goodbye,
+    Welcome,
+    WhoAreYou,
+    StepOutput,
+    Refusal,
+    EngineStats,
+    AdapterReply,
+    LookUpReply,
+    KvEvents,
+]
+_BYTE = {kind: bytes([number]) for number, kind in enumerate(_KINDS)}
+_DECODE: list[Callable[[bytes], Any]] = [msgspec.msgpack.Decoder(kind).decode for kind in _KINDS]
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class WireError(EngineError):
+    """A message that is none of ours."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("bad_message", message)
+
+
+def encode(record: Any, number: int = 0) -> bytes:
+    return _BYTE[type(record)] + number.to_bytes(8, "little") + _ENCODER.encode(record)
+
+
+def decode(data: bytes) -> tuple[Any, int]:
+    """The record and its sequence number (0 from gateways)."""
+    if len(data) < 9 or data[0] >= len(_KINDS):
+        raise WireError(f"a message of {len(data)} bytes of no known kind")
+    try:
+        record = _DECODE[data[0]](data[9:])
+    except msgspec.MsgspecError as error:
+        raise WireError(f"a bad {_KINDS[data[0]].__name__}: {error}") from error
+    return record, int.from_bytes(data[1:9], "little")
