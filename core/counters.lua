@@ -193,7 +193,9 @@ end
 local function settle(id, amounts, spent)
   local record = load(id)
   if not record then return 0 end
-  for index, take in ipairs(record.takes) do add(take, amounts[index] - take[4]) end
+  for index, amount in ipairs(amounts) do
+    add(record.takes[index], amount - record.takes[index][4])
+  end
   leave(id, record)
   hold(record.caps, -record.held)
   for _, cap in ipairs(record.caps) do call('HINCRBY', base .. ':m:' .. cap[1], 'spent', spent) end

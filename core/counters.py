@@ -136,7 +136,10 @@ class Counters(Protocol):
         ...
 
     async def settle(self, group: str, id: str, amounts: Sequence[int], spent: int) -> bool:
-        """End the reservation at the exact amounts, in the order of its takes. False: not known."""
+        """End the reservation at the exact amounts, in the order of its takes. False: not known.
+
+        Without amounts the takes stay as they are: the holder died, and only the cost is known.
+        """
         ...
 
     async def renew(self, group: str, ids: Sequence[str], lease_ms: int) -> None:

@@ -74,8 +74,8 @@ class MemoryCounters:
             record = self._records.pop((group, id), None)
             if record is None:
                 return False
-            for index, take in enumerate(record.wish.takes):
-                self._add(group, take, amounts[index] - record.amounts[index], now)
+            for take, amount, held in zip(record.wish.takes, amounts, record.amounts, strict=False):
+                self._add(group, take, amount - held, now)
             self._leave(record)
             for cap in record.wish.hold.caps if record.wish.hold else ():
                 money = self._money[(group, cap.key)]
@@ -192,7 +192,9 @@ class MemoryCounters:
 
     def _add(self, group: str, take: Take, difference: int, now: int) -> None:
         bucket = self._bucket(group, take, now)
-        bucket.used = max(0, bucket.used + difference)
+        bucket.used += difference
+        if bucket.used <= 0:
+            bucket.used = bucket.carry = 0
 
     def _expire(self, now: int) -> None:
         """Leases that ran out give back their slots and what is above `keep`; money stays held."""

@@ -7,6 +7,7 @@ probe in the background is answered.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ log = logging.getLogger("tollhouse.counters")
 TIMEOUT_S = 0.04  # the declared mode must be taken within 50 ms
 PROBE_EVERY_S = 0.25
 _BATCH = 128
+_UNCERTAIN = 100_000
 _SCRIPT = Path(__file__).with_name("counters.lua")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
@@ -53,6 +55,7 @@ class RedisCounters:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sender: asyncio.Task[None] | None = None
         self._down = False
+        self._uncertain: deque[tuple[str, str, int]] = deque(maxlen=_UNCERTAIN)
 
     @property
     def down(self) -> bool:
@@ -101,9 +104,16 @@ class RedisCounters:
         # A loop that was busy itself may have the answer at hand: that is not Redis being late.
         for _ in range(3):
             if answer.done():
-                return answer.result()
+                break
             await asyncio.sleep(0)
-        answer.add_done_callback(lambda late: self._give_back(late, operation, group, arguments))
+        if answer.done():
+            try:
+                return answer.result()
+            except DependencyDown:
+                self._note(operation, group, arguments)
+                raise
+        answer.add_done_callback(_seen)
+        self._note(operation, group, arguments)
         self._trip(f"no answer within {self._timeout_s * 1000:.0f} ms")
         raise _no_answer("did not answer in time")
 
@@ -118,7 +128,6 @@ class RedisCounters:
                 for _, answer in batch:
                     if not answer.done():
                         answer.set_exception(_no_answer("failed"))
-                        answer.exception()  # seen: a late one has nobody left to wait for it
 
     async def _send_batch(self, batch: list[_Call]) -> None:
         if not self._sha:
@@ -138,7 +147,6 @@ class RedisCounters:
             if isinstance(result, Exception):
                 log.error("the counters' script failed: %s", result)
                 answer.set_exception(_no_answer("failed"))
-                answer.exception()
             else:
                 answer.set_result(result)
 
@@ -148,25 +156,19 @@ class RedisCounters:
             pipe.evalsha(self._sha, 1, base, operation, str(now), arguments)
         return list(await pipe.execute(raise_on_error=False))
 
-    def _give_back(
-        self,
-        late: "asyncio.Future[Any]",
-        operation: str,
-        group: str,
-        arguments: tuple[Any, ...],
-    ) -> None:
-        """What was granted after its caller had gone is returned; else its lease would have to."""
-        if late.cancelled() or late.exception() is not None or operation != "reserve":
-            return
-        if _decode(late.result())[0] == 1 and arguments[1] > 0:
-            nothing = [0] * len(arguments[2])
-            self._start(self._quietly_settle(group, arguments[0], nothing))
+    def _note(self, operation: str, group: str, arguments: tuple[Any, ...]) -> None:
+        """A reservation whose caller was told no may have been made: it is returned later."""
+        if operation == "reserve" and arguments[1] > 0:
+            self._uncertain.append((group, arguments[0], len(arguments[2])))
 
-    async def _quietly_settle(self, group: str, id: str, amounts: list[int]) -> None:
-        try:
-            await self.settle(group, id, amounts, 0)
-        except DependencyDown:
-            log.info("a late reservation stays until its lease ends")
+    async def _return_uncertain(self) -> None:
+        while self._uncertain and not self._down:
+            group, id, takes = self._uncertain[0]
+            try:
+                await self.settle(group, id, [0] * takes, 0)
+            except DependencyDown:
+                return
+            self._uncertain.popleft()
 
     def _trip(self, reason: str) -> None:
         if self._down:
@@ -185,6 +187,7 @@ class RedisCounters:
                 continue
             self._down = False
             log.warning("Redis answers again")
+            await self._return_uncertain()
 
     def _start(self, work: Any) -> "asyncio.Task[None]":
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
@@ -209,6 +212,11 @@ def _answer(wish: Wish, raw: bytes) -> Grant | Denial:
     poor = tuple(cap.key for cap, each in zip(caps, left, strict=True) if each < need)
     refused = tuple(key for key in full if key not in shadows)
     return Denial(buckets, tuple(counts), refused, poor, shadow, max(0, min(left, default=0)))
+
+
+def _seen(late: "asyncio.Future[Any]") -> None:
+    if not late.cancelled():
+        late.exception()
 
 
 def _no_answer(what: str) -> DependencyDown:

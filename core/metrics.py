@@ -20,3 +20,19 @@ rejections = Counter("tollhouse_rejections", "Requests refused, by reason.", ["r
 tokens = Counter(
     "tollhouse_tokens", "Tokens by kind: input, cached, output, waived.", ["model", "kind"]
 )
+limit_mode = Gauge("tollhouse_limit_mode", "How limits count: 0 shared, 1 local share, 2 closed.")
+limit_queue = Gauge("tollhouse_limit_queue_requests", "Requests that wait for a limit now.")
+limit_queue_seconds = Histogram(
+    "tollhouse_limit_queue_seconds",
+    "Time in the plan's queue.",
+    ["reason"],
+    buckets=LATENCY_BUCKETS,
+)
+limit_queue_place = Histogram(
+    "tollhouse_limit_queue_place",
+    "Requests ahead at the time of queueing.",
+    buckets=(0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000),
+)
+limit_shadow = Counter(
+    "tollhouse_limit_shadow_refusals", "What limits on trial would have refused.", ["limit"]
+)

@@ -1,67 +1,28 @@
-"""Limits and the budget hold: one atomic step before the work, one exact settlement after it."""
+"""Limits and the budget hold: one atomic step before the work, one exact settlement after it.
 
-from dataclasses import dataclass, field
+`reserve` passes the house's own gate first, then the counters; over a limit it waits in the plan's
+queue or refuses. Every way out of a request ends in `settle` or `release`, once.
+"""
 
+import asyncio
+from dataclasses import dataclass
+
+from core import metrics
 from core.clock import Clock
-from core.counters import (
-    PICO_PER_NANO,
-    BucketState,
-    Cap,
-    Counters,
-    Denial,
-    Grant,
-    Hold,
-    Slot,
-    Take,
-    Wish,
-    nano_ceil,
-    nano_floor,
-)
-from core.errors import InsufficientQuota, RateLimited
-from core.tenants.plans import LimitRule, Plan, Scope, Unit
+from core.counters import PICO_PER_NANO, BucketState, Counters, Denial, Grant, nano_ceil
+from core.errors import InsufficientQuota, TollhouseError
 from gateway.estimates import OutputEstimates
+from gateway.leases import Leases
+from gateway.refusals import out_of_money, over_limit, too_large
+from gateway.saturation import Gate
+from gateway.standby import StandbyCounters
+from gateway.waiting import WaitingRooms
+from gateway.wishes import Ask, Counted, MoneyLimit, Wished, amounts, covered_by, wish_of
 
-LEASE_MS = 30_000
+__all__ = ["Ask", "Counted", "Limiter", "MoneyLimit", "Reservation"]
 
-
-@dataclass(frozen=True, slots=True)
-class MoneyLimit:
-    """A budget or a prepaid balance. The key names its period too: `budget_x:2026-11`."""
-
-    key: str
-    cap_units: int  # picounits that may be spent in all
-    spent_units: int  # picounits that billing knows to be spent
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What the door knows of a request before it runs."""
-
-    request_id: str
-    tenant_id: str
-    project_id: str
-    key_id: str
-    model: str
-    plan: Plan  # with the tenant's own rules in it: `core.tenants.plans.with_rules`
-    prompt_tokens: int
-    max_output_tokens: int | None = None
-    money: tuple[MoneyLimit, ...] = ()
-    base_cost_units: int = (
-        0  # picounits of the request and its prompt, uncached, at the pinned price
-    )
-    output_cost_units: int = 0  # picounits of one output token, the dearest tier
-    choices: int = 1  # `n`: the output estimate is for all of them
-    deadline_s: float | None = None  # seconds left, bounds the wait in a queue
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What the request came to. `cost_units` is the exact charge in picounits."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    cost_units: int = 0
+_EXTEND_TRIES = 10
+_EXTEND_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -70,170 +31,168 @@ class Reservation:
     deliver no token beyond it before `Limiter.extend` raised it. None: no money limit at all."""
 
     ask: Ask
-    wish: Wish
-    rules: tuple[LimitRule, ...]  # beside wish.takes
-    amounts: list[int]
+    wished: Wished
     grant: Grant
+    home: Counters
     covered_output_tokens: int | None
     held_units: int
     mode: str = "shared"  # or "local": counted by this process alone while Redis is down
     queued_ms: int = 0
     ended: bool = False
-    shadow: tuple[str, ...] = field(default=())
 
     @property
     def buckets(self) -> tuple[BucketState, ...]:
         return self.grant.buckets
 
+    @property
+    def shadow(self) -> tuple[str, ...]:
+        """Limits on trial that would have refused this request."""
+        return self.grant.shadow
+
 
 class Limiter:
-    """Asks the counters. Every way out of a request ends in `settle` or `release`, once."""
-
-    def __init__(self, counters: Counters, clock: Clock) -> None:
-        self._counters = counters
+    def __init__(
+        self,
+        counters: Counters,
+        clock: Clock,
+        *,
+        when_down: str = "closed",
+        processes: int = 1,
+        max_in_flight: int = 0,
+    ) -> None:
+        """`processes` share the limits while Redis is down in mode `local`; 0 in flight: no gate."""
+        self._standby = StandbyCounters(counters, clock, mode=when_down, processes=processes)
         self._clock = clock
         self._estimates = OutputEstimates()
+        self._leases = Leases()
+        self._gate = Gate(clock, max_in_flight)
+        self._rooms = WaitingRooms(clock)
 
     async def reserve(self, ask: Ask) -> Reservation:
-        """RateLimited with a true `retry_after_s`, or InsufficientQuota; nothing is then held."""
-        estimate = self._estimate(ask)
-        wish, rules = _wish_of(ask, estimate)
-        answer = await self._counters.reserve(wish)
-        if isinstance(answer, Denial):
-            raise _refusal(ask, answer)
-        held = answer.held * PICO_PER_NANO
-        amounts = [take.amount for take in wish.takes]
-        covered = _covered(ask, held)
-        return Reservation(ask, wish, rules, amounts, answer, covered, held, shadow=answer.shadow)
+        """Refused: RateLimited with a true `retry_after_s`, InsufficientQuota, or Unavailable;
+        nothing is then held."""
+        began = self._clock.monotonic()
+        await self._gate.enter(ask)
+        try:
+            held = await self._reserve(ask)
+        except BaseException:
+            self._gate.leave()
+            raise
+        held.queued_ms = round((self._clock.monotonic() - began) * 1000)
+        self._leases.add(held.home, ask.tenant_id, held.wished.wish.id)
+        for key in held.shadow:
+            metrics.limit_shadow.labels(key.rpartition(":")[0]).inc()
+        return held
 
     async def extend(self, reservation: Reservation, output_tokens: int) -> int:
         """Cover this many more output tokens, or as many as the money allows; 0 is the end of it.
 
         Returns how many more are covered. Rates are raised with them, into debt if it must be.
+        Without Redis it tries for a second and then gives 0: money fails closed.
         """
         ask = reservation.ask
-        if reservation.covered_output_tokens is None or ask.output_cost_units == 0:
+        if reservation.covered_output_tokens is None:
             return output_tokens
-        reach = reservation.covered_output_tokens + output_tokens
-        amounts = _amounts(reservation.rules, ask.plan, Counted(ask.prompt_tokens, 0, reach))
+        before = reservation.covered_output_tokens
+        reach = before + output_tokens
+        so_far = amounts(reservation.wished.rules, ask.plan, Counted(ask.prompt_tokens, 0, reach))
         short = ask.base_cost_units + reach * ask.output_cost_units - reservation.held_units
         least = short - (output_tokens - 1) * ask.output_cost_units
-        granted = await self._counters.extend(
-            ask.tenant_id, reservation.wish.id, amounts, nano_ceil(least), nano_ceil(short)
-        )
+        granted = await self._hold_more(reservation, so_far, nano_ceil(least), nano_ceil(short))
         reservation.held_units += granted * PICO_PER_NANO
-        reservation.amounts = [max(pair) for pair in zip(reservation.amounts, amounts, strict=True)]
-        before = reservation.covered_output_tokens
-        covered = _covered(ask, reservation.held_units) or 0
-        reservation.covered_output_tokens = min(reach, covered)
+        covered = covered_by(ask, reservation.held_units) or 0
+        reservation.covered_output_tokens = max(before, min(reach, covered))
         return reservation.covered_output_tokens - before
 
     async def settle(self, reservation: Reservation, counted: Counted) -> None:
         """Return the difference of everything in one go. A second call does nothing."""
-        if reservation.ended:
-            return
-        reservation.ended = True
         ask = reservation.ask
         each = counted.output_tokens // ask.choices
         self._estimates.learn(ask.tenant_id, ask.model, each, ask.plan.expected_output)
-        amounts = _amounts(reservation.rules, ask.plan, counted)
-        await self._counters.settle(
-            ask.tenant_id, reservation.wish.id, amounts, nano_ceil(counted.cost_units)
-        )
+        exact = amounts(reservation.wished.rules, ask.plan, counted)
+        await self._end(reservation, exact, nano_ceil(counted.cost_units))
 
     async def release(self, reservation: Reservation) -> None:
         """The request never ran: give everything back."""
+        await self._end(reservation, [0] * len(reservation.wished.rules), 0)
+
+    async def settle_lost(self, tenant_id: str, request_id: str, cost_units: int) -> None:
+        """For a request whose gateway died: its money hold becomes what it truly cost."""
+        await self._leases.end(
+            self._standby.shared, tenant_id, request_id, (), nano_ceil(cost_units)
+        )
+
+    async def run(self) -> None:
+        """Keeps leases alive and settles again what Redis missed. Cancel it at shutdown."""
+        await self._leases.run()
+
+    async def close(self) -> None:
+        """Settle what is still owed, as far as the counters answer."""
+        await self._leases.flush()
+
+    async def _reserve(self, ask: Ask) -> Reservation:
+        if self._rooms.has_waiting(ask.tenant_id):
+            return await self._rooms.wait(ask, self._attempt)  # nobody barges in front of a queue
+        answer = await self._attempt(ask)
+        if isinstance(answer, Reservation):
+            return answer
+        if ask.plan.queue_wait_s > 0 and self._may_wait(ask, answer):
+            return await self._rooms.wait(ask, self._attempt)
+        raise self._refused(ask, answer)
+
+    async def _attempt(self, ask: Ask) -> "Reservation | Denial":
+        """Once, without waiting. Raises what no waiting would help against."""
+        expected = self._estimates.expect(ask.tenant_id, ask.model, ask.plan.expected_output)
+        estimate = min(expected, ask.max_output_tokens or expected) * ask.choices
+        home, shares = self._standby.choose(needs_money=bool(ask.money))
+        wished = wish_of(ask, estimate, shares=shares)
+        answer, home = await self._standby.reserve(home, wished, ask, estimate)
+        if isinstance(answer, Denial):
+            if answer.money:
+                raise self._refused(ask, answer)
+            return answer
+        held = answer.held * PICO_PER_NANO
+        mode = "shared" if home is self._standby.shared else "local"
+        return Reservation(ask, wished, answer, home, covered_by(ask, held), held, mode)
+
+    def _may_wait(self, ask: Ask, denial: Denial) -> bool:
+        """A wait that is known to be longer than the plan's bound would only waste it."""
+        bound = min(ask.plan.queue_wait_s, ask.deadline_s or ask.plan.queue_wait_s)
+        only_buckets = all(state.wait_ms is not None for state in denial.buckets)
+        return only_buckets and (denial.wait_ms or 0) <= bound * 1000
+
+    def _refused(self, ask: Ask, denial: Denial) -> TollhouseError:
+        for key in denial.keys:
+            metrics.rejections.labels(key.rpartition(":")[0]).inc()
+        if denial.money:
+            metrics.rejections.labels("money").inc()
+            return out_of_money(denial)
+        if any(s.wait_ms is None for s in denial.buckets if s.key in denial.keys):
+            return too_large(denial)
+        return over_limit(denial, self._gate.typical_s())
+
+    async def _hold_more(
+        self, reservation: Reservation, so_far: list[int], need: int, want: int
+    ) -> int:
+        wish = reservation.wished.wish
+        for _ in range(_EXTEND_TRIES):
+            try:
+                return await reservation.home.extend(wish.group, wish.id, so_far, need, want)
+            except TollhouseError:
+                await asyncio.sleep(_EXTEND_PAUSE_S)
+        metrics.rejections.labels("money_unknown").inc()
+        return 0
+
+    async def _end(self, reservation: Reservation, exact: list[int], spent: int) -> None:
         if reservation.ended:
             return
         reservation.ended = True
-        nothing = [0] * len(reservation.rules)
-        await self._counters.settle(reservation.ask.tenant_id, reservation.wish.id, nothing, 0)
-
-    def _estimate(self, ask: Ask) -> int:
-        expected = self._estimates.expect(ask.tenant_id, ask.model, ask.plan.expected_output)
-        capped = min(expected, ask.max_output_tokens or expected)
-        return capped * ask.choices
+        self._gate.leave()
+        wish = reservation.wished.wish
+        await self._leases.end(reservation.home, wish.group, wish.id, exact, spent)
+        self._rooms.wake(wish.group)
 
 
-def _wish_of(ask: Ask, estimate: int) -> tuple[Wish, tuple[LimitRule, ...]]:
-    takes, slots, rules = [], [], []
-    expected = Counted(ask.prompt_tokens, 0, estimate)
-    for rule in ask.plan.rules:
-        key = _key_of(rule, ask)
-        if key is None:
-            continue
-        if rule.unit is Unit.CONCURRENT:
-            slots.append(Slot(key, rule.limit, rule.shadow))
-            continue
-        keep = _amount(rule, ask.plan, Counted(ask.prompt_tokens, 0, 0))
-        amount = _amount(rule, ask.plan, expected)
-        # An estimate above the whole limit is cut to it: only the prompt may make a request too big.
-        amount = max(keep, min(amount, rule.limit))
-        takes.append(Take(key, rule.limit, rule.period_s * 1000, amount, keep, rule.shadow))
-        rules.append(rule)
-    hold = _hold_of(ask, estimate) if ask.money else None
-    wish = Wish(ask.tenant_id, ask.request_id, LEASE_MS, tuple(takes), tuple(slots), hold)
-    return wish, tuple(rules)
-
-
-def _hold_of(ask: Ask, estimate: int) -> Hold:
-    """The prompt and one output token must be paid for; the estimate is wanted."""
-    need = ask.base_cost_units + ask.output_cost_units
-    want = ask.base_cost_units + max(1, estimate) * ask.output_cost_units
-    caps = tuple(
-        Cap(limit.key, nano_floor(limit.cap_units), nano_ceil(limit.spent_units))
-        for limit in ask.money
-    )
-    return Hold(nano_ceil(need), nano_ceil(want), caps)
-
-
-def _covered(ask: Ask, held_units: int) -> int | None:
-    if not ask.money or ask.output_cost_units == 0:
-        return None
-    return max(0, held_units - ask.base_cost_units) // ask.output_cost_units
-
-
-def _key_of(rule: LimitRule, ask: Ask) -> str | None:
-    owner = {
-        Scope.TENANT: ask.tenant_id,
-        Scope.PROJECT: ask.project_id,
-        Scope.KEY: ask.key_id,
-        Scope.MODEL: ask.model,
-    }[rule.scope]
-    if rule.target and rule.target != owner:
-        return None
-    return f"{rule.name}:{owner}"
-
-
-def _amounts(rules: tuple[LimitRule, ...], plan: Plan, counted: Counted) -> list[int]:
-    return [_amount(rule, plan, counted) for rule in rules]
-
-
-def _amount(rule: LimitRule, plan: Plan, counted: Counted) -> int:
-    """Cached tokens weigh less by plan, rounded up to a whole token once a request."""
-    weighed = counted.prompt_tokens - counted.cached_tokens
-    weighed += -(-counted.cached_tokens * plan.cached_permille // 1000)
-    match rule.unit:
-        case Unit.REQUESTS:
-            return 1
-        case Unit.INPUT_TOKENS:
-            return weighed
-        case Unit.OUTPUT_TOKENS:
-            return counted.output_tokens
-        case _:
-            return weighed + counted.output_tokens
-
-
-def _refusal(ask: Ask, denial: Denial) -> RateLimited | InsufficientQuota:
-    if denial.money:
-        return InsufficientQuota(
-            "The budget or prepaid balance does not cover this request.",
-            next_step="Raise the budget or top up the balance, then try again.",
-        )
-    names = ", ".join(key.rpartition(":")[0] for key in denial.keys)
-    wait = denial.wait_ms
-    return RateLimited(
-        f"Limit reached: {names}.",
-        next_step="Wait as retry-after says." if wait else "Wait until running requests end.",
-        retry_after_s=wait / 1000 if wait else 1.0,
-    )
+def is_final(error: TollhouseError) -> bool:
+    """No retry can help: answered with `x-should-retry: false`."""
+    return isinstance(error, InsufficientQuota)

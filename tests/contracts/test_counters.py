@@ -183,7 +183,7 @@ async def test_money_outlives_its_lease_until_the_true_cost_is_known(
     await _granted(counters, wish(_take(5, keep=1), hold=Hold(600, 600, caps), id="dead"))
     clock.advance(31)
     await _denied(counters, wish(hold=Hold(500, 500, caps)))
-    assert await counters.settle("org_a", "dead", [2], 250)
+    assert await counters.settle("org_a", "dead", [], 250)
     assert (await _granted(counters, wish(hold=Hold(750, 900, caps)))).held == 750
 
 

@@ -1,0 +1,53 @@
+"""The errors of limits, each with the state of the buckets for the answer's headers."""
+
+from core.counters import BucketState, Denial
+from core.errors import InsufficientQuota, RateLimited
+
+
+class OverLimit(RateLimited):
+    """429; `buckets` is what the headers show."""
+
+    buckets: tuple[BucketState, ...] = ()
+
+
+class OutOfMoney(InsufficientQuota):
+    buckets: tuple[BucketState, ...] = ()
+
+
+def out_of_money(denial: Denial) -> OutOfMoney:
+    error = OutOfMoney(
+        "The budget or prepaid balance does not cover this request.",
+        next_step="Raise the budget or top up the balance, then try again.",
+    )
+    error.buckets = denial.buckets
+    return error
+
+
+def too_large(denial: Denial) -> OverLimit:
+    """The prompt alone is above a whole limit: it will never fit, so there is no time to wait."""
+    state = next(s for s in denial.buckets if s.key in denial.keys and s.wait_ms is None)
+    error = OverLimit(
+        f"The request is larger than the whole limit {_named((state.key,))} of {state.capacity}.",
+        next_step="Send a shorter prompt, or ask for a higher limit.",
+        code="request_too_large_for_limit",
+    )
+    error.buckets = denial.buckets
+    return error
+
+
+def over_limit(denial: Denial, typical_s: float) -> OverLimit:
+    """`typical_s` is how long requests take here: the wait for a slot, which nobody can foretell."""
+    slots = set(denial.keys) - {state.key for state in denial.buckets}
+    waits = [(s.wait_ms or 0) / 1000 for s in denial.buckets if s.key in denial.keys]
+    wait = max([*waits, typical_s if slots else 0.0])
+    error = OverLimit(
+        f"Limit reached: {_named(denial.keys)}.",
+        next_step="Wait until a running request ends." if slots else "Wait as retry-after says.",
+        retry_after_s=wait,
+    )
+    error.buckets = denial.buckets
+    return error
+
+
+def _named(keys: tuple[str, ...]) -> str:
+    return ", ".join(key.rpartition(":")[0] for key in keys)

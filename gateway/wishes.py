@@ -1,0 +1,126 @@
+"""From a request and its plan to what the counters are asked for. Pure; no waiting, no network."""
+
+from dataclasses import dataclass
+
+from core.counters import Cap, Hold, Slot, Take, Wish, nano_ceil, nano_floor
+from core.tenants.plans import LimitRule, Plan, Scope, Unit
+
+LEASE_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class MoneyLimit:
+    """A budget or a prepaid balance. The key names its period too: `budget_x:2026-11`."""
+
+    key: str
+    cap_units: int  # picounits that may be spent in all
+    spent_units: int  # picounits that billing knows to be spent
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the door knows of a request before it runs."""
+
+    request_id: str
+    tenant_id: str
+    project_id: str
+    key_id: str
+    model: str
+    plan: Plan  # with the tenant's own rules in it: `core.tenants.plans.with_rules`
+    prompt_tokens: int
+    max_output_tokens: int | None = None  # of one choice
+    money: tuple[MoneyLimit, ...] = ()
+    base_cost_units: int = (
+        0  # picounits of the request and its prompt, uncached, at the pinned price
+    )
+    output_cost_units: int = 0  # picounits of one output token, the dearest tier
+    choices: int = 1  # `n`: the output estimate is for all of them
+    deadline_s: float | None = None  # seconds left; bounds the wait in a queue
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the request came to. `cost_units` is the exact charge in picounits."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost_units: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wished:
+    wish: Wish
+    rules: tuple[LimitRule, ...]  # beside wish.takes
+
+
+def wish_of(ask: Ask, output_estimate: int, *, shares: int = 1) -> Wished:
+    """`shares` divides every limit: what one process of so many may give out on its own."""
+    takes, slots, rules = [], [], []
+    expected = Counted(ask.prompt_tokens, 0, output_estimate)
+    alone = Counted(ask.prompt_tokens, 0, 0)
+    for rule in ask.plan.rules:
+        owner = _owner(rule, ask)
+        if rule.target not in ("", owner):
+            continue
+        key, limit = f"{rule.name}:{owner}", max(1, rule.limit // shares)
+        if rule.unit is Unit.CONCURRENT:
+            slots.append(Slot(key, limit, rule.shadow))
+            continue
+        keep = amount(rule, ask.plan, alone)
+        # An estimate above the whole limit is cut to it: only the prompt may make a request too big.
+        wanted = max(keep, min(amount(rule, ask.plan, expected), limit))
+        takes.append(Take(key, limit, rule.period_s * 1000, wanted, keep, rule.shadow))
+        rules.append(rule)
+    hold = _hold_of(ask, output_estimate) if ask.money else None
+    wish = Wish(ask.tenant_id, ask.request_id, LEASE_MS, tuple(takes), tuple(slots), hold)
+    return Wished(wish, tuple(rules))
+
+
+def covered_by(ask: Ask, held_units: int) -> int | None:
+    """Output tokens that the money reaches; None where no money limit bounds them."""
+    if not ask.money or ask.output_cost_units == 0:
+        return None
+    return max(0, held_units - ask.base_cost_units) // ask.output_cost_units
+
+
+def amounts(rules: tuple[LimitRule, ...], plan: Plan, counted: Counted) -> list[int]:
+    return [amount(rule, plan, counted) for rule in rules]
+
+
+def amount(rule: LimitRule, plan: Plan, counted: Counted) -> int:
+    """Cached tokens weigh less by plan, rounded up to a whole token once a request."""
+    weighed = counted.prompt_tokens - counted.cached_tokens
+    weighed += -(-counted.cached_tokens * plan.cached_permille // 1000)
+    match rule.unit:
+        case Unit.REQUESTS:
+            return 1
+        case Unit.INPUT_TOKENS:
+            return weighed
+        case Unit.OUTPUT_TOKENS:
+            return counted.output_tokens
+        case _:
+            return weighed + counted.output_tokens
+
+
+def _hold_of(ask: Ask, estimate: int) -> Hold:
+    """The prompt and one output token must be paid for; the estimate is wanted."""
+    need = ask.base_cost_units + ask.output_cost_units
+    want = ask.base_cost_units + max(1, estimate) * ask.output_cost_units
+    caps = tuple(
+        Cap(limit.key, nano_floor(limit.cap_units), nano_ceil(limit.spent_units))
+        for limit in ask.money
+    )
+    return Hold(nano_ceil(need), nano_ceil(want), caps)
+
+
+def _owner(rule: LimitRule, ask: Ask) -> str:
+    match rule.scope:
+        case Scope.TENANT:
+            return ask.tenant_id
+        case Scope.PROJECT:
+            return ask.project_id
+        case Scope.KEY:
+            return ask.key_id
+        case _:
+            return ask.model
