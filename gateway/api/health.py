@@ -1,0 +1,35 @@
+"""/healthz: the process lives. /readyz: it can serve, or what is missing. /metrics: Prometheus."""
+
+import os
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from gateway.api.access import House
+
+router = APIRouter(tags=["operation"])
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(services: House) -> JSONResponse:
+    parts = await services.readiness()
+    ready = all(part["ready"] for part in parts.values())
+    body: dict[str, Any] = {"status": "ready" if ready else "not ready", "parts": parts}
+    return JSONResponse(body, 200 if ready else 503)
+
+
+@router.get("/metrics")
+def metrics_page() -> Response:
+    registry = REGISTRY
+    if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

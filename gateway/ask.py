@@ -1,0 +1,53 @@
+"""What a client asked for, in one form for every surface."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One inference request, validated, not yet admitted. Numbers are None where not given."""
+
+    route: str
+    model: str
+    messages: list[dict[str, Any]] | None = None  # a chat; else `prompt`
+    prompt: str | list[int] | None = None
+    tools: list[dict[str, Any]] | None = None
+    max_tokens: int | None = None
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    stop: tuple[str, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    top_n_sigma: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    logprobs: int | None = None  # alternatives beside the chosen token; None is off
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    echo: bool = False
+    end_user: str | None = None
+    truncation: str = "disabled"
+    timeout_s: float | None = None
+    client_request_id: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)  # what one surface alone needs to answer
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the client is told, and what is billed."""
+
+    prompt: int
+    cached: int
+    output: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.output

@@ -1,0 +1,164 @@
+"""An engine without a model: it repeats the prompt's own ids, at a set pace. Demos and tests use it.
+
+Its counts are exact; a prompt that the same namespace sent before counts as cached, in whole
+blocks of 16 tokens.
+"""
+
+import asyncio
+import time
+
+from core.errors import BadRequest
+from engine.protocol import (
+    AdapterState,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    Receipt,
+    TokenChunk,
+)
+from gateway.engines.base import Generation, Job, Mailbox, RequestStillRuns, engine_gone
+
+
+class FakeEngine:
+    speaks_text = False
+
+    def __init__(
+        self,
+        *,
+        engine_id: str = "fake",
+        model: str = "fake",
+        context_length: int = 4096,
+        vocab_size: int = 4096,
+        eos_token_ids: tuple[int, ...] = (0,),
+        token_delay_s: float = 0.0,
+    ) -> None:
+        self.engine_id = engine_id
+        self.token_delay_s = token_delay_s
+        self.submitted: list[GenerateRequest] = []
+        self._info = EngineInfo(
+            engine_id=engine_id,
+            model=model,
+            base_digest="0" * 64,
+            context_length=context_length,
+            vocab_size=vocab_size,
+            block_size=16,
+            num_blocks=1024,
+            eos_token_ids=eos_token_ids,
+            dtype="float32",
+            max_lora_rank=64,
+        )
+        self._adapters: dict[str, AdapterState] = {}
+        self._receipts: dict[str, Receipt] = {}
+        self._running: dict[str, tuple[asyncio.Task[None], Mailbox]] = {}
+        self._aborted: set[str] = set()
+        self._seen: set[tuple[str, str | None, tuple[int, ...]]] = set()
+        self._alive = True
+
+    async def start(self) -> None:
+        self._alive = True
+
+    async def close(self) -> None:
+        tasks = [task for task, _ in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def info(self) -> EngineInfo | None:
+        return self._info
+
+    def stats(self) -> EngineStats | None:
+        return EngineStats(
+            running=len(self._running),
+            waiting=0,
+            blocks_free=1024,
+            blocks_total=1024,
+            tokens_waiting=0,
+            adapters=list(self._adapters.values()),
+        )
+
+    def healthy(self) -> bool:
+        return self._alive
+
+    async def generate(self, job: Job) -> Generation:
+        request = job.request
+        if not self._alive:
+            raise engine_gone(self.engine_id, "it was stopped")
+        if request.adapter is not None and request.adapter not in self._adapters:
+            raise BadRequest("The engine has no such adapter.", code="adapter_not_found")
+        self.submitted.append(request)
+        mailbox = Mailbox(request.request_id, self._aborted.add)
+        task = asyncio.create_task(self._run(request, mailbox))
+        self._running[request.request_id] = (task, mailbox)
+        return mailbox
+
+    async def load_adapter(self, path: str, name: str = "") -> AdapterState:
+        state = AdapterState(digest=path.rpartition("/")[2], state="host", rank=8, generation=1)
+        self._adapters[state.digest] = state
+        return state
+
+    async def unload_adapter(self, digest: str, name: str = "") -> None:
+        self._adapters.pop(digest, None)
+
+    async def receipt(self, request_id: str) -> Receipt | None:
+        if request_id in self._running:
+            raise RequestStillRuns("The request still runs.")
+        return self._receipts.get(request_id)
+
+    async def acknowledge(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._receipts.pop(request_id, None)
+
+    def die(self) -> None:
+        """As a killed process: every stream breaks, no receipt is written."""
+        self._alive = False
+        for task, mailbox in list(self._running.values()):
+            task.cancel()
+            mailbox.fail(engine_gone(self.engine_id, "the connection was lost"))
+        self._running.clear()
+
+    async def _run(self, request: GenerateRequest, mailbox: Mailbox) -> None:
+        started = time.monotonic()
+        cached = self._cached(request)
+        generated, reason = 0, FinishReason.LENGTH
+        limit = request.sampling.max_tokens
+        for index in range(limit):
+            await asyncio.sleep(self.token_delay_s)
+            if request.request_id in self._aborted:
+                reason = FinishReason.ABORT
+                break
+            if request.deadline_s is not None and time.monotonic() - started > request.deadline_s:
+                reason = FinishReason.DEADLINE
+                break
+            token = request.prompt[index % len(request.prompt)]
+            generated += request.sampling.n
+            last = FinishReason.LENGTH if index == limit - 1 else None
+            for choice in range(request.sampling.n):
+                mailbox.put(TokenChunk(request.request_id, choice, [token], None, last))
+        receipt = Receipt(
+            request_id=request.request_id,
+            namespace=request.namespace,
+            adapter=request.adapter,
+            prompt=len(request.prompt),
+            cached=cached,
+            computed=len(request.prompt) - cached,
+            unprocessed=0,
+            generated=generated,
+            delivered=generated,
+            recomputed=0,
+            discarded=0,
+            finish_reason=reason,
+            queue_s=0.0,
+            prefill_s=0.0,
+            decode_s=time.monotonic() - started,
+        )
+        self._receipts[request.request_id] = receipt
+        self._running.pop(request.request_id, None)
+        self._aborted.discard(request.request_id)
+        mailbox.finish(receipt)
+
+    def _cached(self, request: GenerateRequest) -> int:
+        key = (request.namespace, request.adapter, tuple(request.prompt))
+        known = key in self._seen
+        self._seen.add(key)
+        return (len(request.prompt) - 1) // 16 * 16 if known else 0

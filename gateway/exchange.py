@@ -1,0 +1,126 @@
+"""One HTTP exchange on bare ASGI: the body within bounds, the answer, and whether the client left."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from core.errors import BadRequest, PayloadTooLarge, TollhouseError
+
+Scope = dict[str, Any]
+Headers = list[tuple[bytes, bytes]]
+JSON = (b"content-type", b"application/json")
+BODY_TIMEOUT_S = 30.0
+WRITE_TIMEOUT_S = 60.0  # a client that reads nothing for so long has left
+
+
+class ClientGone(Exception):
+    """The client closed its connection, or stopped reading."""
+
+
+class Exchange:
+    def __init__(self, scope: Scope, receive: Any, send: Any) -> None:
+        self.scope = scope
+        self.started = False
+        self.gone = False
+        self._receive = receive
+        self._send = send
+        self._watcher: asyncio.Future[Any] | None = None
+        self.headers: dict[bytes, bytes] = {}
+        self.repeated: set[bytes] = set()
+        for name, value in scope["headers"]:
+            if name in self.headers:
+                self.repeated.add(name)
+            self.headers[name] = value
+
+    @property
+    def address(self) -> str:
+        client = self.scope.get("client")
+        return str(client[0]) if client else ""
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return value.decode("latin-1") if value is not None else None
+
+    async def body(self, limit: int) -> bytes:
+        encoding = self.headers.get(b"content-encoding", b"identity")
+        if encoding.lower() != b"identity":
+            raise BadRequest(
+                "Compressed bodies are not read.",
+                next_step="Send the body without Content-Encoding.",
+                code="unsupported_encoding",
+            )
+        length = self.headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > limit:
+            raise _too_large(limit)
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                return await self._read(limit)
+        except TimeoutError:
+            raise BadRequest(
+                f"The body did not arrive within {BODY_TIMEOUT_S:.0f} seconds.",
+                next_step="Send it in one go.",
+                code="body_timeout",
+            ) from None
+
+    async def _read(self, limit: int) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            body: bytes = message.get("body", b"")
+            if len(body) > limit:
+                raise _too_large(limit)
+            return body
+        parts, size = [], 0
+        while True:
+            if message["type"] == "http.disconnect":
+                self.gone = True
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            parts.append(part)
+            if not message.get("more_body"):
+                return b"".join(parts)
+            message = await self._receive()
+
+    def on_disconnect(self, call: Callable[[], None]) -> None:
+        """`call` runs in the turn of the event loop in which the client is found gone."""
+
+        def _left(future: asyncio.Future[Any]) -> None:
+            if not future.cancelled():
+                self.gone = True
+                call()
+
+        self._watcher = asyncio.ensure_future(self._receive())
+        self._watcher.add_done_callback(_left)
+
+    def done(self) -> None:
+        if self._watcher is not None and not self._watcher.done():
+            self._watcher.cancel()
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        if self.gone:
+            raise ClientGone
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        except (TimeoutError, OSError):
+            self.gone = True
+        if self.gone:
+            raise ClientGone
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        full = [*headers, JSON, (b"content-length", str(len(body)).encode())]
+        await self.start(status, full)
+        await self.write(body, more=False)
+
+
+def _too_large(limit: int) -> TollhouseError:
+    return PayloadTooLarge(
+        f"The body is larger than {limit // 2**20} MiB.",
+        next_step="Send less, or raise TOLLHOUSE_MAX_BODY_MB.",
+    )

@@ -1,0 +1,174 @@
+"""From what happened to one usage event: the rules of what is billed and what is waived.
+
+Billed output is what was delivered to the client; the rest of what the engine generated is waived,
+so generated = billed + waived. Billed input is what the engine processed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from core import metrics
+from core.clock import Clock
+from core.events import OpenedRequest, SettledBy, UsageEvent
+from engine.protocol import Receipt
+from gateway.spool import Spool
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    input: int
+    cached: int
+    output: int
+    waived: int
+
+
+@dataclass(slots=True)
+class Ending:
+    """What the door knows when a request is over."""
+
+    delivered: int  # tokens whose text went to the client
+    seen: int  # tokens that the engine handed to us
+    finish_reason: str
+    status: int
+    prompt_done: bool  # a token came, so the prompt was processed whole
+
+
+def counts_of(prompt_tokens: int, ending: Ending, receipt: Receipt | None) -> Counts:
+    """The engine's receipt decides where there is one; without it, what the door itself saw."""
+    if receipt is None:
+        entered = prompt_tokens if ending.prompt_done else 0
+        return Counts(entered, 0, ending.delivered, max(0, ending.seen - ending.delivered))
+    generated = max(receipt.generated, ending.seen)
+    output = min(ending.delivered, generated)
+    return Counts(receipt.prompt, receipt.cached, output, generated - output)
+
+
+class Meter:
+    """The account of one request, from its opening to its one event."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        clock: Clock,
+        opened: OpenedRequest,
+        acknowledge: Callable[[str], None],
+    ) -> None:
+        self.opened = opened
+        self.first_token_ms: int | None = None
+        self.streamed = False
+        self.moderation: str | None = None
+        self.prompt_order: str | None = None
+        self.reordered_cached_tokens = 0
+        self._spool = spool
+        self._clock = clock
+        self._started = clock.monotonic()
+        self._acknowledge = acknowledge
+        self.event: UsageEvent | None = None
+
+    async def open(self) -> None:
+        await self._spool.open(self.opened)
+
+    def first_token(self) -> None:
+        if self.first_token_ms is None:
+            seconds = self._clock.monotonic() - self._started
+            self.first_token_ms = round(seconds * 1000)
+            metrics.first_token_seconds.labels(self.opened.model).observe(seconds)
+
+    async def close(self, ending: Ending, receipt: Receipt | None) -> UsageEvent:
+        """Durable when it returns. Called twice, the first call counts."""
+        if self.event is not None:
+            return self.event
+        self.event = event = self._event(ending, receipt)
+        await self._spool.close(event)
+        if receipt is not None:
+            self._acknowledge(event.request_id)
+        _count(event)
+        return event
+
+    def close_soon(self, ending: Ending, receipt: Receipt | None) -> None:
+        """For a request that is being cancelled and cannot wait: durable at the next flush."""
+        if self.event is None:
+            self.event = self._event(ending, receipt)
+            self._spool.close_soon(self.event)
+            _count(self.event)
+
+    def _event(self, ending: Ending, receipt: Receipt | None) -> UsageEvent:
+        counts = counts_of(self.opened.prompt_tokens, ending, receipt)
+        duration_ms = round((self._clock.monotonic() - self._started) * 1000)
+        return usage_event(
+            self.opened,
+            counts,
+            finished_at=self._clock.now(),
+            finish_reason=ending.finish_reason,
+            status=ending.status,
+            settled_by=SettledBy.GATEWAY,
+            streamed=self.streamed,
+            first_token_ms=self.first_token_ms,
+            duration_ms=duration_ms,
+            queue_ms=round(receipt.queue_s * 1000) if receipt else 0,
+            moderation=self.moderation,
+            prompt_order=self.prompt_order,
+            reordered_cached_tokens=min(self.reordered_cached_tokens, counts.cached),
+        )
+
+
+def usage_event(
+    opened: OpenedRequest,
+    counts: Counts,
+    *,
+    finished_at: datetime,
+    finish_reason: str,
+    status: int,
+    settled_by: SettledBy,
+    streamed: bool = False,
+    first_token_ms: int | None = None,
+    duration_ms: int = 0,
+    queue_ms: int = 0,
+    moderation: str | None = None,
+    prompt_order: str | None = None,
+    reordered_cached_tokens: int = 0,
+) -> UsageEvent:
+    return UsageEvent(
+        request_id=opened.request_id,
+        tenant_id=opened.tenant_id,
+        project_id=opened.project_id,
+        key_id=opened.key_id,
+        kind=opened.kind,
+        route=opened.route,
+        model=opened.model,
+        adapter=opened.adapter,
+        adapter_digest=opened.adapter_digest,
+        price_version=opened.price_version,
+        occurred_at=opened.opened_at,
+        finished_at=finished_at,
+        input_tokens=counts.input,
+        cached_tokens=counts.cached,
+        output_tokens=counts.output,
+        waived_tokens=counts.waived,
+        finish_reason=finish_reason,
+        status=status,
+        settled_by=settled_by,
+        streamed=streamed,
+        first_token_ms=first_token_ms,
+        duration_ms=duration_ms,
+        queue_ms=queue_ms,
+        engine_id=opened.engine_id,
+        member_id=opened.member_id,
+        end_user=opened.end_user,
+        client_request_id=opened.client_request_id,
+        moderation=moderation,
+        prompt_order=prompt_order,
+        reordered_cached_tokens=reordered_cached_tokens,
+    )
+
+
+def _count(event: UsageEvent) -> None:
+    for kind, count in (
+        ("input", event.input_tokens),
+        ("cached", event.cached_tokens),
+        ("output", event.output_tokens),
+        ("waived", event.waived_tokens),
+    ):
+        if count:
+            metrics.tokens.labels(event.model, kind).inc(count)

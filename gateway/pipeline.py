@@ -1,0 +1,297 @@
+"""The story of a request on one screen.
+
+auth -> what it asks -> prompt -> limits and money -> moderation -> routing -> engine -> streaming,
+with the guard on the way back -> metering. Every inference route is a Surface through this door.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+
+import orjson
+
+from core import logs, metrics
+from core.clock import Clock
+from core.errors import TollhouseError, Unavailable
+from core.events import OpenedRequest, UsageKind
+from core.ids import REQUEST, new_id
+from core.tenants.keys import Principal
+from engine.protocol import GenerateRequest, SamplingParams
+from gateway.admission import Admission, Booking, Denied, Spent, Wanted
+from gateway.ask import Ask
+from gateway.auth import Authenticator
+from gateway.catalog import Catalog, Target
+from gateway.delivery import Delivery
+from gateway.engines.base import EngineClient, Job
+from gateway.exchange import ClientGone, Exchange, Headers
+from gateway.metering import Meter
+from gateway.prompts import Prompt, prepare
+from gateway.request_headers import Told, answer_headers, read_told
+from gateway.routing import Router
+from gateway.safety import SafetyDesk, Screened
+from gateway.spool import Spool
+from gateway.surface import Head, Surface
+from gateway.surfaces.openai_errors import retry_headers
+
+log = logging.getLogger("tollhouse.pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_body: int  # bytes
+    timeout_s: float  # longest life of a request
+    keep_alive_s: float = 10.0  # silence after which a stream gets a comment
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request on its way through, as far as it has come."""
+
+    request_id: str
+    surface: Surface
+    exchange: Exchange
+    started: float  # monotonic
+    booking: Booking | None = None
+
+
+class Pipeline:
+    def __init__(
+        self,
+        *,
+        auth: Authenticator,
+        catalog: Catalog,
+        admission: Admission,
+        safety: SafetyDesk,
+        router: Router,
+        spool: Spool,
+        clock: Clock,
+        limits: Limits,
+    ) -> None:
+        self.auth = auth
+        self.catalog = catalog
+        self.admission = admission
+        self.safety = safety
+        self.router = router
+        self.spool = spool
+        self.clock = clock
+        self.limits = limits
+        self.draining = False
+        self.in_flight = 0
+
+    async def serve(self, surface: Surface, exchange: Exchange) -> None:
+        visit = Visit(new_id(REQUEST), surface, exchange, self.clock.monotonic())
+        token = logs.request_id.set(visit.request_id)
+        self.in_flight += 1
+        status = 499
+        try:
+            status = await self._walk(visit)
+        except ClientGone:
+            pass
+        except Denied as denied:
+            status = await self._refuse(visit, denied.error, denied.headers)
+        except TollhouseError as error:
+            status = await self._refuse(visit, error, [])
+        except Exception:
+            log.exception("a request failed by our fault")
+            status = await self._refuse(visit, _our_fault(visit.request_id), [])
+        finally:
+            exchange.done()
+            self.in_flight -= 1
+            logs.request_id.reset(token)
+            metrics.requests.labels(surface.route, str(status)).inc()
+            spent = self.clock.monotonic() - visit.started
+            metrics.request_seconds.labels(surface.route).observe(spent)
+
+    async def _walk(self, visit: Visit) -> int:
+        if self.draining:
+            raise Unavailable("This gateway is shutting down.", code="draining", retry_after_s=1.0)
+        surface, exchange = visit.surface, visit.exchange
+        principal = await self.auth.principal(exchange, surface.route)
+        told = read_told(exchange, self.limits.timeout_s)
+        raw = await exchange.body(self.limits.max_body)
+        ask = surface.parse(raw)
+        target = self.catalog.resolve(principal, ask.model)
+        prompt = await prepare(ask, target.model.codec, target.model.context_length, principal)
+        visit.booking = await self.admission.book(
+            _wanted(visit, principal, target, prompt, ask, told)
+        )
+        spent = Spent(0, 0, 0, served=False)
+        try:
+            screened = await self.safety.screen(visit.request_id, principal, ask)
+            if screened.ask is not ask:
+                ask = screened.ask
+                prompt = await prepare(
+                    ask, target.model.codec, target.model.context_length, principal
+                )
+            client = self.router.choose(target, prompt.ids)
+            await self.router.ensure_adapter(client, target)
+            meter = self._meter(visit, principal, target, prompt, ask, told, client, screened)
+            await meter.open()
+            delivery = self._delivery(visit, principal, ask, target, prompt, meter, screened)
+            job = _job(visit, principal, ask, target, prompt, told)
+            spent, status = await delivery.run(client, job)
+            return status
+        finally:
+            await visit.booking.settle(spent)
+
+    def _meter(
+        self,
+        visit: Visit,
+        principal: Principal,
+        target: Target,
+        prompt: Prompt,
+        ask: Ask,
+        told: Told,
+        client: EngineClient,
+        screened: Screened,
+    ) -> Meter:
+        assert visit.booking is not None
+        adapter = target.adapter
+        opened = OpenedRequest(
+            request_id=visit.request_id,
+            tenant_id=principal.tenant_id,
+            project_id=principal.project_id,
+            key_id=principal.key_id,
+            kind=UsageKind.GENERATION,
+            route=visit.surface.route,
+            model=target.model.name,
+            adapter=adapter.name if adapter else None,
+            adapter_digest=adapter.digest if adapter else None,
+            price_version=visit.booking.price_version,
+            opened_at=self.clock.now(),
+            prompt_tokens=len(prompt.ids),
+            engine_id=client.engine_id,
+            end_user=ask.end_user,
+            client_request_id=told.client_request_id,
+        )
+        meter = Meter(self.spool, self.clock, opened, self.router.acknowledge_soon)
+        meter.streamed = ask.stream
+        meter.moderation = screened.action
+        meter.prompt_order = prompt.order
+        return meter
+
+    def _delivery(
+        self,
+        visit: Visit,
+        principal: Principal,
+        ask: Ask,
+        target: Target,
+        prompt: Prompt,
+        meter: Meter,
+        screened: Screened,
+    ) -> Delivery:
+        assert visit.booking is not None
+        head = Head(
+            visit.request_id,
+            int(self.clock.now().timestamp()),
+            target.public_name,
+            target.model.codec,
+            len(prompt.ids),
+        )
+        extra = visit.surface.limit_headers(visit.booking.headers())
+        extra = [*extra, *(screened.headers or []), *prompt.header_list()]
+        return Delivery(
+            visit.surface,
+            visit.exchange,
+            ask,
+            head,
+            guards=[self.safety.guard(visit.request_id, principal) for _ in range(ask.n)],
+            meter=meter,
+            booking=visit.booking,
+            headers=lambda: answer_headers(visit.request_id, self._millis(visit), extra),
+            keep_alive_s=self.limits.keep_alive_s,
+        )
+
+    async def _refuse(self, visit: Visit, error: TollhouseError, limits: Headers) -> int:
+        if visit.exchange.started or visit.exchange.gone:
+            return 499
+        metrics.rejections.labels(error.code).inc()
+        extra = retry_headers(error)
+        extra += visit.surface.limit_headers(visit.booking.headers() if visit.booking else limits)
+        headers = answer_headers(visit.request_id, self._millis(visit), extra)
+        body = orjson.dumps(visit.surface.error(error, visit.request_id))
+        try:
+            await visit.exchange.answer(int(error.status), headers, body)
+        except ClientGone:
+            return 499
+        return int(error.status)
+
+    def _millis(self, visit: Visit) -> int:
+        return round((self.clock.monotonic() - visit.started) * 1000)
+
+
+def _wanted(
+    visit: Visit, principal: Principal, target: Target, prompt: Prompt, ask: Ask, told: Told
+) -> Wanted:
+    return Wanted(
+        request_id=visit.request_id,
+        principal=principal,
+        target=target,
+        route=visit.surface.route,
+        prompt_tokens=len(prompt.ids),
+        max_tokens=prompt.max_tokens,
+        choices=ask.n,
+        timeout_s=told.timeout_s,
+    )
+
+
+def _job(
+    visit: Visit,
+    principal: Principal,
+    ask: Ask,
+    target: Target,
+    prompt: Prompt,
+    told: Told,
+) -> Job:
+    adapter = target.adapter
+    request = GenerateRequest(
+        request_id=visit.request_id,
+        namespace=principal.tenant_id,
+        prompt=prompt.ids,
+        sampling=sampling_params(ask, prompt.max_tokens),
+        adapter=adapter.digest if adapter else None,
+        weight=float(principal.plan.weight),
+        priority=principal.plan.priority,
+        deadline_s=told.timeout_s,
+    )
+    return Job(
+        request,
+        ask,
+        adapter_name=adapter.name if adapter else None,
+        adapter_path=adapter.path if adapter else None,
+    )
+
+
+def sampling_params(ask: Ask, max_tokens: int) -> SamplingParams:
+    """What was given replaces the engine's default."""
+    given = {
+        name: value
+        for name in _SAMPLING_NAMES
+        if (value := getattr(ask, name)) is not None and value != {} and value != ()
+    }
+    return replace(SamplingParams(max_tokens=max_tokens), **given)
+
+
+_SAMPLING_NAMES = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "top_n_sigma",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "seed",
+    "n",
+    "logprobs",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+def _our_fault(request_id: str) -> TollhouseError:
+    return TollhouseError(
+        "The gateway failed at this request.",
+        next_step=f"Tell the operator the request id {request_id}.",
+    )

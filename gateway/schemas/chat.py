@@ -1,0 +1,206 @@
+"""The body of /v1/chat/completions and how it becomes an Ask."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from core.errors import BadRequest, UnsupportedParameter
+from gateway.ask import Ask
+from gateway.schemas.decoding import Request, clean_label, decode, refuse_unsupported
+from gateway.schemas.sampling import (
+    MAX_LOGPROBS,
+    Positive,
+    SamplingBody,
+    refused_stream_options,
+    sampling_of,
+)
+
+ROUTE = "/v1/chat/completions"
+MAX_MESSAGES = 10_000
+
+
+class ContentPart(Request):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    cache_control: Any = None  # a cache mark, honoured by prompt order
+    volatile: bool | None = None  # marks what changes from call to call, for prompt order
+
+
+class FunctionCall(Request):
+    name: str
+    arguments: str
+
+
+class ToolCall(Request):
+    id: str
+    type: str
+    function: FunctionCall | None = None
+    custom: Any = None
+
+
+class Message(Request):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    refusal: str | None = None
+    audio: Any = None
+    annotations: Any = None
+    cache_control: Any = None
+    volatile: bool | None = None
+
+
+class FunctionDefinition(Request):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Request):
+    type: str
+    function: FunctionDefinition | None = None
+    custom: Any = None
+    cache_control: Any = None
+
+
+class ChatBody(SamplingBody, kw_only=True):
+    model: Annotated[str, Meta(min_length=1, max_length=300)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: Any = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    service_tier: str | None = None
+    modalities: list[str] | None = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+    functions: Any = None
+    function_call: Any = None
+
+
+# What the engine cannot do, with the values that ask nothing of it.
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "tool_choice": ("auto", "none"),
+    "response_format": ({"type": "text"},),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "moderation": (),
+    "functions": ([],),
+    "function_call": ("none",),
+    "prompt_cache_retention": ("in-memory", "in_memory"),
+    "prompt_cache_options": ({},),
+}
+_decoder = msgspec.json.Decoder(ChatBody)
+
+
+def parse_chat(raw: bytes) -> Ask:
+    body = decode(_decoder, raw)
+    refuse_unsupported(body, _HARMLESS)
+    refused_stream_options(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise BadRequest(
+            "top_logprobs needs logprobs to be true.", param="top_logprobs", code="invalid_value"
+        )
+    tools = None if body.tool_choice == "none" else body.tools
+    return Ask(
+        route=ROUTE,
+        model=body.model,
+        messages=[_message(index, each) for index, each in enumerate(body.messages)],
+        tools=[_tool(index, each) for index, each in enumerate(tools)] if tools else None,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        truncation=body.truncation or "disabled",
+        end_user=clean_label("user", body.user or body.safety_identifier),
+        **sampling_of(body),
+    )
+
+
+def _message(index: int, message: Message) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    if message.audio is not None:
+        raise _not_text(f"{where}.audio")
+    made: dict[str, Any] = {"role": message.role}
+    if isinstance(message.content, list):
+        made["content"] = [_part(f"{where}.content", i, p) for i, p in enumerate(message.content)]
+    elif message.content is not None or message.role == "assistant":
+        made["content"] = message.content
+    else:
+        raise BadRequest(
+            f"{where}.content is missing.",
+            next_step="Give it a string or a list of text parts.",
+            param=f"{where}.content",
+            code="missing_required_parameter",
+        )
+    if message.tool_calls:
+        made["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+    for name in ("name", "tool_call_id", "refusal", "cache_control", "volatile"):
+        value = getattr(message, name)
+        if value is not None:
+            made[name] = value
+    if message.function_call is not None:
+        made["function_call"] = msgspec.to_builtins(message.function_call)
+    return made
+
+
+def _part(where: str, index: int, part: ContentPart) -> dict[str, Any]:
+    if part.type == "refusal" and part.refusal is not None:
+        return {"type": "text", "text": part.refusal}
+    if part.type not in ("text", "input_text", "output_text") or part.text is None:
+        raise _not_text(f"{where}[{index}]")
+    made: dict[str, Any] = {"type": "text", "text": part.text}
+    if part.cache_control is not None:
+        made["cache_control"] = part.cache_control
+    if part.volatile is not None:
+        made["volatile"] = part.volatile
+    return made
+
+
+def _tool(index: int, tool: Tool) -> dict[str, Any]:
+    if tool.type != "function" or tool.function is None:
+        raise UnsupportedParameter(
+            f"tools[{index}] is not a function; this model takes functions only.",
+            next_step="Send type function with a function object.",
+            param=f"tools[{index}].type",
+        )
+    function = {k: v for k, v in msgspec.to_builtins(tool.function).items() if v is not None}
+    made: dict[str, Any] = {"type": "function", "function": function}
+    if tool.cache_control is not None:
+        made["cache_control"] = tool.cache_control
+    return made
+
+
+def _not_text(where: str) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"{where} is not text; this model reads text only.",
+        next_step="Send parts of type text.",
+        param=where,
+    )

@@ -1,0 +1,96 @@
+"""Request bodies: JSON read straight into typed structs, with errors that name the field."""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from core.errors import BadRequest, UnsupportedParameter
+
+Body = TypeVar("Body")
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+_WHERE = re.compile(r" - at `\$\.?([^`]*)`")
+
+
+class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Base of every request body: a field that we do not know is an error, never ignored."""
+
+
+def decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(
+            f"The body is not valid JSON: {error}.",
+            next_step="Send one JSON object, encoded as UTF-8.",
+            code="invalid_json",
+        ) from None
+    except RecursionError:
+        raise BadRequest(
+            "The body's JSON is nested too deeply.",
+            next_step="Send a flatter object.",
+            code="invalid_json",
+        ) from None
+
+
+def refuse_unsupported(body: msgspec.Struct, harmless: dict[str, tuple[Any, ...]]) -> None:
+    """A known parameter that nothing here can honour is refused unless its value asks nothing."""
+    for name, values in harmless.items():
+        value = getattr(body, name)
+        if value is None or value is msgspec.UNSET or value in values:
+            continue
+        raise UnsupportedParameter(
+            f"{name} is not supported by this model.",
+            next_step=f"Leave {name} out.",
+            param=name,
+        )
+
+
+def check_range(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise BadRequest(
+            f"{name} is {value}; it must be between {low:g} and {high:g}.",
+            next_step=f"Correct {name}.",
+            param=name,
+            code="invalid_value",
+        )
+
+
+def clean_label(name: str, value: str | None, longest: int = 256) -> str | None:
+    """For client strings that are kept as labels: printable, bounded."""
+    if value is None:
+        return None
+    if len(value) > longest or not value.isprintable():
+        raise BadRequest(
+            f"{name} must be at most {longest} printable characters.",
+            next_step=f"Shorten or clean {name}.",
+            param=name,
+            code="invalid_value",
+        )
+    return value
+
+
+def _named(message: str) -> BadRequest:
+    where = _WHERE.search(message)
+    place = where.group(1).replace("[...]", "[]") if where else ""
+    unknown = _UNKNOWN.search(message)
+    if unknown:
+        name = f"{place}.{unknown.group(1)}" if place else unknown.group(1)
+        return UnsupportedParameter(
+            f"{name} is not a parameter of this route.",
+            next_step=f"Leave {name} out.",
+            param=name,
+        )
+    text = _WHERE.sub("", message)
+    missing = re.search(r"missing required field `([^`]*)`", message)
+    if missing:
+        place = f"{place}.{missing.group(1)}" if place else missing.group(1)
+        text = f"{place} is missing"
+    return BadRequest(
+        f"{place + ': ' if place and not missing else ''}{text}.",
+        next_step="Correct the field; /docs shows every parameter.",
+        param=place or None,
+        code="invalid_value" if not missing else "missing_required_parameter",
+    )

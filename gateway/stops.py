@@ -1,0 +1,45 @@
+"""Stop strings, found across chunk borders: what could still begin one is held back."""
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """`feed` gives the text that is safe to show; after a match it gives no more."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._longest = max((len(stop) for stop in self._stops), default=0)
+        self._held = ""
+        self.matched: str | None = None
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def feed(self, text: str) -> str:
+        if self.matched is not None:
+            return ""
+        self._held += text
+        found = [(self._held.find(stop), stop) for stop in self._stops]
+        hits = [(at, -len(stop), stop) for at, stop in found if at >= 0]
+        if hits:
+            at, _, self.matched = min(hits)
+            shown, self._held = self._held[:at], ""
+            return shown
+        keep = self._undecided()
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+    def flush(self) -> str:
+        shown, self._held = self._held, ""
+        return shown
+
+    def _undecided(self) -> int:
+        """Length of the longest tail that is the head of a stop string."""
+        held = self._held
+        for length in range(min(self._longest - 1, len(held)), 0, -1):
+            tail = held[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0

@@ -1,0 +1,51 @@
+"""What a surface (chat, completions, messages, responses) gives the pipeline: its own two ends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from core.errors import TollhouseError
+from gateway.ask import Ask, Usage
+from gateway.exchange import Headers
+from gateway.streaming import ChoiceOutput, Delta
+from gateway.tokenizing import TextCodec
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What an answer says of itself."""
+
+    request_id: str
+    created: int  # Unix seconds
+    model: str  # as the client named it
+    codec: TextCodec | None
+    prompt_tokens: int
+
+
+class StreamWriter(Protocol):
+    """Makes the bytes of server-sent events."""
+
+    def begin(self) -> bytes: ...
+
+    def delta(self, delta: Delta) -> bytes: ...
+
+    def end(self, usage: Usage, choices: Sequence[ChoiceOutput]) -> bytes: ...
+
+    def failed(self, error: TollhouseError) -> bytes: ...
+
+
+class Surface(Protocol):
+    route: str
+
+    def parse(self, raw: bytes) -> Ask: ...
+
+    def stream(self, head: Head, ask: Ask) -> StreamWriter: ...
+
+    def answer(
+        self, head: Head, ask: Ask, choices: Sequence[ChoiceOutput], usage: Usage
+    ) -> dict[str, Any]: ...
+
+    def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]: ...
+
+    def limit_headers(self, headers: Headers) -> Headers:
+        """The limits' headers under this surface's names."""

@@ -1,0 +1,1 @@
+"""One file a surface: how a body becomes an Ask and how output becomes an answer."""

@@ -1,0 +1,161 @@
+"""/v1/chat/completions: answers and stream chunks in OpenAI's shape."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from core.errors import TollhouseError
+from engine.protocol import TokenLogprob
+from gateway.ask import Ask, Usage
+from gateway.exchange import Headers
+from gateway.schemas.chat import ROUTE, parse_chat
+from gateway.streaming import ChoiceOutput, Delta
+from gateway.surface import Head
+from gateway.surfaces.openai_errors import error_object
+from gateway.tokenizing import TextCodec
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ChatSurface:
+    route = ROUTE
+
+    def parse(self, raw: bytes) -> Ask:
+        return parse_chat(raw)
+
+    def stream(self, head: Head, ask: Ask) -> "ChatStream":
+        return ChatStream(head, include_usage=ask.include_usage, logprobs=ask.logprobs is not None)
+
+    def answer(
+        self, head: Head, ask: Ask, choices: Sequence[ChoiceOutput], usage: Usage
+    ) -> dict[str, Any]:
+        return {
+            "id": completion_id("chatcmpl", head),
+            "object": "chat.completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": [_choice(each, head.codec, ask.logprobs is not None) for each in choices],
+            "usage": usage_object(usage),
+            "service_tier": "default",
+            "system_fingerprint": None,
+        }
+
+    def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:
+        return error_object(error)
+
+    def limit_headers(self, headers: Headers) -> Headers:
+        return headers
+
+
+class ChatStream:
+    """The frame around each delta is made once a stream."""
+
+    def __init__(self, head: Head, *, include_usage: bool, logprobs: bool) -> None:
+        self._codec = head.codec
+        self._logprobs = logprobs
+        self._include_usage = include_usage
+        shell = {
+            "id": completion_id("chatcmpl", head),
+            "object": "chat.completion.chunk",
+            "created": head.created,
+            "model": head.model,
+        }
+        self._shell = orjson.dumps(shell)[:-1]
+        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._begun: set[int] = set()
+
+    def begin(self) -> bytes:
+        return b""
+
+    def delta(self, delta: Delta) -> bytes:
+        content: dict[str, Any] = {}
+        if delta.choice not in self._begun:
+            self._begun.add(delta.choice)
+            content = {"role": "assistant", "content": delta.text, "refusal": None}
+        elif delta.text:
+            content = {"content": delta.text}
+        parts = []
+        if content or delta.logprobs:
+            parts.append(self._chunk(delta, content, None))
+        if delta.finish_reason is not None:
+            parts.append(self._chunk(delta, {}, delta.finish_reason, bare=bool(parts)))
+        return b"".join(parts)
+
+    def end(self, usage: Usage, choices: Sequence[ChoiceOutput]) -> bytes:
+        if not self._include_usage:
+            return DONE
+        told = orjson.dumps(usage_object(usage))
+        return b"data: " + self._shell + b',"choices":[],"usage":' + told + b"}\n\n" + DONE
+
+    def failed(self, error: TollhouseError) -> bytes:
+        return b"data: " + orjson.dumps(error_object(error)) + b"\n\n"
+
+    def _chunk(
+        self, delta: Delta, content: dict[str, Any], reason: str | None, *, bare: bool = False
+    ) -> bytes:
+        logprobs = None
+        if self._logprobs and not bare:
+            logprobs = logprobs_object(delta.logprobs, delta.upstream_logprobs, self._codec)
+        choice = {
+            "index": delta.choice,
+            "delta": content,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+        return b"data: " + self._shell + b',"choices":[' + orjson.dumps(choice) + b"]" + self._tail
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.total,
+        "prompt_tokens_details": {"cached_tokens": usage.cached, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def completion_id(prefix: str, head: Head) -> str:
+    return f"{prefix}-{head.request_id.rpartition('_')[2]}"
+
+
+def logprobs_object(
+    own: list[TokenLogprob], upstream: list[dict[str, Any]], codec: TextCodec | None
+) -> dict[str, Any]:
+    content = [_token(each, codec) for each in own]
+    for given in upstream:
+        content += given.get("content") or []
+    return {"content": content, "refusal": None}
+
+
+def _token(each: TokenLogprob, codec: TextCodec | None) -> dict[str, Any]:
+    top = [_spelt(token, logprob, codec) for token, logprob in each.top]
+    return {**_spelt(each.token, each.logprob, codec), "top_logprobs": top}
+
+
+def _spelt(token: int, logprob: float, codec: TextCodec | None) -> dict[str, Any]:
+    text = codec.token_text(token) if codec else ""
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+
+
+def _choice(choice: ChoiceOutput, codec: TextCodec | None, logprobs: bool) -> dict[str, Any]:
+    delta = choice.take() or Delta(choice.index, "")
+    return {
+        "index": choice.index,
+        "message": {
+            "role": "assistant",
+            "content": "".join(choice.text),
+            "refusal": None,
+            "annotations": [],
+        },
+        "logprobs": logprobs_object(delta.logprobs, delta.upstream_logprobs, codec)
+        if logprobs
+        else None,
+        "finish_reason": choice.finish_reason or "stop",
+    }

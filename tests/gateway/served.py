@@ -1,0 +1,101 @@
+"""A whole house on a free port, in a thread: real sockets, real database, real spool."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from sqlalchemy import text
+
+from core.clock import SystemClock
+from core.database import Database
+from core.settings import Settings
+from core.tenants.bootstrap import ensure_demo_tenant
+from engine.demo.paths import MODEL_DIR
+from gateway.app import create_app
+from gateway.catalog import ServedModel
+from gateway.engines.fake import FakeEngine
+from gateway.tokenizing import load_codec
+from gateway.wiring import Services, build
+from migrations.run import upgrade
+
+MODEL = "tiny"
+
+
+@dataclass
+class House:
+    services: Services
+    engine: FakeEngine
+    url: str
+    key: str
+    tenant_id: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"}
+
+    def events(self, count: int, timeout_s: float = 10) -> list[dict[str, Any]]:
+        """The usage events, once there are at least so many."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self.services.database.read() as session:
+                query = text("select * from usage_events order by request_id")
+                rows = [dict(row) for row in session.execute(query).mappings()]
+            if len(rows) >= count:
+                return rows
+            assert time.monotonic() < deadline, f"{len(rows)} usage events, {count} were expected"
+            time.sleep(0.02)
+
+
+@contextmanager
+def served(tmp_path: Path, *, token_delay_s: float = 0.0, **wiring: Any) -> Iterator[House]:
+    settings = Settings(data_dir=tmp_path, **wiring.pop("settings", {}))
+    database = Database(settings.effective_database_url)
+    upgrade(database)
+    with database.transaction() as session:
+        demo = ensure_demo_tenant(session, SystemClock())
+    database.close()
+    assert demo.secret is not None
+    codec = load_codec(MODEL_DIR)
+    engine = FakeEngine(
+        vocab_size=codec.vocab_size,
+        eos_token_ids=codec.eos_token_ids,
+        token_delay_s=token_delay_s,
+        context_length=512,
+    )
+    model = ServedModel(MODEL, codec, 512, 0)
+    wiring.setdefault("engines", {MODEL: [engine]})
+    wiring.setdefault("models", [model])
+    services = build(settings, **wiring)
+    with _listening(services) as url:
+        yield House(services, engine, url, demo.secret, demo.tenant_id)
+
+
+@contextmanager
+def _listening(services: Services) -> Iterator[str]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(create_app(services), log_config=None, timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(
+        target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True
+    )
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    deadline = time.monotonic() + 20
+    while not server.started:
+        assert thread.is_alive() and time.monotonic() < deadline, "the server did not start"
+        time.sleep(0.01)
+    assert httpx.get(f"{url}/readyz", timeout=10).status_code == 200
+    yield url
+    server.should_exit = True
+    thread.join(20)
+    assert not thread.is_alive(), "the server did not stop"
+    listener.close()
