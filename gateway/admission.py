@@ -6,10 +6,9 @@ One reservation spans all scopes, all or nothing, and is settled exactly once.
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.errors import TollhouseError
+from core.counters import BucketState
 from core.tenants.keys import Principal
 from gateway.catalog import Target
-from gateway.exchange import Headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +32,49 @@ class Spent:
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    waived_tokens: int = 0
+    status: int = 200
     served: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LimitState:
+    """What the headers tell."""
+
+    buckets: tuple[BucketState, ...] = ()
+    mode: str = "shared"
+    queued_ms: int = 0
+    shadow: tuple[str, ...] = ()
 
 
 class Booking(Protocol):
     price_version: str
     covered: int  # output tokens that the money held so far pays for
 
-    def headers(self) -> Headers: ...
+    def limits(self) -> LimitState: ...
 
     async def extend(self, output_tokens: int) -> bool:
         """Cover at least so many output tokens in all; False when the money does not."""
 
-    async def settle(self, spent: Spent) -> None: ...
-
-
-class Denied(Exception):
-    """Not admitted: the error for the client, with the limits' headers as they stand."""
-
-    def __init__(self, error: TollhouseError, headers: Headers) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.headers = headers
+    async def settle(self, spent: Spent) -> None:
+        """Never raises."""
 
 
 class Admission(Protocol):
     async def book(self, wanted: Wanted) -> Booking:
-        """Raises Denied or a TollhouseError; may wait in the plan's queue."""
+        """RateLimited, InsufficientQuota or Unavailable; it may wait in the plan's queue."""
 
 
 class OpenBooking:
-    """No limits, no money: what a house without plans and prices gives."""
+    """No limits, no money: for a house that is being tried without either."""
 
     price_version = "free"
 
     def __init__(self, wanted: Wanted) -> None:
         self.covered = wanted.max_tokens * wanted.choices
 
-    def headers(self) -> Headers:
-        return []
+    def limits(self) -> LimitState:
+        return LimitState()
 
     async def extend(self, output_tokens: int) -> bool:
         return True

@@ -1,23 +1,18 @@
 """Admission on real limits, pinned prices and money: one reservation a request, settled once."""
 
-import asyncio
 import logging
-from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from core.clock import Clock
-from core.counters import Counters
 from core.errors import TollhouseError
-from gateway.admission import Booking, Spent, Wanted
-from gateway.exchange import Headers
-from gateway.limits import LEASE_MS, Ask, Counted, Limiter, MoneyLimit, Reservation
-from gateway.ratelimit_headers import ratelimit_headers
+from gateway.admission import Booking, LimitState, Spent, Wanted
+from gateway.limits import Ask, Counted, Limiter, MoneyLimit, Reservation
 
 log = logging.getLogger("tollhouse.booking")
-RENEW_S = LEASE_MS / 3000
 _STEP = 64  # output tokens by which a money hold is extended
+_NO_LIMIT = 1 << 60
 
 
 class Price(Protocol):
@@ -40,98 +35,65 @@ class Quote:
 class Prices(Protocol):
     """In memory, refreshed off the path."""
 
-    def quote(
-        self,
-        tenant_id: str,
-        project_id: str,
-        key_id: str,
-        model: str,
-        adapter: str | None,
-        at: datetime,
-    ) -> Quote:
+    def quote(self, wanted: Wanted, at: datetime) -> Quote:
         """NotFound where no price is in force."""
 
-    def cost(self, price: Price, spent: Spent, *, adapter: bool) -> int: ...
+    def cost(self, quote: Quote, spent: Spent, *, adapter: bool) -> int: ...
 
 
 class LimitedBooking:
     def __init__(
-        self, admission: "LimitedAdmission", held: Reservation, quote: Quote, *, adapter: bool
+        self, limiter: Limiter, prices: Prices, held: Reservation, quote: Quote, *, adapter: bool
     ) -> None:
         self.price_version = quote.price.id
-        self._adapter = adapter
-        self._admission = admission
+        self._limiter = limiter
+        self._prices = prices
         self._held = held
         self._quote = quote
+        self._adapter = adapter
         self.covered = self._reach()
 
-    def headers(self) -> Headers:
-        return ratelimit_headers(self._held.buckets)
+    def limits(self) -> LimitState:
+        held = self._held
+        return LimitState(held.buckets, held.mode, held.queued_ms, held.shadow)
 
     async def extend(self, output_tokens: int) -> bool:
-        more = max(_STEP, output_tokens - self.covered)
-        await self._admission.limiter.extend(self._held, more)
+        await self._limiter.extend(self._held, max(_STEP, output_tokens - self.covered))
         self.covered = self._reach()
         return self.covered >= output_tokens
 
     async def settle(self, spent: Spent) -> None:
-        """Never raises: a reservation that cannot be settled now gives itself back by its lease."""
-        self._admission.running.pop(self._held.ask.request_id, None)
         try:
             if spent.served:
-                await self._admission.limiter.settle(self._held, self._counted(spent))
+                await self._limiter.settle(self._held, self._counted(spent))
             else:
-                await self._admission.limiter.release(self._held)
+                await self._limiter.release(self._held)
         except TollhouseError as error:
             log.warning("a reservation was not settled and will lapse: %s", error.message)
 
     def _counted(self, spent: Spent) -> Counted:
-        cost = self._admission.prices.cost(self._quote.price, spent, adapter=self._adapter)
+        cost = self._prices.cost(self._quote, spent, adapter=self._adapter)
         return Counted(spent.input_tokens, spent.cached_tokens, spent.output_tokens, cost)
 
     def _reach(self) -> int:
         covered = self._held.covered_output_tokens
-        return 1 << 60 if covered is None else covered
+        return _NO_LIMIT if covered is None else covered
 
 
 class LimitedAdmission:
-    def __init__(self, limiter: Limiter, counters: Counters, prices: Prices, clock: Clock) -> None:
-        self.limiter = limiter
-        self.prices = prices
-        self.running: dict[str, Reservation] = {}
-        self._counters = counters
+    def __init__(self, limiter: Limiter, prices: Prices, clock: Clock) -> None:
+        self._limiter = limiter
+        self._prices = prices
         self._clock = clock
 
     async def book(self, wanted: Wanted) -> Booking:
-        principal, target = wanted.principal, wanted.target
-        adapter = target.adapter.name if target.adapter else None
-        quote = self.prices.quote(
-            principal.tenant_id,
-            principal.project_id,
-            principal.key_id,
-            target.model.name,
-            adapter,
-            self._clock.now(),
-        )
-        held = await self.limiter.reserve(_ask(wanted, quote, adapter is not None))
-        self.running[wanted.request_id] = held
-        return LimitedBooking(self, held, quote, adapter=adapter is not None)
-
-    async def renew_leases(self) -> None:
-        """Runs for ever: what is still running keeps its places and its money."""
-        while True:
-            await asyncio.sleep(RENEW_S)
-            groups: dict[str, list[str]] = defaultdict(list)
-            for held in self.running.values():
-                groups[held.wish.group].append(held.wish.id)
-            try:
-                for group, ids in groups.items():
-                    await self._counters.renew(group, ids, LEASE_MS)
-            except TollhouseError as error:
-                log.warning("leases could not be renewed: %s", error.message)
+        adapter = wanted.target.adapter is not None
+        quote = self._prices.quote(wanted, self._clock.now())
+        held = await self._limiter.reserve(_ask(wanted, quote, adapter=adapter))
+        return LimitedBooking(self._limiter, self._prices, held, quote, adapter=adapter)
 
 
-def _ask(wanted: Wanted, quote: Quote, adapter: bool) -> Ask:
+def _ask(wanted: Wanted, quote: Quote, *, adapter: bool) -> Ask:
     principal, price = wanted.principal, quote.price
     base = price.upper_bound(wanted.prompt_tokens, 0, adapter=adapter)
     one_more = price.upper_bound(wanted.prompt_tokens, 1, adapter=adapter) - base

@@ -216,7 +216,13 @@ def _first_tokens(chunks: list[Chunk], left: int) -> list[Chunk]:
 
 
 def _spent(event: UsageEvent) -> Spent:
-    return Spent(event.input_tokens, event.cached_tokens, event.output_tokens)
+    return Spent(
+        event.input_tokens,
+        event.cached_tokens,
+        event.output_tokens,
+        event.waived_tokens,
+        event.status,
+    )
 
 
 def _late() -> TollhouseError:

@@ -16,21 +16,27 @@ from core.events import OpenedRequest, UsageKind
 from core.ids import REQUEST, new_id
 from core.tenants.keys import Principal
 from engine.protocol import GenerateRequest, SamplingParams
-from gateway.admission import Admission, Booking, Denied, Spent, Wanted
+from gateway.admission import Admission, Booking, LimitState, Spent, Wanted
 from gateway.ask import Ask
 from gateway.auth import Authenticator
 from gateway.catalog import Catalog, Target
 from gateway.delivery import Delivery
 from gateway.engines.base import EngineClient, Job
-from gateway.exchange import ClientGone, Exchange, Headers
+from gateway.exchange import ClientGone, Exchange
 from gateway.metering import Meter
 from gateway.prompts import Prompt, prepare
-from gateway.request_headers import Told, answer_headers, read_told
+from gateway.refusals import OutOfMoney, OverLimit
+from gateway.request_headers import (
+    Told,
+    answer_headers,
+    limit_headers,
+    read_told,
+    refusal_headers,
+)
 from gateway.routing import Router
 from gateway.safety import SafetyDesk, Screened
 from gateway.spool import Spool
 from gateway.surface import Head, Surface
-from gateway.surfaces.openai_errors import retry_headers
 
 log = logging.getLogger("tollhouse.pipeline")
 
@@ -86,13 +92,11 @@ class Pipeline:
             status = await self._walk(visit)
         except ClientGone:
             pass
-        except Denied as denied:
-            status = await self._refuse(visit, denied.error, denied.headers)
         except TollhouseError as error:
-            status = await self._refuse(visit, error, [])
+            status = await self._refuse(visit, error)
         except Exception:
             log.exception("a request failed by our fault")
-            status = await self._refuse(visit, _our_fault(visit.request_id), [])
+            status = await self._refuse(visit, _our_fault(visit.request_id))
         finally:
             exchange.done()
             self.in_flight -= 1
@@ -180,14 +184,15 @@ class Pipeline:
         screened: Screened,
     ) -> Delivery:
         assert visit.booking is not None
+        now = self.clock.now()
         head = Head(
             visit.request_id,
-            int(self.clock.now().timestamp()),
+            int(now.timestamp()),
             target.public_name,
             target.model.codec,
             len(prompt.ids),
         )
-        extra = visit.surface.limit_headers(visit.booking.headers())
+        extra = limit_headers(visit.surface.style, visit.booking.limits(), principal.plan, now)
         extra = [*extra, *(screened.headers or []), *prompt.header_list()]
         return Delivery(
             visit.surface,
@@ -201,12 +206,13 @@ class Pipeline:
             keep_alive_s=self.limits.keep_alive_s,
         )
 
-    async def _refuse(self, visit: Visit, error: TollhouseError, limits: Headers) -> int:
+    async def _refuse(self, visit: Visit, error: TollhouseError) -> int:
         if visit.exchange.started or visit.exchange.gone:
             return 499
         metrics.rejections.labels(error.code).inc()
-        extra = retry_headers(error)
-        extra += visit.surface.limit_headers(visit.booking.headers() if visit.booking else limits)
+        state = visit.booking.limits() if visit.booking else _state_of(error)
+        extra = refusal_headers(error)
+        extra += limit_headers(visit.surface.style, state, None, self.clock.now())
         headers = answer_headers(visit.request_id, self._millis(visit), extra)
         body = orjson.dumps(visit.surface.error(error, visit.request_id))
         try:
@@ -288,6 +294,10 @@ _SAMPLING_NAMES = (
     "min_tokens",
     "ignore_eos",
 )
+
+
+def _state_of(error: TollhouseError) -> LimitState:
+    return LimitState(error.buckets if isinstance(error, OverLimit | OutOfMoney) else ())
 
 
 def _our_fault(request_id: str) -> TollhouseError:

@@ -1,9 +1,20 @@
 """The headers that a client may send beside its key, and those that every answer carries."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
-from core.errors import BadRequest
+from core.errors import BadRequest, TollhouseError
+from core.tenants.plans import Plan
+from gateway.admission import LimitState
 from gateway.exchange import Exchange, Headers
+from gateway.limit_headers import (
+    anthropic_headers,
+    ietf_headers,
+    openai_headers,
+    own_headers,
+    retry_headers,
+)
+from gateway.limits import is_final
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +55,23 @@ def answer_headers(request_id: str, millis: int, extra: Headers) -> Headers:
         (b"openai-version", b"2020-10-01"),
         *extra,
     ]
+
+
+def limit_headers(style: str, state: LimitState, plan: Plan | None, now: datetime) -> Headers:
+    """The limits as this surface's clients read them."""
+    if style == "anthropic":
+        found = anthropic_headers(state.buckets, now)
+    else:
+        found = openai_headers(state.buckets)
+    found |= ietf_headers(state.buckets)
+    if plan is not None:
+        found |= own_headers(plan, mode=state.mode, queued_ms=state.queued_ms, shadow=state.shadow)
+    return [(name.encode(), value.encode()) for name, value in found.items()]
+
+
+def refusal_headers(error: TollhouseError) -> Headers:
+    """Whether and when the same request may come again."""
+    found = retry_headers(error.retry_after_s)
+    if is_final(error) or error.code == "deadline_exceeded":
+        found["x-should-retry"] = "false"
+    return [(name.encode(), value.encode()) for name, value in found.items()]

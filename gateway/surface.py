@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from core.errors import TollhouseError
 from gateway.ask import Ask, Usage
-from gateway.exchange import Headers
 from gateway.streaming import ChoiceOutput, Delta
 from gateway.tokenizing import TextCodec
 
@@ -36,6 +35,7 @@ class StreamWriter(Protocol):
 
 class Surface(Protocol):
     route: str
+    style: str  # openai | anthropic: names of the limits' headers
 
     def parse(self, raw: bytes) -> Ask: ...
 
@@ -46,6 +46,3 @@ class Surface(Protocol):
     ) -> dict[str, Any]: ...
 
     def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]: ...
-
-    def limit_headers(self, headers: Headers) -> Headers:
-        """The limits' headers under this surface's names."""

@@ -9,7 +9,8 @@ from starlette.exceptions import HTTPException
 
 from core.errors import BadRequest, NotFound, TollhouseError
 from core.ids import REQUEST, new_id
-from gateway.surfaces.openai_errors import error_object, retry_headers
+from gateway.request_headers import refusal_headers
+from gateway.surfaces.openai_errors import error_object
 
 log = logging.getLogger("tollhouse.api")
 
@@ -22,7 +23,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def answer(error: TollhouseError) -> JSONResponse:
-    headers = {name.decode(): value.decode() for name, value in retry_headers(error)}
+    headers = {name.decode(): value.decode() for name, value in refusal_headers(error)}
     headers["x-request-id"] = new_id(REQUEST)
     return JSONResponse(error_object(error), int(error.status), headers)
 
@@ -47,8 +48,8 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return answer(NotFound(f"There is no {request.url.path}.", next_step="See /docs."))
-    made = BadRequest(f"{error.detail}.", code="http_error")
-    made.status = int(error.status_code)
+    made = TollhouseError(f"{error.detail}.", code="http_error")
+    made.status, made.type = error.status_code, BadRequest.type
     response = answer(made)
     response.headers.update(error.headers or {})
     return response

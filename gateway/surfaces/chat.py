@@ -8,7 +8,6 @@ import orjson
 from core.errors import TollhouseError
 from engine.protocol import TokenLogprob
 from gateway.ask import Ask, Usage
-from gateway.exchange import Headers
 from gateway.schemas.chat import ROUTE, parse_chat
 from gateway.streaming import ChoiceOutput, Delta
 from gateway.surface import Head
@@ -20,6 +19,7 @@ DONE = b"data: [DONE]\n\n"
 
 class ChatSurface:
     route = ROUTE
+    style = "openai"
 
     def parse(self, raw: bytes) -> Ask:
         return parse_chat(raw)
@@ -43,9 +43,6 @@ class ChatSurface:
 
     def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:
         return error_object(error)
-
-    def limit_headers(self, headers: Headers) -> Headers:
-        return headers
 
 
 class ChatStream:
