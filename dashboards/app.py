@@ -1,0 +1,116 @@
+"""The mounted sub-application: who is looking, strict headers, an origin check on every change."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+
+from core.errors import Forbidden, TollhouseError
+from dashboards.pages.routes import ROUTES
+from dashboards.render import HERE, page
+from dashboards.viewer import House
+
+COOKIE = "tollhouse_session"
+OPEN_PATHS = ("/sign-in", "/static/", "/sso/")
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def create_dashboard(house: House) -> Asgi:
+    routes = [Mount("/static", StaticFiles(directory=HERE / "static")), *ROUTES]
+    handlers: dict[Any, Any] = {TollhouseError: _error_page, HTTPException: _http_error_page}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.state.house = house
+    return _Gate(app, house)
+
+
+class _Gate:
+    """Finds the viewer, sends strangers to the sign-in page, and puts the headers on everything."""
+
+    def __init__(self, app: Starlette, house: House) -> None:
+        self._app = app
+        self._house = house
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # Pages below use it before Starlette sets it.
+        scope.setdefault("app", self._app)
+        request = Request(scope)
+        path = request.url.path.removeprefix(scope.get("root_path", "")) or "/"
+
+        async def _send(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                static = path.startswith("/static/")
+                extra = {**HEADERS, "cache-control": "max-age=3600"} if static else HEADERS
+                raw = [(name.encode(), value.encode()) for name, value in extra.items()]
+                names = {name for name, _ in raw}
+                kept = [pair for pair in message.get("headers", []) if pair[0].lower() not in names]
+                message["headers"] = [*kept, *raw]
+            await send(message)
+
+        answer = await self._admit(request, path)
+        await (answer or self._app)(scope, receive, _send)
+
+    async def _admit(self, request: Request, path: str) -> Response | None:
+        """None lets the request through to its page."""
+        root = request.scope.get("root_path", "")
+        if request.method not in ("GET", "HEAD") and not same_origin(request):
+            return _error_page(request, Forbidden("This form was sent from another site."))
+        cookie = request.cookies.get(COOKIE, "")
+        viewer = await run_in_threadpool(_find, self._house, cookie) if cookie else None
+        request.state.viewer = viewer
+        request.state.cookie = cookie
+        if viewer is None and not path.startswith(OPEN_PATHS):
+            return RedirectResponse(f"{root}/sign-in", 303)
+        return None
+
+
+def _find(house: House, cookie: str) -> Any:
+    with house.database.read() as session:
+        return house.doorman.find(session, cookie)
+
+
+def same_origin(request: Request) -> bool:
+    """Browsers send Origin with every POST; a request without one must not come from a page."""
+    fetch_site = request.headers.get("sec-fetch-site")
+    if fetch_site is not None:
+        return fetch_site in ("same-origin", "none")
+    origin = request.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == request.headers.get("host")
+
+
+def _error_page(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TollhouseError)
+    if not hasattr(request.state, "viewer"):
+        request.state.viewer = None
+    return page(
+        request, "error.html", error.status, message=error.message, next_step=error.next_step
+    )
+
+
+def _http_error_page(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = "There is no such page." if error.status_code == 404 else str(error.detail)
+    return page(request, "error.html", error.status_code, message=message, next_step="")

@@ -1,0 +1,108 @@
+"""What the pages count: one reading of the buckets, folded into tiles, series and tables.
+
+Tile, chart, table and CSV of a page come from one `Figures`, so they cannot disagree.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from billing.buckets import BucketQuery, usage_buckets
+from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from core.tenants.models import ApiKey, Member, Project
+from core.tenants.scope import TenantScope
+from dashboards.charts import STYLES, Series
+from dashboards.filters import Range
+
+GROUPS = {
+    "model": "Model",
+    "adapter": "Adapter",
+    "key_id": "Key",
+    "project_id": "Project",
+    "member_id": "Member",
+}
+
+
+@dataclass(slots=True)
+class Figures:
+    group_by: str
+    labels: list[str]  # one a bucket
+    counts: dict[str, dict[str, int]]  # group -> column -> sum over the range
+    steps: dict[str, list[dict[str, int]]]  # group -> a bucket each
+    names: dict[str, str] = field(default_factory=dict)  # group -> what a person calls it
+
+    def total(self, column: str) -> int:
+        return sum(sums[column] for sums in self.counts.values())
+
+    def series(self, column: str) -> list[Series]:
+        """The largest groups, and the rest as "Other", so that no colour is used twice."""
+        ranked = sorted(self.counts, key=lambda group: -self.counts[group][column])
+        shown = ranked if len(ranked) <= STYLES else ranked[: STYLES - 1]
+        rest = ranked[len(shown) :]
+        series = [
+            Series(self.name(group), [step[column] for step in self.steps[group]])
+            for group in shown
+        ]
+        if rest:
+            other = [
+                sum(self.steps[group][i][column] for group in rest) for i in range(len(self.labels))
+            ]
+            series.append(Series("Other", other))
+        return series
+
+    def per_step(self, column: str) -> list[int]:
+        return [
+            sum(steps[index][column] for steps in self.steps.values())
+            for index in range(len(self.labels))
+        ]
+
+    def name(self, group: str) -> str:
+        return self.names.get(group) or group or "none"
+
+
+def read(
+    session: Session,
+    scope: TenantScope,
+    span: Range,
+    now: datetime,
+    group_by: str,
+    **filters: tuple[str, ...],
+) -> Figures:
+    width = span.width
+    limit = min(width.most, span.days * 86400 // width.seconds)
+    query = BucketQuery(span.start, span.end, width, (group_by,), limit, **filters)
+    page = usage_buckets(session, scope, query)
+    zero = dict.fromkeys((*QUANTITY_COLUMNS, *AMOUNT_COLUMNS), 0)
+    counts: dict[str, dict[str, int]] = defaultdict(lambda: dict(zero))
+    steps: dict[str, list[dict[str, int]]] = defaultdict(lambda: [dict(zero) for _ in page.buckets])
+    for index, bucket in enumerate(page.buckets):
+        for row in bucket.rows:
+            group = row.group[group_by] or ""
+            for column, value in (*row.counts.items(), *row.amounts.items()):
+                counts[group][column] += value
+                steps[group][index][column] += value
+    form = "%H:%M" if width.seconds < 86400 else "%d %b"
+    labels = [bucket.start.strftime(form) for bucket in page.buckets]
+    return Figures(
+        group_by, labels, dict(counts), dict(steps), _names(session, scope, group_by, counts)
+    )
+
+
+def _names(
+    session: Session, scope: TenantScope, group_by: str, groups: Iterable[str]
+) -> dict[str, str]:
+    named: dict[str, tuple[Any, Any]] = {
+        "key_id": (ApiKey, ApiKey.name),
+        "project_id": (Project, Project.name),
+        "member_id": (Member, Member.email),
+    }
+    if group_by not in named:
+        return {}
+    table, label = named[group_by]
+    inside = (table.tenant_id == scope.tenant_id, table.id.in_(list(groups)))
+    return dict(session.execute(select(table.id, label).where(*inside)).tuples().all())

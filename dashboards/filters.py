@@ -1,0 +1,66 @@
+"""Filters that live in the URL: the date range, the grouping, the page. Wrong ones say so."""
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+from starlette.requests import Request
+
+from billing.buckets import Width
+from core.errors import BadRequest
+
+LONGEST_DAYS = 180
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    first: date
+    last: date  # included
+
+    @property
+    def start(self) -> datetime:
+        return datetime(self.first.year, self.first.month, self.first.day, tzinfo=UTC)
+
+    @property
+    def end(self) -> datetime:
+        return datetime(self.last.year, self.last.month, self.last.day, tzinfo=UTC) + timedelta(1)
+
+    @property
+    def days(self) -> int:
+        return (self.last - self.first).days + 1
+
+    @property
+    def width(self) -> Width:
+        return Width.HOUR if self.days <= 2 else Width.DAY
+
+
+def date_range(request: Request, now: datetime, usual_days: int = 30) -> Range:
+    """`from` and `to` of the query, both included, in UTC; the last 30 days without them."""
+    last = _day(request, "to") or now.date()
+    first = _day(request, "from") or last - timedelta(usual_days - 1)
+    if first > last:
+        raise BadRequest(
+            f"The range runs from {first} back to {last}.", next_step="Swap the dates."
+        )
+    if (last - first).days >= LONGEST_DAYS:
+        raise BadRequest(
+            f"The range has {(last - first).days + 1} days; at most {LONGEST_DAYS} are shown.",
+            next_step="Choose a shorter one, or export the usage.",
+        )
+    return Range(first, last)
+
+
+def choice(request: Request, name: str, known: tuple[str, ...], usual: str) -> str:
+    value = request.query_params.get(name) or usual
+    if value not in known:
+        raise BadRequest(f"{name} is {value[:40]!r}; known: {', '.join(known)}.")
+    return value
+
+
+def _day(request: Request, name: str) -> date | None:
+    text = request.query_params.get(name)
+    if not text:
+        return None
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise BadRequest(f"{name} is {text[:40]!r}, not a date like 2026-11-21.") from None

@@ -1,0 +1,42 @@
+"""The sections of the dashboard, and who sees which: casbin's answer, asked once a page."""
+
+from dataclasses import dataclass
+
+from dashboards.viewer import House, Viewer
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    path: str
+    obj: str  # casbin's object; the act is "read"
+    operator: bool = False
+
+
+SECTIONS = (
+    Section("Overview", "/", "usage"),
+    Section("Usage", "/usage", "usage"),
+    Section("Costs", "/costs", "costs"),
+    Section("Requests", "/requests", "usage"),
+    Section("Keys", "/keys", "keys"),
+    Section("Adapters", "/adapters", "adapters"),
+    Section("Limits", "/limits", "limits"),
+    Section("Invoices", "/invoices", "invoices"),
+    Section("Safety", "/safety", "moderation"),
+    Section("Playground", "/playground", "usage"),
+    Section("Team", "/team", "members"),
+    Section("Exports", "/exports", "exports"),
+    Section("Tenants", "/operator/tenants", "tenants", operator=True),
+    Section("Revenue", "/operator/revenue", "costs", operator=True),
+    Section("Reconciliation", "/operator/reconciliation", "costs", operator=True),
+    Section("Health", "/operator/health", "tenants", operator=True),
+)
+
+
+def sections_for(house: House, viewer: Viewer) -> list[Section]:
+    return [
+        section
+        for section in SECTIONS
+        if (viewer.operator or not section.operator)
+        and house.doorman.may(viewer, section.obj, "read")
+    ]

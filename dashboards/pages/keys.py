@@ -1,0 +1,106 @@
+"""Keys: made (shown once), rotated, revoked. Revoking asks for the key's name."""
+
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import select
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from core.errors import BadRequest
+from core.tenants import keys
+from core.tenants.models import Project
+from dashboards.pages.common import house_of, viewer_of
+from dashboards.render import page
+
+OVERLAP = timedelta(hours=24)
+
+
+def show(request: Request, secret: str = "") -> Response:
+    viewer, house = viewer_of(request, "keys"), house_of(request)
+    now = house.clock.now()
+    with house.database.read() as session:
+        rows = [_row(key, now) for key in keys.all_of(session, viewer.scope)]
+        projects = session.scalars(
+            select(Project)
+            .where(Project.tenant_id == viewer.scope.tenant_id, Project.archived_at.is_(None))
+            .order_by(Project.name)
+        ).all()
+    return page(
+        request,
+        "keys.html",
+        rows=rows,
+        projects=projects,
+        secret=secret,
+        roles=keys.KEY_ROLES,
+        may_change=house.doorman.may(viewer, "keys", "write"),
+    )
+
+
+async def change(request: Request) -> Response:
+    """One form for the three acts; the field `act` says which."""
+    async with request.form(max_fields=10, max_part_size=10_000) as fields:
+        given = {name: str(value).strip() for name, value in fields.items()}
+    act = given.get("act", "")
+    if act not in _ACTS:
+        raise BadRequest(f"No act {act[:20]!r}: one of {', '.join(_ACTS)}.")
+    secret = await run_in_threadpool(_ACTS[act], request, given)
+    if secret is not None:
+        return await run_in_threadpool(show, request, secret)
+    root = request.scope.get("root_path", "")
+    return RedirectResponse(f"{root}/keys?notice=The+key+is+revoked.", 303)
+
+
+def _create(request: Request, given: dict[str, str]) -> str | None:
+    viewer, house = viewer_of(request, "keys", "write"), house_of(request)
+    name = given.get("name", "")
+    if not 0 < len(name) <= 120:
+        raise BadRequest("A key needs a name of at most 120 characters.", param="name")
+    with house.database.transaction() as session:
+        issued = keys.issue(
+            session,
+            viewer.scope,
+            house.clock,
+            project_id=given.get("project_id", ""),
+            name=name,
+            role=given.get("role", "developer"),
+        )
+    return issued.secret
+
+
+def _rotate(request: Request, given: dict[str, str]) -> str | None:
+    viewer, house = viewer_of(request, "keys", "write"), house_of(request)
+    with house.database.transaction() as session:
+        return keys.rotate(
+            session, viewer.scope, house.clock, given.get("key_id", ""), overlap=OVERLAP
+        ).secret
+
+
+def _revoke(request: Request, given: dict[str, str]) -> str | None:
+    viewer, house = viewer_of(request, "keys", "write"), house_of(request)
+    with house.database.transaction() as session:
+        key = keys.get(session, viewer.scope, given.get("key_id", ""))
+        if given.get("confirm") != key.name:
+            raise BadRequest(
+                "The name that was typed is not the key's.",
+                next_step=f"Type {key.name!r} to revoke it.",
+            )
+        keys.revoke(session, viewer.scope, house.clock, key.id)
+    return None
+
+
+_ACTS: dict[str, Any] = {"create": _create, "rotate": _rotate, "revoke": _revoke}
+
+
+def _row(key: Any, now: Any) -> dict[str, Any]:
+    over = key.revoked_at is not None and key.revoked_at <= now
+    expired = key.expires_at is not None and key.expires_at <= now
+    state = (
+        "revoked" if over else "expired" if expired else "ending" if key.revoked_at else "active"
+    )
+    return {"key": key, "state": state, "open": state == "active"}
+
+
+ROUTES = [Route("/keys", show, methods=["GET"]), Route("/keys", change, methods=["POST"])]
