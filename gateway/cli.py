@@ -1,0 +1,77 @@
+"""`tollhouse`: finds the command, runs it, and turns errors into one line what and one line what next.
+
+A command is a module of `gateway.commands`, named as it is typed (`-` as `_`), with `HELP` and
+`configure(parser)`, which sets `run(arguments) -> int | None`; one that reads its options itself has
+`main(options)` instead. Exit 0 done, 1 failed, 2 wrong use.
+"""
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+from types import ModuleType
+
+from core.errors import BadRequest, Conflict, NotFound, SettingError, TollhouseError
+
+WRONG_USE = (SettingError, BadRequest, NotFound, Conflict)
+
+
+def main(argv: list[str] | None = None) -> int:
+    given = sys.argv[1:] if argv is None else argv
+    try:
+        return _run(given)
+    except TollhouseError as error:
+        if os.environ.get("TOLLHOUSE_DEBUG"):
+            raise
+        print(f"tollhouse: {error.message}", file=sys.stderr)
+        if error.next_step:
+            print(error.next_step, file=sys.stderr)
+        return 2 if isinstance(error, WRONG_USE) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe left; point stdout elsewhere, so that the exit's flush is quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(given: list[str]) -> int:
+    names = command_names()
+    if given and given[0] in names:
+        module = _module(given[0])
+        if hasattr(module, "main"):
+            return int(module.main(given[1:]))
+    arguments = _parser(given, names).parse_args(given)
+    return int(arguments.run(arguments) or 0)
+
+
+def command_names() -> list[str]:
+    package = importlib.import_module("gateway.commands")
+    found = pkgutil.iter_modules(package.__path__)
+    return sorted(each.name.replace("_", "-") for each in found if not each.name.startswith("_"))
+
+
+def _parser(given: list[str], names: list[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tollhouse",
+        description="A multi-tenant LLM inference gateway and billing platform.",
+        epilog="Settings are TOLLHOUSE_* variables; docs/settings.md lists them.",
+    )
+    commands = parser.add_subparsers(metavar="command", required=True)
+    # Only the command that is run is imported: `--help` and a typo need them all.
+    wanted = given[:1] if given and given[0] in names else names
+    for name in wanted:
+        module = _module(name)
+        made = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        if hasattr(module, "configure"):
+            module.configure(made)
+    return parser
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"gateway.commands.{name.replace('-', '_')}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""An engine process of this machine's own: started, watched, started again when it dies."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger("tollhouse.engine")
+STOP_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
+_STEADY_S = 60.0  # a process that lived so long starts anew without a pause
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    model: str
+    address: str  # ipc://…: stays the same over restarts
+    receipts: Path
+    dtype: str = "auto"
+    kv_memory_mb: int = 0  # 0: the engine decides
+    extra: tuple[str, ...] = ()
+
+    def command(self) -> list[str]:
+        made = [sys.executable, "-m", "engine.server", "--exit-with-parent"]
+        made += ["--model", self.model, "--listen", self.address, "--dtype", self.dtype]
+        made += ["--receipts", str(self.receipts)]
+        if self.kv_memory_mb:
+            made += ["--kv-memory-bytes", str(self.kv_memory_mb << 20)]
+        return [*made, *self.extra]
+
+
+class EngineProcess:
+    """One slot for an engine. A thread waits on the process and replaces it when it ends."""
+
+    def __init__(self, options: EngineOptions, *, on_give_up: Callable[[str], None] | None = None):
+        self.options = options
+        self.starts = 0
+        self.problem = ""  # the last line that a process that never got ready wrote to stderr
+        self._on_give_up = on_give_up
+        self._process: subprocess.Popen[str] | None = None
+        self._ready = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="tollhouse-engine", daemon=True)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        self.options.receipts.parent.mkdir(parents=True, exist_ok=True)
+        self._thread.start()
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """False when it is not ready by then, or has failed at its first start (see `problem`)."""
+        deadline = time.monotonic() + timeout_s
+        while not self._ready.wait(0.1):
+            if self.problem or time.monotonic() > deadline:
+                return False
+        return True
+
+    def stop(self) -> None:
+        """Let running requests finish within the engine's own bound, then end it."""
+        self._stopping.set()
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        if self._thread.is_alive():
+            self._thread.join(STOP_S)
+
+    def _watch(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            self._run_once()
+            if self._stopping.is_set():
+                return
+            pause = _FIRST_PAUSE_S if time.monotonic() - began > _STEADY_S else pause * 2
+            pause = min(pause, _LONGEST_PAUSE_S)
+            log.error("the engine ended; starting it again in %.1f s", pause)
+            self._stopping.wait(pause)
+
+    def _run_once(self) -> None:
+        self.starts += 1
+        environment = {k: v for k, v in os.environ.items() if k != "PROMETHEUS_MULTIPROC_DIR"}
+        process = subprocess.Popen(
+            self.options.command(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=Path(__file__).parents[2],
+        )
+        self._process = process
+        errors = threading.Thread(target=self._echo_errors, args=(process,), daemon=True)
+        errors.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            if _is_ready(line):
+                self.problem = ""
+                self._ready.set()
+        code = process.wait()
+        errors.join(2)
+        if not self._ready.is_set() and not self._stopping.is_set():
+            self.problem = self.problem or f"it ended with code {code}"
+        self._ready.clear()
+
+    def _echo_errors(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            sys.stderr.write(f"engine: {line}")
+            if not self._ready.is_set() and line.startswith("tollhouse engine: "):
+                self.problem = line.removeprefix("tollhouse engine: ").strip()
+
+
+def _is_ready(line: str) -> bool:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(said, dict) and said.get("event") == "ready"

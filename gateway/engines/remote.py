@@ -1,0 +1,170 @@
+"""An engine worker in another process, spoken to over ZeroMQ."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from core.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    DependencyDown,
+    RateLimited,
+    TollhouseError,
+    Unavailable,
+)
+from engine.client import EngineClient as Wire
+from engine.curve import ClientKeys
+from engine.errors import AdapterError, ConnectionLost, EngineError
+from engine.protocol import (
+    AdapterState,
+    EngineInfo,
+    EngineStats,
+    GenerateRequest,
+    Receipt,
+    TokenChunk,
+)
+from gateway.engines.base import Generation, Job, Mailbox, RequestStillRuns, engine_gone
+
+log = logging.getLogger("tollhouse.engine")
+_RETRY_S = 5.0
+
+
+class RemoteEngine:
+    """`engine_id` is the name of the place, which outlives the process that serves there."""
+
+    speaks_text = False
+
+    def __init__(
+        self,
+        engine_id: str,
+        address: str,
+        *,
+        keys: ClientKeys | None = None,
+        kv_events: bool = False,
+        on_stray_receipt: Callable[[Receipt], None] | None = None,
+    ) -> None:
+        self.engine_id = engine_id
+        self.address = address
+        self._keys = keys
+        self._kv_events = kv_events
+        self._stray = on_stray_receipt
+        self._wire: Wire | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._pumps: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        self._wire = Wire(
+            self.address, keys=self._keys, kv_events=self._kv_events, on_receipt=self._stray
+        )
+        self._connecting = asyncio.create_task(self._connect(self._wire))
+
+    async def close(self) -> None:
+        tasks = [*self._pumps, *([self._connecting] if self._connecting else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._wire is not None:
+            await self._wire.close()
+            self._wire = None
+
+    def info(self) -> EngineInfo | None:
+        try:
+            return self._wire.info if self._wire is not None else None
+        except ConnectionLost:
+            return None
+
+    def stats(self) -> EngineStats | None:
+        return self._wire.stats if self._wire is not None else None
+
+    def healthy(self) -> bool:
+        wire = self._wire
+        if wire is None or not wire.connected:
+            return False
+        return wire.stats is None or not wire.stats.draining
+
+    async def generate(self, job: Job) -> Generation:
+        wire = self._connected()
+        request = job.request
+        mailbox = Mailbox(request.request_id, self._abort)
+        task = asyncio.create_task(self._pump(wire, request, mailbox))
+        self._pumps.add(task)
+        task.add_done_callback(self._pumps.discard)
+        return mailbox
+
+    async def load_adapter(self, path: str, name: str = "") -> AdapterState:
+        try:
+            return await self._connected().load_adapter(path)
+        except EngineError as error:
+            raise self._translated(error) from None
+
+    async def unload_adapter(self, digest: str, name: str = "") -> None:
+        try:
+            await self._connected().unload_adapter(digest)
+        except EngineError as error:
+            raise self._translated(error) from None
+
+    async def receipt(self, request_id: str) -> Receipt | None:
+        try:
+            reply = await self._connected().look_up([request_id], 10.0)
+        except EngineError as error:
+            raise self._translated(error) from None
+        if request_id in reply.under_way:
+            raise RequestStillRuns("The request still runs.")
+        return next((r for r in reply.receipts if r.request_id == request_id), None)
+
+    async def acknowledge(self, request_ids: list[str]) -> None:
+        try:
+            await self._connected().acknowledge(request_ids)
+        except EngineError as error:
+            raise self._translated(error) from None
+
+    async def _connect(self, wire: Wire) -> None:
+        while True:
+            try:
+                info = await wire.connect(_RETRY_S)
+            except ConnectionLost as error:
+                log.info("waiting for the engine %s: %s", self.engine_id, error.message)
+                continue
+            log.info("engine %s serves %s (%s)", self.engine_id, info.model, info.dtype)
+            return
+
+    async def _pump(self, wire: Wire, request: GenerateRequest, mailbox: Mailbox) -> None:
+        try:
+            async for item in wire.generate(request):
+                if isinstance(item, TokenChunk):
+                    mailbox.put(item)
+                else:
+                    mailbox.finish(item)
+        except EngineError as error:
+            mailbox.fail(self._translated(error))
+
+    def _abort(self, request_id: str) -> None:
+        if self._wire is not None:
+            task = asyncio.ensure_future(self._wire.abort(request_id))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _connected(self) -> Wire:
+        if self._wire is None or not self._wire.connected:
+            raise engine_gone(self.engine_id, "it is not connected")
+        return self._wire
+
+    def _translated(self, error: EngineError) -> TollhouseError:
+        message = error.message[:1].upper() + error.message[1:].rstrip(".") + "."
+        match error.code:
+            case "context_length_exceeded":
+                return ContextLengthExceeded(message, next_step="Shorten it.", param="messages")
+            case "queue_full":
+                return Unavailable(
+                    message, next_step="Try again shortly.", code="engine_full", retry_after_s=1.0
+                )
+            case "tenant_queue_full":
+                return RateLimited(message, next_step="Try again shortly.", retry_after_s=1.0)
+            case "draining":
+                return Unavailable(message, code="engine_draining", retry_after_s=1.0)
+        if isinstance(error, ConnectionLost):
+            return engine_gone(self.engine_id, error.message.rstrip("."))
+        if isinstance(error, AdapterError):
+            return BadRequest(message, code=error.code, param="model")
+        if error.code in ("invalid_config", "integrity", "invalid_checkpoint"):
+            return DependencyDown(message)
+        return BadRequest(message, code=error.code)

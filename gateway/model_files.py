@@ -1,0 +1,64 @@
+"""What the door needs of a model directory: its name, its context, its tokenizer. No weights."""
+
+import json
+import time
+from pathlib import Path
+
+from core.errors import SettingError
+from core.settings import Settings
+from engine.demo.paths import MODEL_DIR
+from gateway.catalog import ServedModel
+from gateway.tokenizing import load_codec
+
+DEMO_NAME = "tollhouse-demo"
+_WANTED = ["*.json", "*.safetensors", "*.jinja"]
+
+
+def model_directory(settings: Settings) -> Path:
+    """SettingError where TOLLHOUSE_MODEL is neither a directory nor a hub id that can be had."""
+    if not settings.model:
+        return MODEL_DIR
+    path = Path(settings.model)
+    if path.is_dir():
+        return path.resolve()
+    if path.is_absolute() or settings.model.startswith("."):
+        raise SettingError(
+            f"TOLLHOUSE_MODEL names {settings.model}, which is not a directory.",
+            next_step="Give a directory in Hugging Face layout, or a hub id.",
+        )
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(settings.model, allow_patterns=_WANTED))
+    except ImportError:
+        why = "huggingface_hub is not installed"
+    except Exception as error:
+        why = str(error).partition("\n")[0]
+    raise SettingError(
+        f"TOLLHOUSE_MODEL is {settings.model!r}: no such directory, and it cannot be fetched: {why}.",
+        next_step="Give a directory in Hugging Face layout.",
+    )
+
+
+def model_name(settings: Settings) -> str:
+    if settings.model_name:
+        return settings.model_name
+    return Path(settings.model.rstrip("/")).name if settings.model else DEMO_NAME
+
+
+def served_model(settings: Settings, directory: Path) -> ServedModel:
+    config_file = directory / "config.json"
+    if not config_file.is_file():
+        raise SettingError(
+            f"{directory} has no config.json.",
+            next_step="Point TOLLHOUSE_MODEL at a directory in Hugging Face layout.",
+        )
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+        context = int(config["max_position_embeddings"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise SettingError(
+            f"{config_file} cannot be read: {error!r}.", next_step="Replace it with a whole one."
+        ) from None
+    created = int(min(config_file.stat().st_mtime, time.time()))
+    return ServedModel(model_name(settings), load_codec(directory), context, created)
