@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 import zmq.asyncio
@@ -50,6 +50,12 @@ log = logging.getLogger("tollhouse.engine.client")
 Item = TokenChunk | Receipt | Exception
 
 
+class Sink(Protocol):
+    """Where the items of one request go: chunks, then a receipt or an error, which is the last."""
+
+    def put_nowait(self, item: Item) -> None: ...
+
+
 class EngineClient:
     """Connects once and stays: streams fail with ConnectionLost when the engine is gone, and the
     client keeps trying to reach it. Receipts are repeated until `acknowledge`."""
@@ -79,7 +85,7 @@ class EngineClient:
         self._grace_s = grace_s
         self._on_receipt = on_receipt
         self._kv_events = kv_events
-        self._streams: dict[str, asyncio.Queue[Item]] = {}
+        self._streams: dict[str, Sink] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
         self._events: asyncio.Queue[list[KvEvent]] = asyncio.Queue(maxsize=10_000)
@@ -118,16 +124,11 @@ class EngineClient:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk | Receipt]:
         """Chunks as they come, then the receipt. Raises RequestError when the engine refuses, and
         ConnectionLost when it is gone. Closing the iterator early aborts the request."""
-        if not self.connected:
-            raise ConnectionLost(f"the engine at {self.address} is not reachable")
         name = request.request_id
-        if name in self._streams:
-            raise RequestError("duplicate_request", f"{name} is under way")
         queue: asyncio.Queue[Item] = asyncio.Queue()
-        self._streams[name] = queue
+        await self.submit(request, queue)
         over = False
         try:
-            await self._send(Generate(request))
             while not over:
                 item = await queue.get()
                 over = not isinstance(item, TokenChunk)
@@ -138,6 +139,24 @@ class EngineClient:
             self._streams.pop(name, None)
             if not over:
                 self._send_soon(Abort([name]))
+
+    async def submit(self, request: GenerateRequest, sink: Sink) -> None:
+        """As `generate`, for a caller that takes the items as they arrive: no task, no queue."""
+        if not self.connected:
+            raise ConnectionLost(f"the engine at {self.address} is not reachable")
+        name = request.request_id
+        if name in self._streams:
+            raise RequestError("duplicate_request", f"{name} is under way")
+        self._streams[name] = sink
+        try:
+            await self._send(Generate(request))
+        except BaseException:
+            self._streams.pop(name, None)
+            raise
+
+    def abort_soon(self, request_id: str) -> None:
+        """`abort` without waiting for the socket."""
+        self._send_soon(Abort([request_id]))
 
     async def abort(self, request_id: str) -> None:
         """Ask for an early end; the stream then gets its last chunk and its receipt."""
@@ -285,9 +304,10 @@ class EngineClient:
                 self._events.put_nowait(events)
 
     def _give(self, request_id: str, item: Item) -> None:
-        queue = self._streams.get(request_id)
-        if queue is not None:
-            queue.put_nowait(item)
+        last = not isinstance(item, TokenChunk)
+        sink = self._streams.pop(request_id, None) if last else self._streams.get(request_id)
+        if sink is not None:
+            sink.put_nowait(item)
         elif isinstance(item, Receipt) and self._on_receipt is not None:
             self._on_receipt(item)
 

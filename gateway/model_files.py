@@ -1,7 +1,6 @@
 """What the door needs of a model directory: its name, its context, its tokenizer. No weights."""
 
 import json
-import time
 from pathlib import Path
 
 from core.errors import SettingError
@@ -60,5 +59,5 @@ def served_model(settings: Settings, directory: Path) -> ServedModel:
         raise SettingError(
             f"{config_file} cannot be read: {error!r}.", next_step="Replace it with a whole one."
         ) from None
-    created = int(min(config_file.stat().st_mtime, time.time()))
+    created = int(config_file.stat().st_mtime)
     return ServedModel(model_name(settings), load_codec(directory), context, created)

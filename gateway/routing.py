@@ -43,7 +43,9 @@ class Router:
         adapter = target.adapter
         if adapter is None:
             return
-        key = (client.engine_id, adapter.digest)
+        info = client.info()
+        # A process that started anew knows none of the adapters that its predecessor had.
+        key = (info.engine_id if info else client.engine_id, adapter.digest)
         if key in self._loaded:
             return
         async with self._load_locks.setdefault(key, asyncio.Lock()):
@@ -57,10 +59,6 @@ class Router:
                     code="adapter_changed",
                 )
             self._loaded.add(key)
-
-    def forget(self, engine_id: str) -> None:
-        """The engine started anew: its adapters must be registered again."""
-        self._loaded = {key for key in self._loaded if key[0] != engine_id}
 
     async def receipt_of(self, opened: OpenedRequest) -> Receipt | None:
         """Asks the engine that had the request; if it is not among ours, all of them."""

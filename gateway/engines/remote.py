@@ -13,13 +13,13 @@ from core.errors import (
     Unavailable,
 )
 from engine.client import EngineClient as Wire
+from engine.client import Item
 from engine.curve import ClientKeys
 from engine.errors import AdapterError, ConnectionLost, EngineError
 from engine.protocol import (
     AdapterState,
     EngineInfo,
     EngineStats,
-    GenerateRequest,
     Receipt,
     TokenChunk,
 )
@@ -27,6 +27,25 @@ from gateway.engines.base import Generation, Job, Mailbox, RequestStillRuns, eng
 
 log = logging.getLogger("tollhouse.engine")
 _RETRY_S = 5.0
+
+
+class _Sink:
+    """The engine client's items into the door's mailbox."""
+
+    def __init__(
+        self, mailbox: Mailbox, translated: Callable[[EngineError], TollhouseError]
+    ) -> None:
+        self._mailbox = mailbox
+        self._translated = translated
+
+    def put_nowait(self, item: Item) -> None:
+        if isinstance(item, TokenChunk):
+            self._mailbox.put(item)
+        elif isinstance(item, Receipt):
+            self._mailbox.finish(item)
+        else:
+            known = item if isinstance(item, EngineError) else EngineError("unknown", str(item))
+            self._mailbox.fail(self._translated(known))
 
 
 class RemoteEngine:
@@ -50,7 +69,6 @@ class RemoteEngine:
         self._stray = on_stray_receipt
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._pumps: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         self._wire = Wire(
@@ -59,10 +77,9 @@ class RemoteEngine:
         self._connecting = asyncio.create_task(self._connect(self._wire))
 
     async def close(self) -> None:
-        tasks = [*self._pumps, *([self._connecting] if self._connecting else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
         if self._wire is not None:
             await self._wire.close()
             self._wire = None
@@ -86,9 +103,10 @@ class RemoteEngine:
         wire = self._connected()
         request = job.request
         mailbox = Mailbox(request.request_id, self._abort)
-        task = asyncio.create_task(self._pump(wire, request, mailbox))
-        self._pumps.add(task)
-        task.add_done_callback(self._pumps.discard)
+        try:
+            await wire.submit(request, _Sink(mailbox, self._translated))
+        except EngineError as error:
+            raise self._translated(error) from None
         return mailbox
 
     async def load_adapter(self, path: str, name: str = "") -> AdapterState:
@@ -128,20 +146,9 @@ class RemoteEngine:
             log.info("engine %s serves %s (%s)", self.engine_id, info.model, info.dtype)
             return
 
-    async def _pump(self, wire: Wire, request: GenerateRequest, mailbox: Mailbox) -> None:
-        try:
-            async for item in wire.generate(request):
-                if isinstance(item, TokenChunk):
-                    mailbox.put(item)
-                else:
-                    mailbox.finish(item)
-        except EngineError as error:
-            mailbox.fail(self._translated(error))
-
     def _abort(self, request_id: str) -> None:
         if self._wire is not None:
-            task = asyncio.ensure_future(self._wire.abort(request_id))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._wire.abort_soon(request_id)
 
     def _connected(self) -> Wire:
         if self._wire is None or not self._wire.connected:
