@@ -176,6 +176,18 @@ async def test_a_lost_lease_gives_back_what_is_above_keep(
     assert not await counters.settle("org_a", "dead", [100], 0)
 
 
+async def test_a_settlement_after_the_lease_counts_from_what_was_kept(
+    counters: Counters, clock: FakeClock, wish: Make
+) -> None:
+    day = Take("day", 1_000, 86_400_000, 900, keep=100)
+    hold = Hold(5, 5, (Cap("m", 100, 0),))
+    await _granted(counters, wish(day, hold=hold, lease_ms=1_000, id="late"))
+    clock.advance(1)
+    assert await counters.settle("org_a", "late", [130], 5)
+    probe = Take("day", 1_000, 86_400_000, 0, 0)
+    assert (await _granted(counters, wish(probe))).buckets[0].remaining == 870
+
+
 async def test_money_outlives_its_lease_until_the_true_cost_is_known(
     counters: Counters, clock: FakeClock, wish: Make
 ) -> None:
