@@ -38,8 +38,11 @@ def grant(
     priority: int = 100,
     expires_at: datetime | None = None,
     note: str = "",
+    funded_by: AccountKind | None = None,
 ) -> CreditGrant:
-    """Add credit once per reference: paid money for prepaid, a gift of ours for promo."""
+    """Add credit once per reference: paid money for prepaid, a gift of ours for promo, unless it is
+    said what account funds it.
+    """
     if kind not in (PREPAID, PROMO) or money.units <= 0:
         raise BadRequest("Credit is a positive amount, prepaid or promo.", param="amount")
     account = lock_account(session, tenant_id)
@@ -52,7 +55,7 @@ def grant(
     known = session.scalar(select(CreditGrant).where(CreditGrant.reference == reference))
     if known is not None:
         return known
-    paid_by = AccountKind.CASH if kind == PREPAID else AccountKind.PROMOTION
+    paid_by = funded_by or (AccountKind.CASH if kind == PREPAID else AccountKind.PROMOTION)
     entries = transfer(paid_by, AccountKind(kind), money)
     post(session, Transaction(tenant_id, "grant", f"grant:{reference}", at, entries, note))
     made = CreditGrant(

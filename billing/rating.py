@@ -4,7 +4,7 @@ A batch is rated once: its mark, the charges and the postings are committed toge
 that dies in the middle leaves nothing, and the next one starts the batch anew.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -19,6 +19,7 @@ from billing.models import (
     BillingAccount,
     BillingPeriod,
     Charge,
+    ParkedEvent,
     PriceVersionRow,
     UsageBatch,
     UsageEventRow,
@@ -28,6 +29,7 @@ from billing.pricing import Component, PriceVersion, counted
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from billing.tiers import Positions
 from core.clock import Clock
+from core.database import insert_new
 from core.events import UsageKind
 from core.ids import TRANSACTION, new_id
 from core.money import Money
@@ -102,16 +104,58 @@ def rate(session: Session, clock: Clock, *, most_events: int = 20_000) -> Rated:
     if not batches:
         return Rated()
     events: list[Any] = list(session.execute(select(*_READ).where(_EVENT.batch_id.in_(batches))))
-    work = _prepare(session, events, clock.now())
-    charges = [_charge(work, event) for event in events]
-    bulk.insert_all(session, CHARGES, _CHARGE_COLUMNS, charges)
-    work.positions.store(session)
-    rollups.add_charges(session, zip(events, charges, strict=True))
-    _post(session, work, f"{batches[0]}")
+    _rate_events(session, events, clock.now(), f"{batches[0]}")
     session.execute(
         update(UsageBatch).where(UsageBatch.id.in_(batches)).values(rated_at=clock.now())
     )
     return Rated(len(batches), len(events))
+
+
+def rate_stored(session: Session, clock: Clock, request_ids: Sequence[str]) -> int:
+    """Rate events that are stored, in rated batches, and have no charge: they were parked."""
+    charged = select(Charge.request_id).where(Charge.request_id.in_(request_ids))
+    events = list(
+        session.execute(
+            select(*_READ).where(
+                _EVENT.request_id.in_(request_ids), _EVENT.request_id.not_in(charged)
+            )
+        )
+    )
+    return _rate_events(session, events, clock.now(), new_id("late"))
+
+
+def _rate_events(session: Session, events: list[Any], now: datetime, reference: str) -> int:
+    work = _prepare(session, events, now)
+    good = [event for event in events if _ratable(work, event)]
+    charges = [_charge(work, event) for event in good]
+    bulk.insert_all(session, CHARGES, _CHARGE_COLUMNS, charges)
+    work.positions.store(session)
+    rollups.add_charges(session, zip(good, charges, strict=True))
+    _post(session, work, reference)
+    if len(good) != len(events):
+        _park(session, [event for event in events if not _ratable(work, event)], now)
+    return len(good)
+
+
+def _ratable(work: _Work, event: Any) -> bool:
+    version = work.versions.get(event[7])
+    return version is not None and version.currency == work.accounts[event[1]].currency
+
+
+def _park(session: Session, events: list[Any], now: datetime) -> None:
+    """Stored without the checks of `usage.record`: kept aside, so that the others go on."""
+    rows = [
+        {
+            "request_id": event[0],
+            "tenant_id": event[1],
+            "code": "unknown_price",
+            "reason": f"price version {event[7]!r} is unknown or in another currency",
+            "payload": {"request_id": event[0]},
+            "parked_at": now,
+        }
+        for event in events
+    ]
+    insert_new(session, ParkedEvent.__table__, rows, "request_id")  # type: ignore[arg-type]
 
 
 def _claim(session: Session, most_events: int) -> list[int]:

@@ -1,0 +1,246 @@
+"""Checks of the second half of the chain: ledger, wallets, invoices, what is owed, numbers."""
+
+from collections import defaultdict
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from billing.findings import Difference, amount
+from billing.invoices import DRAFT, UNCOLLECTIBLE, VOID
+from billing.ledger import AccountKind
+from billing.models import (
+    Adjustment,
+    BillingPeriod,
+    Charge,
+    CreditGrant,
+    CreditUse,
+    DailyUsage,
+    Invoice,
+    InvoiceLine,
+    LedgerAccount,
+    LedgerEntry,
+    LedgerTransaction,
+)
+from core.money import units_of_minor
+
+_L, _T, _A = LedgerEntry, LedgerTransaction, LedgerAccount
+
+
+def transactions_sum_to_zero(session: Session) -> list[Difference]:
+    total = func.sum(_L.units)
+    rows = session.execute(
+        select(_L.transaction_id, _L.currency, total)
+        .group_by(_L.transaction_id, _L.currency)
+        .having(total != 0)
+    )
+    return [
+        amount("ledger", f"transaction {row[0]} does not sum to zero in {row[1]}", int(row[2]))
+        for row in rows
+    ]
+
+
+def balances_are_sums(session: Session) -> list[Difference]:
+    total = func.coalesce(func.sum(_L.units), 0)
+    rows = session.execute(
+        select(_A.tenant_id, _A.kind, _A.balance, total)
+        .outerjoin(_L, _L.account_id == _A.id)
+        .group_by(_A.id, _A.tenant_id, _A.kind, _A.balance)
+    )
+    return [
+        amount(
+            "ledger", f"{kind} says {kept}, its entries {int(total)}", kept - int(total), (), who
+        )
+        for who, kind, kept, total in rows
+        if kept != int(total)
+    ]
+
+
+def charges_and_ledger(session: Session) -> list[Difference]:
+    """What charges and adjustments name a transaction for is the revenue in it."""
+    expected: dict[str, int] = defaultdict(int)
+    for table in (Charge, Adjustment):
+        rows = session.execute(
+            select(table.transaction_id, func.sum(table.amount)).group_by(table.transaction_id)
+        )
+        for transaction_id, units in rows:
+            expected[transaction_id] += int(units)
+    posted = session.execute(
+        select(_T.id, -func.sum(_L.units))
+        .join(_L, _L.transaction_id == _T.id)
+        .join(_A, _A.id == _L.account_id)
+        .where(_T.kind.in_(("usage", "adjustment")), _A.kind == AccountKind.REVENUE.value)
+        .group_by(_T.id)
+    )
+    there = {row[0]: int(row[1]) for row in posted}
+    found = []
+    for transaction_id in expected.keys() | there.keys():
+        want, have = expected.get(transaction_id, 0), there.get(transaction_id, 0)
+        if want == have:
+            continue
+        ids = session.scalars(
+            select(Charge.request_id).where(Charge.transaction_id == transaction_id).limit(20)
+        )
+        message = f"transaction {transaction_id} earns {have}, its charges say {want}"
+        found.append(amount("charges/ledger", message, have - want, ids))
+    return found
+
+
+def wallets_and_grants(session: Session) -> list[Difference]:
+    """What is left on the grants is what the ledger owes."""
+    left: dict[tuple[str, str, str], int] = defaultdict(int)
+    rows = session.execute(
+        select(
+            CreditGrant.tenant_id,
+            CreditGrant.kind,
+            CreditGrant.currency,
+            func.sum(CreditGrant.remaining),
+        ).group_by(CreditGrant.tenant_id, CreditGrant.kind, CreditGrant.currency)
+    )
+    for tenant_id, kind, currency, units in rows:
+        left[(tenant_id, kind, currency)] += int(units)
+    accounts = session.execute(
+        select(_A.tenant_id, _A.kind, _A.currency, _A.balance).where(
+            _A.kind.in_((AccountKind.PREPAID.value, AccountKind.PROMO.value))
+        )
+    )
+    owed = {(row[0], row[1], row[2]): -row[3] for row in accounts}
+    found = [
+        amount(
+            "grants/ledger",
+            f"{key[1]} grants hold {left.get(key, 0)}, the ledger {owed.get(key, 0)}",
+            left.get(key, 0) - owed.get(key, 0),
+            (),
+            key[0],
+        )
+        for key in left.keys() | owed.keys()
+        if left.get(key, 0) != owed.get(key, 0)
+    ]
+    used = func.coalesce(func.sum(CreditUse.units), 0)
+    drawn = session.execute(
+        select(
+            CreditGrant.id, CreditGrant.tenant_id, CreditGrant.granted - CreditGrant.remaining, used
+        )
+        .outerjoin(CreditUse, CreditUse.grant_id == CreditGrant.id)
+        .group_by(CreditGrant.id, CreditGrant.tenant_id, CreditGrant.granted, CreditGrant.remaining)
+    )
+    for grant_id, tenant_id, gone, uses in drawn:
+        if int(gone) != int(uses):
+            message = f"grant {grant_id} lost {int(gone)}, its uses are {int(uses)}"
+            found.append(amount("grants/uses", message, int(gone) - int(uses), (), tenant_id))
+    return found
+
+
+def charges_and_invoices(session: Session) -> list[Difference]:
+    """A final invoice bills exactly the charges and adjustments of its period."""
+    usage = ("usage", "late_usage", "adjustment")
+    billed_rows = session.execute(
+        select(Invoice.period_id, func.sum(InvoiceLine.exact))
+        .join(InvoiceLine, InvoiceLine.invoice_id == Invoice.id)
+        .where(Invoice.status != DRAFT, InvoiceLine.kind.in_(usage))
+        .group_by(Invoice.period_id)
+    )
+    billed = {row[0]: int(row[1]) for row in billed_rows}
+    closed = select(BillingPeriod.id).where(BillingPeriod.closed_at.is_not(None))
+    expected: dict[str, int] = defaultdict(int)
+    for table in (Charge, Adjustment):
+        rows = session.execute(
+            select(table.bill_period_id, func.sum(table.amount))
+            .where(table.bill_period_id.in_(closed))
+            .group_by(table.bill_period_id)
+        )
+        for period_id, units in rows:
+            expected[period_id] += int(units)
+    found = []
+    for period_id in expected.keys() | billed.keys():
+        want, have = expected.get(period_id, 0), billed.get(period_id, 0)
+        if want != have:
+            ids = session.scalars(
+                select(Charge.request_id).where(Charge.bill_period_id == period_id).limit(20)
+            )
+            message = f"period {period_id} is billed {have}, its charges are {want}"
+            found.append(amount("charges/invoices", message, have - want, ids))
+    return found
+
+
+def invoices_add_up(session: Session) -> list[Difference]:
+    """The figures of an invoice follow from its lines."""
+    found = []
+    rows = session.execute(
+        select(
+            Invoice,
+            func.coalesce(func.sum(InvoiceLine.amount_minor), 0),
+            func.coalesce(func.sum(InvoiceLine.exact).filter(InvoiceLine.kind != "tax"), 0),
+        )
+        .outerjoin(InvoiceLine, InvoiceLine.invoice_id == Invoice.id)
+        .where(Invoice.status != DRAFT)
+        .group_by(Invoice.id)
+    )
+    for invoice, minor, exact in rows:
+        gross = invoice.subtotal_minor + invoice.tax_minor
+        total = gross - invoice.promo_minor
+        due = total - invoice.prepaid_minor
+        off = (
+            abs(int(minor) - gross)
+            + abs(total - invoice.total_minor)
+            + abs(due - invoice.due_minor)
+        )
+        units = units_of_minor(off, invoice.currency) + abs(int(exact) - invoice.exact)
+        if units:
+            message = f"the figures of invoice {invoice.label} do not follow from its lines"
+            found.append(amount("invoices", message, units, (), invoice.tenant_id))
+    return found
+
+
+def receivables_are_open_amounts(session: Session) -> list[Difference]:
+    """What the ledger says a tenant owes: its unpaid invoices, and what is not yet invoiced."""
+    owed: dict[str, int] = defaultdict(int)
+    for invoice in session.scalars(select(Invoice).where(Invoice.status != DRAFT)):
+        if invoice.status in (VOID, UNCOLLECTIBLE):
+            continue
+        left = invoice.due_minor - invoice.paid_minor - invoice.credited_minor
+        owed[invoice.tenant_id] += units_of_minor(left, invoice.currency)
+    open_periods = select(BillingPeriod.id).where(BillingPeriod.closed_at.is_(None))
+    for table, column, sign in (
+        (DailyUsage, DailyUsage.amount, 1),
+        (Adjustment, Adjustment.amount, 1),
+        (CreditUse, CreditUse.units, -1),
+    ):
+        rows = session.execute(
+            select(table.tenant_id, func.sum(column))
+            .where(table.bill_period_id.in_(open_periods))
+            .group_by(table.tenant_id)
+        )
+        for tenant_id, units in rows:
+            owed[tenant_id] += sign * int(units)
+    accounts = session.execute(
+        select(_A.tenant_id, func.sum(_A.balance))
+        .where(_A.kind == AccountKind.RECEIVABLE.value)
+        .group_by(_A.tenant_id)
+    )
+    there = {row[0]: int(row[1]) for row in accounts}
+    return [
+        amount(
+            "invoices/ledger",
+            f"receivable is {there.get(who, 0)}, open and not yet invoiced is {owed.get(who, 0)}",
+            there.get(who, 0) - owed.get(who, 0),
+            (),
+            who,
+        )
+        for who in owed.keys() | there.keys()
+        if there.get(who, 0) != owed.get(who, 0)
+    ]
+
+
+def numbers_have_no_gap(session: Session) -> list[Difference]:
+    rows = session.execute(
+        select(Invoice.seller_id, func.count(), func.min(Invoice.number), func.max(Invoice.number))
+        .where(Invoice.number.is_not(None))
+        .group_by(Invoice.seller_id)
+    )
+    return [
+        Difference(
+            "invoices", "lost", f"seller {seller} has {count} numbers from {first} to {last}"
+        )
+        for seller, count, first, last in rows
+        if (last or 0) - (first or 0) + 1 != count
+    ]

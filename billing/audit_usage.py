@@ -1,0 +1,194 @@
+"""Checks of the first half of the chain: receipts, batches, events, charges, prices, roll-ups."""
+
+from typing import Any
+
+from sqlalchemy import and_, func, or_, select
+from sqlalchemy.orm import Session
+
+from billing import rollups
+from billing.findings import Difference, amount, duplicated, lost
+from billing.models import (
+    Charge,
+    DailyUsage,
+    EngineReceipt,
+    HourlyUsage,
+    ParkedEvent,
+    PriceVersionRow,
+    TierPosition,
+    UsageBatch,
+    UsageEventRow,
+)
+from billing.prices import version_of
+from billing.pricing import Component
+from billing.tables.columns import AMOUNT_COLUMNS
+
+E, C, R = UsageEventRow, Charge, EngineReceipt
+# The quantity and the amount of each component in a charge or a roll-up.
+_COUNTS: dict[Component, Any] = {
+    Component.INPUT: lambda table: table.input_tokens - table.cached_tokens,
+    Component.CACHED_INPUT: lambda table: table.cached_tokens,
+    Component.OUTPUT: lambda table: table.output_tokens,
+    Component.WAIVED: lambda table: table.waived_tokens,
+    Component.REQUEST: lambda table: table.requests,
+    Component.ADAPTER: lambda table: table.adapter_requests,
+    Component.GPU_SECOND: lambda table: table.gpu_seconds,
+    Component.MODERATION: lambda table: table.moderation_calls,
+}
+_AMOUNT = dict(zip(Component, AMOUNT_COLUMNS, strict=False))
+
+
+def receipts_and_events(session: Session) -> list[Difference]:
+    """Each receipt has its event, and both count alike."""
+    orphans = session.scalars(
+        select(R.request_id)
+        .outerjoin(E, E.request_id == R.request_id)
+        .outerjoin(ParkedEvent, ParkedEvent.request_id == R.request_id)
+        .where(E.request_id.is_(None), ParkedEvent.request_id.is_(None))
+    )
+    found = lost("receipts/events", "the engine has a receipt, billing no event", orphans)
+    unequal = session.execute(
+        select(R.request_id)
+        .join(E, E.request_id == R.request_id)
+        .where(
+            or_(
+                R.prompt_tokens != E.input_tokens,
+                R.cached_tokens != E.cached_tokens,
+                R.generated_tokens != E.output_tokens + E.waived_tokens,
+            )
+        )
+    ).all()
+    if unequal:
+        message = "the engine counted other tokens than the event says"
+        ids = [row[0] for row in unequal]
+        found.append(Difference("receipts/events", "amount", message, len(ids), 0, tuple(ids[:20])))
+    return found
+
+
+def batches_and_events(session: Session) -> list[Difference]:
+    """Each batch still has as many events as were stored with it."""
+    counted = (
+        select(E.batch_id, func.count().label("events")).group_by(E.batch_id).subquery("counted")
+    )
+    rows = session.execute(
+        select(UsageBatch.id, UsageBatch.events, func.coalesce(counted.c.events, 0))
+        .outerjoin(counted, counted.c.batch_id == UsageBatch.id)
+        .where(UsageBatch.events != func.coalesce(counted.c.events, 0))
+    )
+    found = []
+    for batch_id, stored, there in rows:
+        kind = "lost" if there < stored else "duplicated"
+        message = f"batch {batch_id} was stored with {stored} events and has {there}"
+        found.append(Difference("batches/events", kind, message, abs(stored - there)))
+    return found
+
+
+def events_and_charges(session: Session) -> list[Difference]:
+    """Each event of a rated batch has one charge with the same counts, and no charge is alone."""
+    missing = session.scalars(
+        select(E.request_id)
+        .join(UsageBatch, UsageBatch.id == E.batch_id)
+        .outerjoin(C, C.request_id == E.request_id)
+        .outerjoin(ParkedEvent, ParkedEvent.request_id == E.request_id)
+        .where(
+            C.request_id.is_(None),
+            ParkedEvent.request_id.is_(None),
+            UsageBatch.rated_at.is_not(None),
+        )
+    )
+    found = lost("events/charges", "the event is rated and has no charge", missing)
+    alone = session.scalars(
+        select(C.request_id)
+        .outerjoin(E, E.request_id == C.request_id)
+        .where(E.request_id.is_(None))
+    )
+    found += duplicated("events/charges", "the charge has no event", alone)
+    unequal = session.scalars(
+        select(C.request_id)
+        .join(E, E.request_id == C.request_id)
+        .where(
+            or_(
+                C.input_tokens != E.input_tokens,
+                C.cached_tokens != E.cached_tokens,
+                C.output_tokens != E.output_tokens,
+                C.waived_tokens != E.waived_tokens,
+                C.price_version != E.price_version,
+                C.tenant_id != E.tenant_id,
+            )
+        )
+    ).all()
+    if unequal:
+        message = "the charge does not count what its event counts"
+        found.append(
+            Difference("events/charges", "amount", message, len(unequal), 0, tuple(unequal[:20]))
+        )
+    return found
+
+
+def charges_and_prices(session: Session) -> list[Difference]:
+    """The charges of a period sum to the price of its whole quantity, component by component."""
+    counts = {name: count(C) for name, count in _COUNTS.items()}
+    sums: list[Any] = []
+    for component in Component:
+        sums += [func.sum(counts[component]), func.sum(getattr(C, _AMOUNT[component]))]
+    generated = C.gpu_seconds + C.moderation_calls == 0
+    key = (C.usage_period_id, C.price_version, C.tenant_id, generated)
+    rows = session.execute(select(*key, *sums).group_by(*key)).all()
+    wanted = {row[1] for row in rows}
+    stored = session.scalars(select(PriceVersionRow).where(PriceVersionRow.id.in_(wanted)))
+    versions = {row.id: version_of(row) for row in stored}
+    placed = session.execute(
+        select(
+            TierPosition.usage_period_id,
+            TierPosition.price_version,
+            TierPosition.component,
+            TierPosition.quantity,
+        )
+    )
+    positions = {tuple(row[:3]): row[3] for row in placed}
+    totals: dict[tuple[str, str, str, Component], list[int]] = {}
+    for period_id, version_id, tenant_id, tokens, *values in rows:
+        for index, component in enumerate(Component):
+            quantity, units = int(values[2 * index]), int(values[2 * index + 1])
+            if not tokens and component not in (Component.GPU_SECOND, Component.MODERATION):
+                quantity = 0  # counted for the record, not priced
+            entry = totals.setdefault((period_id, version_id, tenant_id, component), [0, 0])
+            entry[0] += quantity
+            entry[1] += units
+    found = []
+    for (period_id, version_id, tenant_id, component), (quantity, units) in totals.items():
+        version = versions.get(version_id)
+        expected = version.total(component, quantity) if version else 0
+        place = positions.get((period_id, version_id, component.value), quantity)
+        if expected == units and place == quantity:
+            continue
+        ids = session.scalars(
+            select(C.request_id)
+            .where(and_(C.usage_period_id == period_id, C.price_version == version_id))
+            .order_by(C.request_id)
+            .limit(20)
+        )
+        message = f"{quantity} {component} by {version_id} cost {expected}, charged are {units}"
+        found.append(amount("charges/prices", message, units - expected, ids, tenant_id))
+    return found
+
+
+def charges_and_roll_ups(session: Session) -> list[Difference]:
+    """Both roll-ups hold, for each tenant and bill, what the charges hold."""
+    expected = _by_bill(session, C)
+    found = []
+    for table in (HourlyUsage, DailyUsage):
+        there = _by_bill(session, table)
+        for key in expected.keys() | there.keys():
+            want, have = expected.get(key, ()), there.get(key, ())
+            if want != have:
+                message = f"{table.__tablename__} holds {have}, the charges {want}"
+                units = (have[-1] if have else 0) - (want[-1] if want else 0)
+                found.append(amount("charges/roll-ups", message, units, tenant_id=key[0]))
+    return found
+
+
+def _by_bill(session: Session, table: Any) -> dict[tuple[str, str, str], tuple[int, ...]]:
+    key = (table.tenant_id, table.usage_period_id, table.bill_period_id)
+    sums = [func.sum(getattr(table, name)) for name in rollups.SUMS]
+    rows = session.execute(select(*key, *sums).group_by(*key))
+    return {tuple(row[:3]): tuple(int(value) for value in row[3:]) for row in rows}

@@ -1,0 +1,112 @@
+"""Plans, and who is on which with how many seats: changes in the middle of a period are prorated."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from billing.accounts import lock_account
+from billing.models import Plan, Subscription
+from core.errors import BadRequest, Conflict, NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Part of a period on one plan with one number of seats."""
+
+    plan: Plan
+    seats: int
+    starts_at: datetime
+    ends_at: datetime
+    begin: int  # microseconds after the start of the period
+    end: int
+    whole: int  # microseconds of the period
+
+    def share(self, units: int) -> int:
+        """This segment's part of an amount a period. Parts that fill the period sum up to it."""
+        return units * self.end // self.whole - units * self.begin // self.whole
+
+
+def subscribe(
+    session: Session, tenant_id: str, plan_name: str, at: datetime, seats: int = 0
+) -> Subscription:
+    """From this moment the tenant is on the plan; what it was on before ends."""
+    account = lock_account(session, tenant_id)
+    plan = session.scalar(select(Plan).where(Plan.name == plan_name))
+    if plan is None:
+        raise NotFound(f"There is no plan {plan_name!r}.", next_step="Create it first.")
+    if plan.currency != account.currency:
+        raise BadRequest(
+            f"Plan {plan_name} is in {plan.currency}, the account in {account.currency}.",
+            next_step=f"Choose a plan in {account.currency}.",
+            code="currency_mismatch",
+        )
+    if seats < 0:
+        raise BadRequest("Seats are counted from zero.", param="seats")
+    current = _current(session, tenant_id)
+    if current is not None and current.starts_at >= at:
+        raise Conflict(
+            f"A subscription already begins at {current.starts_at:%Y-%m-%d %H:%M}.",
+            next_step="Change it from a later moment on.",
+        )
+    if current is not None:
+        current.ends_at = at
+    made = Subscription(tenant_id=tenant_id, plan_id=plan.id, seats=seats, starts_at=at)
+    session.add(made)
+    session.flush()
+    return made
+
+
+def unsubscribe(session: Session, tenant_id: str, at: datetime) -> None:
+    lock_account(session, tenant_id)
+    current = _current(session, tenant_id)
+    if current is not None:
+        current.ends_at = max(at, current.starts_at)
+        session.flush()
+
+
+def segments(
+    session: Session, tenant_id: str, starts_at: datetime, ends_at: datetime
+) -> list[Segment]:
+    """The parts of a period, in order; time without a subscription has none."""
+    rows = session.execute(
+        select(Subscription, Plan)
+        .join(Plan, Plan.id == Subscription.plan_id)
+        .where(Subscription.tenant_id == tenant_id, Subscription.starts_at < ends_at)
+        .order_by(Subscription.starts_at)
+    )
+    found = []
+    for subscription, plan in rows:
+        start = max(starts_at, subscription.starts_at)
+        end = min(ends_at, subscription.ends_at or ends_at)
+        if start < end:
+            offsets = (_micros(start - starts_at), _micros(end - starts_at))
+            whole = _micros(ends_at - starts_at)
+            found.append(Segment(plan, subscription.seats, start, end, *offsets, whole))
+    return found
+
+
+def plan_at(session: Session, tenant_id: str, at: datetime) -> Plan | None:
+    row = session.scalar(
+        select(Plan)
+        .join(Subscription, Subscription.plan_id == Plan.id)
+        .where(
+            Subscription.tenant_id == tenant_id,
+            Subscription.starts_at <= at,
+            Subscription.ends_at.is_(None) | (Subscription.ends_at > at),
+        )
+    )
+    return row
+
+
+def _micros(span: timedelta) -> int:
+    return span // timedelta(microseconds=1)
+
+
+def _current(session: Session, tenant_id: str) -> Subscription | None:
+    return session.scalar(
+        select(Subscription).where(
+            Subscription.tenant_id == tenant_id, Subscription.ends_at.is_(None)
+        )
+    )

@@ -1,0 +1,62 @@
+"""Billing's tasks, their queues and their schedule, in one place. Each may run twice: twice is once."""
+
+import logging
+from typing import Any
+
+from billing import credits, invoice_run, invoices, reconcile, rollups, usage
+from core.queue import TaskContext, task
+
+log = logging.getLogger("tollhouse.billing")
+
+
+@task("billing.rate_events", queue="rating", every_s=5.0, time_limit_s=600)
+def rate_events(context: TaskContext) -> int:
+    return invoice_run.rate_all(context.database, context.clock)
+
+
+@task("billing.release_parked", queue="rating", every_s=300.0)
+def release_parked(context: TaskContext) -> int:
+    with context.database.transaction() as session:
+        return usage.release(session, context.clock)
+
+
+@task("billing.expire_credit", queue="rating", every_s=600.0)
+def expire_credit(context: TaskContext) -> int:
+    with context.database.transaction() as session:
+        return credits.expire(session, context.clock.now())
+
+
+@task("billing.rebuild_roll_ups", queue="rating", time_limit_s=3600)
+def rebuild_roll_ups(context: TaskContext) -> None:
+    with context.database.transaction() as session:
+        rollups.rebuild(session)
+
+
+@task("billing.run_invoices", queue="invoices", every_s=3600.0, time_limit_s=3600)
+def run_invoices(context: TaskContext, tenant_ids: list[str] | None = None) -> dict[str, Any]:
+    result = invoice_run.run(context.database, context.clock, tenant_ids, current=False)
+    for tenant_id, reason in result.failed.items():
+        log.warning("no invoice for %s: %s", tenant_id, reason)
+    return {"final": len(result.finalised), "failed": len(result.failed)}
+
+
+@task("billing.finalise", queue="invoices")
+def finalise(context: TaskContext, period_id: str) -> str | None:
+    with context.database.transaction() as session:
+        invoice = invoices.finalise(session, context.clock, period_id)
+        return invoice.id if invoice else None
+
+
+@task("billing.audit", queue="invoices", every_s=3600.0, time_limit_s=3600)
+def audit(context: TaskContext) -> bool:
+    with context.database.transaction() as session:
+        report = reconcile.audit_and_keep(session, context.clock)
+    if not report.clean:
+        log.error(
+            "the audit found %d differences: lost %d, duplicated %d, ledger error %d units",
+            len(report.differences),
+            report.lost,
+            report.duplicated,
+            report.ledger_error,
+        )
+    return report.clean

@@ -1,0 +1,77 @@
+"""Taxes by configured rates and exemptions, behind a port that a tax service may fill instead."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from billing.models import BillingAccount, TaxRate
+from core.errors import BadRequest
+
+_PPM = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Tax:
+    name: str
+    rate_ppm: int
+    amount_minor: int
+
+
+class TaxService(Protocol):
+    def taxes(
+        self, session: Session, account: BillingAccount, taxable_minor: int, at: datetime
+    ) -> list[Tax]:
+        """The taxes on a net amount at a moment; an exempt account has none."""
+        ...
+
+
+class ConfiguredTaxes:
+    """Rates of the account's region that are in force; each tax is rounded once."""
+
+    def taxes(
+        self, session: Session, account: BillingAccount, taxable_minor: int, at: datetime
+    ) -> list[Tax]:
+        if account.tax_exempt or not account.tax_region or taxable_minor <= 0:
+            return []
+        rates = session.scalars(
+            select(TaxRate)
+            .where(
+                TaxRate.region == account.tax_region,
+                TaxRate.effective_from <= at,
+                TaxRate.effective_to.is_(None) | (TaxRate.effective_to > at),
+            )
+            .order_by(TaxRate.name, TaxRate.id)
+        )
+        return [
+            Tax(rate.name, rate.rate_ppm, share(taxable_minor, rate.rate_ppm)) for rate in rates
+        ]
+
+
+def share(minor: int, rate_ppm: int) -> int:
+    """A part of a whole amount of minor units, half away from zero."""
+    part = (abs(minor) * rate_ppm + _PPM // 2) // _PPM
+    return part if minor >= 0 else -part
+
+
+def add_rate(
+    session: Session, region: str, name: str, rate_ppm: int, effective_from: datetime
+) -> TaxRate:
+    """A rate from this moment on; the one of the same name before it ends."""
+    if not 0 <= rate_ppm <= _PPM:
+        raise BadRequest("A tax rate lies between 0 and 100 percent.", param="rate")
+    before = session.scalar(
+        select(TaxRate).where(
+            TaxRate.region == region, TaxRate.name == name, TaxRate.effective_to.is_(None)
+        )
+    )
+    if before is not None:
+        if before.effective_from >= effective_from:
+            raise BadRequest(f"{name} in {region} already begins later.", param="effective_from")
+        before.effective_to = effective_from
+    made = TaxRate(region=region, name=name, rate_ppm=rate_ppm, effective_from=effective_from)
+    session.add(made)
+    session.flush()
+    return made

@@ -1,0 +1,237 @@
+"""Invoices: the sum of the usage, closed once, numbered without a gap, final for good."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import func, select, text
+
+from billing import credits, invoice_run, invoices, ledger, reconcile, settlement
+from billing.ledger import AccountKind
+from billing.models import BillingPeriod, Charge, Invoice, InvoiceLine
+from core.errors import Conflict
+from core.money import Money, units_of_minor
+from tests.billing.conftest import House
+
+MONTH = timedelta(days=31)
+
+
+def clean(house: House) -> None:
+    with house.database.read() as session:
+        report = reconcile.audit(session)
+    assert report.clean, report.differences
+    assert report.lost == report.duplicated == report.ledger_error == 0
+
+
+def test_an_invoice_bills_the_usage_to_the_token_and_to_the_last_unit(house: House) -> None:
+    events = [house.event(input_tokens=1000 + n, output_tokens=7 * n) for n in range(40)]
+    house.record(*events)
+    result = invoice_run.run(house.database, house.clock, ["acme"])
+    assert len(result.drafted) == 1
+    with house.database.read() as session:
+        invoice = invoices.get(session, result.drafted[0])
+        lines = {line.component: line for line in invoices.lines_of(session, invoice.id)}
+        assert lines["input"].quantity == sum(e.input_tokens - e.cached_tokens for e in events)
+        assert lines["cached_input"].quantity == sum(e.cached_tokens for e in events)
+        assert lines["output"].quantity == sum(e.output_tokens for e in events)
+        assert lines["waived"].quantity == sum(e.waived_tokens for e in events)
+        assert invoice.exact == session.scalar(select(func.sum(Charge.amount)))
+        assert invoice.status == "draft"
+    clean(house)
+
+
+def test_a_second_run_changes_nothing(house: House) -> None:
+    house.record(house.event(input_tokens=1_000_000, cached_tokens=0))
+    house.clock.advance(days=40)
+    first = invoice_run.run(house.database, house.clock)
+    assert len(first.finalised) == 1
+    again = invoice_run.run(house.database, house.clock)
+    assert (again.finalised, again.drafted) == ([], [])
+    assert again.unchanged == first.finalised
+    clean(house)
+
+
+def test_a_final_invoice_is_owed_exactly_and_never_changes(house: House) -> None:
+    house.record(*[house.event(output_tokens=123_457) for _ in range(3)])
+    house.clock.advance(days=40)
+    (invoice_id,) = invoice_run.run(house.database, house.clock).finalised
+    with house.database.read() as session:
+        invoice = invoices.get(session, invoice_id)
+        assert (invoice.status, invoice.label) == ("final", "TH-000001")
+        owed = ledger.balance(session, "acme", AccountKind.RECEIVABLE, "USD")
+        assert owed == units_of_minor(invoice.due_minor, "USD")
+    for statement in (
+        "update invoices set total_minor = 1",
+        "update invoices set status = 'draft'",
+        "delete from invoices",
+        "delete from invoice_lines",
+        "update invoice_lines set amount_minor = 0",
+    ):
+        with pytest.raises(Exception, match="final"), house.database.transaction() as session:
+            session.execute(text(statement))
+    clean(house)
+
+
+def test_a_period_is_not_closed_before_its_end_or_before_its_usage_is_rated(lite: House) -> None:
+    lite.record(lite.event())
+    lite.rate()
+    with lite.database.transaction() as session:
+        period_id = session.scalars(select(BillingPeriod.id)).one()
+        with pytest.raises(Conflict, match="ends only at"):
+            invoices.finalise(session, lite.clock, period_id)
+    lite.record(lite.event())
+    lite.clock.advance(days=40)
+    with pytest.raises(Conflict, match="not rated"), lite.database.transaction() as session:
+        invoices.finalise(session, lite.clock, period_id)
+
+
+def test_late_usage_is_on_the_next_invoice_and_names_its_period(house: House) -> None:
+    house.record(house.event(output_tokens=100_000))
+    late = house.event(output_tokens=500_000)
+    house.clock.advance(days=40)
+    invoice_run.run(house.database, house.clock)
+    house.record(late)
+    (draft_id,) = invoice_run.run(house.database, house.clock).drafted
+    with house.database.read() as session:
+        lines = invoices.lines_of(session, draft_id)
+        assert {line.kind for line in lines} == {"late_usage"}
+        output = next(line for line in lines if line.component == "output")
+        assert output.quantity == 500_000
+        assert "2026-01-01 to 2026-02-01" in output.description
+        charge = session.get_one(Charge, late.request_id)
+        assert charge.usage_period_id != charge.bill_period_id
+    clean(house)
+
+
+def test_credit_that_covers_all_leaves_nothing_due(house: House) -> None:
+    with house.database.transaction() as session:
+        credits.grant(
+            session,
+            tenant_id="acme",
+            kind="promo",
+            money=Money(10**12),
+            reference="welcome",
+            at=house.clock.now(),
+        )
+    # Two lines of 0.4 cents each: rounded alone, the credit would leave a cent.
+    house.record(house.event(input_tokens=26_667, cached_tokens=0, output_tokens=6_667))
+    house.clock.advance(days=40)
+    (invoice_id,) = invoice_run.run(house.database, house.clock).finalised
+    with house.database.read() as session:
+        invoice = invoices.get(session, invoice_id)
+        assert (invoice.due_minor, invoice.status) == (0, "paid")
+        assert ledger.balance(session, "acme", AccountKind.RECEIVABLE, "USD") == 0
+    clean(house)
+
+
+def test_paid_refunded_voided_written_off(house: House) -> None:
+    for _ in range(3):
+        house.record(house.event(output_tokens=5_000_000))
+        house.clock.advance(days=32)
+        invoice_run.run(house.database, house.clock)
+    now = house.clock.now()
+    with house.database.transaction() as session:
+        first, second, third = session.scalars(select(Invoice).order_by(Invoice.number))
+        payment = settlement.begin_payment(
+            session,
+            tenant_id="acme",
+            invoice_id=first.id,
+            amount_minor=first.due_minor + 50,
+            currency="USD",
+            provider="manual",
+            reference="wire-1",
+            at=now,
+        )
+        for _ in range(2):
+            settlement.succeed(session, payment, now)
+        assert (first.status, first.paid_minor) == ("paid", first.due_minor)
+        assert settlement.wallet(session, "acme", "USD") == units_of_minor(50, "USD")
+        for _ in range(2):
+            settlement.refund(session, payment, 100, "refund-1", now)
+        assert (first.status, settlement.open_minor(first)) == ("final", 100)
+        settlement.void(session, second.id, now, "never agreed")
+        settlement.write_off(session, third.id, now)
+        assert (second.status, third.status) == ("void", "uncollectible")
+        receivable = ledger.balance(session, "acme", AccountKind.RECEIVABLE, "USD")
+        assert receivable == units_of_minor(100, "USD")
+    clean(house)
+
+
+def test_numbers_run_without_a_gap_over_tenants_and_failures(house: House) -> None:
+    for name in ("a", "b", "c", "d"):
+        house.tenant(name)
+        house.record(house.event(tenant_id=name, output_tokens=10_000))
+    house.rate()
+    house.clock.advance(days=40)
+    with pytest.raises(RuntimeError), house.database.transaction() as session:
+        period = session.scalars(
+            select(BillingPeriod.id).where(BillingPeriod.tenant_id == "b")
+        ).one()
+        invoices.finalise(session, house.clock, period)
+        raise RuntimeError("killed in the middle")
+    invoice_run.run(house.database, house.clock)
+    with house.database.read() as session:
+        numbers = list(session.scalars(select(Invoice.number).order_by(Invoice.number)))
+    assert numbers == [1, 2, 3, 4]
+    clean(house)
+
+
+def test_every_line_is_rounded_once_and_what_is_left_is_in_the_ledger(lite: House) -> None:
+    for n in range(7):
+        lite.record(
+            lite.event(project_id=f"p{n}", input_tokens=33_333 * n + 20, output_tokens=7_777)
+        )
+    lite.clock.advance(days=40)
+    (invoice_id,) = invoice_run.run(lite.database, lite.clock).finalised
+    with lite.database.read() as session:
+        invoice = invoices.get(session, invoice_id)
+        minor = session.scalar(select(func.sum(InvoiceLine.amount_minor)))
+        assert invoice.total_minor == minor
+        rounding = ledger.balance(session, "acme", AccountKind.ROUNDING, "USD")
+        assert units_of_minor(invoice.due_minor, "USD") == invoice.exact - rounding
+    clean(lite)
+
+
+def test_the_audit_names_what_is_wrong(lite: House) -> None:
+    events = [lite.event() for _ in range(5)]
+    lite.record(*events)
+    lite.rate()
+    with lite.database.transaction() as session:
+        for table, column in (("charges", "output_amount = output_amount + 5"),):
+            session.execute(text(f"drop trigger append_only_{table}_update"))
+            session.execute(
+                text(f"update {table} set {column}, amount = amount + 5 where request_id = :id"),
+                {"id": events[2].request_id},
+            )
+        session.execute(text("drop trigger append_only_usage_events_delete"))
+        session.execute(
+            text("delete from usage_events where request_id = :id"), {"id": events[4].request_id}
+        )
+    with lite.database.read() as session:
+        report = reconcile.audit(session)
+    assert not report.clean
+    assert report.lost == 1 and report.duplicated == 1  # gone from its batch; a charge alone
+    assert report.ledger_error > 0
+    named = {name for each in report.differences for name in each.request_ids}
+    assert {events[2].request_id, events[4].request_id} <= named
+    checks = {each.check for each in report.differences}
+    assert {"charges/prices", "charges/ledger", "batches/events", "events/charges"} <= checks
+
+
+def test_periods_start_at_midnight_of_the_tenants_zone(lite: House) -> None:
+    lite.tenant("berlin", timezone="Europe/Berlin")
+    lite.clock.set(datetime(2026, 3, 31, 21, 59, 59, tzinfo=UTC))
+    before = lite.event(tenant_id="berlin")
+    lite.clock.set(datetime(2026, 3, 31, 22, 0, 0, tzinfo=UTC))
+    after = lite.event(tenant_id="berlin")
+    lite.record(before, after)
+    lite.rate()
+    with lite.database.read() as session:
+        periods = {
+            event.request_id: session.get_one(
+                BillingPeriod, session.get_one(Charge, event.request_id).usage_period_id
+            )
+            for event in (before, after)
+        }
+    march, april = periods[before.request_id], periods[after.request_id]
+    assert march.starts_at == datetime(2026, 2, 28, 23, tzinfo=UTC)  # winter time
+    assert march.ends_at == april.starts_at == datetime(2026, 3, 31, 22, tzinfo=UTC)
