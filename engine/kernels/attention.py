@@ -107,6 +107,7 @@ def attention_kernel(
     k_cache,
     v_cache,
     tables,
+    table_rows,
     seq_lens,
     cu_q,
     scale,
@@ -175,7 +176,7 @@ def attention_kernel(
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     k_base = k_cache + kv_head * kv_head_stride
     v_base = v_cache + kv_head * kv_head_stride
-    table = tables + seq.to(tl.int64) * table_stride
+    table = tables + tl.load(table_rows + seq).to(tl.int64) * table_stride
     if SOFTCAP == 0:
         scale = scale * LOG2E
     if WINDOW == 0:

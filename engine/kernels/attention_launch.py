@@ -119,7 +119,7 @@ def _launch(
     place = room if room is not None else Partials(q, q, q)
     attention_kernel[grid](
         out, place.acc, place.peak, place.total, q, k_cache, v_cache,
-        step.tables[begin:], step.seq_lens[begin:], step.cu_q[begin:],
+        step.tables, step.table_rows[begin:], step.seq_lens[begin:], step.cu_q[begin:],
         shape.scale, end - begin,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1),
         k_cache.stride(0), k_cache.stride(2), k_cache.stride(1), step.tables.stride(0),

@@ -11,7 +11,8 @@ from torch import Tensor
 class AttentionStep:
     """Where the keys of a step's sequences lie. Sequences that decode one token come first."""
 
-    tables: Tensor  # [sequences, most blocks] int32: block numbers
+    tables: Tensor  # [any rows, most blocks] int32: block numbers
+    table_rows: Tensor  # [sequences] int32: which row of `tables` is the sequence's
     seq_lens: Tensor  # [sequences] int32: keys in sight of the last query, this step's included
     cu_q: Tensor  # [sequences + 1] int32: where each sequence's queries begin in the packed rows
     decodes: int  # how many sequences, from the first, have exactly one query
@@ -37,8 +38,9 @@ def paged_attention_reference(
         begin, end = bounds[i], bounds[i + 1]
         if begin == end:
             continue
-        keys = _gather(k_cache, step.tables[i], length).repeat_interleave(group, dim=0)
-        values = _gather(v_cache, step.tables[i], length).repeat_interleave(group, dim=0)
+        table = step.tables[int(step.table_rows[i])]
+        keys = _gather(k_cache, table, length).repeat_interleave(group, dim=0)
+        values = _gather(v_cache, table, length).repeat_interleave(group, dim=0)
         score = torch.einsum("qhd,hkd->hqk", q[begin:end].float(), keys) * shape.scale
         if shape.softcap:
             score = shape.softcap * torch.tanh(score / shape.softcap)

@@ -11,9 +11,10 @@ Partial sums are added in a fixed order: no atomics, the same result every time.
 import triton
 import triton.language as tl
 
+from engine.kernels import lora_reference
 from engine.kernels.dot import dot
 
-UNIT = tl.constexpr(64)  # elements; the table counts in these, so that 32 bits reach 128 G elements
+UNIT = tl.constexpr(lora_reference.UNIT)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-UNIT = 64  # elements that one count of the row table stands for
+UNIT = 64  # elements that one count of the row table stands for: 32 bits reach 128 G elements
 
 
 @dataclass(frozen=True, slots=True)

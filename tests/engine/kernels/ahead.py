@@ -95,7 +95,7 @@ def halves(*shape: int) -> torch.Tensor:
 
 def attention(heads: int, kv_heads: int, dim: int, decodes: int, splits: int, **shape: Any) -> None:
     cache = halves(8, 2, kv_heads, 16, dim)
-    step = AttentionStep(ints(4, 64), ints(4), ints(5), decodes)
+    step = AttentionStep(ints(4, 64), ints(4), ints(4), ints(5), decodes)
     kind = AttentionShape(0.1, **shape)
     q = halves(32, heads, dim)
     attention_launch.paged_attention(q, cache[:, 0], cache[:, 1], step, kind, splits=splits)

@@ -22,15 +22,17 @@ def make_step(queries: list[int], contexts: list[int], page: int, generator: tor
     lengths = [q + c for q, c in zip(queries, contexts, strict=True)]
     needed = [-(-n // page) for n in lengths]
     order = torch.randperm(sum(needed) + 3, generator=generator).int()
-    tables = torch.full((len(queries), max(needed) + 1), -7, dtype=torch.int32)
+    tables = torch.full((len(queries) + 2, max(needed) + 1), -7, dtype=torch.int32)
+    table_rows = torch.randperm(len(tables), generator=generator)[: len(queries)].int()
     used = 0
     for i, n in enumerate(needed):
-        tables[i, :n] = order[used : used + n]
+        tables[table_rows[i], :n] = order[used : used + n]
         used += n
     cu_q = torch.tensor([0, *torch.tensor(queries).cumsum(0).tolist()], dtype=torch.int32)
     decodes = next((i for i, q in enumerate(queries) if q != 1), len(queries))
     lens = torch.tensor(lengths, dtype=torch.int32)
-    return AttentionStep(tables.to(DEVICE), lens.to(DEVICE), cu_q.to(DEVICE), decodes), len(order)
+    step = AttentionStep(*(t.to(DEVICE) for t in (tables, table_rows, lens, cu_q)), decodes)
+    return step, len(order)
 
 
 def run(
@@ -107,10 +109,9 @@ def test_sequences_without_a_query_are_passed_over() -> None:
     generator = torch.Generator().manual_seed(1)
     step, blocks = make_step([1, 1], [20, 3], 16, generator)
     cu_q = torch.tensor([0, 1, 1, 1], dtype=torch.int32, device=DEVICE)
-    tables = torch.full((3, step.tables.shape[1]), 10**6, dtype=torch.int32, device=DEVICE)
-    tables[0] = step.tables[0]
+    rows = torch.cat((step.table_rows[:1], step.table_rows.new_full((2,), 10**6)))
     lens = torch.tensor([21, 999, 999], dtype=torch.int32, device=DEVICE)
-    padded = AttentionStep(tables, lens, cu_q, 3)
+    padded = AttentionStep(step.tables, rows, lens, cu_q, 3)
     cache = torch.randn((blocks, 2, 2, 16, 64), generator=generator).to(DEVICE)
     q = torch.randn(3, 4, 64, generator=generator).to(DEVICE)
     out = torch.zeros_like(q)
@@ -144,7 +145,7 @@ def test_the_reference_equals_torch(group: int) -> None:
     cache = torch.randn((blocks, 2, 2, 16, 32), generator=generator).to(DEVICE)
     q = torch.randn(12, 2 * group, 32, generator=generator).to(DEVICE)
     got = paged_attention_reference(q, cache[:, 0], cache[:, 1], step, AttentionShape(32**-0.5))
-    block = cache[step.tables[0, 0].long()]
+    block = cache[step.tables[step.table_rows[0], 0].long()]
     k, v = (block[i][:, :12].repeat_interleave(group, 0)[None] for i in (0, 1))
     want = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(0, 1)[None], k, v, is_causal=True

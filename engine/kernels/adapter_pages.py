@@ -1,0 +1,110 @@
+"""Adapters as whole blocks of the KV cache: packed on the host, found again through a table.
+
+Every rank row of A and every column of B is one run of elements inside one block; where it begins
+is known row by row, so an adapter can lie in any blocks, in any order.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kernels.lora_reference import UNIT, LoraSite
+
+PARTS = ("q", "k", "v", "o", "gate", "up", "down")
+SITES = {"qkv": (0, 3), "o": (3, 4), "gate_up": (4, 6), "down": (6, 7)}  # a range of PARTS each
+
+Matrices = Mapping[tuple[int, str], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAdapter:
+    """The blocks' content and where each rank row lies in them."""
+
+    image: Tensor  # [blocks, elements of a block], on the host
+    places: Tensor  # [layers, parts, 2, most ranks] int32: unit in the image, its blocks in order
+    ranks: Tensor  # [layers, parts] int32
+
+
+def pack_adapter(
+    matrices: Matrices, layers: int, block_elements: int, dtype: torch.dtype, pinned: bool = False
+) -> PackedAdapter:
+    """`matrices` holds A [rank, in] and B [out, rank], scaling included, by (layer, part)."""
+    most = max((a.shape[0] for a, _ in matrices.values()), default=0)
+    shape = (layers, len(PARTS))
+    places = torch.zeros(*shape, 2, most, dtype=torch.int32)
+    ranks = torch.zeros(shape, dtype=torch.int32)
+    runs: list[tuple[int, int, Tensor]] = []  # block, first unit, rows that lie there
+    units, block, unit = block_elements // UNIT, 0, 0
+    for (layer, part), (a, b) in sorted(matrices.items()):
+        number = PARTS.index(part)
+        ranks[layer, number] = a.shape[0]
+        for side, rows in enumerate((a, b.T)):
+            width = -(-rows.shape[1] // UNIT)
+            if width > units:
+                raise ValueError(
+                    f"a row of {rows.shape[1]} elements does not fit a block of {block_elements}: "
+                    "use a larger block size"
+                )
+            done = 0
+            while done < rows.shape[0]:
+                count = min((units - unit) // width, rows.shape[0] - done)
+                if count == 0:
+                    block, unit = block + 1, 0
+                    continue
+                first = block * units + unit
+                filled = torch.arange(first, first + count * width, width)
+                places[layer, number, side, done : done + count] = filled
+                runs.append((block, unit, rows[done : done + count]))
+                done, unit = done + count, unit + count * width
+    image = torch.zeros(block + 1, block_elements, dtype=dtype, pin_memory=pinned)
+    for block, unit, rows in runs:
+        width = -(-rows.shape[1] // UNIT) * UNIT
+        place = image[block, unit * UNIT : unit * UNIT + rows.shape[0] * width]
+        place.view(-1, width)[:, : rows.shape[1]] = rows
+    return PackedAdapter(image, places, ranks)
+
+
+class AdapterTable:
+    """Where the adapter of every slot lies in the arena, on the device."""
+
+    def __init__(self, slots: int, widths: list[int], inputs: dict[str, int], layers: int,
+                 most_rank: int, block_elements: int, device: torch.device) -> None:  # fmt: skip
+        """`widths` are the outputs of each part, `inputs` the inputs of each site."""
+        parts = len(PARTS)
+        self.rows = torch.zeros(
+            slots, layers, parts, 2, most_rank, dtype=torch.int32, device=device
+        )
+        self.ranks = torch.zeros(slots, layers, parts, dtype=torch.int32, device=device)
+        self._units = block_elements // UNIT
+        self._sites = [
+            {
+                name: self._site(layer, first, end, widths[first:end], inputs[name])
+                for name, (first, end) in SITES.items()
+            }
+            for layer in range(layers)
+        ]
+
+    def site(self, layer: int, name: str) -> LoraSite:
+        return self._sites[layer][name]
+
+    def fill(self, slot: int, packed: PackedAdapter, blocks: Tensor) -> None:
+        """`blocks` are the arena's, in the order of the image's; on the host."""
+        places = packed.places.long()
+        found = blocks[places // self._units] * self._units + places % self._units
+        self.rows[slot, ..., : places.shape[-1]] = found.int().to(self.rows.device)
+        self.ranks[slot] = packed.ranks.to(self.ranks.device)
+
+    def clear(self, slot: int) -> None:
+        self.ranks[slot] = 0
+
+    def _site(self, layer: int, first: int, end: int, widths: list[int], inputs: int) -> LoraSite:
+        starts = [sum(widths[:i]) for i in range(len(widths))]
+        spans = torch.tensor(
+            list(zip(starts, widths, strict=True)), dtype=torch.int32, device=self.rows.device
+        )
+        return LoraSite(
+            self.rows[:, layer, first:end], self.ranks[:, layer, first:end], spans, inputs,
+            max(widths),
+        )  # fmt: skip

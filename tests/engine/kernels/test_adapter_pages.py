@@ -1,0 +1,84 @@
+"""Adapters packed into blocks of the KV cache are found again, wherever their blocks lie."""
+
+import pytest
+import torch
+
+from engine.kernels.adapter_pages import PARTS, SITES, AdapterTable, Matrices, pack_adapter
+from engine.kernels.lora_chunks import sort_into_chunks
+from engine.kernels.lora_reference import LoraStep, lora_reference
+
+WIDTHS = [96, 32, 32, 80, 130, 130, 80]
+INPUTS = {"qkv": 80, "o": 96, "gate_up": 80, "down": 130}
+SITE_OF = {PARTS[i]: name for name, span in SITES.items() for i in range(*span)}
+LAYERS, BLOCK = 2, 1024
+
+
+def random_adapter(ranks: dict[tuple[int, str], int], seed: int) -> Matrices:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        (layer, part): (
+            torch.randn(rank, INPUTS[SITE_OF[part]], generator=generator),
+            torch.randn(WIDTHS[PARTS.index(part)], rank, generator=generator),
+        )
+        for (layer, part), rank in ranks.items()
+    }
+
+
+def expected(y: torch.Tensor, x: torch.Tensor, adapter: Matrices, layer: int, site: str) -> None:
+    column = 0
+    for number in range(*SITES[site]):
+        if (layer, PARTS[number]) in adapter:
+            a, b = adapter[layer, PARTS[number]]
+            y[:, column : column + WIDTHS[number]] += x @ a.T @ b.T
+        column += WIDTHS[number]
+
+
+def test_two_adapters_in_scattered_blocks() -> None:
+    uneven = {(layer, part): 3 + 5 * layer + i for layer in (0, 1) for i, part in enumerate(PARTS)}
+    adapters = [random_adapter(uneven, 0), random_adapter({(1, "v"): 20, (0, "down"): 1}, 1)]
+    arena = torch.full((99, BLOCK), float("nan"))
+    device = torch.device("cpu")
+    table = AdapterTable(4, WIDTHS, INPUTS, LAYERS, 32, BLOCK, device)
+    blocks = torch.randperm(99, generator=torch.Generator().manual_seed(2))
+    for slot, adapter in ((2, adapters[0]), (0, adapters[1])):
+        packed = pack_adapter(adapter, LAYERS, BLOCK, torch.float32)
+        mine, blocks = blocks[: len(packed.image)], blocks[len(packed.image) :]
+        arena[mine] = packed.image
+        table.fill(slot, packed, mine)
+    order, chunks = sort_into_chunks(torch.tensor([2, 0, -1, 2]), 16)
+    step = LoraStep(order, chunks, 16, 32)
+    for layer in range(LAYERS):
+        for name, (first, end) in SITES.items():
+            x = torch.randn(4, INPUTS[name], generator=torch.Generator().manual_seed(layer))
+            got, want = torch.zeros(2, 4, sum(WIDTHS[first:end])).unbind()
+            lora_reference(got, x, arena.flatten(), table.site(layer, name), step)
+            for rows, adapter in (([0, 3], adapters[0]), ([1], adapters[1])):
+                part = want[rows]
+                expected(part, x[rows], adapter, layer, name)
+                want[rows] = part
+            torch.testing.assert_close(got, want)
+
+
+def test_a_cleared_slot_adds_nothing() -> None:
+    packed = pack_adapter(random_adapter({(0, "o"): 4}, 0), LAYERS, BLOCK, torch.float32)
+    table = AdapterTable(1, WIDTHS, INPUTS, LAYERS, 16, BLOCK, torch.device("cpu"))
+    table.fill(0, packed, torch.arange(len(packed.image)))
+    table.clear(0)
+    order, chunks = sort_into_chunks(torch.tensor([0]), 16)
+    y = torch.zeros(1, 80)
+    step = LoraStep(order, chunks, 16, 16)
+    lora_reference(y, torch.ones(1, 96), packed.image.flatten(), table.site(0, "o"), step)
+    assert not y.any()
+
+
+def test_a_row_wider_than_a_block_is_refused() -> None:
+    with pytest.raises(ValueError, match="a row of 130 elements does not fit a block of 128"):
+        pack_adapter(random_adapter({(0, "down"): 1}, 0), LAYERS, 128, torch.float32)
+
+
+def test_no_more_blocks_than_the_rows_need() -> None:
+    ranks = {(layer, part): 16 for layer in (0, 1) for part in PARTS}
+    adapter = random_adapter(ranks, 0)
+    units = sum(16 * (-(-a.shape[1] // 64) - (-b.shape[0] // 64)) for a, b in adapter.values())
+    packed = pack_adapter(adapter, LAYERS, BLOCK, torch.float32)
+    assert len(packed.image) <= -(-units // (BLOCK // 64 - 2))  # a block's end may hold no row more
