@@ -97,7 +97,10 @@ def _attend(
     return acc, peak, total
 
 
-@triton.jit(do_not_specialize=["num_seqs"])
+@triton.jit(
+    do_not_specialize=["num_seqs"],
+    do_not_specialize_on_alignment=["table_rows", "seq_lens", "cu_q"],
+)
 def attention_kernel(
     out,
     part_acc,

@@ -10,21 +10,29 @@ FUSED_INPUTS = 2048  # above it, reading A once for every part costs more than a
 FUSED_PARTS = 4
 
 
+def fusable(site: LoraSite, step: LoraStep) -> bool:
+    return site.inputs <= FUSED_INPUTS and step.chunk_rows == 16
+
+
 def add_lora(y: Tensor, x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep) -> None:
     """y += (x A^T) B in place, for every row of the step that uses an adapter."""
-    if site.inputs <= FUSED_INPUTS and step.chunk_rows == 16:
+    if fusable(site, step):
         fused(y, x, arena, site, step)
-    else:
-        expand(y, shrink(x, arena, site, step), arena, site, step)
+        return
+    mid = room(x, site, step)
+    shrink(x, arena, site, step, mid)
+    expand(y, mid, arena, site, step)
 
 
-def shrink(x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep) -> Tensor:
-    """x A^T as float32 parts [splits, places in the order, slices, ranks], unset where unused."""
-    splits = shrink_splits(x.shape[0], site.inputs)
-    slices = site.spans.shape[0]
-    mid = torch.empty(
-        splits, step.order.shape[0], slices, step.most_rank, dtype=torch.float32, device=x.device
-    )
+def room(x: Tensor, site: LoraSite, step: LoraStep) -> Tensor:
+    """For the shrunk rows: [splits, places in the order, slices, ranks], unset where unused."""
+    shape = (shrink_splits(x.shape[0], site.inputs), step.order.shape[0], site.spans.shape[0])
+    return torch.empty(*shape, step.most_rank, dtype=torch.float32, device=x.device)
+
+
+def shrink(x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep, mid: Tensor) -> None:
+    """mid = x A^T, in parts."""
+    splits, _, slices, _ = mid.shape
     shrink_kernel[(step.chunks.shape[0], slices, splits)](
         mid, x, arena, step.order, step.chunks, site.rows, site.ranks,
         x.stride(0), mid.stride(0), mid.stride(1), mid.stride(2),
@@ -33,7 +41,6 @@ def shrink(x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep) -> Tensor:
         BLOCK_R=rank_tile(step.most_rank), BLOCK_K=_inputs_tile(x, step),
         PRECISION=_precision(x), num_warps=4, num_stages=_stages(x),
     )  # fmt: skip
-    return mid
 
 
 def expand(y: Tensor, mid: Tensor, arena: Tensor, site: LoraSite, step: LoraStep) -> None:

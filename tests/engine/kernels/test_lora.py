@@ -72,7 +72,9 @@ def run(
     want = y.clone()
     lora_reference(want, x, arena, site, step)
     if way == "apart":
-        kernels.expand(y, kernels.shrink(x, arena, site, step), arena, site, step)
+        mid = kernels.room(x, site, step).fill_(float("nan"))
+        kernels.shrink(x, arena, site, step, mid)
+        kernels.expand(y, mid, arena, site, step)
     else:
         getattr(kernels, way)(y, x, arena, site, step)
     return y, want

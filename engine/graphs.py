@@ -1,0 +1,141 @@
+"""CUDA graphs of decoding steps: recorded once for each size, replayed for every step that fits.
+
+A graph replays launches at fixed addresses, so everything that a step changes lies in the step's
+own buffer or in tables that the kernels read: which adapter a row uses, where the adapter lies and
+which generation it is are numbers in memory, never part of the graph.
+"""
+
+import bisect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.kernels.lora_chunks import most_chunks
+from engine.kernels.step import DeviceStep, HostStep, padded
+
+log = logging.getLogger("tollhouse.engine")
+
+CHUNK_ROWS = 16  # of a decoding step's LoRA chunks
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """What a graph is for; steps of fewer tokens or adapters are padded up to it."""
+
+    tokens: int
+    adapters: int  # distinct ones in the step; 0 is a graph without any LoRA kernel
+    most_rank: int = 0
+
+
+class Recorded(Protocol):
+    def replay(self) -> Tensor:
+        """Runs it again over what now lies in the step's memory, and gives the same output."""
+
+
+class DecodeGraphs:
+    """Chooses, records and replays. `record` makes a graph of a function: CUDA's on a GPU."""
+
+    def __init__(
+        self,
+        most_tokens: int,
+        slots: int,
+        record: Callable[[Callable[[], Tensor]], Recorded],
+    ) -> None:
+        self._tokens = token_sizes(most_tokens)
+        self._adapters = sorted({1, *(n for n in (2, 4, 8, 16, 32) if n < slots), max(1, slots)})
+        self._record = record
+        self._graphs: dict[GraphKey, tuple[DeviceStep, Recorded]] = {}
+
+    def key(self, tokens: int, adapters: int, most_rank: int) -> GraphKey | None:
+        """None when no graph is that large."""
+        if tokens > self._tokens[-1] or adapters > self._adapters[-1]:
+            return None
+        size = self._tokens[bisect.bisect_left(self._tokens, tokens)]
+        if not adapters:
+            return GraphKey(size, 0)
+        count = self._adapters[bisect.bisect_left(self._adapters, adapters)]
+        return GraphKey(size, min(count, size), most_rank)
+
+    def keys(self, most_ranks: list[int]) -> list[GraphKey]:
+        """All, the largest first: later graphs then reuse the first one's memory."""
+        counts = [(0, 0), *((n, rank) for n in self._adapters for rank in most_ranks)]
+        found = {
+            key for size in self._tokens for n, rank in counts
+            if (key := self.key(size, min(n, size), rank))
+        }  # fmt: skip
+        return sorted(found, key=lambda key: (-key.tokens, key.adapters, key.most_rank))
+
+    def fit(self, step: HostStep, key: GraphKey) -> HostStep:
+        return padded(step, key.tokens, most_chunks(key.tokens, key.adapters, CHUNK_ROWS))
+
+    def run(self, key: GraphKey, step: DeviceStep, forward: Callable[[DeviceStep], Tensor]) -> Tensor:
+        """The padded step's output; valid until the next step."""
+        held = self._graphs.get(key)
+        if held is None:
+            log.debug("recording a graph for %s", key)
+            held = self._graphs[key] = step, self._record(lambda: forward(step))
+        elif _addresses(held[0]) != _addresses(step):
+            raise RuntimeError(f"the step's memory moved since the graph for {key} was recorded")
+        return held[1].replay()
+
+
+def token_sizes(most: int) -> list[int]:
+    """1, 2, 4, 8, then in steps that waste an eighth at most: 16, 24, 32, 40, 48, 64, 80, ..."""
+    sizes = [1, 2, 4, 8]
+    while sizes[-1] < most:
+        last = sizes[-1]
+        sizes.append(last + max(8, 1 << max(0, last.bit_length() - 3)))
+    return [size for size in sizes if size < most] + [most]
+
+
+class CudaGraph:
+    """A recorded function on the current CUDA device."""
+
+    def __init__(self, function: Callable[[], Tensor]) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function()  # compiles the kernels and lets the libraries take their memory
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads may pin host memory meanwhile, which a global capture would not bear.
+        with torch.cuda.graph(self._graph, pool=_pool(), capture_error_mode="thread_local"):
+            self._output = function()
+
+    def replay(self) -> Tensor:
+        self._graph.replay()
+        return self._output
+
+
+class PlainReplay:
+    """Where there are no graphs: the function again, over the memory it was recorded with."""
+
+    def __init__(self, function: Callable[[], Tensor]) -> None:
+        self._function = function
+
+    def replay(self) -> Tensor:
+        return self._function()
+
+
+_shared_pool: list[object] = []
+
+
+def _pool() -> object:
+    """One memory pool for all graphs: only one of them runs at a time."""
+    if not _shared_pool:
+        _shared_pool.append(torch.cuda.graph_pool_handle())
+    return _shared_pool[0]
+
+
+def _addresses(step: DeviceStep) -> list[int]:
+    lora = () if step.lora is None else (step.lora.order, step.lora.chunks)
+    attention = step.attention
+    tensors = (
+        step.tokens, step.rotary.positions, step.rotary.slots, attention.tables,
+        attention.table_rows, attention.seq_lens, attention.cu_q, step.sampled, *lora,
+    )  # fmt: skip
+    return [tensor.data_ptr() for tensor in tensors]

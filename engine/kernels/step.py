@@ -1,0 +1,173 @@
+"""One step's numbers: laid out on the host, sent in one copy, read by the kernels as views."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.batch import LAST_SAMPLED, Row
+from engine.kernels.attention_reference import AttentionStep
+from engine.kernels.lora_reference import LoraStep
+from engine.kernels.pointwise_reference import RotaryStep
+
+Ints = NDArray[np.int32]
+_ALIGN = 16  # elements: Triton compiles once more for a pointer that is not on 16 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoraRows:
+    """Which rows use which adapter, on the host; see `LoraStep`."""
+
+    order: Ints
+    chunks: Ints
+    chunk_rows: int
+    most_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """The arrays of a step, in the order in which they are sent."""
+
+    tokens: Ints  # [tokens] ids, or -1 - row for the last token sampled of that sequence row
+    positions: Ints
+    slots: Ints
+    table_rows: Ints  # [sequences]
+    seq_lens: Ints
+    cu_q: Ints
+    sampled: Ints  # token rows whose logits are wanted
+    sampled_rows: Ints  # the sequence rows that they belong to
+    decodes: int
+    lora: LoraRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """The same on the device."""
+
+    tokens: Tensor
+    rotary: RotaryStep
+    attention: AttentionStep
+    sampled: Tensor
+    sampled_rows: Tensor
+    lora: LoraStep | None
+    splits: int = field(default=1)  # of the keys of decoding sequences
+
+
+def host_step(
+    decodes: Sequence[Row], prefills: Sequence[Row], places: list[int], block_size: int
+) -> HostStep:
+    """Sequences of one token first, then longer ones; `places` are their sequence rows."""
+    rows = [*decodes, *prefills]
+    lengths = [len(row.tokens) for row in rows]
+    cu_q = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(lengths, out=cu_q[1:])
+    tokens = [token for row in rows for token in row.tokens]
+    if LAST_SAMPLED in tokens:
+        owners = [place for place, n in zip(places, lengths, strict=True) for _ in range(n)]
+        tokens = [
+            -1 - place if token == LAST_SAMPLED else token
+            for place, token in zip(owners, tokens, strict=True)
+        ]
+    positions = [row.start for row in decodes]
+    slots = [
+        row.blocks[row.start // block_size] * block_size + row.start % block_size
+        for row in decodes
+    ]  # fmt: skip
+    for row in prefills:
+        at = np.arange(row.start, row.start + len(row.tokens))
+        positions += at.tolist()
+        slots += (np.asarray(row.blocks)[at // block_size] * block_size + at % block_size).tolist()
+    wanted = [i for i, row in enumerate(rows) if row.sample]
+    return HostStep(
+        tokens=_ints(tokens),
+        positions=_ints(positions),
+        slots=_ints(slots),
+        table_rows=_ints(places),
+        seq_lens=_ints([row.start + n for row, n in zip(rows, lengths, strict=True)]),
+        cu_q=cu_q,
+        sampled=cu_q[1:][wanted] - 1 if wanted else _ints([]),
+        sampled_rows=_ints([places[i] for i in wanted]),
+        decodes=len(decodes),
+    )
+
+
+def padded(step: HostStep, tokens: int, chunks: int) -> HostStep:
+    """A decoding step widened for a graph: what is added reads and writes nothing."""
+    lora = step.lora
+    if lora is not None:
+        lora = LoraRows(
+            _widen(lora.order, tokens),
+            _widen(lora.chunks, chunks),
+            lora.chunk_rows,
+            lora.most_rank,
+        )
+    return HostStep(
+        tokens=_widen(step.tokens, tokens),
+        positions=_widen(step.positions, tokens),
+        slots=_widen(step.slots, tokens, -1),
+        table_rows=_widen(step.table_rows, tokens),
+        seq_lens=_widen(step.seq_lens, tokens),
+        cu_q=_widen(step.cu_q, tokens + 1, int(step.cu_q[-1])),
+        sampled=_widen(step.sampled, tokens),
+        sampled_rows=_widen(step.sampled_rows, tokens),
+        decodes=tokens,
+        lora=lora,
+    )
+
+
+class StepBuffer:
+    """The device memory that every step's numbers are sent to: always the same addresses for the
+    same sizes, which is what a graph needs."""
+
+    def __init__(self, most_tokens: int, most_sequences: int, device: torch.device) -> None:
+        arrays = 11
+        size = 7 * most_tokens + 6 * most_sequences + arrays * (_ALIGN + 1)
+        self._device = torch.zeros(size, dtype=torch.int32, device=device)
+        self._pinned = device.type == "cuda"
+
+    def send(self, step: HostStep, tables: Tensor, splits: int) -> DeviceStep:
+        lora = step.lora
+        arrays = [
+            step.tokens, step.positions, step.slots, step.table_rows, step.seq_lens, step.cu_q,
+            step.sampled, step.sampled_rows,
+        ]  # fmt: skip
+        if lora is not None:
+            arrays += [lora.order, lora.chunks.reshape(-1)]
+        starts = []
+        end = 0
+        for array in arrays:
+            starts.append(end)
+            end += -(-len(array) // _ALIGN) * _ALIGN
+        host = torch.empty(end, dtype=torch.int32, pin_memory=self._pinned)
+        view = host.numpy()
+        for start, array in zip(starts, arrays, strict=True):
+            view[start : start + len(array)] = array
+        self._device[:end].copy_(host, non_blocking=True)
+        parts = [
+            self._device[start : start + len(array)]
+            for start, array in zip(starts, arrays, strict=True)
+        ]
+        return DeviceStep(
+            tokens=parts[0],
+            rotary=RotaryStep(parts[1], parts[2]),
+            attention=AttentionStep(tables, parts[3], parts[4], parts[5], step.decodes),
+            sampled=parts[6],
+            sampled_rows=parts[7],
+            lora=None
+            if lora is None
+            else LoraStep(parts[8], parts[9].view(-1, 3), lora.chunk_rows, lora.most_rank),
+            splits=splits,
+        )
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, np.int32)
+
+
+def _widen(array: Ints, length: int, value: int = 0) -> Ints:
+    wide = np.full((length, *array.shape[1:]), value, np.int32)
+    wide[: len(array)] = array
+    return wide

@@ -1,0 +1,229 @@
+"""The runner of a GPU: kernels, CUDA graphs for decoding, adapters inside the KV blocks, and steps
+that are launched before the last one's results are read."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.batch import AdapterHandle, Row, Sampled, StepBatch
+from engine.config import EngineConfig
+from engine.errors import IntegrityError
+from engine.gpu_adapters import GpuAdapters
+from engine.graphs import CHUNK_ROWS, CudaGraph, DecodeGraphs, PlainReplay
+from engine.kernels.attention_launch import Partials, choose_splits, most_partials
+from engine.kernels.model import KernelModel
+from engine.kernels.sequence_rows import SequenceRows
+from engine.kernels.step import DeviceStep, HostStep, StepBuffer, host_step
+from engine.layers.kv import KvPool
+from engine.layers.rotary import rotary_tables
+from engine.layers.step import ordered
+from engine.memory import decide_blocks
+from engine.models.load import LoadedModel
+from engine.protocol import AdapterState, EngineInfo, SamplingParams
+from engine.runner_info import engine_info
+from engine.sampling import Choice, Sampler, host_samples
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStep:
+    """A launched step: its results are on their way to the host until the event has passed."""
+
+    rows: list[Row]
+    choice: Choice | None
+    arrived: "torch.cuda.Event | None"
+
+
+class GpuRunner:
+    """Implements `engine.batch.Runner`; `launch` returns before the device is done."""
+
+    def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
+        spec, dtype, device = model.spec, model.dtype, model.device
+        self._config = config
+        self._model = model
+        self._device = device
+        self._info = engine_info(config, model, decide_blocks(config, spec, dtype, device))
+        self._pool = KvPool(spec, self.num_blocks, config.block_size, dtype, device)
+        self._adapters = GpuAdapters(config, spec, dtype, self._pool)
+        self._processors = (
+            torch.cuda.get_device_properties(device).multi_processor_count
+            if device.type == "cuda"
+            else 4
+        )
+        cells = most_partials(config.max_running, spec.heads, spec.kv_heads, self._processors)
+        self._forward = KernelModel(
+            model.decoder,
+            self._pool,
+            rotary_tables(
+                spec.rope, spec.head_dim, model.native_context, spec.context, torch.float32
+            ),
+            self._adapters.table,
+            Partials.make(cells, spec.head_dim, device),
+            config.max_running,
+        )
+        rows = 2 * config.max_running
+        width = -(-spec.context // config.block_size) + 1
+        self._rows = SequenceRows(rows)
+        self._tables = torch.zeros(rows, width, dtype=torch.int32, device=device)
+        self._last = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._buffer = StepBuffer(config.max_batch_tokens, config.max_running, device)
+        self._graphs = DecodeGraphs(
+            config.max_running,
+            config.max_adapter_slots,
+            CudaGraph if device.type == "cuda" else PlainReplay,
+        )
+        self._sampler = Sampler(spec.vocab, spec.eos, device)
+        self._greedy: dict[int, bool] = {}  # by sequence: nothing but an argmax is asked
+
+    @property
+    def num_blocks(self) -> int:
+        return self._info.num_blocks
+
+    @property
+    def overlapped(self) -> bool:
+        return True
+
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> GpuStep:
+        if batch.copies:
+            self._pool.copy(batch.copies)
+        if not batch.rows:
+            return GpuStep([], None, None)
+        decodes, prefills = ordered(batch.rows)
+        rows = decodes + prefills
+        logits, sampled_rows = self._run(decodes, prefills)
+        asking = [row for row in rows if row.sample]
+        if not asking:
+            return GpuStep([], None, None)
+        choice = self._sample(asking, logits)
+        self._last.index_copy_(0, sampled_rows.long(), choice.tokens)
+        return self._send_home(asking, choice)
+
+    def collect(self, ticket: GpuStep) -> list[Sampled]:
+        if ticket.choice is None:
+            return []
+        if ticket.arrived is not None:
+            ticket.arrived.synchronize()
+        return host_samples(ticket.rows, ticket.choice)
+
+    def warm_up(self) -> None:
+        """Compiles the kernels and records every graph, before the first request pays for it."""
+        for key in self._graphs.keys(self._adapters.rank_sizes):
+            step = self._graphs.fit(self._adapters.idle_step(key), key)
+            self._graphs.run(key, self._send(step), self._compute)
+
+    def register_adapter(self, path: str) -> AdapterState:
+        return self._adapters.register(path)
+
+    def drop_adapter(self, digest: str) -> None:
+        self._adapters.drop(digest)
+
+    def adapter_blocks(self, digest: str) -> int:
+        return self._adapters.blocks(digest)
+
+    @torch.inference_mode()
+    def load_adapter(self, handle: AdapterHandle, blocks: list[int]) -> None:
+        self._adapters.load(handle, blocks)
+
+    @torch.inference_mode()
+    def unload_adapter(self, handle: AdapterHandle) -> None:
+        self._adapters.unload(handle)
+
+    def forget(self, seq: int) -> None:
+        self._rows.forget(seq)
+        self._sampler.forget(seq)
+        self._greedy.pop(seq, None)
+
+    def _run(self, decodes: list[Row], prefills: list[Row]) -> tuple[Tensor, Tensor]:
+        """Logits of the sampled rows, and the sequence rows that they belong to."""
+        rows = decodes + prefills
+        places, changes = self._rows.place(rows)
+        if changes:
+            where = self._to_device(torch.tensor(changes, dtype=torch.int64)).unbind(1)
+            self._tables[where[0], where[1]] = where[2].int()
+        step = host_step(decodes, prefills, places, self._config.block_size)
+        step = self._adapters.add_to(step, rows)
+        count = len(step.sampled)
+        if prefills or not count:
+            sent = self._send(step)
+            return self._compute(sent), sent.sampled_rows
+        lora = step.lora
+        active = 0 if lora is None else len({slot for slot, _, _ in lora.chunks.tolist()})
+        key = self._graphs.key(len(rows), active, 0 if lora is None else lora.most_rank)
+        if key is None or (lora is not None and lora.chunk_rows != CHUNK_ROWS):
+            sent = self._send(step)
+            return self._compute(sent), sent.sampled_rows
+        sent = self._send(self._graphs.fit(step, key))
+        logits = self._graphs.run(key, sent, self._compute)
+        return logits[:count], sent.sampled_rows[:count]
+
+    def _compute(self, step: DeviceStep) -> Tensor:
+        return self._forward(step, self._last)
+
+    def _send(self, step: HostStep) -> DeviceStep:
+        splits = choose_splits(
+            max(1, step.decodes), self._model.spec.kv_heads, self._model.spec.context,
+            self._processors,
+        )  # fmt: skip
+        return self._buffer.send(step, self._tables, splits)
+
+    def _sample(self, rows: list[Row], logits: Tensor) -> Choice:
+        if all(self._only_greedy(row) for row in rows):
+            return Choice(logits.argmax(-1), None, None)
+        logits = logits.float()
+        cap = self._model.spec.logit_cap
+        if cap is not None:
+            logits = logits.div_(cap).tanh_().mul_(cap)
+        return self._sampler(rows, logits)
+
+    def _only_greedy(self, row: Row) -> bool:
+        known = self._greedy.get(row.seq)
+        if known is None:
+            known = self._greedy[row.seq] = only_greedy(row.sampling)
+        return known
+
+    def _send_home(self, rows: list[Row], choice: Choice) -> GpuStep:
+        if self._device.type != "cuda":
+            return GpuStep(rows, choice, None)
+        top = None if choice.top is None else (_home(choice.top[0]), _home(choice.top[1]))
+        logprobs = None if choice.logprobs is None else _home(choice.logprobs)
+        arriving = Choice(_home(choice.tokens), logprobs, top)
+        event = torch.cuda.Event()
+        event.record()
+        return GpuStep(rows, arriving, event)
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        if self._device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)
+
+
+def only_greedy(params: SamplingParams) -> bool:
+    """Whether the highest logit is the answer, whatever came before."""
+    return (
+        params.temperature < 1e-5
+        and params.logprobs is None
+        and params.min_tokens == 0
+        and not params.logit_bias
+        and params.repetition_penalty == 1.0
+        and params.frequency_penalty == 0.0
+        and params.presence_penalty == 0.0
+    )
+
+
+def _home(tensor: Tensor) -> Tensor:
+    """A copy on its way to the host; there once the stream has passed it."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def check_generation(held: AdapterHandle | None, asked: AdapterHandle) -> None:
+    """Raises IntegrityError unless the slot holds exactly what the step names."""
+    if held != asked:
+        raise IntegrityError(
+            f"slot {asked.slot} does not hold adapter {asked.digest[:12]} of generation "
+            f"{asked.generation}: the step stops rather than use other weights"
+        )
