@@ -9,7 +9,7 @@ import bisect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -72,7 +72,9 @@ class DecodeGraphs:
     def fit(self, step: HostStep, key: GraphKey) -> HostStep:
         return padded(step, key.tokens, most_chunks(key.tokens, key.adapters, CHUNK_ROWS))
 
-    def run(self, key: GraphKey, step: DeviceStep, forward: Callable[[DeviceStep], Tensor]) -> Tensor:
+    def run(
+        self, key: GraphKey, step: DeviceStep, forward: Callable[[DeviceStep], Tensor]
+    ) -> Tensor:
         """The padded step's output; valid until the next step."""
         held = self._graphs.get(key)
         if held is None:
@@ -96,7 +98,7 @@ class CudaGraph:
     """A recorded function on the current CUDA device."""
 
     def __init__(self, function: Callable[[], Tensor]) -> None:
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             function()  # compiles the kernels and lets the libraries take their memory
@@ -121,10 +123,10 @@ class PlainReplay:
         return self._function()
 
 
-_shared_pool: list[object] = []
+_shared_pool: list[Any] = []
 
 
-def _pool() -> object:
+def _pool() -> Any:
     """One memory pool for all graphs: only one of them runs at a time."""
     if not _shared_pool:
         _shared_pool.append(torch.cuda.graph_pool_handle())

@@ -3,18 +3,18 @@ that are launched before the last one's results are read."""
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.adapters_gpu import GpuAdapters
 from engine.batch import AdapterHandle, Row, Sampled, StepBatch
 from engine.config import EngineConfig
-from engine.errors import IntegrityError
-from engine.gpu_adapters import GpuAdapters
-from engine.graphs import CHUNK_ROWS, CudaGraph, DecodeGraphs, PlainReplay
+from engine.graphs import CHUNK_ROWS, CudaGraph, DecodeGraphs, GraphKey, PlainReplay
 from engine.kernels.attention_launch import Partials, choose_splits, most_partials
 from engine.kernels.model import KernelModel
 from engine.kernels.sequence_rows import SequenceRows
-from engine.kernels.step import DeviceStep, HostStep, StepBuffer, host_step
+from engine.kernels.step import DeviceStep, HostStep, LoraRows, StepBuffer, host_step
 from engine.layers.kv import KvPool
 from engine.layers.rotary import rotary_tables
 from engine.layers.step import ordered
@@ -109,10 +109,11 @@ class GpuRunner:
             ticket.arrived.synchronize()
         return host_samples(ticket.rows, ticket.choice)
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
         """Compiles the kernels and records every graph, before the first request pays for it."""
         for key in self._graphs.keys(self._adapters.rank_sizes):
-            step = self._graphs.fit(self._adapters.idle_step(key), key)
+            step = self._graphs.fit(idle_step(key), key)
             self._graphs.run(key, self._send(step), self._compute)
 
     def register_adapter(self, path: str) -> AdapterState:
@@ -191,7 +192,7 @@ class GpuRunner:
         top = None if choice.top is None else (_home(choice.top[0]), _home(choice.top[1]))
         logprobs = None if choice.logprobs is None else _home(choice.logprobs)
         arriving = Choice(_home(choice.tokens), logprobs, top)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return GpuStep(rows, arriving, event)
 
@@ -214,16 +215,17 @@ def only_greedy(params: SamplingParams) -> bool:
     )
 
 
+def idle_step(key: GraphKey) -> HostStep:
+    """Nothing but padding: what a graph is recorded with before there is a request."""
+    none = np.zeros(0, np.int32)
+    lora = None
+    if key.adapters:
+        lora = LoraRows(none, none.reshape(0, 3), CHUNK_ROWS, key.most_rank)
+    start = np.zeros(1, np.int32)
+    return HostStep(none, none, none, none, none, start, none, none, 0, lora)
+
+
 def _home(tensor: Tensor) -> Tensor:
     """A copy on its way to the host; there once the stream has passed it."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
-
-
-def check_generation(held: AdapterHandle | None, asked: AdapterHandle) -> None:
-    """Raises IntegrityError unless the slot holds exactly what the step names."""
-    if held != asked:
-        raise IntegrityError(
-            f"slot {asked.slot} does not hold adapter {asked.digest[:12]} of generation "
-            f"{asked.generation}: the step stops rather than use other weights"
-        )

@@ -147,15 +147,21 @@ def attention_kernel(
         first = (block - ((tl.load(cu_q + seq) - tl.load(cu_q)) // BLOCK_Q + seq)) * BLOCK_Q
     q_begin = tl.load(cu_q + seq)
     q_len = tl.load(cu_q + seq + 1) - q_begin
-    if first >= q_len:
+    kv_len = tl.load(seq_lens + seq)
+    if ONE_QUERY:  # a graph's padding has no query: it sees no key and comes out as zeros
+        kv_len *= q_len
+        q_begin = seq
+    elif first >= q_len:
         return
-    context = tl.load(seq_lens + seq) - q_len
+    context = kv_len - q_len
 
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, HEAD_PAD)
     query = first + rows // GROUP
     head = kv_head * GROUP + rows % GROUP
-    row_ok = (rows < BLOCK_Q * GROUP) & (query < q_len)
+    row_ok = rows < BLOCK_Q * GROUP
+    if not ONE_QUERY:
+        row_ok = row_ok & (query < q_len)
     tile_ok = row_ok[:, None] & (dims < HEAD_DIM)[None, :]
     token = (q_begin + query).to(tl.int64)
     q_ptr = q + token[:, None] * q_token + head[:, None] * q_head + dims[None, :]
@@ -193,7 +199,7 @@ def attention_kernel(
     )  # fmt: skip
 
     if SPLITS == 1:
-        result = acc / total[:, None]
+        result = acc / tl.maximum(total, 1e-30)[:, None]
         o_ptr = out + token[:, None] * o_token + head[:, None] * o_head + dims[None, :]
         tl.store(o_ptr, result.to(out.dtype.element_ty), mask=tile_ok)
     else:

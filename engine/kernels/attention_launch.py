@@ -43,6 +43,12 @@ def choose_splits(sequences: int, kv_heads: int, most_keys: int, processors: int
     return min(MOST_SPLITS, _power_of_two(wanted), _power_of_two(room))
 
 
+def most_partials(sequences: int, heads: int, kv_heads: int, processors: int) -> int:
+    """Cells that `Partials` needs for any number of sequences up to that."""
+    counts = range(1, sequences + 1)
+    return heads * max(n * choose_splits(n, kv_heads, 1 << 30, processors) for n in counts)
+
+
 def _power_of_two(n: int) -> int:
     """The smallest that is not below `n`."""
     return 1 << (n - 1).bit_length()

@@ -13,6 +13,7 @@ from engine.kernels.attention_reference import AttentionShape
 from engine.kernels.pointwise_launch import gated, rms_norm, rotary
 from engine.kernels.pointwise_reference import HeadNorm
 from engine.kernels.step import DeviceStep
+from engine.kernels.streams import side_stream
 from engine.layers.kv import KvPool
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
@@ -45,7 +46,7 @@ class KernelModel:
         self._scale = float(torch.tensor(decoder.spec.embedding_scale, dtype=pool.data.dtype))
         # One for all steps and graphs: a graph of its own would keep its logits for ever.
         self._logits = pool.data.new_zeros(most_sampled, decoder.spec.vocab)
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._side = side_stream(device)
         cap = decoder.spec.attention_cap or 0.0
         self._shapes = [
             AttentionShape(decoder.spec.query_scale, window or 0, cap)

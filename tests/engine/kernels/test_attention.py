@@ -114,10 +114,13 @@ def test_sequences_without_a_query_are_passed_over() -> None:
     padded = AttentionStep(step.tables, rows, lens, cu_q, 3)
     cache = torch.randn((blocks, 2, 2, 16, 64), generator=generator).to(DEVICE)
     q = torch.randn(3, 4, 64, generator=generator).to(DEVICE)
-    out = torch.zeros_like(q)
     shape = AttentionShape(0.125)
-    attention_launch.paged_attention(q, cache[:, 0], cache[:, 1], padded, shape, out=out, splits=2)
-    close(out[:1], paged_attention_reference(q, cache[:, 0], cache[:, 1], padded, shape)[:1])
+    want = paged_attention_reference(q, cache[:, 0], cache[:, 1], padded, shape)
+    assert not want[1:].any()
+    for splits in (1, 2):
+        out = torch.full_like(q, float("nan"))
+        launch = attention_launch.paged_attention
+        close(launch(q, cache[:, 0], cache[:, 1], padded, shape, out=out, splits=splits), want)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)

@@ -1,0 +1,164 @@
+"""The GPU's runner, whole: the same tokens as the CPU's, whatever the batch. Its kernels run in the
+interpreter where there is no GPU, and a graph is then the same function over the same memory."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.batch import LAST_SAMPLED, AdapterHandle, Row, StepBatch
+from engine.config import EngineConfig
+from engine.errors import AdapterError, IntegrityError
+from engine.models.load import load_model
+from tests.engine.checkpoints import save_adapter, save_checkpoint
+from tests.engine.driver import Driver, Sequence, greedy
+
+from .device import DEVICE
+
+runner_gpu = pytest.importorskip("engine.runner_gpu")
+
+PROMPTS = [[3 + (n * i) % 200 for i in range(n)] for n in (3, 7, 18)]
+SMALL = {"max_batch_tokens": 128, "max_running": 8, "max_adapter_slots": 3, "max_lora_rank": 20}
+
+
+class GpuDriver(Driver):
+    """The CPU driver's sequences and blocks, over the GPU's runner."""
+
+    def __init__(self, checkpoint: Path, **settings: object) -> None:
+        super().__init__(checkpoint, dtype="float32", device="cpu", **settings)
+        fields = {"model": str(checkpoint), "num_blocks": len(self.free), "dtype": "float32"}
+        config = EngineConfig(**(fields | {"device": DEVICE} | SMALL | settings))
+        self.runner = runner_gpu.GpuRunner(config, load_model(config))
+
+
+def both(checkpoint: Path, adapters: list[Path], asked: list[int | None], chunk: int, count: int):
+    """Outputs of the same sequences by either runner; `asked` is the adapter of each."""
+    outputs = []
+    for kind in (GpuDriver, Driver):
+        driver = kind(checkpoint) if kind is GpuDriver else kind(checkpoint, dtype="float32")
+        handles = [driver.adapter(path, slot) for slot, path in enumerate(adapters)]
+        sequences = [
+            driver.sequence(PROMPTS[i % 3], greedy(logprobs=1 if i == 0 else None),
+                            None if which is None else handles[which])
+            for i, which in enumerate(asked)
+        ]  # fmt: skip
+        driver.run(sequences, chunk, count)
+        outputs.append([sequence.output for sequence in sequences])
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("llama"), num_hidden_layers=1)
+
+
+def test_the_same_tokens_as_on_a_cpu(llama: Path) -> None:
+    ours, theirs = both(llama, [], [None] * 3, 11, 3)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Mistral", {"sliding_window": 6}),
+        ("Qwen2", {}),
+        ("Qwen3", {"head_dim": 24, "num_attention_heads": 6}),
+        ("Gemma2", {"head_dim": 32, "sliding_window": 6, "num_hidden_layers": 2}),
+    ],
+)
+def test_every_family(tmp_path: Path, family: str, changes: dict[str, object]) -> None:
+    checkpoint = save_checkpoint(tmp_path, family, **({"num_hidden_layers": 1} | changes))
+    ours, theirs = both(checkpoint, [], [None] * 3, 0, 2)
+    assert ours == theirs
+
+
+def test_adapters_of_other_ranks_share_a_batch_with_the_base(llama: Path, tmp_path: Path) -> None:
+    paths = [save_adapter(llama, tmp_path / f"r{rank}", rank, rank) for rank in (2, 20)]
+    paths.append(save_adapter(llama, tmp_path / "few", 5, 9, ["v_proj", "down_proj"]))
+    ours, theirs = both(llama, paths, [0, 1, None, 2, 2], 12, 3)
+    assert ours == theirs
+    assert len({tuple(output) for output in ours}) == 5
+
+
+def rows_of(sequence: Sequence, tokens: list[int], start: int) -> Row:
+    return Row(
+        sequence.number, tokens, start, sequence.blocks, sequence.adapter, True,
+        sequence.sampling, 0, sequence.history, sequence.prompt_len,
+    )  # fmt: skip
+
+
+def test_a_step_is_launched_before_the_last_one_is_read(llama: Path) -> None:
+    driver = GpuDriver(llama)
+    alone = driver.sequence(PROMPTS[1])
+    driver.run([alone], count=3)
+    sequence = driver.sequence(PROMPTS[1])
+    sequence.blocks.append(driver.free.pop())
+    launch = driver.runner.launch
+    tickets = [launch(StepBatch([rows_of(sequence, PROMPTS[1], 0)]))]
+    for start in range(7, 9):
+        tickets.append(launch(StepBatch([rows_of(sequence, [LAST_SAMPLED], start)])))
+    tokens = [driver.runner.collect(ticket)[0].token for ticket in tickets]
+    assert tokens == alone.output
+
+
+def test_copied_blocks_carry_their_keys(llama: Path) -> None:
+    driver = GpuDriver(llama)
+    first = driver.sequence(PROMPTS[2])
+    driver.run([first], count=1)
+    fork = driver.sequence(PROMPTS[2])
+    fork.blocks = [driver.free.pop() for _ in first.blocks]
+    copies = list(zip(first.blocks, fork.blocks, strict=True))
+    row = rows_of(fork, PROMPTS[2][-1:], len(PROMPTS[2]) - 1)
+    found = driver.runner.collect(driver.runner.launch(StepBatch([row], copies)))
+    assert found[0].token == first.output[0]
+
+
+def test_a_stale_generation_stops_the_step(llama: Path, tmp_path: Path) -> None:
+    driver = GpuDriver(llama)
+    path = save_adapter(llama, tmp_path, 4, 0)
+    handle = driver.adapter(path, 1)
+    driver.run([driver.sequence(PROMPTS[0], adapter=handle)], count=2)
+    driver.runner.unload_adapter(handle)
+    blocks = [driver.free.pop() for _ in range(driver.runner.adapter_blocks(handle.digest))]
+    driver.runner.load_adapter(AdapterHandle(handle.digest, 1, 99), blocks)
+    with pytest.raises(IntegrityError, match=r"slot 1 does not hold adapter .* generation 1"):
+        driver.run([driver.sequence(PROMPTS[0], adapter=handle)], count=2)
+
+
+def test_a_slot_given_to_another_adapter_answers_with_the_new_weights(
+    llama: Path, tmp_path: Path
+) -> None:
+    """Also through a graph that was recorded while the old one lay there."""
+    paths = [save_adapter(llama, tmp_path / name, 4, seed) for seed, name in enumerate("ab")]
+    driver = GpuDriver(llama)
+    outputs = []
+    for path in (paths[0], paths[1], paths[0]):
+        handle = driver.adapter(path, 0)
+        sequence = driver.sequence(PROMPTS[0], adapter=handle)
+        driver.run([sequence], count=2)
+        outputs.append(sequence.output)
+        driver.runner.unload_adapter(handle)
+    assert outputs[0] == outputs[2] != outputs[1]
+
+
+def test_what_cannot_be_loaded_is_refused(llama: Path, tmp_path: Path) -> None:
+    path = str(save_adapter(llama, tmp_path / "a", 4, 0))
+    driver = GpuDriver(llama)
+    with pytest.raises(AdapterError, match="register it first"):
+        driver.runner.load_adapter(AdapterHandle("f" * 64, 0, 1), [0])
+    state = driver.runner.register_adapter(path)
+    with pytest.raises(IntegrityError, match="was given 1 blocks"):
+        driver.runner.load_adapter(AdapterHandle(state.digest, 0, 1), [0])
+    without = GpuDriver(llama, enable_lora=False)
+    with pytest.raises(AdapterError, match="LoRA disabled"):
+        without.runner.register_adapter(path)
+
+
+def test_all_graphs_are_recorded_at_the_start(llama: Path) -> None:
+    driver = GpuDriver(llama, max_running=1, max_adapter_slots=1)
+    driver.runner.warm_up()
+    ours = driver.sequence(PROMPTS[0])
+    driver.run([ours], count=2)
+    other = GpuDriver(llama)
+    theirs = other.sequence(PROMPTS[0])
+    other.run([theirs], count=2)
+    assert ours.output == theirs.output
