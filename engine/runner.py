@@ -1,14 +1,13 @@
 """The device side of the engine: a loaded model, its KV memory, its adapters, and one step."""
 
 import os
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from engine.adapter_host import AdapterHost
-from engine.batch import LAST_SAMPLED, AdapterHandle, Row, Sampled, StepBatch
+from engine.batch import LAST_SAMPLED, AdapterHandle, Row, Runner, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError
 from engine.layers.attention_plan import Geometry
@@ -19,6 +18,7 @@ from engine.layers.step import ordered, step_inputs
 from engine.memory import decide_blocks
 from engine.models.load import LoadedModel, load_model
 from engine.protocol import AdapterState, EngineInfo
+from engine.runner_info import engine_info
 from engine.sampling import Sampler, host_samples
 
 
@@ -34,10 +34,10 @@ class CpuRunner:
 
     def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
         spec, dtype, device = model.spec, model.dtype, model.device
-        self._id = uuid.uuid4().hex
         self._config = config
         self._model = model
         self._blocks = decide_blocks(config, spec, dtype, device)
+        self._info = engine_info(config, model, self._blocks)
         self._pool = KvPool(spec, self._blocks, config.block_size, dtype, device)
         self._geometry = Geometry(
             config.block_size, spec.layers, 2 * spec.kv_heads, spec.heads // spec.kv_heads, dtype
@@ -60,19 +60,7 @@ class CpuRunner:
         return False
 
     def info(self) -> EngineInfo:
-        spec = self._model.spec
-        return EngineInfo(
-            engine_id=self._id,
-            model=self._model.name,
-            base_digest=self._model.digest,
-            context_length=spec.context,
-            vocab_size=spec.vocab,
-            block_size=self._config.block_size,
-            num_blocks=self._blocks,
-            eos_token_ids=spec.eos,
-            dtype=str(self._model.dtype).removeprefix("torch."),
-            max_lora_rank=self._config.max_lora_rank if self._config.enable_lora else 0,
-        )
+        return self._info
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Step:
@@ -141,13 +129,20 @@ class CpuRunner:
         return tokens
 
 
-def load_runner(config: EngineConfig) -> CpuRunner:
+def load_runner(config: EngineConfig) -> Runner:
     """Loads the model that the configuration names and takes its memory.
 
     Raises CheckpointError or ConfigError, each naming what to change.
     """
     torch.set_num_threads(config.threads or physical_cores())
-    return CpuRunner(config, load_model(config))
+    model = load_model(config)
+    if model.device.type == "cpu":
+        return CpuRunner(config, model)
+    from engine.runner_gpu import GpuRunner  # needs Triton, which not every machine has
+
+    runner = GpuRunner(config, model)
+    runner.warm_up()
+    return runner
 
 
 def physical_cores() -> int:
