@@ -1,74 +1,22 @@
 """Which adapters are known, where their weights are, and who uses them. No torch: the runner moves
 the bytes, the block pool gives the memory.
-
-The life of an adapter: absent -> host -> loading -> resident -> draining -> host -> absent.
 """
 
+import logging
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
-from enum import StrEnum
 
+from engine.adapter import Adapter, Lack, Place
 from engine.batch import AdapterHandle, Runner
 from engine.blocks import BlockPool
 from engine.errors import AdapterError, IntegrityError
 from engine.protocol import AdapterState
 
+log = logging.getLogger("tollhouse.engine")
+
 OWNER = "\x00adapters"  # the pool's name for what adapters hold; never a tenant
-
-
-class Lack(StrEnum):
-    """Why there is no handle now."""
-
-    SLOT = "slot"
-    BLOCKS = "blocks"
-    WEIGHTS = "weights"  # still on their way from disk
-
-
-class Place(StrEnum):
-    ABSENT = "absent"
-    HOST = "host"
-    LOADING = "loading"
-    RESIDENT = "resident"
-    DRAINING = "draining"
-
-
-_MOVES = {
-    (Place.ABSENT, Place.HOST),
-    (Place.HOST, Place.ABSENT),
-    (Place.HOST, Place.LOADING),
-    (Place.LOADING, Place.RESIDENT),
-    (Place.LOADING, Place.HOST),
-    (Place.RESIDENT, Place.DRAINING),
-    (Place.DRAINING, Place.HOST),
-}
-
-
-@dataclass(eq=False, slots=True)
-class Adapter:
-    digest: str
-    path: str
-    rank: int
-    bytes: int
-    place: Place = Place.ABSENT
-    handle: AdapterHandle | None = None
-    blocks: list[int] | None = None
-    users: int = 0  # running sequences on the handle
-    accepted: int = 0  # requests taken and not over: they may still need it
-    retired: bool = False  # unloaded by a gateway: no new requests
-    reading: "Future[AdapterState] | None" = None
-    failure: str = ""
-    generation: int = 0
-
-    def move(self, place: Place) -> None:
-        if (self.place, place) not in _MOVES:
-            raise IntegrityError(f"adapter {self.digest[:12]} cannot go {self.place} -> {place}")
-        self.place = place
-
-    def state(self) -> AdapterState:
-        return AdapterState(self.digest, self.place.value, self.rank, self.generation, self.failure)
-
 
 Submit = Callable[[Callable[[], AdapterState]], "Future[AdapterState]"]
 
@@ -84,7 +32,7 @@ def read_now(work: Callable[[], AdapterState]) -> "Future[AdapterState]":
 
 
 class Adapters:
-    """The registry. `known` is ordered by last use, oldest first."""
+    """The registry: host copies within a budget of bytes, device slots within the block pool."""
 
     def __init__(
         self,
@@ -101,9 +49,17 @@ class Adapters:
         self._slots: list[Adapter | None] = [None] * slots
         self._generations = [0] * slots
         self._host_bytes = host_bytes
+        self._hosted: OrderedDict[str, Adapter] = OrderedDict()  # not absent; oldest use first
+        self._hosted_bytes = 0
         self._drain_s = drain_s
         self._submit = submit
+        self._reading: dict[str, Adapter] = {}
+        self._failed: list[Adapter] = []
         self._wanted: dict[str, float] = {}  # digest -> since when a request has lacked a slot
+        self._spared: Adapter | None = None
+        self._uses = 0
+        self._dropped: dict[str, int] = {}  # digest -> `drops` when its host copy last went
+        self.drops = 0
         self.known: dict[str, Adapter] = {}
         self.loads = 0
         self.evictions = 0
@@ -111,27 +67,34 @@ class Adapters:
     # Registration.
 
     def register(self, path: str, state: AdapterState) -> Adapter:
-        """Record what the runner has just read from `path` into the host tier."""
+        """Record what the runner has just read from `path` into host memory."""
         adapter = self.known.get(state.digest)
         if adapter is None:
             size = os.path.getsize(os.path.join(path, "adapter_model.safetensors"))
-            adapter = Adapter(state.digest, path, state.rank, size)
+            need = self._runner.adapter_blocks(state.digest)
+            adapter = Adapter(state.digest, path, state.rank, size, need)
             self.known[state.digest] = adapter
-        adapter.path, adapter.rank, adapter.retired, adapter.failure = path, state.rank, False, ""
+        adapter.path, adapter.retired, adapter.failure = path, False, ""
         if adapter.place is Place.ABSENT:
-            adapter.move(Place.HOST)
-        self._touch(adapter)
-        self._trim_host()
+            self._come_to_host(adapter)
         return adapter
 
-    def accept(self, digest: str) -> None:
-        """A request for this adapter was taken; keeps its weights findable until `settle`."""
+    def outdated(self, digest: str, drops_before: int) -> bool:
+        """Whether the host copy went after a read of it began: the read must be made again."""
+        return self._dropped.get(digest, 0) > drops_before
+
+    def find(self, digest: str) -> Adapter:
+        """One that new requests may use."""
         adapter = self.known.get(digest)
         if adapter is None or adapter.retired:
             raise AdapterError(
                 "adapter_not_found", f"adapter {digest[:12]} is not loaded: load it first"
             )
-        adapter.accepted += 1
+        return adapter
+
+    def accept(self, digest: str) -> None:
+        """A request for this adapter was taken; keeps its weights findable until `settle`."""
+        self.find(digest).accepted += 1
 
     def settle(self, digest: str) -> None:
         adapter = self.known[digest]
@@ -142,14 +105,12 @@ class Adapters:
 
     def retire(self, digest: str) -> AdapterState:
         """Unload: no new requests; those under way keep the weights that they began with."""
-        adapter = self.known.get(digest)
-        if adapter is None or adapter.retired:
-            raise AdapterError("adapter_not_found", f"adapter {digest[:12]} is not loaded")
+        adapter = self.find(digest)
         adapter.retired = True
         self._bury(adapter)
         return adapter.state()
 
-    # Slots.
+    # Use.
 
     def usable(self, digest: str | None) -> bool:
         """Whether a request with this adapter is worth trying now."""
@@ -158,9 +119,7 @@ class Adapters:
         adapter = self.known[digest]
         if adapter.place is Place.RESIDENT:
             return True
-        if adapter.place is Place.DRAINING:
-            return False
-        if adapter.place is Place.ABSENT and adapter.reading is not None:
+        if adapter.place is Place.DRAINING or adapter.reading is not None:
             return False
         return any(a is None or a.users == 0 for a in self._slots)
 
@@ -184,7 +143,6 @@ class Adapters:
 
     def hold(self, handle: AdapterHandle) -> None:
         """One more sequence on a handle that is held already (a fork)."""
-        self.check(handle)
         self._of(handle).users += 1
 
     def release(self, handle: AdapterHandle) -> None:
@@ -214,31 +172,30 @@ class Adapters:
         if draining >= aged:
             return
         busy = [a for a in self._slots if a is not None and a.place is Place.RESIDENT]
-        if not busy:
-            return
-        victim = min(busy, key=lambda a: a.users)  # the first is the least recently used
-        self._drain(victim)
+        if busy:
+            self._drain(min(busy, key=lambda a: (a.users, a.last_used)))
 
     def evict_idle(self) -> bool:
         """Free the slot and blocks of the least recently used adapter that nobody runs on."""
-        for adapter in self.known.values():
-            if adapter.place is Place.RESIDENT and adapter.users == 0:
-                self._drain(adapter)
-                self.evictions += 1
-                return True
-        return False
+        idle = [a for a in self._slots if a and a.place is Place.RESIDENT and a.users == 0]
+        if not idle:
+            return False
+        self._drain(min(idle, key=lambda a: a.last_used))
+        self.evictions += 1
+        return True
 
     def poll(self) -> list[Adapter]:
-        """Take in finished host reads; returns the adapters whose read failed."""
-        failed = []
-        for adapter in [a for a in self.known.values() if a.reading and a.reading.done()]:
-            if not self._take_in(adapter):
-                failed.append(adapter)
+        """Take in finished host reads; returns the adapters that could not be read or loaded."""
+        for adapter in [a for a in self._reading.values() if a.reading and a.reading.done()]:
+            self._take_in(adapter)
+        failed, self._failed = self._failed, []
         return failed
+
+    # What is known from outside.
 
     @property
     def reading(self) -> bool:
-        return any(a.reading is not None for a in self.known.values())
+        return bool(self._reading)
 
     def states(self) -> list[AdapterState]:
         return [a.state() for a in list(self.known.values())]
@@ -248,14 +205,8 @@ class Adapters:
             if adapter is not None:
                 yield from adapter.blocks or ()
 
-    def blocks_for(self, digest: str) -> int:
-        adapter = self.known[digest]
-        if adapter.blocks is not None:
-            return len(adapter.blocks)
-        return 0 if adapter.place is Place.ABSENT else self._runner.adapter_blocks(digest)
-
     def check_integrity(self, users: dict[str, int]) -> None:
-        """`users` counts the running sequences by adapter digest."""
+        """`users` counts the sequences that hold a handle, by adapter digest."""
         for slot, adapter in enumerate(self._slots):
             if adapter is None:
                 continue
@@ -264,14 +215,19 @@ class Adapters:
             if adapter.handle.generation != self._generations[slot]:
                 raise IntegrityError(f"slot {slot} holds a stale generation")
         for adapter in self.known.values():
+            name = adapter.digest[:12]
             if adapter.users != users.get(adapter.digest, 0):
                 raise IntegrityError(
-                    f"adapter {adapter.digest[:12]} counts {adapter.users} users, "
+                    f"adapter {name} counts {adapter.users} users, "
                     f"has {users.get(adapter.digest, 0)}"
                 )
             in_slot = adapter.place in (Place.RESIDENT, Place.DRAINING)
             if in_slot != (adapter.handle is not None) or in_slot != (adapter in self._slots):
-                raise IntegrityError(f"adapter {adapter.digest[:12]} is {adapter.place} wrongly")
+                raise IntegrityError(f"adapter {name} is {adapter.place} wrongly")
+            if (adapter.place is Place.ABSENT) == (adapter.digest in self._hosted):
+                raise IntegrityError(f"adapter {name} is {adapter.place}, the host tier disagrees")
+        if self._hosted_bytes != sum(a.bytes for a in self._hosted.values()):
+            raise IntegrityError("the host tier miscounts its bytes")
 
     # The moves.
 
@@ -281,36 +237,38 @@ class Adapters:
             return Lack.WEIGHTS
         if adapter.place is not Place.HOST:
             return Lack.SLOT
-        slot = self._free_slot()
-        if slot is None:
+        self._touch(adapter)
+        self._spared = adapter
+        if None not in self._slots and not self.evict_idle():
             return Lack.SLOT
-        need = self._runner.adapter_blocks(adapter.digest)
-        while self._pool.available(OWNER, force) < need + spare and self.evict_idle():
-            slot = self._free_slot()
-        if slot is None or self._pool.available(OWNER, force) < need + spare:
-            return Lack.BLOCKS
-        blocks = self._pool.allocate(need, OWNER, force)
+        while self._pool.available(OWNER, force) < adapter.need + spare:
+            if not self.evict_idle():
+                return Lack.BLOCKS
+        blocks = self._pool.allocate(adapter.need, OWNER, force)
         if blocks is None:
             return Lack.BLOCKS
+        return None if self._load(adapter, blocks) else Lack.WEIGHTS
+
+    def _load(self, adapter: Adapter, blocks: list[int]) -> bool:
+        slot = self._slots.index(None)
         self._generations[slot] += 1
-        adapter.move(Place.LOADING)
         handle = AdapterHandle(adapter.digest, slot, self._generations[slot])
+        adapter.move(Place.LOADING)
         try:
             self._runner.load_adapter(handle, blocks)
-        except Exception:
+        except IntegrityError:
+            raise
+        except Exception as error:
+            log.exception("adapter %s could not be moved to the device", adapter.digest[:12])
             self._pool.release(reversed(blocks))
             adapter.move(Place.HOST)
-            raise
+            self._fail(adapter, f"the device did not take the adapter: {error}")
+            return False
         adapter.handle, adapter.blocks, adapter.generation = handle, blocks, handle.generation
         self._slots[slot] = adapter
         adapter.move(Place.RESIDENT)
         self.loads += 1
-        return None
-
-    def _free_slot(self) -> int | None:
-        if None not in self._slots and not self.evict_idle():
-            return None
-        return self._slots.index(None)
+        return True
 
     def _drain(self, adapter: Adapter) -> None:
         adapter.move(Place.DRAINING)
@@ -335,50 +293,77 @@ class Adapters:
         if adapter.place is Place.RESIDENT:
             self._drain(adapter)
         if adapter.place is Place.HOST:
-            self._runner.drop_adapter(adapter.digest)
-            adapter.move(Place.ABSENT)
+            self._leave_host(adapter)
         self.known.pop(adapter.digest, None)
         self._wanted.pop(adapter.digest, None)
+
+    # Host memory.
 
     def _read(self, adapter: Adapter) -> None:
         if adapter.reading is None:
             adapter.reading = self._submit(lambda: self._runner.register_adapter(adapter.path))
+            adapter.reading_since = self.drops
+            self._reading[adapter.digest] = adapter
 
-    def _take_in(self, adapter: Adapter) -> bool:
+    def _take_in(self, adapter: Adapter) -> None:
         future, adapter.reading = adapter.reading, None
+        del self._reading[adapter.digest]
         if future is None:
-            return True
+            return
         error = future.exception()
-        if error is None and future.result().digest != adapter.digest:
-            self._runner.drop_adapter(future.result().digest)
-            error = AdapterError("adapter_changed", f"{adapter.path} now holds other weights")
         if error is not None:
-            adapter.failure = str(error)
-            return False
-        adapter.failure = ""
-        adapter.move(Place.HOST)
-        self._touch(adapter)
-        self._trim_host(spared=adapter)
-        return True
-
-    def _trim_host(self, spared: Adapter | None = None) -> None:
-        """Host memory is bounded: the least recently used copies go, their paths stay known."""
-        on_host = [a for a in self.known.values() if a.place is not Place.ABSENT]
-        total = sum(a.bytes for a in on_host)
-        for adapter in on_host:
-            if total <= self._host_bytes:
+            self._fail(adapter, str(error))
+        elif future.result().digest != adapter.digest:
+            if future.result().digest not in self.known:
+                self._runner.drop_adapter(future.result().digest)
+            self._fail(adapter, f"{adapter.path} now holds other weights: load it again")
+        elif adapter.place is Place.ABSENT:  # else a gateway loaded it meanwhile
+            if self.outdated(adapter.digest, adapter.reading_since):
+                self._read(adapter)
                 return
-            if adapter.place is Place.HOST and adapter is not spared:
-                self._runner.drop_adapter(adapter.digest)
-                adapter.move(Place.ABSENT)
-                total -= adapter.bytes
+            adapter.failure = ""
+            self._come_to_host(adapter)
+        self._bury(adapter)
+
+    def _fail(self, adapter: Adapter, why: str) -> None:
+        adapter.failure = why
+        self._failed.append(adapter)
+
+    def _come_to_host(self, adapter: Adapter) -> None:
+        adapter.move(Place.HOST)
+        self._hosted[adapter.digest] = adapter
+        self._hosted_bytes += adapter.bytes
+        self._touch(adapter)
+        self._spared = adapter
+        self._trim_host()
+
+    def _leave_host(self, adapter: Adapter) -> None:
+        self._runner.drop_adapter(adapter.digest)
+        del self._hosted[adapter.digest]
+        self._hosted_bytes -= adapter.bytes
+        self.drops += 1
+        self._dropped[adapter.digest] = self.drops
+        adapter.move(Place.ABSENT)
+
+    def _trim_host(self) -> None:
+        """Host memory is bounded: the least recently used copies go, their paths stay known. The
+        one that is about to be used stays, even where the budget is below one adapter."""
+        if self._hosted_bytes <= self._host_bytes:
+            return
+        for adapter in list(self._hosted.values()):
+            if adapter.place is Place.HOST and adapter is not self._spared:
+                self._leave_host(adapter)
+            if self._hosted_bytes <= self._host_bytes:
+                return
 
     def _touch(self, adapter: Adapter) -> None:
-        self.known.pop(adapter.digest)
-        self.known[adapter.digest] = adapter
+        self._uses += 1
+        adapter.last_used = self._uses
+        self._hosted.move_to_end(adapter.digest)
 
     def _of(self, handle: AdapterHandle) -> Adapter:
         self.check(handle)
         adapter = self._slots[handle.slot]
-        assert adapter is not None
+        if adapter is None:
+            raise IntegrityError(f"slot {handle.slot} is empty")
         return adapter

@@ -81,6 +81,11 @@ class BlockPool:
                 self._forget(pushed_out)
                 self._free.append(pushed_out)
 
+    def freed_by(self, tables: Iterable[list[int]]) -> int:
+        """How many blocks nobody would hold any more if these tables were released."""
+        counts = Counter(block for table in tables for block in table)
+        return sum(self.refs[block] == count for block, count in counts.items())
+
     def cache(self, block: int, key: bytes, owner: str, parent: bytes | None) -> None:
         """Name a held, wholly computed block. A key that is cached already keeps its first block,
         so that block tables only ever grow."""

@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from engine.adapters import Adapter, Adapters, Place, Submit, read_now
+from engine.adapter import Adapter
+from engine.adapters import Adapters, Submit, read_now
 from engine.batch import Runner
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
@@ -128,12 +129,7 @@ class Engine:
     def _adapter_blocks(self, digest: str) -> int:
         if not self.config.enable_lora:
             raise AdapterError("adapter_not_found", "this engine runs without adapters")
-        adapter = self.adapters.known.get(digest)
-        if adapter is None or adapter.retired:
-            raise AdapterError(
-                "adapter_not_found", f"adapter {digest[:12]} is not loaded: load it first"
-            )
-        return self.adapters.blocks_for(digest)
+        return self.adapters.find(digest).need
 
     def abort(self, request_id: str, origin: str | None = None) -> bool:
         """Whether there was such a request under way (and of this gateway, if one is named)."""
@@ -163,8 +159,11 @@ class Engine:
             )
         return state
 
-    def add_adapter(self, path: str, state: AdapterState) -> AdapterState:
-        """The quick half: make a read adapter known."""
+    def add_adapter(self, path: str, state: AdapterState, drops_before: int) -> AdapterState | None:
+        """The quick half: make a read adapter known. `drops_before` is `adapters.drops` from before
+        the read; None when the copy was dropped since: read again."""
+        if self.adapters.outdated(state.digest, drops_before):
+            return None
         need = self._runner.adapter_blocks(state.digest)
         if need >= self.pool.num_blocks:
             self._runner.drop_adapter(state.digest)
@@ -175,7 +174,12 @@ class Engine:
         return self.adapters.register(path, state).state()
 
     def load_adapter(self, path: str) -> AdapterState:
-        return self.add_adapter(path, self.read_adapter(path))
+        """Both halves at once, for callers without a loader thread."""
+        drops = self.adapters.drops
+        state = self.add_adapter(path, self.read_adapter(path), drops)
+        if state is None:
+            raise IntegrityError("an adapter went while it was being loaded")
+        return state
 
     def unload_adapter(self, digest: str) -> AdapterState:
         return self.adapters.retire(digest)
@@ -351,10 +355,6 @@ class Engine:
         waiting = list(self.scheduler.waiting)
         if len(waiting) != self.scheduler.waiting.size:
             raise IntegrityError("the queue miscounts itself")
-        resident = (Place.RESIDENT, Place.DRAINING)
-        for adapter in self.adapters.known.values():
-            if adapter.place not in resident and adapter.users:
-                raise IntegrityError(f"adapter {adapter.digest[:12]} is used and not resident")
 
     def _check_owner(self, seq: Sequence) -> None:
         allowed = (seq.request.ask.namespace, PUBLIC)

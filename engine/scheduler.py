@@ -5,7 +5,8 @@ There are no phases: every sequence has a count of computed positions that chase
 
 from collections import deque
 
-from engine.adapters import Adapters, Lack
+from engine.adapter import Lack
+from engine.adapters import Adapters
 from engine.batch import LAST_SAMPLED, Row, StepBatch
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
@@ -103,6 +104,7 @@ class Scheduler:
         """The next step's work, or None when nothing can run now."""
         self._rows = []
         self._budget = self._config.max_batch_tokens
+        self._yield_to_priority(now)
         self._secure_blocks(now)
         for seq in self.running:
             if seq.decoding and not self._complete(seq):
@@ -137,6 +139,40 @@ class Scheduler:
                 if any(other.in_flight for other in self.running):
                     raise NeedsCollect
                 self._preempt(choose_victim(self.running, self.waiting, self.pace, now))
+
+    def _yield_to_priority(self, now: float) -> None:
+        """Running sequences of a lower priority give way to a waiting one that finds no room."""
+        first = self.waiting.first_turn()
+        if first is None or all(s.request.ask.priority >= -first[0] for s in self.running):
+            return
+        needed = next(self.waiting.candidates(self._adapters.usable, self._hits), None)
+        if needed is None:
+            return
+        priority = needed.request.ask.priority
+        lower = [s for s in self.running if s.request.ask.priority < priority]
+        if not self._enough(needed, lower):
+            return
+        while lower and not self._enough(needed, []):
+            if any(seq.in_flight for seq in self.running):
+                raise NeedsCollect
+            victim = choose_victim(lower, self.waiting, self.pace, now)
+            lower.remove(victim)
+            self._preempt(victim)
+
+    def _enough(self, seq: Sequence, given_up: list[Sequence]) -> bool:
+        """Whether there is room for a waiting sequence once these have given theirs up."""
+        need = -(-len(seq.history) // self._size) - self._hits(seq) + self._margin()
+        blocks = self._pool.available(seq.request.ask.namespace)
+        blocks += self._pool.freed_by(other.blocks for other in given_up)
+        return self._seats_lacking(seq) <= len(given_up) and blocks >= need
+
+    def _seats_lacking(self, seq: Sequence) -> int:
+        choices = 1 if seq.request.forked else seq.request.ask.sampling.n
+        return len(self.running) + self._reserved + choices - self._config.max_running
+
+    def _margin(self) -> int:
+        """Blocks to leave for those that run: admitting into the last would preempt at once."""
+        return len(self.running) // 4 + 1 if self.running else 0
 
     def _ensure_blocks(self, seq: Sequence) -> bool:
         """Own, writable blocks for the positions that the next row writes."""
@@ -241,7 +277,7 @@ class Scheduler:
                 for other in passed:
                     other.bypassed += 1
                 return seq
-            if lack is Lack.BLOCKS:
+            if lack in (Lack.BLOCKS, Lack.SEATS):
                 passed.append(seq)
                 if seq.bypassed >= BYPASSES or len(passed) >= BYPASSES:
                     return None
@@ -258,14 +294,11 @@ class Scheduler:
     def _admit(self, seq: Sequence, now: float) -> Lack | None:
         """Make a waiting sequence run: slot, blocks, cached prefix. Or say what it lacks."""
         ask = seq.request.ask
-        if seq.in_flight or len(self.running) + self._reserved + self._choices(seq) > (
-            self._config.max_running
-        ):
-            return Lack.SLOT
+        if seq.in_flight or self._seats_lacking(seq) > 0:
+            return Lack.SEATS
         hits = self._hits(seq)
         need = -(-len(seq.history) // self._size) - hits
-        # Sequences that decode soon need blocks too: admitting into the last would preempt at once.
-        spare = need + (len(self.running) // 4 + 1 if self.running else 0)
+        spare = need + self._margin()
         force = not self.running
         seq.blocks = self._share(seq.keys[:hits])
         if ask.adapter is not None:
@@ -311,9 +344,6 @@ class Scheduler:
         self.waiting.charge(seq, seq.computed * self._config.cached_price)
         self.prefix_queries += len(request.ask.prompt)
         self.prefix_hits += seq.computed
-
-    def _choices(self, seq: Sequence) -> int:
-        return 1 if seq.request.forked else seq.request.ask.sampling.n
 
     def _extra_choices(self, seq: Sequence) -> int:
         return seq.request.ask.sampling.n - 1

@@ -76,7 +76,7 @@ class Server:
             os.umask(before)
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.gateways = Gateways(self._socket)
-        self._loads: list[tuple[str, int, str, Future[AdapterState]]] = []
+        self._loads: list[tuple[str, int, str, Future[AdapterState], int]] = []
         self._step = 0
         self._next_beat = 0.0
         self._stop_by: float | None = None
@@ -181,8 +181,7 @@ class Server:
             case Acknowledge(request_ids):
                 self.engine.receipts.acknowledge(request_ids)
             case LoadAdapter(call, path):
-                future = self._loader.submit(self.engine.read_adapter, path)
-                self._loads.append((gateway.gateway_id, call, path, future))
+                self._start_load(gateway.gateway_id, call, path)
             case UnloadAdapter(call, digest):
                 self._unload(gateway, call, digest)
             case LookUp(call, request_ids):
@@ -238,12 +237,20 @@ class Server:
         under_way = [i for i in request_ids if i in self.engine.requests and i not in done]
         self.gateways.send(gateway, LookUpReply(call, found, under_way))
 
+    def _start_load(self, gateway_id: str, call: int, path: str) -> None:
+        future = self._loader.submit(self.engine.read_adapter, path)
+        self._loads.append((gateway_id, call, path, future, self.engine.adapters.drops))
+
     def _finish_loads(self) -> None:
         for load in [entry for entry in self._loads if entry[3].done()]:
             self._loads.remove(load)
-            gateway_id, call, path, future = load
+            gateway_id, call, path, future, drops_before = load
             try:
-                reply = AdapterReply(call, self.engine.add_adapter(path, future.result()))
+                state = self.engine.add_adapter(path, future.result(), drops_before)
+                if state is None:
+                    self._start_load(gateway_id, call, path)
+                    continue
+                reply = AdapterReply(call, state)
             except EngineError as error:
                 reply = AdapterReply(call, None, error.code, error.message)
             except Exception as error:

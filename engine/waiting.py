@@ -4,7 +4,7 @@ A tenant's requests are held by adapter, so that one which must wait for an adap
 stand in the way of those that need not.
 """
 
-import heapq
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
 from engine.fairness import FairOrder, Levels
@@ -15,39 +15,45 @@ LOOK = 4  # tenants, and requests of a tenant and adapter, that locality compare
 
 
 class TenantQueue:
-    """One tenant's waiting sequences. Removal is lazy: what no longer waits is skipped."""
+    """One tenant's waiting sequences: by adapter, each list sorted by arrival."""
 
     def __init__(self) -> None:
         self.size = 0
-        self._heaps: dict[str | None, list[tuple[float, int, Sequence]]] = {}
+        self._lists: dict[str | None, list[tuple[float, int, Sequence]]] = {}
 
     def push(self, seq: Sequence) -> None:
-        heap = self._heaps.setdefault(seq.request.ask.adapter, [])
-        heapq.heappush(heap, (seq.request.arrived, seq.number, seq))
+        entries = self._lists.setdefault(seq.request.ask.adapter, [])
+        insort(entries, (seq.request.arrived, seq.number, seq))
         self.size += 1
 
-    def by_arrival(self, usable: Callable[[str | None], bool], deep: bool) -> list[Sequence]:
-        """The oldest of each usable adapter (the oldest few if `deep`), oldest first."""
+    def remove(self, seq: Sequence) -> None:
+        adapter = seq.request.ask.adapter
+        entries = self._lists[adapter]
+        # Numbers are unique, so this finds the entry itself.
+        del entries[bisect_left(entries, (seq.request.arrived, seq.number))]
+        if not entries:
+            del self._lists[adapter]
+        self.size -= 1
+
+    def by_arrival(self, usable: Callable[[str | None], bool], depth: int) -> list[Sequence]:
+        """The oldest `depth` of each usable adapter, oldest first."""
         found = []
-        for adapter in list(self._heaps):
-            heap = self._heaps[adapter]
-            while heap and heap[0][2].stage is not Stage.WAITING:
-                heapq.heappop(heap)
-            if not heap:
-                del self._heaps[adapter]
-            elif usable(adapter):
-                found.extend(heapq.nsmallest(LOOK, heap) if deep else heap[:1])
-        return [seq for _, _, seq in sorted(found) if seq.stage is Stage.WAITING]
+        for adapter, entries in self._lists.items():
+            if usable(adapter):
+                found.extend(entries[:depth])
+        if len(found) > 1:
+            found.sort()
+        return [seq for _, _, seq in found]
 
     def note_overtaken(self, seq: Sequence) -> None:
         """`seq` goes first: count it against the older one of its adapter, if there is one."""
-        heap = self._heaps[seq.request.ask.adapter]
-        if heap[0][2].stage is Stage.WAITING and heap[0][1] < seq.number:
-            heap[0][2].overtaken += 1
+        eldest = self._lists[seq.request.ask.adapter][0][2]
+        if eldest is not seq:
+            eldest.overtaken += 1
 
     def __iter__(self) -> Iterator[Sequence]:
-        for heap in self._heaps.values():
-            yield from (seq for _, _, seq in heap if seq.stage is Stage.WAITING)
+        for entries in self._lists.values():
+            yield from (seq for _, _, seq in entries)
 
 
 class Lane:
@@ -91,9 +97,9 @@ class Waiting:
         lane = self._lanes[ask.priority]
         queue = lane.tenants[share]
         seq.stage = stage
-        queue.size -= 1
         if stage is Stage.RUNNING:
             queue.note_overtaken(seq)
+        queue.remove(seq)
         if queue.size == 0:
             del lane.tenants[share]
             lane.order.leave(share)
@@ -145,10 +151,10 @@ class Waiting:
             if near:
                 yield from self._by_prefix(lane, near, usable, hits)
             for share in shares:
-                yield from lane.tenants[share].by_arrival(usable, deep=False)
+                yield from lane.tenants[share].by_arrival(usable, depth=1)
             if len(lane.order) > len(shares):
                 for share in lane.order.first(len(lane.order))[len(shares) :]:
-                    yield from lane.tenants[share].by_arrival(usable, deep=False)
+                    yield from lane.tenants[share].by_arrival(usable, depth=1)
 
     def _near(self, shares: list[str]) -> list[str]:
         """The tenants so little ahead of the least served that locality may choose among them."""
@@ -169,7 +175,7 @@ class Waiting:
         best_hits = 0
         elders: list[Sequence] = []
         for share in near:
-            queue = lane.tenants[share].by_arrival(usable, deep=True)
+            queue = lane.tenants[share].by_arrival(usable, depth=LOOK)
             if not queue:
                 continue
             if queue[0].overtaken >= OVERTAKES:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.fake_runner import FakeRunner
+from engine.fake_runner import FakeRunner, _mix, _seed, next_token
 from engine.loop import Engine
 from engine.protocol import GenerateRequest, Receipt, SamplingParams, TokenChunk
 
@@ -108,3 +108,20 @@ def run_alone(request: GenerateRequest, adapter_path: str | None = None) -> dict
     engine.submit(request, "alone")
     found = run_until_idle(engine)
     return {choice: tokens for (_, choice), tokens in found.tokens.items()}
+
+
+def reference(request: GenerateRequest, choice: int, count: int, vocab: int = 1000) -> list[int]:
+    """The tokens that the fake model gives for this request, worked out without any engine."""
+    seed = _seed(request.adapter or "")
+    state, whole, position = seed, 0, 0
+    history = list(request.prompt)
+    while len(history) - len(request.prompt) < count:
+        for token in history[position:]:
+            state = _mix(state ^ seed, token)
+            whole = (whole + state * (_mix(11, position) | 1)) & ((1 << 64) - 1)
+            position += 1
+        token = next_token(whole, position, request.sampling, choice, vocab)
+        if token == 0 and position - len(request.prompt) + 1 < request.sampling.min_tokens:
+            token = 1
+        history.append(token)
+    return history[len(request.prompt) :]
