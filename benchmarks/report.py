@@ -1,0 +1,100 @@
+"""How every benchmark reports: progress on stderr, one JSON object a figure on stdout."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+def figure(
+    benchmark: str,
+    value: float,
+    unit: str,
+    higher_is_better: bool,
+    peer: str | None = None,
+    peer_value: float | None = None,
+    at_least: float | None = None,
+    aim: float | None = None,
+    settings: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Print one figure, and return it. `score` is how many times better than the peer we are,
+    whichever way the unit runs; `at_least` and `aim` are on the score, or without a peer on the
+    value."""
+    line = {
+        "benchmark": benchmark,
+        "value": _rounded(value),
+        "unit": unit,
+        "higher_is_better": higher_is_better,
+        "peer": peer,
+        "peer_value": None if peer_value is None else _rounded(peer_value),
+        "score": score(value, peer_value, higher_is_better),
+        "at_least": at_least,
+        "aim": aim,
+        "machine": machine(),
+        "settings": settings or {},
+    }
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+    return line
+
+
+def progress(words: str) -> None:
+    sys.stderr.write(words + "\n")
+    sys.stderr.flush()
+
+
+def score(value: float, peer_value: float | None, higher_is_better: bool) -> float | None:
+    """None without a peer, or where the worse of the two is nothing at all."""
+    if peer_value is None:
+        return None
+    better, worse = (value, peer_value) if higher_is_better else (peer_value, value)
+    return None if worse == 0 else _rounded(better / worse)
+
+
+@cache
+def machine() -> dict[str, Any]:
+    """What ran this: processor, cores, memory, and the GPU if there is one."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "gpu": _gpu_name(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    except (ValueError, OSError):
+        return None
+
+
+def _gpu_name() -> str | None:
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return ran.stdout.strip().splitlines()[0] if ran.returncode == 0 and ran.stdout else None
