@@ -1,13 +1,10 @@
 """Where the shipper delivers: the counting-house's and the safety desk's tables, in one commit."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
-from sqlalchemy import func, select
-
-from billing.models import UsageBatch, UsageEventRow
+from billing import usage as counting_house
 from core.clock import Clock
-from core.database import Database, insert_new
+from core.database import Database
 from core.events import ModerationEvent, UsageEvent
 
 
@@ -20,14 +17,4 @@ class SqlBooks:
         if not usage:
             return
         with self._database.transaction() as session:
-            batch = UsageBatch(recorded_at=self._clock.now(), events=len(usage))
-            session.add(batch)
-            session.flush()
-            rows = [{**asdict(event), "batch_id": batch.id} for event in usage]
-            table = UsageEventRow.__table__
-            new = insert_new(session, table, rows, "request_id")  # type: ignore[arg-type]
-            if new != len(usage):
-                batch.events = (
-                    session.scalar(select(func.count()).where(UsageEventRow.batch_id == batch.id))
-                    or 0
-                )
+            counting_house.record(session, usage, self._clock)

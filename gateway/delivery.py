@@ -32,7 +32,7 @@ class Delivery:
         ask: Ask,
         head: Head,
         *,
-        guards: Sequence[OutputGuard | None],
+        guards: Sequence[OutputGuard],
         meter: Meter,
         booking: Booking,
         headers: Callable[[], Headers],
@@ -191,6 +191,9 @@ class Delivery:
         return await self._meter.close(self._ending(reason, status), receipt)
 
     def _ending(self, reason: str, status: int) -> Ending:
+        for guard in self._guards:
+            if guard.action is not None and self._meter.moderation in (None, "annotate"):
+                self._meter.moderation = guard.action
         delivered = sum(choice.delivered for choice in self._choices)
         seen = sum(choice.seen for choice in self._choices)
         return Ending(delivered, seen, reason, status, prompt_done=delivered > 0)

@@ -199,7 +199,7 @@ class Pipeline:
             visit.exchange,
             ask,
             head,
-            guards=[self.safety.guard(visit.request_id, principal) for _ in range(ask.n)],
+            guards=self.safety.guard(visit.request_id, principal, ask.n),
             meter=meter,
             booking=visit.booking,
             headers=lambda: answer_headers(visit.request_id, self._millis(visit), extra),

@@ -20,6 +20,9 @@ class Router:
         self._sending: set[asyncio.Future[None]] = set()
         self._load_locks: dict[tuple[str, str], asyncio.Lock] = {}
 
+    def add(self, model: str, clients: Sequence[EngineClient]) -> None:
+        self._replicas.setdefault(model, []).extend(clients)
+
     def engines(self) -> Iterable[EngineClient]:
         seen: dict[int, EngineClient] = {}
         for clients in self._replicas.values():

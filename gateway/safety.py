@@ -1,5 +1,6 @@
-"""What the pipeline asks of the safety desk: a verdict on the prompt, a guard for the answer."""
+"""What the pipeline asks of the safety desk: a verdict on the prompt, guards for the answer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,8 +23,8 @@ class SafetyDesk(Protocol):
     async def screen(self, request_id: str, principal: Principal, ask: Ask) -> Screened:
         """Raises ContentBlocked, or Unavailable where the policy fails closed."""
 
-    def guard(self, request_id: str, principal: Principal) -> OutputGuard | None:
-        """One for each choice."""
+    def guard(self, request_id: str, principal: Principal, choices: int) -> Sequence[OutputGuard]:
+        """One for each choice, or none at all."""
 
 
 class NoSafetyDesk:
@@ -32,5 +33,5 @@ class NoSafetyDesk:
     async def screen(self, request_id: str, principal: Principal, ask: Ask) -> Screened:
         return Screened(ask)
 
-    def guard(self, request_id: str, principal: Principal) -> OutputGuard | None:
-        return None
+    def guard(self, request_id: str, principal: Principal, choices: int) -> Sequence[OutputGuard]:
+        return ()

@@ -20,6 +20,7 @@ class OutputGuard(Protocol):
     """The safety desk on the way back. What it holds is not shown until it is judged."""
 
     blocked: bool
+    action: str | None  # the strongest that the policy took, once the choice has ended
 
     @property
     def held(self) -> int:

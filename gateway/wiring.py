@@ -14,25 +14,35 @@ from typing import Any
 from core.clock import Clock, SystemClock
 from core.counters import Counters
 from core.counters_memory import MemoryCounters
+from core.counters_redis import RedisCounters
 from core.database import Database
+from core.errors import SettingError
 from core.settings import Settings
 from core.tenants.keyring import Keyring
-from gateway.admission import Admission, OpenAdmission
+from gateway.admission import Admission
 from gateway.attempts import FailedAttempts
 from gateway.auth import Authenticator
+from gateway.booking import LimitedAdmission
 from gateway.books import SqlBooks
-from gateway.catalog import Catalog, ServedModel
-from gateway.engines.base import EngineClient
+from gateway.catalog import Catalog
+from gateway.catalog_view import CatalogView
+from gateway.engine_clients import Engines, make_engines
 from gateway.key_watch import watch_keys
+from gateway.limits import Limiter
+from gateway.moderating import ModerationDesk, OnePolicy
 from gateway.pipeline import Limits, Pipeline
+from gateway.price_list import PriceList
 from gateway.recovery import Recovery
 from gateway.routing import Router
 from gateway.safety import NoSafetyDesk, SafetyDesk
 from gateway.shipper import Shipper
 from gateway.spool import Spool, SpoolFile
+from gateway.upstreams import read_upstreams
+from moderation.classifiers.load import load_classifier
+from moderation.policy import default_policy
+from moderation.screener import Screener
 
 log = logging.getLogger("tollhouse.wiring")
-CONNECT_S = 120.0
 
 
 @dataclass
@@ -44,7 +54,10 @@ class Services:
     database: Database
     keyring: Keyring
     counters: Counters
+    limiter: Limiter
     catalog: Catalog
+    adapters: CatalogView
+    prices: PriceList
     router: Router
     spool: Spool
     shipper: Shipper
@@ -58,8 +71,14 @@ class Services:
         self.shipper.start()
         for engine in self.router.engines():
             await engine.start()
+        # What admission reads from memory is there before the first request comes.
+        await asyncio.to_thread(self.prices.refresh)
+        await asyncio.to_thread(self.adapters.refresh)
         self._run(watch_keys(self.keyring, self.stopping), "keys")
         self._run(self.recovery.run(), "recovery")
+        self._run(self.prices.run(), "prices")
+        self._run(self.adapters.run(), "adapters")
+        self._run(self.limiter.run(), "leases")
 
     async def stop(self) -> None:
         self.pipeline.draining = True
@@ -69,6 +88,7 @@ class Services:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for engine in self.router.engines():
             await engine.close()
+        await self.limiter.close()
         self.spool.flush()
         await asyncio.to_thread(self.shipper.stop)
         self.spool.flush()
@@ -80,7 +100,10 @@ class Services:
     async def readiness(self) -> dict[str, dict[str, Any]]:
         """Each part: whether it is ready, and what it is doing if not."""
         engines = list(self.router.engines())
-        parts = {f"engine {each.engine_id}": {"ready": each.healthy()} for each in engines}
+        parts: dict[str, dict[str, Any]] = {
+            f"engine {each.engine_id}": {"ready": each.healthy()} for each in engines
+        }
+        parts["spool"] = {"ready": True, "waiting": self.shipper.backlog()}
         parts["gateway"] = {"ready": not self.pipeline.draining}
         return parts
 
@@ -92,32 +115,38 @@ def build(
     settings: Settings,
     *,
     clock: Clock | None = None,
-    engines: dict[str, list[EngineClient]],
-    models: list[ServedModel],
+    engines: Engines | None = None,
     admission: Admission | None = None,
     safety: SafetyDesk | None = None,
 ) -> Services:
+    """Parts that are handed in stand in for those of the settings: tests and benchmarks do."""
     clock = clock or SystemClock()
     database = Database(settings.effective_database_url)
     keyring = Keyring(database, clock)
-    counters = MemoryCounters(clock)
-    catalog = Catalog(models)
-    router = Router(engines)
+    counters = make_counters(settings, clock)
     spool = Spool(SpoolFile(_spool_path(settings)))
+    router = Router({})
+    if engines is None:
+        found = read_upstreams(settings.upstreams)
+        engines = make_engines(
+            settings, found, lambda receipt: router.acknowledge_soon(receipt.request_id)
+        )
+    for name, clients in engines.clients.items():
+        router.add(name, clients)
+    catalog = Catalog(engines.models)
     books = SqlBooks(database, clock)
-    recovery = Recovery(
-        spool.file.path.parent,
-        spool.file.path,
-        books,
-        router,
+    prices = PriceList(database)
+    limiter = Limiter(
+        counters,
         clock,
-        longest_life_s=settings.request_timeout_s,
+        when_down=settings.limits_when_redis_down,
+        processes=settings.workers,
     )
     pipeline = Pipeline(
         auth=Authenticator(keyring, FailedAttempts(counters, clock)),
         catalog=catalog,
-        admission=admission or OpenAdmission(),
-        safety=safety or NoSafetyDesk(),
+        admission=admission or LimitedAdmission(limiter, prices, clock),
+        safety=safety or make_safety(settings, clock, spool),
         router=router,
         spool=spool,
         clock=clock,
@@ -129,13 +158,42 @@ def build(
         database=database,
         keyring=keyring,
         counters=counters,
+        limiter=limiter,
         catalog=catalog,
+        adapters=CatalogView(database, catalog),
+        prices=prices,
         router=router,
         spool=spool,
         shipper=Shipper(spool, books),
-        recovery=recovery,
+        recovery=Recovery(
+            spool.file.path.parent,
+            spool.file.path,
+            books,
+            router,
+            clock,
+            longest_life_s=settings.request_timeout_s,
+        ),
         pipeline=pipeline,
     )
+
+
+def make_counters(settings: Settings, clock: Clock) -> Counters:
+    if settings.redis_url:
+        return RedisCounters(settings.redis_url)
+    if settings.workers > 1:
+        raise SettingError(
+            f"TOLLHOUSE_WORKERS is {settings.workers}, but without Redis each worker would count "
+            "limits on its own.",
+            next_step="Set TOLLHOUSE_REDIS_URL, or run one worker.",
+        )
+    return MemoryCounters(clock)
+
+
+def make_safety(settings: Settings, clock: Clock, spool: Spool) -> SafetyDesk:
+    if settings.moderation == "off":
+        return NoSafetyDesk()
+    screener = Screener(load_classifier())
+    return ModerationDesk(screener, OnePolicy(default_policy()), clock, spool.note)
 
 
 def _spool_path(settings: Settings) -> Path:

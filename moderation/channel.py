@@ -75,6 +75,11 @@ class Channel:
         gates = self._enforced(self._screen.strictest) >= Action.REDACT
         self._gated = gates and screener.classifier is not None
 
+    @property
+    def held(self) -> int:
+        """How many characters came in and are not decided yet."""
+        return self._length - self._released
+
     def feed(self, text: str) -> Release:
         self._raw += text
         while text:

@@ -42,6 +42,11 @@ class StreamGuard:
         found = self._channels.get((choice, channel))
         return Release("") if found is None else self._answer(choice, found.end())
 
+    def held(self, choice: int, channel: Hashable = "content") -> int:
+        """Return how many characters of a channel wait for a verdict."""
+        found = self._channels.get((choice, channel))
+        return 0 if found is None else found.held
+
     def channels(self, choice: int) -> list[Hashable]:
         """Return the channels that a choice has spoken on, in the order they came."""
         return [name for owner, name in self._channels if owner == choice]

@@ -14,6 +14,7 @@ import httpx
 import uvicorn
 from sqlalchemy import text
 
+from billing.prices import ensure_default_prices
 from core.clock import SystemClock
 from core.database import Database
 from core.settings import Settings
@@ -21,6 +22,7 @@ from core.tenants.bootstrap import ensure_demo_tenant
 from engine.demo.paths import MODEL_DIR
 from gateway.app import create_app
 from gateway.catalog import ServedModel
+from gateway.engine_clients import Engines
 from gateway.engines.fake import FakeEngine
 from gateway.tokenizing import load_codec
 from gateway.wiring import Services, build
@@ -61,6 +63,7 @@ def served(tmp_path: Path, *, token_delay_s: float = 0.0, **wiring: Any) -> Iter
     upgrade(database)
     with database.transaction() as session:
         demo = ensure_demo_tenant(session, SystemClock())
+        ensure_default_prices(session, SystemClock(), MODEL)
     database.close()
     assert demo.secret is not None
     codec = load_codec(MODEL_DIR)
@@ -71,8 +74,7 @@ def served(tmp_path: Path, *, token_delay_s: float = 0.0, **wiring: Any) -> Iter
         context_length=512,
     )
     model = ServedModel(MODEL, codec, 512, 0)
-    wiring.setdefault("engines", {MODEL: [engine]})
-    wiring.setdefault("models", [model])
+    wiring.setdefault("engines", Engines({MODEL: [engine]}, [model]))
     services = build(settings, **wiring)
     with _listening(services) as url:
         yield House(services, engine, url, demo.secret, demo.tenant_id)

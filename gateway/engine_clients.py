@@ -1,0 +1,91 @@
+"""From upstreams to engine clients and the models that they serve."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq.auth
+
+from core.errors import SettingError
+from core.settings import Settings
+from engine.curve import ClientKeys
+from engine.protocol import Receipt
+from gateway.catalog import ServedModel
+from gateway.engines.base import EngineClient
+from gateway.engines.openai import OpenAIEngine
+from gateway.engines.remote import RemoteEngine
+from gateway.model_files import model_directory, model_name, served_model
+from gateway.tokenizing import load_codec
+from gateway.upstreams import Upstream
+
+_UNKNOWN_CONTEXT = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    clients: dict[str, list[EngineClient]]  # by public model name
+    models: list[ServedModel]
+
+
+def make_engines(
+    settings: Settings, upstreams: list[Upstream], on_stray_receipt: Callable[[Receipt], None]
+) -> Engines:
+    clients: dict[str, list[EngineClient]] = {}
+    models: dict[str, ServedModel] = {}
+    for upstream in upstreams:
+        name = upstream.model or model_name(settings)
+        client: EngineClient
+        if upstream.is_http:
+            client = OpenAIEngine(upstream, upstream.upstream_model or name)
+        else:
+            place = upstream.name or upstream.url
+            client = RemoteEngine(
+                place[:80],
+                upstream.url,
+                keys=_keys(settings, upstream),
+                on_stray_receipt=on_stray_receipt,
+            )
+        clients.setdefault(name, []).append(client)
+        if name not in models:
+            models[name] = _model(settings, upstream, name)
+    return Engines(clients, list(models.values()))
+
+
+def _model(settings: Settings, upstream: Upstream, name: str) -> ServedModel:
+    if upstream.tokenizer:
+        directory = Path(upstream.tokenizer)
+        if not directory.is_dir():
+            raise SettingError(
+                f"The tokenizer of upstream {name} is {directory}, which is not a directory.",
+                next_step="Give a model directory with a tokenizer.json.",
+            )
+        context = upstream.context_length or _UNKNOWN_CONTEXT
+        return ServedModel(name, load_codec(directory), context, 0)
+    if upstream.is_http and upstream.model != model_name(settings):
+        return ServedModel(name, None, upstream.context_length or _UNKNOWN_CONTEXT, 0)
+    if upstream.is_http and not settings.model:
+        return ServedModel(name, None, upstream.context_length or _UNKNOWN_CONTEXT, 0)
+    return served_model(settings, model_directory(settings))
+
+
+def _keys(settings: Settings, upstream: Upstream) -> ClientKeys | None:
+    """CURVE, where the settings name keys. ipc never needs them: the file system guards it."""
+    public_key = upstream.public_key or settings.engine_public_key
+    file = settings.engine_secret_key_file
+    if not public_key or not upstream.url.startswith("tcp://"):
+        return None
+    if file is None:
+        raise SettingError(
+            "TOLLHOUSE_ENGINE_PUBLIC_KEY needs this side's own keys.",
+            next_step="Set TOLLHOUSE_ENGINE_SECRET_KEY_FILE.",
+        )
+    try:
+        public, secret = zmq.auth.load_certificate(file)
+    except (OSError, ValueError) as error:
+        raise SettingError(
+            f"TOLLHOUSE_ENGINE_SECRET_KEY_FILE {file} cannot be read: {error}.",
+            next_step="Make a pair as docs/production.md shows.",
+        ) from None
+    if secret is None:
+        raise SettingError(f"{file} has no secret key.", next_step="Give the secret's file.")
+    return ClientKeys(public_key.encode(), public, secret)
