@@ -1,0 +1,57 @@
+"""`tollhouse audit`: compare every step of the chain; exit 1 on any difference."""
+
+import argparse
+
+from billing import reconcile
+from billing.invoice_run import rate_all
+from gateway.console import add_json, say, show
+from gateway.spool_watch import wait_until_shipped
+from gateway.toolbox import toolbox
+
+HELP = "prove that usage, charges, ledger and invoices agree; exit 1 if they do not"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--keep", action="store_true", help="keep the report for the pages")
+    parser.add_argument(
+        "--as-is", action="store_true", help="do not first rate the usage that waits to be rated"
+    )
+    add_json(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        spool = wait_until_shipped(tools.settings)
+        if not arguments.as_is:
+            rate_all(tools.database, tools.clock)
+        if arguments.keep:
+            with tools.database.transaction() as session:
+                report = reconcile.audit_and_keep(session, tools.clock)
+        else:
+            with tools.database.read() as session:
+                report = reconcile.audit(session)
+    shown = report.as_json()
+    shown["spool"] = {
+        "running": spool.running,
+        "unshipped": spool.unshipped,
+        "parked": spool.parked,
+    }
+    if arguments.json:
+        show(shown, as_json=True)
+        return 0 if report.clean else 1
+    show([{"step": name, **sums} for name, sums in _even(report.steps)], as_json=False)
+    for each in report.differences:
+        ids = ", ".join(each.request_ids)
+        say(f"{each.check}: {each.message} ({each.count}). {ids}")
+    say(
+        f"lost {report.lost}, duplicated {report.duplicated}, ledger error "
+        f"{shown['ledger_error']}; waiting {report.pending}, parked {report.parked}"
+    )
+    return 0 if report.clean else 1
+
+
+def _even(steps: dict[str, dict[str, int]]) -> list[tuple[str, dict[str, object]]]:
+    """Every row with every column, so that the table is one."""
+    names = list(dict.fromkeys(name for sums in steps.values() for name in sums))
+    return [(step, {name: sums.get(name, "") for name in names}) for step, sums in steps.items()]

@@ -1,0 +1,191 @@
+"""`tollhouse invoice`: run, list, show, and settle invoices."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from sqlalchemy import select
+
+from billing import invoice_run, invoices, settlement
+from billing.documents import invoice_json, invoice_summary
+from billing.models import Invoice
+from core.money import units_of
+from gateway.commands._tenants import tenant_id_of
+from gateway.console import add_json, show
+from gateway.spool_watch import wait_until_shipped
+from gateway.toolbox import Toolbox, toolbox
+
+HELP = "make, show and settle invoices"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="verb", required=True)
+    run = verbs.add_parser("run", help="rate what waits, make due invoices final, draft the others")
+    run.add_argument("--tenant", help="only this one; else all")
+    run.add_argument("--closed-only", action="store_true", help="no draft of the running period")
+    run.set_defaults(run=_run)
+    found = verbs.add_parser("list", help="list invoices, the newest first")
+    found.add_argument("--tenant", help="only this one's")
+    found.set_defaults(run=_list)
+    one = verbs.add_parser("show", help="show one invoice with its lines")
+    one.add_argument("invoice", help="id or number")
+    one.add_argument("--html", type=Path, metavar="FILE", help="write it as a printable page")
+    one.add_argument("--pdf", type=Path, metavar="FILE", help="write it as PDF")
+    one.set_defaults(run=_show)
+    pay = verbs.add_parser("pay", help="book a payment that came outside of a payment provider")
+    pay.add_argument("invoice", help="id or number")
+    pay.add_argument("--amount", help="in major units; else all that is open")
+    pay.add_argument("--reference", required=True, help="bank reference; the same one books once")
+    pay.set_defaults(run=_pay)
+    void = verbs.add_parser("void", help="take an unpaid invoice back")
+    void.add_argument("invoice", help="id or number")
+    void.add_argument("--reason", required=True)
+    void.set_defaults(run=_void)
+    lost = verbs.add_parser("write-off", help="give up what is open on an invoice")
+    lost.add_argument("invoice", help="id or number")
+    lost.set_defaults(run=_write_off)
+    for each in (run, found, one, pay, void, lost):
+        add_json(each)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools, Progress(console=Console(stderr=True), transient=True) as bar:
+        wait_until_shipped(tools.settings)
+        chosen = None
+        if arguments.tenant:
+            with tools.database.read() as session:
+                chosen = [tenant_id_of(session, arguments.tenant)]
+        shown = bar.add_task("invoices", total=None)
+        result = invoice_run.run(
+            tools.database,
+            tools.clock,
+            chosen,
+            current=not arguments.closed_only,
+            progress=lambda done, total: bar.update(shown, completed=done, total=total),
+        )
+        with tools.database.read() as session:
+            rows = [session.get_one(Invoice, each) for each in result.all_ids]
+            rows.sort(key=lambda row: (row.tenant_id, row.period_start))
+            report: dict[str, Any] = {
+                "finalised": len(result.finalised),
+                "drafted": len(result.drafted),
+                "unchanged": len(result.unchanged),
+                "failed": result.failed,
+            }
+            if arguments.json:
+                report["invoices"] = [invoice_json(session, row) for row in rows]
+                show(report, as_json=True)
+            else:
+                show([invoice_summary(row) for row in rows], as_json=False, title="invoices")
+    for tenant_id, reason in result.failed.items():
+        print(f"{tenant_id}: {reason}", file=sys.stderr)
+    return 1 if result.failed else 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools, tools.database.read() as session:
+        query = select(Invoice).order_by(Invoice.period_start.desc(), Invoice.tenant_id).limit(500)
+        if arguments.tenant:
+            query = query.where(Invoice.tenant_id == tenant_id_of(session, arguments.tenant))
+        rows = [invoice_summary(row) for row in session.scalars(query)]
+        show(rows, as_json=arguments.json, title="invoices")
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools, tools.database.read() as session:
+        document = invoice_json(session, invoices.get(session, arguments.invoice))
+        if arguments.html or arguments.pdf:
+            _print(document, arguments.html, arguments.pdf)
+        elif arguments.json:
+            show(document, as_json=True)
+        else:
+            _show_lines(document)
+    return 0
+
+
+def _show_lines(document: dict[str, Any]) -> None:
+    lines = [
+        {
+            "description": line["description"],
+            "quantity": line["quantity"],
+            "unit": line["unit"],
+            "exact": line["exact"]["amount"],
+            "billed": line["billed"]["text"],
+        }
+        for line in document["lines"]
+    ]
+    show(lines, as_json=False, title="lines")
+    names = ("subtotal", "promotional_credit", "tax", "total", "prepaid", "due", "open")
+    figures = {name: f"{document[name]['text']} {document['currency']}" for name in names}
+    head = {name: document[name] for name in ("number", "status", "period_start", "period_end")}
+    show({**head, **figures}, as_json=False, title=document["tenant"])
+
+
+def _print(document: dict[str, Any], html: Path | None, pdf: Path | None) -> None:
+    from billing.printing import as_html, as_pdf
+
+    if html:
+        html.write_text(as_html(document), encoding="utf-8")
+    if pdf:
+        pdf.write_bytes(as_pdf(document))
+
+
+def _pay(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        with tools.database.transaction() as session:
+            invoice = invoices.get(session, arguments.invoice)
+            amount = settlement.open_minor(invoice)
+            if arguments.amount:
+                amount = _minor(arguments.amount, invoice.currency)
+            payment = settlement.begin_payment(
+                session,
+                tenant_id=invoice.tenant_id,
+                invoice_id=invoice.id,
+                amount_minor=amount,
+                currency=invoice.currency,
+                provider="manual",
+                reference=f"manual:{arguments.reference}",
+                at=tools.clock.now(),
+            )
+            settlement.succeed(session, payment, tools.clock.now())
+        return _summary(tools, arguments)
+
+
+def _void(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        with tools.database.transaction() as session:
+            invoice = invoices.get(session, arguments.invoice)
+            settlement.void(session, invoice.id, tools.clock.now(), arguments.reason)
+        return _summary(tools, arguments)
+
+
+def _write_off(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        with tools.database.transaction() as session:
+            invoice = invoices.get(session, arguments.invoice)
+            settlement.write_off(session, invoice.id, tools.clock.now())
+        return _summary(tools, arguments)
+
+
+def _summary(tools: Toolbox, arguments: argparse.Namespace) -> int:
+    with tools.database.read() as session:
+        found = invoice_summary(invoices.get(session, arguments.invoice))
+        show(found, as_json=arguments.json, title="invoice")
+    return 0
+
+
+def _minor(amount: str, currency: str) -> int:
+    from core.errors import BadRequest
+    from core.money import round_to_minor
+
+    try:
+        minor, left = round_to_minor(units_of(amount), currency)
+    except ValueError as error:
+        raise BadRequest(f"--amount: {error}.") from None
+    if left:
+        raise BadRequest(f"--amount: {amount} {currency} is no whole amount of minor units.")
+    return minor

@@ -1,0 +1,235 @@
+"""`tollhouse price`: set, list, compare, try; and price past usage anew."""
+
+import argparse
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import select
+
+from billing import prices, rerating
+from billing.documents import money, price_json
+from billing.models import PriceVersionRow
+from billing.pricing import TOKENS, Component, Counts
+from core.errors import BadRequest
+from core.money import decimal_of
+from gateway.commands._tenants import tenant_id_of
+from gateway.console import add_json, say, show
+from gateway.toolbox import Toolbox, toolbox
+
+HELP = "set, list, compare and try prices; price past usage anew"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="verb", required=True)
+    save = verbs.add_parser("set", help="save a price, once it is tried")
+    _draft_options(save)
+    save.set_defaults(run=_set)
+    tried = verbs.add_parser("try", help="what a price would cost, without saving it")
+    _draft_options(tried)
+    tried.add_argument("--prompt-tokens", type=int, default=1_000_000)
+    tried.add_argument("--cached-tokens", type=int, default=0)
+    tried.add_argument("--output-tokens", type=int, default=1_000_000)
+    tried.set_defaults(run=_try)
+    found = verbs.add_parser("list", help="list versions, the newest first")
+    found.add_argument("--model")
+    found.set_defaults(run=_list)
+    compare = verbs.add_parser("diff", help="compare two versions, component by component")
+    compare.add_argument("version")
+    compare.add_argument("other")
+    compare.set_defaults(run=_diff)
+    anew = verbs.add_parser("rerate", help="price past usage of one version by another")
+    anew.add_argument("--version", required=True, help="the wrong one, as pinned on the usage")
+    anew.add_argument("--by", required=True, help="the right one")
+    anew.add_argument("--from", dest="start", required=True, metavar="DATE")
+    anew.add_argument("--to", dest="end", metavar="DATE", help="else now")
+    anew.add_argument("--tenant", help="only this one; else all")
+    anew.add_argument("--reason", default="", help="stands on the invoice")
+    anew.add_argument("--dry-run", action="store_true", help="show the difference, post nothing")
+    anew.set_defaults(run=_rerate)
+    for each in (save, tried, found, compare, anew):
+        add_json(each)
+
+
+def _draft_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, help="public name, or * for every model")
+    parser.add_argument("--adapter", default="*", help="only with this adapter; else any")
+    parser.add_argument("--tenant", help="negotiated with this one; else the list price")
+    parser.add_argument("--currency", default="USD")
+    parser.add_argument("--from", dest="start", metavar="DATE", help="else now")
+    parser.add_argument("--to", dest="end", metavar="DATE", help="else open")
+    parser.add_argument("--discount", default="0", metavar="PERCENT")
+    parser.add_argument("--note", default="")
+    for component in Component:
+        unit = "a million tokens" if component in TOKENS else "each"
+        name = component.value.replace("_", "-")
+        parser.add_argument(
+            "--adapter-request" if component is Component.ADAPTER else f"--{name}",
+            dest=f"price_{component.value}",
+            metavar="PRICE",
+            help=f"in major units, {unit}; or JSON with scheme and tiers",
+        )
+
+
+def _draft(tools: Toolbox, arguments: argparse.Namespace) -> prices.PriceDraft:
+    written: dict[str, Any] = {}
+    for component in Component:
+        value = getattr(arguments, f"price_{component.value}")
+        if value is not None:
+            written[component.value] = _price(component.value, value)
+    tenant_id = ""
+    if arguments.tenant:
+        with tools.database.read() as session:
+            tenant_id = tenant_id_of(session, arguments.tenant)
+    return prices.PriceDraft(
+        arguments.model,
+        written,
+        _moment(arguments.start) if arguments.start else tools.clock.now(),
+        _moment(arguments.end) if arguments.end else None,
+        tenant_id,
+        arguments.adapter,
+        arguments.currency,
+        arguments.discount,
+        arguments.note,
+        "operator",
+    )
+
+
+def _price(component: str, value: str) -> Any:
+    if not value.lstrip().startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise BadRequest(f"--{component}: no JSON: {error}.") from None
+
+
+def _set(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        draft = _draft(tools, arguments)
+        with tools.database.transaction() as session:
+            version = prices.save(session, tools.clock, draft)
+        with tools.database.read() as session:
+            row = session.get_one(PriceVersionRow, version.id)
+            show(price_json(row), as_json=arguments.json, title="price")
+    return 0
+
+
+def _try(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        version = prices.trial(_draft(tools, arguments))
+    counts = Counts.of_answer(
+        arguments.prompt_tokens, arguments.cached_tokens, arguments.output_tokens
+    )
+    parts = {
+        component.value: money(version.total(component, quantity), version.currency)
+        for component, quantity in counts.by_component
+        if quantity
+    }
+    total = money(version.cost(counts), version.currency)
+    if arguments.json:
+        show({"components": parts, "total": total}, as_json=True)
+        return 0
+    shown = {name: f"{part['amount']} {part['currency']}" for name, part in parts.items()}
+    show({**shown, "total": f"{total['amount']} {total['currency']}"}, as_json=False, title="cost")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools, tools.database.read() as session:
+        query = select(PriceVersionRow).order_by(
+            PriceVersionRow.model, PriceVersionRow.effective_from.desc()
+        )
+        if arguments.model:
+            query = query.where(PriceVersionRow.model == arguments.model)
+        rows = list(session.scalars(query))
+        if arguments.json:
+            show([price_json(row) for row in rows], as_json=True)
+            return 0
+        show([_short(row) for row in rows], as_json=False, title="prices")
+    return 0
+
+
+def _short(row: PriceVersionRow) -> dict[str, Any]:
+    rates = row.terms["rates"]
+    shown = {
+        name: decimal_of(rate["tiers"][0][1] * (1_000_000 if name in TOKENS else 1))
+        for name, rate in rates.items()
+    }
+    return {
+        "id": row.id,
+        "model": row.model,
+        "adapter": row.adapter,
+        "tenant": row.tenant_id or "list",
+        "from": f"{row.effective_from:%Y-%m-%d}",
+        "to": f"{row.effective_to:%Y-%m-%d}" if row.effective_to else "open",
+        "currency": row.currency,
+        **{name: shown.get(name, "-") for name in ("input", "cached_input", "output")},
+    }
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools, tools.database.read() as session:
+        one = prices.get_version(session, arguments.version)
+        other = prices.get_version(session, arguments.other)
+    rows = []
+    for component in Component:
+        before, after = one.rates.get(component), other.rates.get(component)
+        if before != after or one.discount_ppm != other.discount_ppm:
+            cost = [version.total(component, 1_000_000) for version in (one, other)]
+            if before is None and after is None:
+                continue
+            rows.append(
+                {
+                    "component": component.value,
+                    "a million before": decimal_of(cost[0]),
+                    "a million after": decimal_of(cost[1]),
+                    "difference": decimal_of(cost[1] - cost[0]),
+                }
+            )
+    show(rows, as_json=arguments.json, title="differences")
+    return 0
+
+
+def _rerate(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        with tools.database.read() as session:
+            tenant_id = tenant_id_of(session, arguments.tenant) if arguments.tenant else ""
+        wanted = rerating.Request(
+            arguments.version,
+            arguments.by,
+            _moment(arguments.start),
+            _moment(arguments.end) if arguments.end else tools.clock.now(),
+            tenant_id,
+            arguments.reason,
+            "operator",
+        )
+        if arguments.dry_run:
+            with tools.database.read() as session:
+                changes = rerating.plan(session, wanted)
+        else:
+            with tools.database.transaction() as session:
+                changes = rerating.post_all(session, tools.clock, wanted)
+    rows = [
+        {
+            "tenant_id": each.tenant_id,
+            "component": each.component.value,
+            "quantity": each.quantity,
+            "before": decimal_of(each.before),
+            "after": decimal_of(each.after),
+            "difference": decimal_of(each.difference),
+            "currency": each.currency,
+        }
+        for each in changes
+    ]
+    show(rows, as_json=arguments.json, title="differences")
+    say("Nothing was posted." if arguments.dry_run else f"{len(rows)} adjustments are posted.")
+    return 0
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadRequest(f"{text!r} is no date.", next_step="Write it as 2026-01-31.") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

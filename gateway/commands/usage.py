@@ -1,0 +1,116 @@
+"""`tollhouse usage`: what was used and what it cost, by day; what is parked; roll-ups made anew."""
+
+import argparse
+from datetime import UTC, datetime
+
+from sqlalchemy import func, select
+
+from billing import invoice_run, rollups, usage
+from billing.models import DailyUsage
+from core.errors import BadRequest
+from core.money import decimal_of
+from gateway.commands._tenants import tenant_id_of
+from gateway.console import add_json, show
+from gateway.spool_watch import wait_until_shipped
+from gateway.toolbox import toolbox
+
+HELP = "show usage and cost by day, and events that wait for somebody"
+_GROUPS = ("model", "project_id", "key_id", "adapter")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="verb", required=True)
+    days = verbs.add_parser("show", help="sums by day")
+    days.add_argument("--tenant", required=True)
+    days.add_argument("--from", dest="start", metavar="DATE", help="first day, UTC")
+    days.add_argument("--to", dest="end", metavar="DATE", help="day after the last, UTC")
+    days.add_argument("--by", choices=_GROUPS, default="model", help="group within the day")
+    days.set_defaults(run=_show)
+    parked = verbs.add_parser("parked", help="events that cannot be rated, with the reason")
+    parked.set_defaults(run=_parked)
+    release = verbs.add_parser("release", help="try the parked events again")
+    release.set_defaults(run=_release)
+    drop = verbs.add_parser("dismiss", help="settle a parked event without billing it")
+    drop.add_argument("request_id")
+    drop.add_argument("--by", required=True, help="who decides; kept on record")
+    drop.set_defaults(run=_dismiss)
+    anew = verbs.add_parser("rebuild", help="make the roll-ups anew from the charges")
+    anew.set_defaults(run=_rebuild)
+    for each in (days, parked, release, drop, anew):
+        add_json(each)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        wait_until_shipped(tools.settings)
+        invoice_run.rate_all(tools.database, tools.clock)
+        group = getattr(DailyUsage, arguments.by)
+        sums = ("requests", "input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
+        columns = [func.sum(getattr(DailyUsage, name)).label(name) for name in sums]
+        query = select(
+            DailyUsage.at, group, DailyUsage.currency, *columns, func.sum(DailyUsage.amount)
+        ).group_by(DailyUsage.at, group, DailyUsage.currency)
+        with tools.database.read() as session:
+            query = query.where(DailyUsage.tenant_id == tenant_id_of(session, arguments.tenant))
+            if arguments.start:
+                query = query.where(DailyUsage.at >= _day(arguments.start))
+            if arguments.end:
+                query = query.where(DailyUsage.at < _day(arguments.end))
+            rows = session.execute(query.order_by(DailyUsage.at, group)).all()
+    shown = [
+        {
+            "day": f"{row[0]:%Y-%m-%d}",
+            arguments.by: row[1] or "-",
+            **{name: int(row[3 + index]) for index, name in enumerate(sums)},
+            "amount": decimal_of(int(row[8])),
+            "currency": row[2],
+        }
+        for row in rows
+    ]
+    show(shown, as_json=arguments.json, title="usage")
+    return 0
+
+
+def _parked(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools, tools.database.read() as session:
+        rows = [
+            {
+                "request_id": row.request_id,
+                "tenant_id": row.tenant_id,
+                "code": row.code,
+                "reason": row.reason,
+                "parked_at": row.parked_at.isoformat(),
+            }
+            for row in usage.parked(session)
+        ]
+    show(rows, as_json=arguments.json, title="parked events")
+    return 0
+
+
+def _release(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools, tools.database.transaction() as session:
+        released = usage.release(session, tools.clock)
+    show({"released": released}, as_json=arguments.json)
+    return 0
+
+
+def _dismiss(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools, tools.database.transaction() as session:
+        usage.dismiss(session, arguments.request_id, arguments.by)
+    show({"dismissed": arguments.request_id}, as_json=arguments.json)
+    return 0
+
+
+def _rebuild(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools, tools.database.transaction() as session:
+        hours, days = rollups.rebuild(session)
+    show({"hours": hours, "days": days}, as_json=arguments.json)
+    return 0
+
+
+def _day(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadRequest(f"{text!r} is no date.", next_step="Write it as 2026-01-31.") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,46 @@
+"""What lies in the spool files of this machine's gateways, read without taking their locks."""
+
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolCounts:
+    running: int = 0  # requests that are open now
+    unshipped: int = 0  # ended, on their way to the database
+    parked: int = 0  # refused by the database for good
+
+
+def spool_counts(settings: Settings) -> SpoolCounts:
+    running = unshipped = parked = 0
+    for path in sorted((settings.data_dir / "spool").glob("*.db")):
+        try:
+            found = _counts(path)
+        except sqlite3.Error:
+            continue  # it was just removed by its owner, empty
+        running, unshipped, parked = running + found[0], unshipped + found[1], parked + found[2]
+    return SpoolCounts(running, unshipped, parked)
+
+
+def wait_until_shipped(settings: Settings, timeout_s: float = 5.0) -> SpoolCounts:
+    """Give the shippers a moment, so that a command sees the requests that were just answered."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        counts = spool_counts(settings)
+        if counts.unshipped == 0 or time.monotonic() > deadline:
+            return counts
+        time.sleep(0.05)
+
+
+def _counts(path: Path) -> tuple[int, int, int]:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=2)) as connection:
+        row = connection.execute(
+            "select (select count(*) from opened), (select count(*) from outbox),"
+            " (select count(*) from parked)"
+        ).fetchone()
+        return int(row[0]), int(row[1]), int(row[2])
