@@ -105,4 +105,4 @@ def _names(
         return {}
     table, label = named[group_by]
     inside = (table.tenant_id == scope.tenant_id, table.id.in_(list(groups)))
-    return dict(session.execute(select(table.id, label).where(*inside)).tuples().all())
+    return {row[0]: row[1] for row in session.execute(select(table.id, label).where(*inside))}

@@ -43,7 +43,7 @@ class Subject:
     def rows(self, session: Session, scope: TenantScope | None, period: Period) -> Iterator[Row]:
         """Rows in a stable order, fetched as they are read."""
         statement = self.query(scope, period).execution_options(yield_per=FETCH_ROWS)
-        yield from session.execute(statement).tuples()
+        yield from session.execute(statement)
 
 
 def _column(attribute: Any, name: str | None = None) -> Column:

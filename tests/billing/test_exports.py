@@ -1,0 +1,240 @@
+"""Exports agree with the ledger and the invoices to the last unit; FOCUS is as specified."""
+
+import csv
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from billing import credits, invoice_run
+from billing.buckets import BucketQuery, Width, usage_buckets
+from billing.exports.focus import COLUMNS, focus_rows
+from billing.exports.formats import Kind
+from billing.exports.subjects import SUBJECTS, Period
+from billing.models import Charge, Invoice, LedgerEntry, UsageEventRow
+from core.clock import FakeClock
+from core.database import Database
+from core.errors import BadRequest
+from core.money import Money, units_of_minor
+from core.tenants.scope import TenantScope, scope_of_key, scope_of_operator
+from tests.billing.conftest import House, house_of
+from tests.conftest import SPECS
+
+JANUARY = Period(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC))
+YEAR = Period(datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC))
+
+
+def rows(house: House, name: str, scope: TenantScope | None, period: Period = YEAR) -> list[Any]:
+    subject = SUBJECTS[name]
+    with house.database.read() as session:
+        names = [column.name for column in subject.columns]
+        return [dict(zip(names, row, strict=True)) for row in subject.rows(session, scope, period)]
+
+
+def focus(house: House, period: Period = YEAR) -> list[dict[str, Any]]:
+    with house.database.read() as session:
+        names = [column.name for column in COLUMNS]
+        return [dict(zip(names, row, strict=True)) for row in focus_rows(session, None, period)]
+
+
+@pytest.fixture
+def busy(lite: House) -> House:
+    return make_busy(lite)
+
+
+def make_busy(house: House) -> House:
+    """Two months, two tenants, several keys, late usage and a promotional credit."""
+    house.tenant("birch")
+    with house.database.transaction() as session:
+        credits.grant(
+            session,
+            tenant_id="acme",
+            kind=credits.PROMO,
+            money=Money(10**11, "USD"),
+            reference="welcome",
+            at=house.clock.now(),
+        )
+    late = []
+    for day in range(40):
+        house.record(
+            *(
+                house.event(
+                    tenant_id=tenant,
+                    key_id=f"key{n}",
+                    input_tokens=100_003 + day * 7,
+                    output_tokens=33_331,
+                    adapter="pirate" if n else None,
+                )
+                for n, tenant in enumerate(("acme", "acme", "birch"))
+            )
+        )
+        if day == 30:
+            late.append(house.event(input_tokens=999_999))
+        house.clock.advance(days=1)
+    house.rate()
+    invoice_run.run(house.database, house.clock, final=True)
+    house.record(*late)
+    house.clock.advance(days=30)
+    invoice_run.run(house.database, house.clock, final=True)
+    return house
+
+
+def test_both_databases_export_alike(database: Database) -> None:
+    house = make_busy(house_of(database, FakeClock()))
+    billed = sum(row["BilledCost"] for row in focus(house) if row["InvoiceId"])
+    with database.read() as session:
+        totals = session.scalars(select(Invoice.total_minor).where(Invoice.label.is_not(None)))
+        assert billed == sum(units_of_minor(total, "USD") for total in totals)
+    assert sum(row["units"] for row in rows(house, "ledger", None)) == 0
+
+
+def test_the_billed_cost_of_an_invoice_id_adds_up_to_that_invoice(busy: House) -> None:
+    sums: dict[str | None, int] = defaultdict(int)
+    for row in focus(busy):
+        sums[row["InvoiceId"]] += row["BilledCost"]
+    with busy.database.read() as session:
+        final = session.scalars(select(Invoice).where(Invoice.label.is_not(None))).all()
+    assert len(final) >= 4
+    for invoice in final:
+        assert sums.pop(invoice.label) == units_of_minor(invoice.total_minor, invoice.currency)
+    assert set(sums) <= {None}
+
+
+def test_effective_cost_is_exact_and_equal_to_the_charges(busy: House) -> None:
+    usage = [row for row in focus(busy) if row["ChargeCategory"] == "Usage"]
+    with busy.database.read() as session:
+        charged = session.scalar(select(func.sum(Charge.amount)))
+    assert sum(row["EffectiveCost"] for row in usage) == charged
+
+
+def test_late_usage_is_a_correction_in_its_own_time(busy: House) -> None:
+    late = [row for row in focus(busy) if row["x_LineKind"] == "late_usage"]
+    assert late
+    for row in late:
+        assert row["ChargeClass"] == "Correction"
+        assert row["ChargePeriodEnd"] <= row["BillingPeriodStart"]
+
+
+def test_focus_is_what_its_specification_says(busy: House) -> None:
+    path = SPECS / "focus-1.2-columns.csv"
+    if not path.exists():
+        pytest.skip(f"no FOCUS columns at {path}; TOLLHOUSE_SPECS_DIR names their folder")
+    specified = {row["column"]: row for row in csv.DictReader(path.read_text().splitlines())}
+    ours = {column.name: column for column in COLUMNS}
+    for name, spec in specified.items():
+        if spec["feature_level"] == "Mandatory":
+            assert name in ours, f"{name} is mandatory"
+    for name in ours:
+        assert name in specified or name.startswith("x_")
+    found = focus(busy)
+    assert found
+    for name, column in ours.items():
+        spec = specified.get(name)
+        if spec is None:
+            continue
+        allowed = [value.strip() for value in spec["allowed_values"].split(";") if value.strip()]
+        kind = {"Decimal": (Kind.UNITS, Kind.WHOLE), "Date/Time": (Kind.MOMENT,)}.get(
+            spec["data_type"]
+        )
+        assert kind is None or column.kind in kind, name
+        for row in found:
+            if row[name] is None:
+                assert spec["allows_nulls"] == "True", f"{name} is null"
+            elif allowed and name != "ServiceSubcategory":
+                assert row[name] in allowed, f"{name} is {row[name]}"
+
+
+def test_exports_agree_with_the_tables_and_with_each_other(busy: House) -> None:
+    usage, charges = rows(busy, "usage", None), rows(busy, "charges", None)
+    with busy.database.read() as session:
+        assert len(usage) == session.scalar(select(func.count()).select_from(UsageEventRow))
+        charged = session.scalar(select(func.sum(Charge.amount)))
+    assert sum(row["amount"] for row in charges) == charged
+    assert {row["request_id"] for row in charges} == {row["request_id"] for row in usage}
+    assert sum(row["units"] for row in rows(busy, "ledger", None)) == 0
+    lines = rows(busy, "invoices", None)
+    for label in {row["invoice"] for row in lines}:
+        of_it = [row for row in lines if row["invoice"] == label]
+        assert sum(row["amount_minor"] for row in of_it) == (
+            of_it[0]["subtotal_minor"] + of_it[0]["tax_minor"]
+        )
+    with busy.database.read() as session:
+        entries = session.scalar(select(func.count()).select_from(LedgerEntry))
+    assert len(rows(busy, "ledger", None)) == entries
+
+
+@pytest.mark.parametrize("name", sorted(SUBJECTS))
+def test_a_tenant_exports_its_own_rows_only(busy: House, name: str) -> None:
+    own = rows(busy, name, scope_of_operator("birch"))
+    assert own
+    assert {row["tenant_id"] for row in own} == {"birch"}
+    assert not rows(busy, name, scope_of_operator("nobody"))
+
+
+@pytest.mark.parametrize("width", list(Width))
+def test_buckets_of_every_width_hold_the_same_usage(busy: House, width: Width) -> None:
+    scope = scope_of_operator("acme")
+    day = JANUARY.start + timedelta(days=3)
+    query = BucketQuery(
+        day, day + timedelta(days=1), width, ("key_id",), limit=min(width.most, 1440)
+    )
+    with busy.database.read() as session:
+        page = usage_buckets(session, scope, query)
+        wanted = session.execute(
+            select(func.count(), func.sum(UsageEventRow.input_tokens), func.sum(Charge.amount))
+            .join(Charge, Charge.request_id == UsageEventRow.request_id)
+            .where(
+                UsageEventRow.tenant_id == "acme",
+                UsageEventRow.occurred_at >= query.start,
+                UsageEventRow.occurred_at < query.end,
+            )
+        ).one()
+    found = [row for bucket in page.buckets for row in bucket.rows]
+    assert len(page.buckets) == 86400 // width.seconds
+    assert sum(row.counts["requests"] for row in found) == wanted[0]
+    assert sum(row.counts["input_tokens"] for row in found) == wanted[1]
+    assert sum(row.amounts["amount"] for row in found) == wanted[2]
+    assert {row.group["key_id"] for row in found} == {"key0", "key1"}
+
+
+def test_pages_of_buckets_follow_each_other_without_a_gap(busy: House) -> None:
+    scope = scope_of_operator("acme")
+    start, seen, total = JANUARY.start, [], 0
+    while True:
+        query = BucketQuery(start, JANUARY.end, Width.DAY, limit=9)
+        with busy.database.read() as session:
+            page = usage_buckets(session, scope, query)
+        seen += [bucket.start for bucket in page.buckets]
+        total += sum(row.counts["requests"] for bucket in page.buckets for row in bucket.rows)
+        if page.next_start is None:
+            break
+        start = page.next_start
+    assert seen == [JANUARY.start + timedelta(days=n) for n in range(31)]
+    assert total == 62 + 1
+
+
+def test_a_key_of_one_project_sees_that_project_only(busy: House) -> None:
+    with busy.database.read() as session:
+        scope = scope_of_key("acme", "elsewhere", "k", "finance")
+        page = usage_buckets(
+            session, scope, BucketQuery(JANUARY.start, JANUARY.end, Width.DAY, limit=31)
+        )
+    assert not any(bucket.rows for bucket in page.buckets)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"end": JANUARY.start}, "end_time"),
+        ({"limit": 0}, "limit"),
+        ({"limit": 10_000}, "limit"),
+        ({"group_by": ("mood",)}, "group_by"),
+    ],
+)
+def test_a_wrong_query_names_its_field(lite: House, change: dict[str, Any], field: str) -> None:
+    given = {"start": JANUARY.start, "end": JANUARY.end, "width": Width.DAY, **change}
+    with pytest.raises(BadRequest) as refused, lite.database.read() as session:
+        usage_buckets(session, scope_of_operator("acme"), BucketQuery(**given))
+    assert refused.value.param == field
