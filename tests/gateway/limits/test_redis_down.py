@@ -20,6 +20,7 @@ from gateway.limits import Ask, Counted, Limiter, MoneyLimit
 
 PLAN = Plan("test", (LimitRule(Scope.KEY, Unit.REQUESTS, 40, 86_400),), 1, 1)
 ASK = Ask("req_0", "org_a", "proj_a", "key_a", "demo", PLAN, prompt_tokens=5)
+_PLAIN = ("--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
 MONEY = (MoneyLimit("budget", 10**12, 0),)
 
 
@@ -35,7 +36,7 @@ class Server:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            f"redis-server --port {self.port} --bind 127.0.0.1 --save= --appendonly no".split(),
+            ["redis-server", "--port", str(self.port), *_PLAIN],
             stdout=subprocess.DEVNULL,
         )
         deadline = time.monotonic() + 10
