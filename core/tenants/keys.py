@@ -18,9 +18,10 @@ from core.tenants import audit, secrets
 from core.tenants.limits import plan_of
 from core.tenants.models import ApiKey, Project, Tenant
 from core.tenants.plans import Plan
+from core.tenants.roles import MEMBER_ROLES, may_grant
 from core.tenants.scope import TenantScope, scope_of_key
 
-KEY_ROLES = ("owner", "admin", "finance", "developer", "viewer")
+KEY_ROLES = MEMBER_ROLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def issue(
     allowed_ips: tuple[str, ...] = (),
     expires_at: datetime | None = None,
 ) -> IssuedKey:
-    _check_role(role)
+    _check_role(scope, role)
     networks = [str(_network(address)) for address in allowed_ips]
     project = session.get(Project, project_id)
     if project is None or project.tenant_id != scope.tenant_id or project.archived_at is not None:
@@ -116,6 +117,8 @@ def find(session: Session, secret: str, now: datetime) -> Principal:
     row = session.execute(
         select(ApiKey, Tenant)
         .join(Tenant, Tenant.id == ApiKey.tenant_id)
+        .join(Project, Project.id == ApiKey.project_id)
+        .where(Project.archived_at.is_(None), Project.tenant_id == ApiKey.tenant_id)
         .where(ApiKey.secret_sha256 == secrets.digest(secret))
     ).one_or_none()
     if row is None:
@@ -130,6 +133,11 @@ def find(session: Session, secret: str, now: datetime) -> Principal:
             f"This organisation is {tenant.status}.", next_step="Speak to the operator."
         )
     return _principal(session, key, tenant)
+
+
+def is_live(key: ApiKey, now: datetime) -> bool:
+    ends = _earlier(key.expires_at, key.revoked_at)
+    return ends is None or ends > now
 
 
 def revoke(session: Session, scope: TenantScope, clock: Clock, key_id: str) -> None:
@@ -231,9 +239,14 @@ def _earlier(one: datetime | None, other: datetime | None) -> datetime | None:
     return min(known, default=None)
 
 
-def _check_role(role: str) -> None:
+def _check_role(scope: TenantScope, role: str) -> None:
     if role not in KEY_ROLES:
         raise BadRequest(f"No role {role!r}: one of {', '.join(KEY_ROLES)}.", param="role")
+    if not may_grant(scope.role, role):
+        raise Forbidden(
+            f"The role {scope.role} may not issue a key with the role {role}.",
+            next_step="Ask an owner.",
+        )
 
 
 def _network(address: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:

@@ -6,10 +6,11 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from core.clock import Clock
-from core.errors import BadRequest, NotFound
+from core.errors import BadRequest, Forbidden, NotFound
 from core.tenants import audit
 from core.tenants.models import LimitRow, Tenant
 from core.tenants.plans import PLANS, LimitRule, Plan, Scope, Unit, with_rules
+from core.tenants.roles import OPERATOR
 from core.tenants.scope import TenantScope
 
 
@@ -29,6 +30,8 @@ def set_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule
     if rule.limit <= 0:
         raise BadRequest("A limit is a positive number.", param="limit")
     row = _row(session, scope, rule)
+    if scope.role != OPERATOR:
+        _check_own(session, scope, rule, row)
     before = describe(_rule(row)) if row is not None else None
     if row is None:
         row = LimitRow(
@@ -41,6 +44,7 @@ def set_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule
         session.add(row)
     row.limit_count = rule.limit
     row.shadow = rule.shadow
+    row.by_operator = scope.role == OPERATOR
     session.flush()
     audit.record(session, scope, clock, "limit.set", rule.name, before, describe(rule))
 
@@ -49,6 +53,8 @@ def remove_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitR
     row = _row(session, scope, rule)
     if row is None:
         raise NotFound(f"No limit {rule.name} of this tenant's own.", next_step="List the limits.")
+    if row.by_operator and scope.role != OPERATOR:
+        raise _operators()
     before = describe(_rule(row))
     session.execute(delete(LimitRow).where(LimitRow.id == row.id))
     audit.record(session, scope, clock, "limit.remove", rule.name, before, None)
@@ -70,6 +76,23 @@ def describe(rule: LimitRule) -> dict[str, Any]:
         "limit": rule.limit,
         "shadow": rule.shadow,
     }
+
+
+def _check_own(session: Session, scope: TenantScope, rule: LimitRule, row: LimitRow | None) -> None:
+    """A tenant may limit itself further; what its plan or the operator set stays as it is."""
+    if row is not None and row.by_operator:
+        raise _operators()
+    tenant = session.get_one(Tenant, scope.tenant_id)
+    for other in named_plan(tenant.plan).rules:
+        if other.slot == rule.slot and (rule.limit > other.limit or rule.shadow):
+            raise Forbidden(
+                f"The plan {tenant.plan} sets {rule.name} to {other.limit}.",
+                next_step="Choose a lower limit, or ask the operator for another plan.",
+            )
+
+
+def _operators() -> Forbidden:
+    return Forbidden("The operator set this limit.", next_step="Ask the operator to change it.")
 
 
 def _row(session: Session, scope: TenantScope, rule: LimitRule) -> LimitRow | None:

@@ -84,6 +84,7 @@ class DashboardSession(Base):
 
     secret_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     member_id: Mapped[str | None] = mapped_column(ID, ForeignKey("members.id"))
+    key_id: Mapped[str | None] = mapped_column(ID, ForeignKey("api_keys.id"))
     operator: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
@@ -129,6 +130,7 @@ class LimitRow(Base):
     target: Mapped[str] = mapped_column(NAME, default="")
     limit_count: Mapped[int] = mapped_column(BigInteger)
     shadow: Mapped[bool] = mapped_column(default=False)
+    by_operator: Mapped[bool] = mapped_column(default=False)  # the tenant may not change it
 
 
 class PolicyRule(Base):

@@ -7,12 +7,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from core.clock import Clock
-from core.errors import BadRequest, Conflict, NotFound
+from core.errors import BadRequest, Conflict, Forbidden, NotFound
 from core.ids import PROJECT, TENANT, new_id
 from core.money import MINOR_DIGITS
 from core.tenants import audit
 from core.tenants.limits import named_plan
 from core.tenants.models import Project, Tenant
+from core.tenants.roles import OPERATOR
 from core.tenants.scope import TenantScope, scope_of_operator
 
 STATUSES = ("active", "suspended", "closed")
@@ -70,6 +71,58 @@ def tenant_named(session: Session, name_or_id: str) -> Tenant:
     if found is None:
         raise NotFound(f"No tenant {name_or_id}.", next_step="Run `tollhouse tenant list`.")
     return found
+
+
+def change_tenant(
+    session: Session,
+    scope: TenantScope,
+    clock: Clock,
+    *,
+    display_name: str | None = None,
+    settings: dict[str, Any] | None = None,
+    plan: str | None = None,
+    status: str | None = None,
+) -> Tenant:
+    """Plan and status are the operator's; `settings` is merged, a null takes a name out."""
+    tenant = get_tenant(session, scope)
+    before = describe(tenant)
+    if (plan is not None or status is not None) and scope.role != OPERATOR:
+        raise Forbidden(
+            "Plan and status are the operator's to change.", next_step="Ask the operator."
+        )
+    if display_name is not None:
+        tenant.display_name = display_name[:200]
+    if settings is not None:
+        merged = {**tenant.settings, **settings}
+        tenant.settings = {name: value for name, value in merged.items() if value is not None}
+    if plan is not None:
+        tenant.plan = named_plan(plan).name
+    if status is not None:
+        if status not in STATUSES:
+            raise BadRequest(f"No status {status!r}: one of {', '.join(STATUSES)}.", param="status")
+        tenant.status = status
+    session.flush()
+    audit.record(session, scope, clock, "tenant.change", tenant.id, before, describe(tenant))
+    return tenant
+
+
+def all_tenants(session: Session) -> list[Tenant]:
+    """For the operator."""
+    return list(session.scalars(select(Tenant).order_by(Tenant.name)))
+
+
+def archive_project(session: Session, scope: TenantScope, clock: Clock, project_id: str) -> Project:
+    """Its keys stop working with it."""
+    project = session.get(Project, project_id)
+    if project is None or project.tenant_id != scope.tenant_id:
+        raise NotFound(f"No project {project_id}.", next_step="List the projects.")
+    before = describe_project(project)
+    if project.archived_at is None:
+        project.archived_at = clock.now()
+        session.flush()
+        after = describe_project(project)
+        audit.record(session, scope, clock, "project.archive", project.id, before, after)
+    return project
 
 
 def create_project(session: Session, scope: TenantScope, clock: Clock, *, name: str) -> Project:

@@ -101,6 +101,7 @@ def upgrade() -> None:
         sa.Column("target", sa.String(length=120), nullable=False),
         sa.Column("limit_count", sa.BigInteger(), nullable=False),
         sa.Column("shadow", sa.Boolean(), nullable=False),
+        sa.Column("by_operator", sa.Boolean(), nullable=False),
         sa.CheckConstraint("limit_count > 0", name=op.f("ck_limits_limit_positive")),
         sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_limits_tenant_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_limits")),
@@ -171,10 +172,14 @@ def upgrade() -> None:
         "dashboard_sessions",
         sa.Column("secret_sha256", sa.String(length=64), nullable=False),
         sa.Column("member_id", sa.String(length=40), nullable=True),
+        sa.Column("key_id", sa.String(length=40), nullable=True),
         sa.Column("operator", sa.Boolean(), nullable=False),
         sa.Column("created_at", UtcDateTime, nullable=False),
         sa.Column("expires_at", UtcDateTime, nullable=False),
         sa.Column("revoked_at", UtcDateTime, nullable=True),
+        sa.ForeignKeyConstraint(
+            ["key_id"], ["api_keys.id"], name=op.f("fk_dashboard_sessions_key_id")
+        ),
         sa.ForeignKeyConstraint(
             ["member_id"], ["members.id"], name=op.f("fk_dashboard_sessions_member_id")
         ),

@@ -1,0 +1,81 @@
+"""The authorisation step: an actor, an act and a tenant in; a TenantScope or a refusal out.
+
+A tenant that the actor may not know of is not found, so that names and ids cannot be tried out.
+"""
+
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.errors import Forbidden, NotFound
+from core.tenants.models import Tenant
+from core.tenants.roles import OPERATOR, Roles
+from core.tenants.scope import TenantScope, scope_of_key, scope_of_member, scope_of_operator
+
+# Keys of these roles act for the whole tenant; others for their own project.
+_WHOLE_TENANT = ("owner", "admin", "finance")
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who shows valid credentials. `tenant_id` is None for the operator alone."""
+
+    id: str  # member id, key id, or "operator"
+    role: str
+    tenant_id: str | None
+    project_id: str | None = None  # set for an API key
+
+    @property
+    def is_operator(self) -> bool:
+        return self.role == OPERATOR and self.tenant_id is None
+
+
+THE_OPERATOR = Actor("operator", OPERATOR, None)
+
+
+def authorise(
+    session: Session, roles: Roles, actor: Actor, tenant: str | None, obj: str, act: str
+) -> TenantScope:
+    """`tenant` is an id or a name; None is the actor's own. NotFound or Forbidden."""
+    roles.refresh(session)
+    chosen = _tenant_id(session, actor, tenant)
+    if not roles.allows(actor.role, actor.tenant_id, chosen, obj, act):
+        raise _refusal(actor, obj, act)
+    return scope_for(actor, chosen)
+
+
+def authorise_operator(session: Session, roles: Roles, actor: Actor, obj: str, act: str) -> None:
+    """For what belongs to no tenant."""
+    roles.refresh(session)
+    if not actor.is_operator or not roles.allows(actor.role, None, "", obj, act):
+        raise _refusal(actor, obj, act)
+
+
+def scope_for(actor: Actor, tenant_id: str) -> TenantScope:
+    """Of an actor whose right to this tenant was checked, or is its own."""
+    if actor.is_operator:
+        return scope_of_operator(tenant_id, actor.id)
+    if actor.tenant_id != tenant_id:
+        raise NotFound(f"No tenant {tenant_id}.")
+    if actor.project_id is not None and actor.role not in _WHOLE_TENANT:
+        return scope_of_key(tenant_id, actor.project_id, actor.id, actor.role)
+    return scope_of_member(tenant_id, actor.id, actor.role)
+
+
+def _tenant_id(session: Session, actor: Actor, tenant: str | None) -> str:
+    if tenant is None:
+        if actor.tenant_id is None:
+            raise NotFound("Which tenant?", next_step="Name it: `?tenant=<id or name>`.")
+        return actor.tenant_id
+    found = session.scalar(select(Tenant.id).where((Tenant.id == tenant) | (Tenant.name == tenant)))
+    if found is None or (not actor.is_operator and found != actor.tenant_id):
+        raise NotFound(f"No tenant {tenant}.", next_step="Leave the tenant out to use your own.")
+    return found
+
+
+def _refusal(actor: Actor, obj: str, act: str) -> Forbidden:
+    return Forbidden(
+        f"The role {actor.role} may not {act} {obj}.",
+        next_step="Ask an owner or an admin of your organisation, or the operator.",
+    )

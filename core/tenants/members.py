@@ -1,0 +1,194 @@
+"""Members: people of a tenant with a role, a password or a single sign-on identity, or both."""
+
+import re
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from core.clock import Clock
+from core.errors import BadRequest, Conflict, Forbidden, NotFound, Unauthenticated
+from core.ids import MEMBER, new_id
+from core.tenants import audit, passwords, sessions
+from core.tenants.models import Member, Tenant
+from core.tenants.roles import MEMBER_ROLES, may_grant
+from core.tenants.scope import TenantScope
+
+_EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]+\.[^@\s]+|[^@\s]{1,64}@localhost")
+
+
+def add(
+    session: Session,
+    scope: TenantScope,
+    clock: Clock,
+    *,
+    email: str,
+    role: str,
+    name: str = "",
+    password: str | None = None,
+) -> Member:
+    """Without a password the member comes in by single sign-on."""
+    address = _address(email)
+    _check_grant(scope, role)
+    taken = select(Member.id).where(Member.tenant_id == scope.tenant_id, Member.email == address)
+    if session.scalar(taken) is not None:
+        raise Conflict(f"{address} is a member already.", param="email")
+    member = Member(
+        id=new_id(MEMBER),
+        tenant_id=scope.tenant_id,
+        email=address,
+        name=name[:200],
+        role=role,
+        password_hash=passwords.hashed(password) if password is not None else None,
+        created_at=clock.now(),
+    )
+    session.add(member)
+    session.flush()
+    audit.record(session, scope, clock, "member.add", member.id, None, describe(member))
+    return member
+
+
+def change(
+    session: Session,
+    scope: TenantScope,
+    clock: Clock,
+    member_id: str,
+    *,
+    role: str | None = None,
+    name: str | None = None,
+    disabled: bool | None = None,
+) -> Member:
+    """A changed role or a disabled member ends all sessions of that member."""
+    member = get(session, scope, member_id)
+    before = describe(member)
+    _check_grant(scope, member.role)
+    if role is not None:
+        _check_grant(scope, role)
+        member.role = role
+    if name is not None:
+        member.name = name[:200]
+    if disabled is not None:
+        member.disabled_at = clock.now() if disabled else None
+    session.flush()
+    if before["role"] == "owner":
+        _keep_an_owner(session, scope)
+    if role is not None or disabled:
+        sessions.revoke_all(session, clock, member.id)
+    audit.record(session, scope, clock, "member.change", member.id, before, describe(member))
+    return member
+
+
+def set_password(
+    session: Session, scope: TenantScope, clock: Clock, member_id: str, password: str
+) -> None:
+    """A member sets his own; an admin sets that of whom he may grant a role to."""
+    member = get(session, scope, member_id)
+    if scope.actor != member.id:
+        _check_grant(scope, member.role)
+    member.password_hash = passwords.hashed(password)
+    session.flush()
+    sessions.revoke_all(session, clock, member.id)
+    audit.record(session, scope, clock, "member.password", member.id, None, None)
+
+
+def by_password(session: Session, clock: Clock, email: str, password: str) -> Member:
+    """Unauthenticated says the same for a wrong address, a wrong password and a disabled member."""
+    candidates = list(
+        session.scalars(
+            select(Member)
+            .join(Tenant, Tenant.id == Member.tenant_id)
+            .where(
+                Member.email == email.strip().lower(),
+                Member.disabled_at.is_(None),
+                Tenant.status != "closed",
+            )
+            .order_by(Member.last_seen_at.desc().nulls_last(), Member.id)
+        )
+    )
+    found = None
+    for member in candidates or [None]:
+        if passwords.matches(member.password_hash if member else None, password):
+            found = found or member
+    if found is None:
+        raise Unauthenticated(
+            "Wrong e-mail address or password.", next_step="Try again.", code="wrong_credentials"
+        )
+    if found.password_hash and passwords.outdated(found.password_hash):
+        found.password_hash = passwords.hashed(password)
+    found.last_seen_at = clock.now()
+    return found
+
+
+def by_subject(session: Session, clock: Clock, subject: str, email: str) -> Member:
+    """Single sign-on: the identity that was linked, else the one member of a verified address."""
+    linked = select(Member).where(Member.oidc_subject == subject, Member.disabled_at.is_(None))
+    found = session.scalars(linked.order_by(Member.id)).first()
+    if found is None:
+        unlinked = select(Member).where(
+            Member.email == email.strip().lower(),
+            Member.oidc_subject.is_(None),
+            Member.disabled_at.is_(None),
+        )
+        found = session.scalars(unlinked.order_by(Member.id)).first()
+    if found is None:
+        raise Unauthenticated(
+            f"{email} is no member here.",
+            next_step="Ask an admin of your organisation to add this address.",
+            code="not_a_member",
+        )
+    found.oidc_subject = subject
+    found.last_seen_at = clock.now()
+    return found
+
+
+def get(session: Session, scope: TenantScope, member_id: str) -> Member:
+    member = session.get(Member, member_id)
+    if member is None or member.tenant_id != scope.tenant_id:
+        raise NotFound(f"No member {member_id}.", next_step="List the members.")
+    return member
+
+
+def all_of(session: Session, scope: TenantScope) -> list[Member]:
+    query = select(Member).where(Member.tenant_id == scope.tenant_id)
+    return list(session.scalars(query.order_by(Member.id)))
+
+
+def describe(member: Member) -> dict[str, Any]:
+    moments = {
+        name: moment.isoformat() if (moment := getattr(member, name)) else None
+        for name in ("created_at", "disabled_at", "last_seen_at")
+    }
+    plain = {name: getattr(member, name) for name in ("id", "email", "name", "role")}
+    has = {"password": member.password_hash is not None, "sso": member.oidc_subject is not None}
+    return plain | has | moments
+
+
+def _address(email: str) -> str:
+    address = email.strip().lower()
+    if len(address) > 320 or not _EMAIL.fullmatch(address):
+        raise BadRequest(f"{email[:80]!r} is not an e-mail address.", param="email")
+    return address
+
+
+def _check_grant(scope: TenantScope, role: str) -> None:
+    if role not in MEMBER_ROLES:
+        raise BadRequest(f"No role {role!r}: one of {', '.join(MEMBER_ROLES)}.", param="role")
+    if not may_grant(scope.role, role):
+        raise Forbidden(
+            f"The role {scope.role} may not make or change a member with the role {role}.",
+            next_step="Ask an owner.",
+        )
+
+
+def _keep_an_owner(session: Session, scope: TenantScope) -> None:
+    left = session.scalar(
+        select(func.count()).where(
+            Member.tenant_id == scope.tenant_id,
+            Member.role == "owner",
+            Member.disabled_at.is_(None),
+        )
+    )
+    if not left:
+        raise Conflict(
+            "The last owner cannot be disabled or changed.", next_step="Make another owner first."
+        )

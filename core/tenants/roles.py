@@ -1,0 +1,117 @@
+"""Roles: casbin decides, on a policy that lies in the database and is read again when it changed."""
+
+import threading
+from pathlib import Path
+
+import casbin
+from casbin_sqlalchemy_adapter import Adapter
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from core.database import Database, insert_new
+from core.tenants import epochs
+from core.tenants.models import PolicyRule
+
+OPERATOR = "operator"
+MEMBER_ROLES = ("owner", "admin", "finance", "developer", "viewer")
+READ, WRITE = "read", "write"
+
+# Objects of a tenant; "tenants", "prices", "roles" and "operations" are the operator's.
+OBJECTS = (
+    "tenant",
+    "projects",
+    "members",
+    "keys",
+    "limits",
+    "adapters",
+    "audit",
+    "usage",
+    "costs",
+    "invoices",
+    "budgets",
+    "payments",
+    "exports",
+    "moderation",
+    "tenants",
+    "prices",
+    "roles",
+    "operations",
+)
+_OPERATORS_OWN = ("tenants", "prices", "roles", "operations")
+_INHERITS = (("developer", "viewer"), ("finance", "viewer"), ("admin", "developer"))
+_READS = {
+    "viewer": ("tenant", "projects", "usage", "adapters", "limits"),
+    "developer": ("keys", "moderation"),
+    "finance": ("costs", "invoices", "budgets", "payments", "exports", "audit"),
+    "admin": ("members", "audit", "costs", "budgets", "exports"),
+}
+_WRITES = {
+    "developer": ("adapters",),
+    "finance": ("budgets", "payments", "exports"),
+    "admin": ("projects", "members", "keys", "limits", "budgets", "exports", "moderation"),
+}
+_CONF = str(Path(__file__).with_name("roles.conf"))
+
+
+def default_policy() -> list[tuple[str, ...]]:
+    """(ptype, values…) as it is at the first start; the operator may change it in the database."""
+    lines: list[tuple[str, ...]] = [("g", child, parent) for child, parent in _INHERITS]
+    lines += [("p", role, obj, READ) for role, objects in _READS.items() for obj in objects]
+    lines += [("p", role, obj, WRITE) for role, objects in _WRITES.items() for obj in objects]
+    owned = [obj for obj in OBJECTS if obj not in _OPERATORS_OWN]
+    lines += [("p", "owner", obj, "*") for obj in owned]
+    lines.append(("p", OPERATOR, "*", "*"))
+    return lines
+
+
+def ensure_policy(session: Session) -> None:
+    """Write the default policy where there is none. Two processes may do so at once."""
+    if session.scalar(select(func.count()).select_from(PolicyRule)):
+        return
+    rows = []
+    for number, (ptype, *values) in enumerate(default_policy(), 1):
+        filled = {f"v{index}": value for index, value in enumerate(values)}
+        empty = dict.fromkeys(f"v{index}" for index in range(6))
+        rows.append({"id": number, "ptype": ptype, **empty, **filled})
+    insert_new(session, PolicyRule.__table__, rows, "id")  # type: ignore[arg-type]
+
+
+def may_grant(actor_role: str, role: str) -> bool:
+    """Nobody makes another mightier than himself: owners are made by owners and the operator."""
+    if actor_role in (OPERATOR, "owner"):
+        return role in MEMBER_ROLES
+    return actor_role == "admin" and role in ("finance", "developer", "viewer", "admin")
+
+
+class Roles:
+    """casbin's enforcer on the stored policy. `refresh` before asking, where there is a session."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._enforcer: casbin.Enforcer | None = None
+        self._epoch = -1
+
+    def refresh(self, session: Session) -> None:
+        epoch = epochs.current(session)
+        if epoch == self._epoch and self._enforcer is not None:
+            return
+        with self._lock:
+            self._enforcer = self._load()
+            self._epoch = epoch
+
+    def allows(self, role: str, home: str | None, tenant: str, obj: str, act: str) -> bool:
+        """`home` is the actor's own tenant; the operator has none."""
+        if self._enforcer is None:
+            with self._lock:
+                self._enforcer = self._load()
+        return bool(self._enforcer.enforce(role, home or "", tenant, obj, act))
+
+    def _load(self) -> casbin.Enforcer:
+        adapter = Adapter(self._database.db_engine, PolicyRule, create_all_models=False)
+        enforcer = casbin.Enforcer(_CONF, adapter)
+        if not enforcer.get_policy():
+            with self._database.transaction() as session:
+                ensure_policy(session)
+            enforcer.load_policy()
+        return enforcer

@@ -1,0 +1,85 @@
+"""Sessions of the dashboard, on the server: the cookie holds a secret, the table its hash."""
+
+import secrets
+from datetime import timedelta
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from core.clock import Clock
+from core.tenants import keys
+from core.tenants.access import THE_OPERATOR, Actor
+from core.tenants.models import ApiKey, DashboardSession, Member, Tenant
+from core.tenants.secrets import digest
+
+LIFETIME = timedelta(hours=12)
+
+
+def begin(
+    session: Session,
+    clock: Clock,
+    *,
+    member_id: str | None = None,
+    key_id: str | None = None,
+    operator: bool = False,
+) -> str:
+    """Of exactly one kind of caller. Returns the cookie's secret, which is kept nowhere else."""
+    if sum((member_id is not None, key_id is not None, operator)) != 1:
+        raise ValueError("a session belongs to a member, a key or the operator")
+    secret = secrets.token_urlsafe(32)
+    session.add(
+        DashboardSession(
+            secret_sha256=digest(secret),
+            member_id=member_id,
+            key_id=key_id,
+            operator=operator,
+            created_at=clock.now(),
+            expires_at=clock.now() + LIFETIME,
+        )
+    )
+    session.flush()
+    return secret
+
+
+def find(session: Session, clock: Clock, secret: str) -> Actor | None:
+    """Who it is, as of now: a disabled member or a revoked key has no session."""
+    row = session.get(DashboardSession, digest(secret))
+    now = clock.now()
+    if row is None or row.revoked_at is not None or row.expires_at <= now:
+        return None
+    if row.operator:
+        return THE_OPERATOR
+    if row.member_id is not None:
+        return _member(session, row.member_id)
+    key = session.get(ApiKey, row.key_id)
+    if key is None or not keys.is_live(key, now) or not _open(session, key.tenant_id):
+        return None
+    return Actor(key.id, key.role, key.tenant_id, key.project_id)
+
+
+def end(session: Session, clock: Clock, secret: str) -> None:
+    row = session.get(DashboardSession, digest(secret))
+    if row is not None and row.revoked_at is None:
+        row.revoked_at = clock.now()
+
+
+def revoke_all(session: Session, clock: Clock, member_id: str) -> None:
+    """Signs a member out everywhere."""
+    session.execute(
+        update(DashboardSession)
+        .where(DashboardSession.member_id == member_id, DashboardSession.revoked_at.is_(None))
+        .values(revoked_at=clock.now())
+    )
+
+
+def _member(session: Session, member_id: str) -> Actor | None:
+    member = session.get(Member, member_id)
+    if member is None or member.disabled_at is not None or not _open(session, member.tenant_id):
+        return None
+    return Actor(member.id, member.role, member.tenant_id)
+
+
+def _open(session: Session, tenant_id: str) -> bool:
+    """A suspended tenant may still look at its books; a closed one may not."""
+    status = session.scalar(select(Tenant.status).where(Tenant.id == tenant_id))
+    return status is not None and status != "closed"
