@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from gateway.api import health, models
+from gateway.api.admin.routers import ROUTERS as ADMIN_ROUTERS
 from gateway.api.errors import add_error_handlers
 from gateway.exchange import Exchange, Scope
 from gateway.pipeline import Pipeline
@@ -50,4 +51,6 @@ def create_app(services: Services) -> FastAPI:
         app.router.routes.append(Route(surface.route, door, methods=["POST"]))
     app.include_router(health.router)
     app.include_router(models.router)
+    for router in ADMIN_ROUTERS:
+        app.include_router(router)
     return app

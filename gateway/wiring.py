@@ -19,6 +19,8 @@ from core.database import Database
 from core.errors import SettingError
 from core.settings import Settings
 from core.tenants.keyring import Keyring
+from core.tenants.operator import operator_token
+from core.tenants.roles import Roles
 from gateway.admission import Admission
 from gateway.attempts import FailedAttempts
 from gateway.auth import Authenticator
@@ -53,6 +55,8 @@ class Services:
     clock: Clock
     database: Database
     keyring: Keyring
+    roles: Roles
+    operator_token: str
     counters: Counters
     limiter: Limiter
     catalog: Catalog
@@ -157,6 +161,8 @@ def build(
         clock=clock,
         database=database,
         keyring=keyring,
+        roles=Roles(database),
+        operator_token=operator_token(settings),
         counters=counters,
         limiter=limiter,
         catalog=catalog,

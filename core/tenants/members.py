@@ -106,7 +106,8 @@ def by_password(session: Session, clock: Clock, email: str, password: str) -> Me
         )
     )
     found = None
-    for member in candidates or [None]:
+    tried: list[Member | None] = [*candidates] or [None]
+    for member in tried:
         if passwords.matches(member.password_hash if member else None, password):
             found = found or member
     if found is None:

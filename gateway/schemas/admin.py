@@ -1,0 +1,91 @@
+"""Bodies of the admin routes. A name that is not known is refused."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Role = Literal["owner", "admin", "finance", "developer", "viewer"]
+Name = Field(min_length=1, max_length=120)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NewTenant(_Body):
+    name: str = Field(min_length=1, max_length=63, description="Lower case, digits, hyphens.")
+    display_name: str = Field("", max_length=200)
+    plan: str = "standard"
+    currency: str = "USD"
+    timezone: str = Field("UTC", max_length=64)
+
+
+class TenantChange(_Body):
+    display_name: str | None = Field(None, min_length=1, max_length=200)
+    settings: dict[str, Any] | None = Field(None, description="Merged; null takes a name out.")
+    plan: str | None = Field(None, description="The operator's to change.")
+    status: Literal["active", "suspended", "closed"] | None = Field(
+        None, description="The operator's to change."
+    )
+
+
+class NewProject(_Body):
+    name: str = Field(min_length=1, max_length=63)
+
+
+class NewMember(_Body):
+    email: str = Field(max_length=320)
+    role: Role
+    name: str = Field("", max_length=200)
+    password: str | None = Field(None, min_length=10, max_length=1024)
+
+
+class MemberChange(_Body):
+    role: Role | None = None
+    name: str | None = Field(None, max_length=200)
+    disabled: bool | None = None
+
+
+class NewPassword(_Body):
+    password: str = Field(min_length=10, max_length=1024)
+
+
+class Scopes(_Body):
+    models: list[str] | None = None
+    adapters: list[str] | None = None
+    routes: list[str] | None = Field(None, description="`/v1/chat/completions`, or `/v1/*`.")
+
+
+class NewKey(_Body):
+    project_id: str = Field(max_length=40)
+    name: str = Name
+    role: Role = "developer"
+    scopes: Scopes = Field(default_factory=lambda: Scopes(routes=None))
+    allowed_ips: list[str] = Field([], max_length=100)
+    expires_at: datetime | None = None
+
+
+class KeyRotation(_Body):
+    overlap_s: int = Field(86_400, ge=0, le=90 * 86_400)
+
+
+class NewLimit(_Body):
+    scope: Literal["tenant", "project", "key", "model"]
+    unit: Literal["requests", "input_tokens", "output_tokens", "total_tokens", "concurrent"]
+    limit: int = Field(gt=0, le=10**12)
+    period_s: Literal[60, 3_600, 86_400] = 60
+    target: str = Field("", max_length=120, description="One project, key or model; empty: each.")
+    shadow: bool = Field(False, description="Count and report, refuse nothing.")
+
+
+class Permission(_Body):
+    role: str = Field(min_length=1, max_length=40)
+    obj: str = Field(min_length=1, max_length=40)
+    act: Literal["read", "write", "*"]
+
+
+class AdapterFromPath(_Body):
+    name: str = Name
+    path: str = Field(max_length=1024)
+    base_model: str = Field(max_length=120)
