@@ -50,6 +50,7 @@ def ensure_accounts(session: Session, tenant_ids: Iterable[str], now: datetime) 
                 "tax_exempt": False,
                 "collection": "manual",
                 "status": "active",
+                "prepaid_only": False,
             }
         )
     insert_new(session, BillingAccount.__table__, rows, "tenant_id")  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from billing import credits, invoice_run, invoices, reconcile, rollups, usage
+from billing import budgets, credits, invoice_run, invoices, outbox, reconcile, rollups, usage
 from core.queue import TaskContext, task
 
 log = logging.getLogger("tollhouse.billing")
@@ -60,3 +60,15 @@ def audit(context: TaskContext) -> bool:
             report.ledger_error,
         )
     return report.clean
+
+
+@task("billing.watch_budgets", queue="rating", every_s=60.0)
+def watch_budgets(context: TaskContext) -> int:
+    with context.database.transaction() as session:
+        return budgets.send_alerts(session, context.clock)
+
+
+@task("billing.deliver_messages", queue="default", every_s=15.0)
+def deliver_messages(context: TaskContext) -> int:
+    sender = outbox.NetworkSender(context.settings.smtp_url)
+    return outbox.deliver(context.database, context.clock, sender)

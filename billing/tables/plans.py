@@ -62,6 +62,7 @@ class BillingAccount(Base):
     tax_exempt: Mapped[bool] = mapped_column(default=False)
     collection: Mapped[str] = mapped_column(String(20), default="manual")  # manual | stripe
     status: Mapped[str] = mapped_column(String(20), default="active")  # past_due | suspended
+    prepaid_only: Mapped[bool] = mapped_column(default=False)  # no use beyond the credit
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 

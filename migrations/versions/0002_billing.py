@@ -58,6 +58,7 @@ def upgrade() -> None:
         sa.Column("tax_exempt", sa.Boolean(), nullable=False),
         sa.Column("collection", sa.String(length=20), nullable=False),
         sa.Column("status", sa.String(length=20), nullable=False),
+        sa.Column("prepaid_only", sa.Boolean(), nullable=False),
         sa.Column("created_at", UtcDateTime, nullable=False),
         sa.CheckConstraint(
             "anchor_day between 1 and 31", name=op.f("ck_billing_accounts_anchor_day")

@@ -1,0 +1,232 @@
+"""How much may still be spent: budgets and wallets as the limiter's caps, and alerts on thresholds.
+
+Holds live in the counters; here is what billing knows. Both figures of a limit only ever rise within
+its key, and the key names the window, so no job resets anything.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from billing import outbox
+from billing.models import BillingAccount, Budget, CreditGrant, HourlyUsage
+from billing.periods import period_around, zone_of
+from core.clock import Clock
+from core.errors import BadRequest
+from core.ids import new_id
+from core.money import Money, decimal_of
+
+WINDOWS = ("day", "week", "month", "total")
+SCOPES = ("tenant", "project", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class MoneyLimit:
+    """`spent_units` of `cap_units` picounits are gone, as far as billing knows."""
+
+    key: str
+    cap_units: int
+    spent_units: int
+    currency: str
+    kind: str  # budget | wallet
+    hard: bool  # a soft one never refuses
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    name: str  # part of the limit's key
+    starts_at: datetime | None  # None is since ever
+    ends_at: datetime | None
+
+
+def money_limits(
+    session: Session, tenant_id: str, project_id: str, key_id: str, at: datetime
+) -> list[MoneyLimit]:
+    """Every cap that a request of this key must stay below at this moment."""
+    account = session.get(BillingAccount, tenant_id)
+    zone = account.timezone if account else "UTC"
+    scopes = {"tenant": tenant_id, "project": project_id, "key": key_id}
+    found = []
+    for budget in _open_budgets(session, tenant_id, at):
+        if scopes[budget.scope] == budget.scope_id:
+            window = window_of(budget.window, at, zone)
+            spent = spent_in(session, budget, window)
+            found.append(
+                MoneyLimit(
+                    f"{budget.id}:{window.name}",
+                    budget.cap,
+                    spent,
+                    budget.currency,
+                    "budget",
+                    budget.hard,
+                )
+            )
+    if account is not None and account.prepaid_only:
+        found.append(wallet_limit(session, account, at))
+    return found
+
+
+def wallet_limit(session: Session, account: BillingAccount, at: datetime) -> MoneyLimit:
+    """All credit ever granted against all that is gone, by use, expiry or refund."""
+    gone_by_expiry = (CreditGrant.expires_at.is_not(None)) & (CreditGrant.expires_at <= at)
+    row = session.execute(
+        select(
+            func.coalesce(func.sum(CreditGrant.granted), 0),
+            func.coalesce(func.sum(CreditGrant.granted - CreditGrant.remaining), 0),
+            func.coalesce(func.sum(CreditGrant.remaining).filter(gone_by_expiry), 0),
+        ).where(
+            CreditGrant.tenant_id == account.tenant_id, CreditGrant.currency == account.currency
+        )
+    ).one()
+    key = f"wallet:{account.tenant_id}:{account.currency}"
+    spent = int(row[1]) + int(row[2])
+    return MoneyLimit(key, int(row[0]), spent, account.currency, "wallet", True)
+
+
+def create(
+    session: Session,
+    clock: Clock,
+    *,
+    tenant_id: str,
+    scope: str,
+    scope_id: str,
+    cap: Money,
+    window: str = "month",
+    hard: bool = True,
+    thresholds: tuple[int, ...] = (50, 80, 100),
+    webhooks: tuple[str, ...] = (),
+    emails: tuple[str, ...] = (),
+    name: str = "",
+) -> Budget:
+    if scope not in SCOPES or window not in WINDOWS:
+        raise BadRequest(
+            f"A budget has a scope of {', '.join(SCOPES)} and a window of {', '.join(WINDOWS)}.",
+            next_step="Correct it and save again.",
+        )
+    if cap.units <= 0 or any(not 0 < each <= 1000 for each in thresholds):
+        raise BadRequest("A budget and its thresholds are above zero.", param="cap")
+    account = session.get(BillingAccount, tenant_id)
+    if account is not None and account.currency != cap.currency:
+        raise BadRequest(
+            f"The account is in {account.currency}, the budget in {cap.currency}.",
+            next_step=f"Write it in {account.currency}.",
+            code="currency_mismatch",
+        )
+    made = Budget(
+        id=new_id("bud"),
+        tenant_id=tenant_id,
+        scope=scope,
+        scope_id=scope_id,
+        name=name,
+        currency=cap.currency,
+        cap=cap.units,
+        window=window,
+        hard=hard,
+        thresholds=sorted(set(thresholds)),
+        webhooks=list(webhooks),
+        emails=list(emails),
+        created_at=clock.now(),
+    )
+    session.add(made)
+    session.flush()
+    return made
+
+
+def window_of(kind: str, at: datetime, timezone: str) -> Window:
+    """The window that holds a moment, from local midnight on; weeks begin on Monday."""
+    if kind == "total":
+        return Window("total", None, None)
+    if kind == "month":
+        start, end = period_around(at, 1, timezone)
+        return Window(f"{start.astimezone(zone_of(timezone)):%Y-%m}", start, end)
+    local = at.astimezone(zone_of(timezone))
+    first = local.date() - timedelta(days=local.weekday() if kind == "week" else 0)
+    after = first + timedelta(days=7 if kind == "week" else 1)
+    start, end = (
+        datetime(day.year, day.month, day.day, tzinfo=zone_of(timezone)) for day in (first, after)
+    )
+    return Window(f"{first:%Y-%m-%d}", start, end)
+
+
+def spent_in(session: Session, budget: Budget, window: Window) -> int:
+    """Picounits of rated usage, by whole hours."""
+    table = HourlyUsage
+    query = select(func.coalesce(func.sum(table.amount), 0)).where(
+        table.tenant_id == budget.tenant_id, table.currency == budget.currency
+    )
+    if budget.scope == "project":
+        query = query.where(table.project_id == budget.scope_id)
+    if budget.scope == "key":
+        query = query.where(table.key_id == budget.scope_id)
+    if window.starts_at is not None and window.ends_at is not None:
+        query = query.where(table.at >= window.starts_at, table.at < window.ends_at)
+    return int(session.scalar(query) or 0)
+
+
+def send_alerts(session: Session, clock: Clock) -> int:
+    """Queue an alert for each threshold that was passed, once a window; returns how many are new."""
+    now = clock.now()
+    budgets = session.scalars(
+        select(Budget).where(Budget.ended_at.is_(None)).order_by(Budget.id)
+    ).all()
+    zones = {
+        row[0]: row[1]
+        for row in session.execute(select(BillingAccount.tenant_id, BillingAccount.timezone))
+    }
+    queued = 0
+    for budget in budgets:
+        if not budget.webhooks and not budget.emails:
+            continue
+        window = window_of(budget.window, now, zones.get(budget.tenant_id, "UTC"))
+        spent = spent_in(session, budget, window)
+        for percent in budget.thresholds:
+            if spent * 100 >= budget.cap * percent:
+                queued += _alert(session, budget, window, percent, spent, now)
+    return queued
+
+
+def _alert(
+    session: Session, budget: Budget, window: Window, percent: int, spent: int, now: datetime
+) -> int:
+    payload = {
+        "event": "budget.threshold",
+        "budget_id": budget.id,
+        "name": budget.name,
+        "tenant_id": budget.tenant_id,
+        "scope": budget.scope,
+        "scope_id": budget.scope_id,
+        "window": window.name,
+        "threshold_percent": percent,
+        "spent": decimal_of(spent),
+        "cap": decimal_of(budget.cap),
+        "currency": budget.currency,
+        "hard": budget.hard,
+    }
+    subject = f"{percent} % of budget {budget.name or budget.id} is spent"
+    key = f"{budget.id}:{window.name}:{percent}"
+    return outbox.put(
+        session,
+        tenant_id=budget.tenant_id,
+        subject=subject,
+        payload=payload,
+        dedupe=key,
+        webhooks=budget.webhooks,
+        emails=budget.emails,
+        now=now,
+    )
+
+
+def _open_budgets(session: Session, tenant_id: str, at: datetime) -> list[Budget]:
+    return list(
+        session.scalars(
+            select(Budget)
+            .where(
+                Budget.tenant_id == tenant_id,
+                Budget.created_at <= at,
+                Budget.ended_at.is_(None) | (Budget.ended_at > at),
+            )
+            .order_by(Budget.id)
+        )
+    )

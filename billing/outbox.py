@@ -1,0 +1,140 @@
+"""Webhooks and mails that must go out once their cause is committed: put down first, sent later,
+tried again with growing pauses, given up on the record after a day.
+"""
+
+import json
+import random
+import smtplib
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from email.message import EmailMessage
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from billing.models import OutboxMessage
+from core.clock import Clock
+from core.database import Database, insert_new
+from core.errors import SettingError
+
+MOST_ATTEMPTS = 12
+TIMEOUT_S = 10.0
+
+
+class Sender(Protocol):
+    def send(self, message: OutboxMessage) -> None:
+        """Returns once it is delivered; any exception means that it is not."""
+        ...
+
+
+def put(
+    session: Session,
+    *,
+    tenant_id: str | None,
+    subject: str,
+    payload: dict[str, Any],
+    dedupe: str,
+    webhooks: Iterable[str] = (),
+    emails: Iterable[str] = (),
+    now: datetime,
+) -> int:
+    """Queue one message a target, once per `dedupe`; returns how many are new."""
+    targets = [("webhook", url) for url in webhooks] + [("email", to) for to in emails]
+    rows = [
+        {
+            "tenant_id": tenant_id,
+            "channel": channel,
+            "target": target,
+            "subject": subject[:200],
+            "payload": payload,
+            "dedupe": f"{dedupe}:{target}"[:200],
+            "created_at": now,
+            "next_at": now,
+            "attempts": 0,
+            "failed": False,
+        }
+        for channel, target in targets
+    ]
+    return insert_new(session, OutboxMessage.__table__, rows, "dedupe")  # type: ignore[arg-type]
+
+
+def deliver(database: Database, clock: Clock, sender: Sender, limit: int = 100) -> int:
+    """Send what is due, each in a transaction of its own; returns how many went out."""
+    sent = 0
+    for _ in range(limit):
+        with database.transaction() as session:
+            message = session.scalar(
+                select(OutboxMessage)
+                .where(OutboxMessage.done_at.is_(None), OutboxMessage.next_at <= clock.now())
+                .order_by(OutboxMessage.next_at, OutboxMessage.id)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            )
+            if message is None:
+                return sent
+            sent += _try(message, clock, sender)
+    return sent
+
+
+def _try(message: OutboxMessage, clock: Clock, sender: Sender) -> int:
+    message.attempts += 1
+    try:
+        sender.send(message)
+    except Exception as error:
+        message.last_error = f"{type(error).__name__}: {error}"[:500]
+        if message.attempts >= MOST_ATTEMPTS:
+            message.failed, message.done_at = True, clock.now()
+        else:
+            pause = min(3600.0, 5.0 * 2 ** (message.attempts - 1)) * random.uniform(0.5, 1.0)
+            message.next_at = clock.now() + timedelta(seconds=pause)
+        return 0
+    message.done_at, message.last_error = clock.now(), None
+    return 1
+
+
+class NetworkSender:
+    """HTTP POST of JSON for webhooks; SMTP for mails."""
+
+    def __init__(self, smtp_url: str, sender_address: str = "billing@tollhouse.invalid") -> None:
+        self._smtp = urlsplit(smtp_url) if smtp_url else None
+        self._from = sender_address
+
+    def send(self, message: OutboxMessage) -> None:
+        if message.channel == "webhook":
+            self._post(message)
+        else:
+            self._mail(message)
+
+    def _post(self, message: OutboxMessage) -> None:
+        if not message.target.startswith(("http://", "https://")):
+            raise ValueError("a webhook begins with http:// or https://")
+        request = urllib.request.Request(
+            message.target,
+            data=json.dumps(message.payload).encode(),
+            headers={"content-type": "application/json", "idempotency-key": message.dedupe},
+            method="POST",
+        )
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            if answer.status >= 300:
+                raise OSError(f"the webhook answered {answer.status}")
+
+    def _mail(self, message: OutboxMessage) -> None:
+        if self._smtp is None or self._smtp.hostname is None:
+            raise SettingError(
+                "No mail server is set.", next_step="Set TOLLHOUSE_SMTP_URL, smtp://host:port."
+            )
+        mail = EmailMessage()
+        mail["Subject"], mail["From"], mail["To"] = message.subject, self._from, message.target
+        lines = [f"{name}: {value}" for name, value in message.payload.items()]
+        mail.set_content("\n".join([message.subject + ".", "", *lines]))
+        port = self._smtp.port or 25
+        secure = self._smtp.scheme == "smtps"
+        made = smtplib.SMTP_SSL if secure else smtplib.SMTP
+        with made(self._smtp.hostname, port, timeout=TIMEOUT_S) as server:
+            if self._smtp.username:
+                server.login(unquote(self._smtp.username), unquote(self._smtp.password or ""))
+            server.send_message(mail)

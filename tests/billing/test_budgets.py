@@ -1,0 +1,163 @@
+"""Budgets and wallets as the limiter sees them, and alerts that go out once."""
+
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from sqlalchemy import select
+
+from billing import budgets, credits, outbox
+from billing.accounts import lock_account
+from billing.models import OutboxMessage
+from core.errors import BadRequest
+from core.money import Money
+from tests.billing.conftest import House
+from tests.billing.mailbox import Mailbox
+
+DOLLAR = 10**12
+
+
+def limits(house: House, **scope: str) -> dict[str, budgets.MoneyLimit]:
+    wanted = {"project_id": "proj", "key_id": "key", **scope}
+    with house.database.read() as session:
+        found = budgets.money_limits(session, "acme", at=house.clock.now(), **wanted)
+    return {each.key.split("_")[0].split(":")[0]: each for each in found}
+
+
+def make(house: House, **fields: object) -> str:
+    with house.database.transaction() as session:
+        plain = {"tenant_id": "acme", "scope": "tenant", "scope_id": "acme", "cap": Money(DOLLAR)}
+        return budgets.create(session, house.clock, **{**plain, **fields}).id  # type: ignore[arg-type]
+
+
+def test_a_budget_counts_its_scope_and_its_window_only(house: House) -> None:
+    make(house, scope="project", scope_id="proj", window="day")
+    spend = 50 * 600_000 + 80 * 150_000 + 20 * 75_000
+    house.record(house.event(), house.event(project_id="other"))
+    house.rate()
+    (limit,) = limits(house).values()
+    assert (limit.cap_units, limit.spent_units, limit.hard) == (DOLLAR, spend, True)
+    assert limits(house, project_id="other") == {}
+    house.clock.advance(days=1)
+    (tomorrow,) = limits(house).values()
+    assert tomorrow.spent_units == 0
+    assert tomorrow.key != limit.key
+
+
+def test_windows_follow_the_zone_through_a_clock_change() -> None:
+    at = datetime(2026, 3, 29, 12, tzinfo=UTC)  # clocks go forward in Berlin
+    day = budgets.window_of("day", at, "Europe/Berlin")
+    assert day.starts_at is not None and day.ends_at is not None
+    start, end = day.starts_at.astimezone(UTC), day.ends_at.astimezone(UTC)
+    assert end - start == timedelta(hours=23)
+    assert budgets.window_of("week", at, "Europe/Berlin").name == "2026-03-23"
+    assert budgets.window_of("month", at, "Europe/Berlin").name == "2026-03"
+    assert budgets.window_of("total", at, "UTC").starts_at is None
+
+
+def test_a_wallet_s_figures_only_rise(lite: House) -> None:
+    seen = []
+    with lite.database.transaction() as session:
+        lock_account(session, "acme").prepaid_only = True
+    now = lite.clock.now()
+    for step in range(4):
+        with lite.database.transaction() as session:
+            credits.grant(
+                session,
+                tenant_id="acme",
+                kind="promo" if step % 2 else "prepaid",
+                money=Money(100_000_000),
+                reference=f"g{step}",
+                at=now,
+                expires_at=now + timedelta(days=step) if step % 2 else None,
+            )
+        lite.record(lite.event())
+        lite.rate()
+        seen.append(limits(lite)["wallet"])
+        lite.clock.advance(days=1)
+        seen.append(limits(lite)["wallet"])
+        with lite.database.transaction() as session:
+            credits.expire(session, lite.clock.now())
+        seen.append(limits(lite)["wallet"])
+    for before, after in itertools.pairwise(seen):
+        assert before.cap_units <= after.cap_units
+        assert before.spent_units <= after.spent_units <= after.cap_units
+    assert len({each.key for each in seen}) == 1
+
+
+def test_a_wrong_budget_is_refused(lite: House) -> None:
+    for fields in ({"scope": "moon"}, {"cap": Money(0)}, {"cap": Money(1, "EUR")}):
+        with pytest.raises(BadRequest):
+            make(lite, **fields)
+
+
+def test_an_alert_goes_out_once_a_threshold_and_window(
+    lite: House, hook: tuple[str, list[dict[str, object]]]
+) -> None:
+    url, received = hook
+    mailbox = Mailbox()
+    make(lite, cap=Money(50_000_000), webhooks=(url,), emails=("boss@example.com",))
+    sender = outbox.NetworkSender(mailbox.url)
+
+    def _round() -> int:
+        with lite.database.transaction() as session:
+            budgets.send_alerts(session, lite.clock)
+        return outbox.deliver(lite.database, lite.clock, sender)
+
+    try:
+        assert _round() == 0
+        lite.record(lite.event())  # 43.5 of 50: above 50 and 80 percent
+        lite.rate()
+        assert _round() == 4
+        assert _round() == 0
+        lite.record(lite.event())
+        lite.rate()
+        assert _round() == 2
+    finally:
+        mailbox.close()
+    assert [each["threshold_percent"] for each in received] == [50, 80, 100]
+    assert len(mailbox.mails) == 3
+    assert "boss@example.com" in mailbox.mails[0]
+
+
+def test_what_cannot_be_sent_is_tried_again_and_given_up_on_the_record(lite: House) -> None:
+    make(lite, cap=Money(1), webhooks=("http://127.0.0.1:1/nobody",), thresholds=(100,))
+    lite.record(lite.event())
+    lite.rate()
+    with lite.database.transaction() as session:
+        assert budgets.send_alerts(session, lite.clock) == 1
+    sender = outbox.NetworkSender("")
+    for _ in range(outbox.MOST_ATTEMPTS + 3):
+        assert outbox.deliver(lite.database, lite.clock, sender) == 0
+        lite.clock.advance(hours=1)
+    with lite.database.read() as session:
+        message = session.scalars(select(OutboxMessage)).one()
+    assert (message.failed, message.attempts) == (True, outbox.MOST_ATTEMPTS)
+    assert "refused" in (message.last_error or "")
+
+
+@pytest.fixture
+def hook() -> Iterator[tuple[str, list[dict[str, object]]]]:
+    received: list[dict[str, object]] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            received.append(json.loads(body))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Receiver)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/hook", received
+    server.shutdown()
+    server.server_close()
+    thread.join()
