@@ -1,0 +1,45 @@
+"""`tollhouse doctor`: looks at every part and says what to do."""
+
+import argparse
+import dataclasses
+
+from core.clock import SystemClock
+from core.settings import load_settings
+from gateway.console import add_json, say, show
+from gateway.doctor import neighbours, storage
+from gateway.doctor.check import Check, Health, examine, good
+
+HELP = "look at every part and say what to do"
+
+CHECKS: dict[str, Check] = {
+    "settings": lambda settings, _clock: good("every TOLLHOUSE_ variable is known and valid"),
+    "data directory": storage.data_directory,
+    "database": storage.database,
+    "clock": storage.clock_skew,
+    "counters": neighbours.counters,
+    "queue": neighbours.broker,
+    "model": neighbours.model,
+    "upstreams": neighbours.upstreams,
+    "payments": neighbours.payments,
+    "spool": storage.spools,
+    "set aside": storage.set_aside,
+    "port": neighbours.port,
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 when nothing is bad, 1 otherwise. A wrong setting is told before any check runs."""
+    reports = list(examine(CHECKS, load_settings(), SystemClock()))
+    broken = [report for report in reports if report.finding.health is Health.BAD]
+    if arguments.json:
+        parts = [report.as_json() for report in reports]
+        show({"healthy": not broken, "parts": parts}, as_json=True)
+        return 1 if broken else 0
+    show([{"part": r.part, **dataclasses.asdict(r.finding)} for r in reports], as_json=False)
+    say("Everything that is used works." if not broken else f"{len(broken)} parts need mending.")
+    return 1 if broken else 0

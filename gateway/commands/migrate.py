@@ -1,0 +1,29 @@
+"""`tollhouse migrate`: brings the database's schema to the code's, or back to a revision."""
+
+import argparse
+
+from gateway.console import add_json, show
+from gateway.toolbox import toolbox
+
+HELP = "bring the database's schema up to date, or back to a revision"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", default="head", metavar="REVISION", help="head, or one to stop at")
+    parser.add_argument("--down", action="store_true", help="go back to the revision (or `base`)")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from migrations.run import current, downgrade, upgrade
+
+    with toolbox() as tools:
+        before = current(tools.database)
+        if arguments.down:
+            downgrade(tools.database, arguments.to)
+        else:
+            upgrade(tools.database, arguments.to)
+        moved = {"before": before, "after": current(tools.database)}
+    show(moved, as_json=arguments.json, title="schema")
+    return 0

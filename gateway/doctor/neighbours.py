@@ -1,0 +1,143 @@
+"""The servers beside the gateway: Redis, the broker, engines, Stripe, and the port itself."""
+
+import json
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis
+from redis.exceptions import RedisError
+
+from core.clock import Clock
+from core.settings import Settings
+from gateway.doctor.check import Finding, bad, good, unused, warn
+
+TIMEOUT_S = 2.0
+
+
+def counters(settings: Settings, _clock: Clock) -> Finding:
+    if not settings.redis_url:
+        if settings.workers > 1:
+            return warn(
+                f"counted in memory by each of {settings.workers} workers",
+                "Set TOLLHOUSE_REDIS_URL so that they share one count.",
+            )
+        return unused("limits are counted in memory")
+    client = redis.Redis.from_url(
+        settings.redis_url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+    )
+    try:
+        version = client.info("server")["redis_version"]
+    except RedisError as error:
+        return bad(f"Redis does not answer: {error}", "Check TOLLHOUSE_REDIS_URL.")
+    finally:
+        client.close()
+    return good(f"Redis {version}")
+
+
+def broker(settings: Settings, _clock: Clock) -> Finding:
+    if not settings.broker_url:
+        return unused("tasks run inside the gateway")
+    from kombu import Connection
+
+    try:
+        with Connection(settings.broker_url, connect_timeout=TIMEOUT_S) as connection:
+            connection.ensure_connection(max_retries=1, timeout=TIMEOUT_S)
+            kind = connection.transport.driver_type
+    except Exception as error:
+        return bad(f"the broker does not answer: {error}", "Check TOLLHOUSE_BROKER_URL.")
+    return good(f"{kind} answers; tasks need `tollhouse worker`")
+
+
+def model(settings: Settings, _clock: Clock) -> Finding:
+    """The files of a checkpoint, without loading it."""
+    if settings.upstreams:
+        return unused("engines run elsewhere")
+    from gateway.model_files import model_directory
+
+    directory = model_directory(settings)
+    wanted = ("config.json", "tokenizer.json")
+    missing = [name for name in wanted if not (directory / name).is_file()]
+    if not any(directory.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        return bad(
+            f"{directory} lacks {', '.join(missing)}", "Set TOLLHOUSE_MODEL to a checkpoint."
+        )
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except ValueError as error:
+        return bad(f"{directory}/config.json is not JSON: {error}", "Fetch the checkpoint again.")
+    kind = ", ".join(config.get("architectures", ["unknown architecture"]))
+    return good(f"{directory.name}: {kind}")
+
+
+def upstreams(settings: Settings, _clock: Clock) -> Finding:
+    if not settings.upstreams:
+        return unused("the engine is local")
+    silent = []
+    addresses = _addresses(settings.upstreams)
+    for address in addresses:
+        parts = urlsplit(address)
+        if parts.scheme == "ipc":
+            continue
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname or "", port), TIMEOUT_S).close()
+        except OSError as error:
+            silent.append(f"{address} ({error.strerror or error})")
+    if silent:
+        return bad(
+            f"no answer from {', '.join(silent)}", "Start the engine, or mend TOLLHOUSE_UPSTREAMS."
+        )
+    return good(f"{len(addresses)} reachable")
+
+
+def payments(settings: Settings, _clock: Clock) -> Finding:
+    if not settings.stripe_api_key:
+        return unused("invoices are paid by hand")
+    import stripe
+
+    base = {"api": settings.stripe_api_base} if settings.stripe_api_base else {}
+    client = stripe.StripeClient(
+        settings.stripe_api_key,
+        base_addresses=base,  # type: ignore[arg-type]
+        max_network_retries=0,
+        http_client=stripe.RequestsClient(timeout=5),
+    )
+    try:
+        client.v1.balance.retrieve()
+    except stripe.StripeError as error:
+        return bad(
+            f"Stripe refuses: {error.user_message or error}", "Check TOLLHOUSE_STRIPE_API_KEY."
+        )
+    if not settings.stripe_webhook_secret:
+        return warn(
+            "Stripe answers", "Set TOLLHOUSE_STRIPE_WEBHOOK_SECRET, or payments stay pending."
+        )
+    return good("Stripe answers")
+
+
+def port(settings: Settings, _clock: Clock) -> Finding:
+    if settings.port == 0:
+        return good("a free one is taken at the start")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            return warn(
+                f"{settings.host}:{settings.port} is taken ({error.strerror})",
+                "A running Tollhouse is fine; otherwise choose another with TOLLHOUSE_PORT.",
+            )
+    return good(f"{settings.host}:{settings.port} is free")
+
+
+def _addresses(upstreams: str) -> list[str]:
+    """Addresses of the setting's plain form, of its JSON form, or of the JSON file that it names."""
+    text = upstreams.strip()
+    if text.endswith(".json"):
+        text = Path(text).read_text()
+    if text.startswith("["):
+        return [str(entry.get("url") or entry.get("address") or "") for entry in json.loads(text)]
+    return text.replace(",", " ").split()

@@ -1,0 +1,134 @@
+"""The data directory, the database and its schema, the spools, and what lies aside in them."""
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import func, select
+
+from billing.models import ParkedEvent
+from core.clock import Clock
+from core.database import Database
+from core.queue_models import DeadLetter
+from core.settings import Settings
+from gateway.doctor.check import Finding, bad, good, unused, warn
+from migrations.run import current, head
+
+LEAST_FREE = 2**30
+MOST_SKEW_S = 5
+MOST_SPOOL_AGE_S = 300
+
+
+def data_directory(settings: Settings, _clock: Clock) -> Finding:
+    path = settings.data_dir
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".doctor"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        return bad(
+            f"{path} cannot be written: {error.strerror}.",
+            "Set TOLLHOUSE_DATA_DIR to one that can.",
+        )
+    free = shutil.disk_usage(path).free
+    said = f"{path.resolve()}, {free / 2**30:.1f} GiB free"
+    if free < LEAST_FREE:
+        return warn(
+            said, "Free space: without it the gateway stops serving, since it cannot meter."
+        )
+    return good(said)
+
+
+def database(settings: Settings, _clock: Clock) -> Finding:
+    with _opened(settings) as db:
+        db.ping()
+        at, wanted = current(db), head()
+    if at is None:
+        return warn(
+            f"{db.dialect} answers and is empty", "`tollhouse serve` or `migrate` fills it."
+        )
+    if at != wanted:
+        return bad(f"{db.dialect} stands at {at}, the code at {wanted}", "Run `tollhouse migrate`.")
+    return good(f"{db.dialect}, schema {at}")
+
+
+def clock_skew(settings: Settings, clock: Clock) -> Finding:
+    with _opened(settings) as db, db.read() as session:
+        if db.dialect == "sqlite":
+            return good("the database shares this machine's clock")
+        theirs = session.scalar(select(func.now()))
+    assert isinstance(theirs, datetime)
+    skew = abs((clock.now() - theirs.astimezone(UTC)).total_seconds())
+    said = f"{skew:.1f} s between this machine and the database"
+    if skew > MOST_SKEW_S:
+        return bad(said, "Set both by NTP: periods and prices are decided by the time.")
+    return good(said)
+
+
+def spools(settings: Settings, clock: Clock) -> Finding:
+    """Records that are on disk here and not yet in the database."""
+    waiting = parked = opened = 0
+    oldest: float | None = None
+    for path in (settings.data_dir / "spool").glob("*.db"):
+        counts = _spool_counts(path)
+        waiting, parked, opened = waiting + counts[0], parked + counts[1], opened + counts[2]
+        if counts[0]:
+            oldest = min(oldest or path.stat().st_mtime, path.stat().st_mtime)
+    said = f"{waiting} records to ship, {opened} requests open, {parked} parked"
+    if parked:
+        return bad(said, "Parked records could not be stored; the gateway's log says why.")
+    if oldest is not None and clock.now().timestamp() - oldest > MOST_SPOOL_AGE_S:
+        return warn(said, "Start a gateway on this data directory: it ships what lies here.")
+    return good(said)
+
+
+def set_aside(settings: Settings, _clock: Clock) -> Finding:
+    """Events and tasks that need a person."""
+    with _opened(settings) as db:
+        if current(db) is None:
+            return unused("the database is empty")
+        with db.read() as session:
+            events = session.scalar(
+                select(func.count())
+                .select_from(ParkedEvent)
+                .where(ParkedEvent.released_at.is_(None))
+            )
+            letters = session.scalar(
+                select(func.count()).select_from(DeadLetter).where(DeadLetter.replayed_at.is_(None))
+            )
+            reasons = session.scalars(
+                select(ParkedEvent.reason)
+                .where(ParkedEvent.released_at.is_(None))
+                .distinct()
+                .limit(3)
+            ).all()
+    said = f"{events} parked usage events, {letters} dead letters"
+    if events or letters:
+        return warn("; ".join([said, *reasons]), "Mend the cause, then release or replay them.")
+    return good(said)
+
+
+@contextmanager
+def _opened(settings: Settings) -> Iterator[Database]:
+    database = Database(settings.effective_database_url, connect_timeout_s=2)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _spool_counts(path: Path) -> tuple[int, int, int]:
+    """To ship, parked, open. Reads beside a running gateway: WAL lets it."""
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=2)) as connection:
+            row = connection.execute(
+                "select (select count(*) from outbox), (select count(*) from parked),"
+                " (select count(*) from opened)"
+            ).fetchone()
+    except sqlite3.Error:
+        return 0, 0, 0  # being made or removed at this moment
+    return row[0], row[1], row[2]

@@ -1,0 +1,102 @@
+"""The doctor finds what is wrong and says what to do; nothing it looks at can hang it."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.clock import FakeClock, SystemClock
+from core.database import Database
+from core.settings import Settings
+from gateway.doctor import neighbours, storage
+from gateway.doctor.check import Health, examine, good
+from migrations.run import downgrade, upgrade
+
+
+def settings(tmp_path: Path, **given: Any) -> Settings:
+    return Settings(data_dir=tmp_path, **given)
+
+
+def test_an_empty_house_needs_no_mending(tmp_path: Path) -> None:
+    found = storage.database(settings(tmp_path), FakeClock())
+    assert (found.health, "empty" in found.says) == (Health.WARN, True)
+    assert storage.set_aside(settings(tmp_path), FakeClock()).health is Health.UNUSED
+    assert storage.data_directory(settings(tmp_path), FakeClock()).health in (
+        Health.GOOD,
+        Health.WARN,
+    )
+
+
+def test_an_old_schema_is_told(database_url: str, tmp_path: Path) -> None:
+    made = settings(tmp_path, database_url=database_url)
+    database = Database(database_url)
+    upgrade(database)
+    assert storage.database(made, SystemClock()).health is Health.GOOD
+    assert storage.clock_skew(made, SystemClock()).health is Health.GOOD
+    assert storage.set_aside(made, SystemClock()).health is Health.GOOD
+    downgrade(database, "0001_core")
+    found = storage.database(made, SystemClock())
+    assert (found.health, found.next_step) == (Health.BAD, "Run `tollhouse migrate`.")
+    database.close()
+
+
+def test_a_spool_that_nobody_ships_is_told(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
+    with sqlite3.connect(tmp_path / "spool" / "1-a.db") as spool:
+        spool.executescript(
+            "create table opened (request_id, body); create table outbox (seq, topic, body);"
+            "create table parked (seq, topic, body, reason); insert into outbox values (1, 'u', x'');"
+        )
+    spool.close()
+    late = SystemClock()
+    assert storage.spools(settings(tmp_path), late).health is Health.GOOD
+    clock = FakeClock(late.now())
+    clock.advance(hours=1)
+    assert storage.spools(settings(tmp_path), clock).health is Health.WARN
+
+
+@pytest.mark.parametrize(
+    ("check", "given"),
+    [
+        (storage.database, {"database_url": "postgresql://nobody@127.0.0.1:1/none"}),
+        (neighbours.counters, {"redis_url": "redis://127.0.0.1:1/0"}),
+        (neighbours.broker, {"broker_url": "amqp://guest:guest@127.0.0.1:1//"}),
+        (neighbours.upstreams, {"upstreams": "http://127.0.0.1:1 tcp://127.0.0.1:2"}),
+        (
+            neighbours.payments,
+            {"stripe_api_key": "sk_test_x", "stripe_api_base": "http://127.0.0.1:1"},
+        ),
+    ],
+)
+def test_a_server_that_is_down_is_told_with_the_next_step(
+    check: Any, given: dict[str, str], tmp_path: Path
+) -> None:
+    (report,) = examine({"it": check}, settings(tmp_path, **given), FakeClock())
+    assert report.finding.health is Health.BAD
+    assert "TOLLHOUSE_" in report.finding.next_step
+
+
+def test_what_is_not_configured_is_not_needed(tmp_path: Path) -> None:
+    for check in (
+        neighbours.counters,
+        neighbours.broker,
+        neighbours.upstreams,
+        neighbours.payments,
+    ):
+        assert check(settings(tmp_path), FakeClock()).health is Health.UNUSED
+
+
+def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
+    def broken(_settings: Settings, _clock: Any) -> Any:
+        raise RuntimeError("no luck")
+
+    reports = list(
+        examine({"a": broken, "b": lambda *_: good("fine")}, settings(tmp_path), FakeClock())
+    )
+    assert [report.finding.health for report in reports] == [Health.BAD, Health.GOOD]
+    assert "no luck" in reports[0].finding.says
+
+
+def test_memory_counters_with_several_workers_are_told(tmp_path: Path) -> None:
+    assert neighbours.counters(settings(tmp_path, workers=2), FakeClock()).health is Health.WARN
