@@ -38,10 +38,10 @@ def counters(settings: Settings, _clock: Clock) -> Finding:
 def broker(settings: Settings, _clock: Clock) -> Finding:
     if not settings.broker_url:
         return unused("tasks run inside the gateway")
-    from kombu import Connection
+    from kombu.connection import Connection
 
     try:
-        with Connection(settings.broker_url, connect_timeout=TIMEOUT_S) as connection:
+        with Connection(settings.broker_url, connect_timeout=TIMEOUT_S) as connection:  # type: ignore[no-untyped-call]
             connection.ensure_connection(max_retries=1, timeout=TIMEOUT_S)
             kind = connection.transport.driver_type
     except Exception as error:
