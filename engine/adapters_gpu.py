@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.adapter_files import part_shape
+from engine.adapter_files import AdapterWeights, part_shape
 from engine.adapter_host import AdapterHost
 from engine.batch import AdapterHandle, Row
 from engine.config import EngineConfig
@@ -62,17 +62,21 @@ class GpuAdapters:
             raise AdapterError("lora_disabled", "this engine was started with LoRA disabled")
         weights = self._host.register(Path(path))
         try:
-            packed = pack_adapter(
-                weights.matrices, self._spec.layers, self._arena.shape[1], self._dtype,
-                pinned=self._copies is not None,
-            )  # fmt: skip
+            self.hold(weights)
         except ValueError as error:
             raise AdapterError("invalid_adapter", f"{path}: {error}") from None
         finally:
             self._host.drop(weights.digest)
+        return AdapterState(weights.digest, "host", weights.rank, 0)
+
+    def hold(self, weights: AdapterWeights) -> None:
+        """Packs an adapter that was read already."""
+        packed = pack_adapter(
+            weights.matrices, self._spec.layers, self._arena.shape[1], self._dtype,
+            pinned=self._copies is not None,
+        )  # fmt: skip
         self._packed[weights.digest] = packed
         self._blocks[weights.digest] = packed.image.shape[0]
-        return AdapterState(weights.digest, "host", weights.rank, 0)
 
     def drop(self, digest: str) -> None:
         self._packed.pop(digest, None)

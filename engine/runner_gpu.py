@@ -43,8 +43,8 @@ class GpuRunner:
         self._model = model
         self._device = device
         self._info = engine_info(config, model, decide_blocks(config, spec, dtype, device))
-        self._pool = KvPool(spec, self.num_blocks, config.block_size, dtype, device)
-        self._adapters = GpuAdapters(config, spec, dtype, self._pool)
+        self.pool = KvPool(spec, self.num_blocks, config.block_size, dtype, device)
+        self.adapters = GpuAdapters(config, spec, dtype, self.pool)
         self._processors = (
             torch.cuda.get_device_properties(device).multi_processor_count
             if device.type == "cuda"
@@ -53,11 +53,11 @@ class GpuRunner:
         cells = most_partials(config.max_running, spec.heads, spec.kv_heads, self._processors)
         self._forward = KernelModel(
             model.decoder,
-            self._pool,
+            self.pool,
             rotary_tables(
                 spec.rope, spec.head_dim, model.native_context, spec.context, torch.float32
             ),
-            self._adapters.table,
+            self.adapters.table,
             Partials.make(cells, spec.head_dim, device),
             config.max_running,
         )
@@ -89,7 +89,7 @@ class GpuRunner:
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> GpuStep:
         if batch.copies:
-            self._pool.copy(batch.copies)
+            self.pool.copy(batch.copies)
         if not batch.rows:
             return GpuStep([], None, None)
         decodes, prefills = ordered(batch.rows)
@@ -112,26 +112,26 @@ class GpuRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compiles the kernels and records every graph, before the first request pays for it."""
-        for key in self._graphs.keys(self._adapters.rank_sizes):
+        for key in self._graphs.keys(self.adapters.rank_sizes):
             step = self._graphs.fit(idle_step(key), key)
             self._graphs.run(key, self._send(step), self._compute)
 
     def register_adapter(self, path: str) -> AdapterState:
-        return self._adapters.register(path)
+        return self.adapters.register(path)
 
     def drop_adapter(self, digest: str) -> None:
-        self._adapters.drop(digest)
+        self.adapters.drop(digest)
 
     def adapter_blocks(self, digest: str) -> int:
-        return self._adapters.blocks(digest)
+        return self.adapters.blocks(digest)
 
     @torch.inference_mode()
     def load_adapter(self, handle: AdapterHandle, blocks: list[int]) -> None:
-        self._adapters.load(handle, blocks)
+        self.adapters.load(handle, blocks)
 
     @torch.inference_mode()
     def unload_adapter(self, handle: AdapterHandle) -> None:
-        self._adapters.unload(handle)
+        self.adapters.unload(handle)
 
     def forget(self, seq: int) -> None:
         self._rows.forget(seq)
@@ -146,7 +146,7 @@ class GpuRunner:
             where = self._to_device(torch.tensor(changes, dtype=torch.int64)).unbind(1)
             self._tables[where[0], where[1]] = where[2].int()
         step = host_step(decodes, prefills, places, self._config.block_size)
-        step = self._adapters.add_to(step, rows)
+        step = self.adapters.add_to(step, rows)
         count = len(step.sampled)
         if prefills or not count:
             sent = self._send(step)

@@ -1,0 +1,84 @@
+"""Paged attention beside torch's flash attention, which has no pages to look up."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu.timing import median_ms
+from benchmarks.report import figure
+from engine.kernels.attention_launch import choose_splits, paged_attention
+from engine.kernels.attention_reference import AttentionShape, AttentionStep
+
+HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
+SHAPE = AttentionShape(DIM**-0.5)
+
+
+def measure(ceilings: Ceilings) -> None:
+    for length in (2048, 8192):
+        _prefill(length)
+    for sequences, keys in ((64, 2048), (8, 8192), (1, 8192)):
+        _decode(sequences, keys, ceilings)
+
+
+def _cache(sequences: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    """K and V of scattered pages, and the block tables."""
+    pages = sequences * keys // PAGE
+    data = torch.randn(pages, 2, KV_HEADS, PAGE, DIM, dtype=torch.bfloat16, device="cuda")
+    tables = torch.randperm(pages, device="cuda").int().view(sequences, -1)
+    return data[:, 0], data[:, 1], tables
+
+
+def _step(tables: Tensor, keys: int, queries: int) -> AttentionStep:
+    sequences = tables.shape[0]
+    rows = torch.arange(sequences, dtype=torch.int32, device="cuda")
+    cu_q = torch.arange(sequences + 1, dtype=torch.int32, device="cuda") * queries
+    lens = torch.full_like(rows, keys)
+    return AttentionStep(tables, rows, lens, cu_q, sequences if queries == 1 else 0)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+    return run
+
+
+def _prefill(length: int) -> None:
+    k, v, tables = _cache(1, length)
+    q = torch.randn(length, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+    step = _step(tables, length, length)
+    ours = median_ms(lambda: paged_attention(q, k, v, step, SHAPE))
+    theirs = _peer_ms(q.transpose(0, 1)[None], length, causal=True)
+    work = 2 * HEADS * length**2 * DIM  # two products over half of the square
+    figure(
+        f"gpu_attention_prefill_{length}", work / ours / 1e9, "TFLOP/s",
+        peer="torch flash SDPA", peer_value=work / theirs / 1e9, at_least=0.65, aim=0.9,
+        settings={"heads": HEADS, "kv_heads": KV_HEADS, "dim": DIM, "dtype": "bf16"},
+    )  # fmt: skip
+
+
+def _decode(sequences: int, keys: int, ceilings: Ceilings) -> None:
+    k, v, tables = _cache(sequences, keys)
+    q = torch.randn(sequences, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+    step = _step(tables, keys, 1)
+    processors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    splits = choose_splits(sequences, KV_HEADS, keys, processors)
+    ours = median_ms(lambda: paged_attention(q, k, v, step, SHAPE, splits=splits))
+    theirs = _peer_ms(q[:, :, None], keys, causal=False)
+    moved = 2 * sequences * keys * KV_HEADS * DIM * 2
+    figure(
+        f"gpu_attention_decode_{sequences}x{keys}", moved / ours / 1e6, "GB/s",
+        peer="torch flash SDPA", peer_value=moved / theirs / 1e6, at_least=0.95, aim=1.0,
+        settings={"splits": splits, "share_of_copy": round(moved / ours * 1e3 / ceilings.copy, 3)},
+    )  # fmt: skip
+
+
+def _peer_ms(q: Tensor, keys: int, causal: bool) -> float:
+    shape = (q.shape[0], KV_HEADS, keys, DIM)
+    k, v = (torch.randn(shape, dtype=q.dtype, device="cuda") for _ in range(2))
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return median_ms(_flash(q, k, v, causal))

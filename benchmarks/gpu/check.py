@@ -1,0 +1,187 @@
+"""Every kernel against its reference on the real device, at sizes that fill it."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.timing import run_section
+from benchmarks.report import figure, say
+from engine.kernels import attention_launch, lora_launch, pointwise_launch
+from engine.kernels import pointwise_reference as plain
+from engine.kernels.adapter_pages import AdapterTable, pack_adapter
+from engine.kernels.attention_reference import (
+    AttentionShape,
+    AttentionStep,
+    paged_attention_reference,
+)
+from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
+from engine.kernels.lora_reference import LoraStep, lora_reference
+
+ROUNDING = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+DTYPES = tuple(ROUNDING)
+Pair = tuple[Tensor, Tensor]
+
+
+def check_all(deadline: float) -> bool:
+    """Prints one line a kernel, and the device's own test run where pytest is installed."""
+    good = True
+    for name, cases in KERNELS.items():
+
+        def run(name: str = name, cases: Callable[[], Iterator[tuple[str, Pair]]] = cases) -> None:
+            worst = 0.0
+            for label, (got, want) in cases():
+                error = relative_error(got, want)
+                worst = max(worst, error / ROUNDING[got.dtype])
+                if not error <= ROUNDING[got.dtype]:
+                    raise AssertionError(f"{label}: relative error {error:.2e}")
+            say(f"  {name}: passed, worst error {worst:.2f} of what rounding allows")
+
+        good &= run_section(f"check {name}", 90, deadline, run)
+    good &= run_section("tests on the device", 200, deadline, _run_tests)
+    figure("gpu_kernels_correct", float(good), "passed", at_least=1, aim=1)
+    return good
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Not a number counts as an error, since no comparison with it is true."""
+    return float((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-12))
+
+
+def _random(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.float32).to(dtype)
+
+
+def _attention() -> Iterator[tuple[str, Pair]]:
+    for dtype in DTYPES:
+        for heads, kv_heads, dim in ((32, 8, 128), (16, 8, 128), (8, 4, 256), (14, 2, 64),
+                                     (32, 32, 96), (32, 32, 80)):  # fmt: skip
+            yield from _attention_mixes(heads, kv_heads, dim, dtype)
+
+
+def _attention_mixes(
+    heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+) -> Iterator[tuple[str, Pair]]:
+    mixes = (([1] * 5, [700, 0, 15, 16, 2000]), ([1, 1, 130, 7, 400], [65, 900, 0, 513, 77]))
+    kinds = (AttentionShape(dim**-0.5), AttentionShape(dim**-0.5, window=200, softcap=30.0))
+    for queries, contexts in mixes:
+        lengths = [q + c for q, c in zip(queries, contexts, strict=True)]
+        pages = [-(-n // 16) for n in lengths]
+        data = _random(sum(pages), 2, kv_heads, 16, dim, dtype=dtype)
+        order = torch.randperm(sum(pages)).int()
+        tables = torch.zeros(len(pages), max(pages), dtype=torch.int32)
+        for i, (first, n) in enumerate(zip([0, *accumulate(pages)], pages, strict=False)):
+            tables[i, :n] = order[first : first + n]
+        rows = torch.arange(len(pages), dtype=torch.int32)
+        cu_q = torch.tensor([0, *torch.tensor(queries).cumsum(0).tolist()], dtype=torch.int32)
+        lens = torch.tensor(lengths, dtype=torch.int32)
+        decodes = next((i for i, n in enumerate(queries) if n > 1), len(queries))
+        step = AttentionStep(tables.cuda(), rows.cuda(), lens.cuda(), cu_q.cuda(), decodes)
+        q = _random(sum(queries), heads, dim, dtype=dtype)
+        for kind in kinds:
+            want = paged_attention_reference(q, data[:, 0], data[:, 1], step, kind)
+            for splits in (1, 8):
+                out = torch.full_like(q, float("nan"))
+                attention_launch.paged_attention(
+                    q, data[:, 0], data[:, 1], step, kind, out=out, splits=splits
+                )
+                yield f"{dtype} {heads}/{kv_heads}x{dim} {kind} splits {splits}", (out, want)
+
+
+def _lora() -> Iterator[tuple[str, Pair]]:
+    widths = [4096, 1024, 1024, 4096, 1536, 1536, 4096]
+    inputs = {"qkv": 4096, "o": 4096, "gate_up": 2048, "down": 14336}
+    parts = {"q": 4096, "k": 4096, "v": 4096, "o": 4096, "gate": 2048, "up": 2048, "down": 14336}
+    for dtype in DTYPES:
+        block = 1 << 20
+        table = AdapterTable(4, widths, inputs, 1, 256, block, torch.device("cuda"))
+        arena = torch.full((64, block), float("nan"), dtype=dtype, device="cuda")
+        free = torch.randperm(64)
+        for slot, rank in enumerate((1, 16, 40, 256)):
+            matrices = {
+                (0, part): (
+                    torch.randn(rank, width) * width**-0.5,
+                    torch.randn(widths[i], rank) * rank**-0.5,
+                )
+                for i, (part, width) in enumerate(parts.items())
+            }
+            packed = pack_adapter(matrices, 1, block, dtype)
+            mine, free = free[: len(packed.image)], free[len(packed.image) :]
+            arena[mine.cuda()] = packed.image.cuda()
+            table.fill(slot, packed, mine)
+        for tokens in (1, 37, 700):
+            slots = torch.randint(-1, 4, (tokens,)).sort().values
+            rows = chunk_rows_for(tokens)
+            order, chunks = sort_into_chunks(slots, rows)
+            step = LoraStep(order.cuda(), chunks.cuda(), rows, 256)
+            for name, width in inputs.items():
+                site = table.site(0, name)
+                x = _random(tokens, width, dtype=dtype)
+                got = _random(tokens, int(site.spans[:, 1].sum()), dtype=dtype)
+                want = got.clone()
+                lora_launch.add_lora(got, x, arena.view(-1), site, step)
+                lora_reference(want, x, arena.view(-1), site, step)
+                yield f"{dtype} {tokens} tokens {name}", (got, want)
+
+
+def _pointwise() -> Iterator[tuple[str, Pair]]:
+    for dtype in DTYPES:
+        for width in (1024, 4096, 3584):
+            x, gain = _random(300, width, dtype=dtype), _random(width, dtype=dtype)
+            ours, theirs = x.clone(), x.clone()
+            got = pointwise_launch.rms_norm(x, gain, 1e-6, ours)
+            want = plain.rms_norm_reference(x, gain, 1e-6, theirs)
+            yield f"{dtype} norm {width}", (got, want)
+            yield f"{dtype} residual {width}", (ours, theirs)
+        for gelu in (False, True):
+            x = _random(300, 2 * 14336, dtype=dtype)
+            pair = pointwise_launch.gated(x, gelu), plain.gated_reference(x, gelu)
+            yield f"{dtype} gated {gelu}", pair
+        yield from _rotary(dtype)
+
+
+def _rotary(dtype: torch.dtype) -> Iterator[tuple[str, Pair]]:
+    for heads, kv_heads, dim, normed in ((32, 8, 128, False), (16, 8, 128, True), (9, 3, 80, True)):
+        slots = torch.randperm(64 * 16)[:200].int().cuda()
+        slots[7] = -1
+        step = plain.RotaryStep(torch.randint(0, 999, (200,)).int().cuda(), slots)
+        angles = torch.outer(torch.arange(999.0), 1e4 ** -(torch.arange(dim // 2) / (dim // 2)))
+        table = torch.cat((angles.cos(), angles.sin()), 1).cuda()
+        gains = _random(dim, dtype=dtype), _random(dim, dtype=dtype)
+        norm = plain.HeadNorm(*gains, eps=1e-6) if normed else None
+        qkv = _random(200, (heads + 2 * kv_heads) * dim, dtype=dtype)
+        caches = [torch.ones(64, 2, kv_heads, 16, dim, dtype=dtype, device="cuda") for _ in "ab"]
+        got, want = (
+            f(qkv, cache[:, 0], cache[:, 1], step, table, norm)
+            for f, cache in zip(
+                (pointwise_launch.rotary, plain.rotary_reference), caches, strict=True
+            )
+        )
+        yield f"{dtype} rotary {dim}", (got, want)
+        yield f"{dtype} cache {dim}", (caches[0], caches[1])
+
+
+def _run_tests() -> None:
+    if any(importlib.util.find_spec(name) is None for name in ("pytest", "hypothesis")):
+        say("  pytest and hypothesis are not both installed: the kernel tests are left out")
+        return
+    root = Path(__file__).parents[2]
+    folder = root / "tests/engine/kernels"
+    tests = [str(path) for path in sorted(folder.glob("test_*.py")) if "ahead" not in path.name]
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", str(root)]
+    command += ["--import-mode=importlib", "-p", "no:cacheprovider", "-o", f"pythonpath={root}"]
+    done = subprocess.run([*command, *tests], cwd=root, stdout=sys.stderr, check=False, timeout=190)
+    if done.returncode:
+        raise AssertionError(f"pytest ended with {done.returncode}")
+
+
+KERNELS: dict[str, Callable[[], Iterator[tuple[str, Pair]]]] = {
+    "attention": _attention,
+    "lora": _lora,
+    "pointwise": _pointwise,
+}

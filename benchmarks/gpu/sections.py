@@ -1,0 +1,69 @@
+"""The GPU benchmark's sections in order, each with the seconds that it may take."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import attention, ceilings, decode, models, workload
+from engine.config import EngineConfig
+
+DEVICE = torch.device("cuda")
+DTYPE = torch.bfloat16
+
+
+def _ceilings(state: Any) -> None:
+    state.ceilings = ceilings.Ceilings()
+    ceilings.measure(state.ceilings)
+
+
+def _attention(state: Any) -> None:
+    attention.measure(state.ceilings)
+
+
+def _small(state: Any) -> None:
+    """Qwen3-0.6B's shape: room for all requests of the workload at their full length."""
+    model = models.random_model(models.QWEN3_06B, DTYPE, DEVICE)
+    runner = models.make_runner(model, blocks=34_000, most_running=256, enable_lora=False)
+    runner.pool.data.normal_()
+    runner.warm_up()
+    state.made["small"] = model, runner
+    decode.alone("qwen3_06b", model, runner, state.ceilings, aim=0.55)
+
+
+def _config(runner_blocks: int) -> EngineConfig:
+    return EngineConfig(
+        model="random", num_blocks=runner_blocks, max_running=256, max_batch_tokens=8192,
+        enable_lora=False,
+    )  # fmt: skip
+
+
+def _throughput(state: Any) -> None:
+    model, runner = state.made["small"]
+    workload.throughput(_config(runner.num_blocks), model, runner)
+
+
+def _transformers(state: Any) -> None:
+    model, runner = state.made.pop("small")
+    workload.beside_transformers(_config(runner.num_blocks), model, runner)
+
+
+def _large(state: Any) -> None:
+    """Llama-8B's shape: one sequence, then 8 adapters of rank 16."""
+    state.made.clear()
+    torch.cuda.empty_cache()
+    model = models.random_model(models.LLAMA_8B, DTYPE, DEVICE)
+    runner = models.make_runner(model, blocks=6000, most_running=64, slots=8)
+    runner.pool.data.normal_()
+    decode.alone("llama_8b", model, runner, state.ceilings, aim=0.8)
+    decode.with_adapters(model, runner, count=8, rank=16)
+
+
+SECTIONS: list[tuple[str, float, Callable[[Any], None]]] = [
+    ("ceilings", 30, _ceilings),
+    ("attention", 60, _attention),
+    ("small", 60, _small),
+    ("throughput", 90, _throughput),
+    ("transformers", 100, _transformers),
+    ("large", 120, _large),
+]

@@ -1,0 +1,95 @@
+"""The whole engine over the GPU's runner, with steps overlapped, and what its benchmark rests on."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.loop import Engine
+from engine.models.load import load_model
+from engine.protocol import GenerateRequest, SamplingParams
+from engine.runner import CpuRunner
+from tests.engine.checkpoints import save_adapter, save_checkpoint
+
+from .device import DEVICE
+
+runner_gpu = pytest.importorskip("engine.runner_gpu")
+workload = pytest.importorskip("benchmarks.gpu.workload")
+models = pytest.importorskip("benchmarks.gpu.models")
+
+TINY = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 90, "max_position_embeddings": 128,
+    "rope_theta": 1e4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def answers(kind: str, checkpoint: Path, adapter: Path) -> dict[str, list[int]]:
+    config = EngineConfig(
+        model=str(checkpoint), num_blocks=40, dtype="float32", max_running=3, max_batch_tokens=24,
+        max_adapter_slots=1, max_lora_rank=16, device=DEVICE if kind == "gpu" else "cpu",
+    )  # fmt: skip
+    model = load_model(config)
+    runner = runner_gpu.GpuRunner(config, model) if kind == "gpu" else CpuRunner(config, model)
+    engine = Engine(config, runner)
+    digest = engine.load_adapter(str(adapter)).digest
+    for i, count in enumerate((4, 2, 3, 4)):
+        prompt = [3 + (7 * i + j) % 200 for j in range(5 + 9 * i)]
+        sampling = SamplingParams(
+            max_tokens=count, temperature=0.8 if i == 1 else 0.0, seed=i, ignore_eos=True
+        )
+        ask = GenerateRequest(f"r{i}", f"t{i % 2}", prompt, sampling, digest if i == 2 else None)
+        engine.submit(ask, "test")
+    found: dict[str, list[int]] = {f"r{i}": [] for i in range(4)}
+    while engine.busy:
+        engine.step()
+        for outbox in engine.take_outboxes().values():
+            for chunk in outbox.chunks:
+                found[chunk.request_id] += chunk.tokens
+            for receipt in outbox.receipts:
+                assert receipt.cached + receipt.computed == receipt.prompt
+    engine.check_integrity()
+    return found
+
+
+def test_overlapped_steps_answer_as_single_ones_do(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "base", num_hidden_layers=1)
+    adapter = save_adapter(checkpoint, tmp_path / "adapter", 3, 1)
+    ours, theirs = (answers(kind, checkpoint, adapter) for kind in ("gpu", "cpu"))
+    assert [len(tokens) for tokens in ours.values()] == [4, 2, 3, 4]
+    assert ours == theirs
+
+
+def test_the_benchmarks_work_runs_through_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload, "LEAST", 2)
+    monkeypatch.setattr(workload, "MOST", 5)
+    device = torch.device(DEVICE)
+    model = models.random_model(TINY, torch.float32, device)
+    runner = models.make_runner(model, blocks=16, most_running=2, enable_lora=False)
+    config = EngineConfig(model="random", num_blocks=16, max_running=2, enable_lora=False)
+    work = workload.draw_work(3, TINY["vocab_size"])
+    assert all(2 <= len(prompt) <= 5 and 2 <= output <= 5 for prompt, output in work)
+    assert workload.run_engine(config, runner, work) > 0
+    qkv, o, mlp, head = 64 * 32, 32 * 32, 3 * 48 * 32, 90 * 32
+    assert models.read_once(model) == 4 * (qkv + o + mlp + head)
+
+
+def test_decoding_steps_with_adapters(capsys: pytest.CaptureFixture[str]) -> None:
+    decode = pytest.importorskip("benchmarks.gpu.decode")
+    model = models.random_model(TINY, torch.float32, torch.device(DEVICE))
+    runner = models.make_runner(model, blocks=60, most_running=2, slots=2)
+    runner.adapters.hold(models.random_adapter(model.spec, 4, 0, torch.float32))
+    digest = f"{0:064x}"
+    needed = runner.adapter_blocks(digest)
+    handle = decode.AdapterHandle(digest, 0, 1)
+    runner.load_adapter(handle, list(range(needed)))
+    decoding = decode.Decoding(runner, 2, 20, 2, [handle], needed)
+    decoding._run(2)
+    decoding.finish()
+    from benchmarks.report import figure
+
+    figure("f", 3.0, "ms", higher_is_better=False, peer="p", peer_value=6.0)
+    assert json.loads(capsys.readouterr().out)["score"] == 2.0
