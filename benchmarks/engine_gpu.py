@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.report import machine, say
+from benchmarks.report import machine
+from benchmarks.report import progress as say
 
 SECONDS = 460.0
 CHECK_SECONDS = 240.0
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
             "machine with an NVIDIA GPU; on this one `pytest tests/engine/kernels` proves the "
             "kernels in Triton's interpreter.")  # fmt: skip
         return 1
-    say(f"{machine()}, torch {torch.__version__}")
+    say(f"{machine()['gpu']}, torch {torch.__version__}")
     torch.manual_seed(0)
     good = True
     if chosen.check or chosen.check_only:
@@ -52,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(names: set[str] | None) -> bool:
+    from benchmarks.gpu.figures import say_table
     from benchmarks.gpu.sections import SECTIONS
     from benchmarks.gpu.timing import run_section
 
@@ -61,6 +63,7 @@ def _measure(names: set[str] | None) -> bool:
     for name, seconds, body in SECTIONS:
         if names is None or name in names or name == "ceilings":
             good &= run_section(name, seconds, deadline, partial(body, state))
+    say_table()
     return good
 
 

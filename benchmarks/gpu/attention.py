@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu.figures import figure
 from benchmarks.gpu.timing import median_ms
-from benchmarks.report import figure
 from engine.kernels.attention_launch import choose_splits, paged_attention
 from engine.kernels.attention_reference import AttentionShape, AttentionStep
 

@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
+from benchmarks.gpu.figures import figure
 from benchmarks.gpu.timing import median_ms
-from benchmarks.report import figure
 
 
 @dataclass

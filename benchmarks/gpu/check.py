@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.timing import run_section
-from benchmarks.report import figure, say
 from engine.kernels import attention_launch, lora_launch, pointwise_launch
 from engine.kernels import pointwise_reference as plain
 from engine.kernels.adapter_pages import AdapterTable, pack_adapter

@@ -5,8 +5,8 @@ import time
 import torch
 
 from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.models import random_adapter, read_once
-from benchmarks.report import figure, say
 from engine.batch import LAST_SAMPLED, AdapterHandle, Row, StepBatch
 from engine.models.load import LoadedModel
 from engine.protocol import SamplingParams

@@ -8,7 +8,7 @@ from types import FrameType
 
 import torch
 
-from benchmarks.report import say
+from benchmarks.gpu.figures import say
 
 
 def median_ms(function: Callable[[], object], seconds: float = 0.4) -> float:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.models import QWEN3_06B
-from benchmarks.report import figure, say
 from engine.config import EngineConfig
 from engine.loop import Engine
 from engine.models.load import LoadedModel

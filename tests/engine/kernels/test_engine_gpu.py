@@ -77,7 +77,7 @@ def test_the_benchmarks_work_runs_through_the_engine(monkeypatch: pytest.MonkeyP
     assert models.read_once(model) == 4 * (qkv + o + mlp + head)
 
 
-def test_decoding_steps_with_adapters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_decoding_steps_with_adapters() -> None:
     decode = pytest.importorskip("benchmarks.gpu.decode")
     model = models.random_model(TINY, torch.float32, torch.device(DEVICE))
     runner = models.make_runner(model, blocks=60, most_running=2, slots=2)
@@ -89,7 +89,12 @@ def test_decoding_steps_with_adapters(capsys: pytest.CaptureFixture[str]) -> Non
     decoding = decode.Decoding(runner, 2, 20, 2, [handle], needed)
     decoding._run(2)
     decoding.finish()
-    from benchmarks.report import figure
 
-    figure("f", 3.0, "ms", higher_is_better=False, peer="p", peer_value=6.0)
-    assert json.loads(capsys.readouterr().out)["score"] == 2.0
+
+def test_the_table_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = pytest.importorskip("benchmarks.gpu.figures")
+    figures.figure("some", 3.0, "ms", higher_is_better=False, peer="p", peer_value=6.0, aim=1.5)
+    figures.say_table()
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["score"] == 2.0
+    assert printed.err.splitlines()[-1].split() == ["some", "3", "ms", "6", "2", "1.5"]
