@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from billing import budgets, credits, invoice_run, invoices, outbox, reconcile, rollups, usage
+from core import metrics
 from core.queue import TaskContext, task
 
 log = logging.getLogger("tollhouse.billing")
@@ -51,6 +52,8 @@ def finalise(context: TaskContext, period_id: str) -> str | None:
 def audit(context: TaskContext) -> bool:
     with context.database.transaction() as session:
         report = reconcile.audit_and_keep(session, context.clock)
+    metrics.audit_differences.set(len(report.differences))
+    metrics.parked_events.set(report.parked)
     if not report.clean:
         log.error(
             "the audit found %d differences: lost %d, duplicated %d, ledger error %d units",

@@ -36,3 +36,19 @@ limit_queue_place = Histogram(
 limit_shadow = Counter(
     "tollhouse_limit_shadow_refusals", "What limits on trial would have refused.", ["limit"]
 )
+task_seconds = Histogram(
+    "tollhouse_task_seconds",
+    "Time a background task ran.",
+    ["task"],
+    buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600),
+)
+queue_age_seconds = Histogram(
+    "tollhouse_queue_age_seconds",
+    "Time a task waited in its queue.",
+    ["queue"],
+    buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600),
+)
+task_retries = Counter("tollhouse_task_retries", "Tasks that failed and are tried again.", ["task"])
+dead_letters = Counter("tollhouse_dead_letters", "Tasks that failed for good.", ["task"])
+audit_differences = Gauge("tollhouse_audit_differences", "Differences that the last audit found.")
+parked_events = Gauge("tollhouse_parked_events", "Usage events that wait for somebody.")

@@ -8,11 +8,13 @@ queue that forgets loses time and nothing else.
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from core import metrics
 from core.clock import Clock
 from core.database import Database
 from core.settings import Settings
@@ -119,7 +121,7 @@ class InProcessQueue:
     def enqueue(self, name: str, **arguments: Any) -> None:
         chosen = self._tasks[name]
         if not self._stopping.is_set():
-            self._pool.submit(self._attempt, chosen, arguments, 1)
+            self._pool.submit(self._first_attempt, chosen, arguments, time.monotonic())
 
     def stop(self, timeout_s: float = 10.0) -> None:
         self._stopping.set()
@@ -131,9 +133,14 @@ class InProcessQueue:
         waiter.start()
         waiter.join(timeout_s)
 
+    def _first_attempt(self, chosen: Task, arguments: dict[str, Any], sent: float) -> None:
+        metrics.queue_age_seconds.labels(chosen.queue).observe(time.monotonic() - sent)
+        self._attempt(chosen, arguments, 1)
+
     def _attempt(self, chosen: Task, arguments: dict[str, Any], attempt: int) -> None:
         try:
-            chosen.run(self._context, **arguments)
+            with metrics.task_seconds.labels(chosen.name).time():
+                chosen.run(self._context, **arguments)
         except Exception as error:
             self._failed(chosen, arguments, attempt, error)
 
@@ -142,6 +149,7 @@ class InProcessQueue:
     ) -> None:
         if attempt <= chosen.max_retries and not self._stopping.is_set():
             delay = chosen.retry_delay_s(attempt)
+            metrics.task_retries.labels(chosen.name).inc()
             log.warning(
                 "%s failed (attempt %d), again in %.1f s: %s", chosen.name, attempt, delay, error
             )
@@ -170,7 +178,8 @@ class InProcessQueue:
 
     def _periodic(self, chosen: Task) -> None:
         try:
-            chosen.run(self._context)
+            with metrics.task_seconds.labels(chosen.name).time():
+                chosen.run(self._context)
         except Exception as error:
             # The next tick is the retry.
             log.warning("%s failed, again in %s s: %s", chosen.name, chosen.every_s, error)

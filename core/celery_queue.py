@@ -1,0 +1,202 @@
+"""The task registry on Celery, over RabbitMQ or Redis: late acknowledgement, retries with back-off
+and jitter, time limits, a queue for each kind of work, the schedule from the registry itself.
+
+A message is acknowledged when its task has ended, so a worker that is killed in the middle gives it
+back: RabbitMQ at once, Redis after the visibility time-out.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from celery import Task as CeleryTask
+from kombu.entity import Queue
+
+from core import metrics
+from core.errors import SettingError
+from core.queue import TASKS, OnDead, Task, TaskContext
+
+log = logging.getLogger("tollhouse.queue")
+QUEUES = ("rating", "invoices", "payments", "exports", "default")
+_SENT_AT = "tollhouse_sent_at"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerServices:
+    """What a worker process makes for itself, after it was forked."""
+
+    context: TaskContext
+    on_dead: OnDead
+
+
+class CeleryQueue:
+    """Enqueues by name. Running is the business of worker processes: start and stop do nothing."""
+
+    def __init__(self, app: Celery, tasks: dict[str, Task] | None = None) -> None:
+        self._app = app
+        self._tasks = TASKS if tasks is None else tasks
+
+    def enqueue(self, name: str, **arguments: Any) -> None:
+        chosen = self._tasks[name]
+        self._app.send_task(
+            name,
+            kwargs=arguments,
+            queue=_queue_name(self._app, chosen.queue),
+            headers={_SENT_AT: time.time_ns()},
+            retry=True,
+            retry_policy={"max_retries": 3, "interval_start": 0.2, "interval_max": 1.0},
+        )
+
+    def start(self) -> None:
+        """Nothing to start here."""
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        self._app.close()
+
+
+def make_app(
+    broker_url: str,
+    *,
+    prefix: str = "tollhouse",
+    tasks: dict[str, Task] | None = None,
+    visibility_timeout_s: float | None = None,
+) -> Celery:
+    """A Celery application that knows every task of the registry, its queue and its schedule."""
+    if not broker_url.startswith(("amqp://", "amqps://", "redis://", "rediss://")):
+        raise SettingError(
+            "TOLLHOUSE_BROKER_URL is no address of RabbitMQ or Redis.",
+            next_step="Write amqp://user:password@host:5672/vhost or redis://host:6379/0.",
+        )
+    known = TASKS if tasks is None else tasks
+    longest = max((each.time_limit_s for each in known.values()), default=300.0)
+    app = Celery("tollhouse", broker=broker_url, backend=None, set_as_current=False)
+    app.conf.update(
+        tollhouse_prefix=prefix,
+        task_serializer="json",
+        accept_content=["json"],
+        task_ignore_result=True,
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        task_acks_on_failure_or_timeout=True,
+        task_create_missing_queues=True,
+        task_default_queue=f"{prefix}.default",
+        task_queues=[_declared(f"{prefix}.{name}") for name in QUEUES],
+        worker_prefetch_multiplier=1,
+        worker_send_task_events=False,
+        worker_enable_remote_control=False,
+        worker_cancel_long_running_tasks_on_connection_loss=True,
+        worker_hijack_root_logger=False,
+        broker_connection_retry_on_startup=True,
+        broker_connection_timeout=5,
+        broker_pool_limit=4,
+        broker_transport_options=_transport(
+            broker_url, prefix, visibility_timeout_s or longest + 60.0
+        ),
+        beat_schedule=schedule(known, prefix),
+        timezone="UTC",
+        enable_utc=True,
+    )
+    return app
+
+
+def schedule(tasks: dict[str, Task], prefix: str = "tollhouse") -> dict[str, dict[str, Any]]:
+    """Beat's entries. A tick that nobody took before the next one is worth nothing: it expires."""
+    return {
+        each.name: {
+            "task": each.name,
+            "schedule": each.every_s,
+            "options": {"queue": f"{prefix}.{each.queue}", "expires": max(each.every_s, 1.0)},
+        }
+        for each in tasks.values()
+        if each.every_s is not None
+    }
+
+
+def serve(
+    app: Celery, services: Callable[[], WorkerServices], tasks: dict[str, Task] | None = None
+) -> None:
+    """Register the tasks' bodies with the application. Each worker process makes its services once,
+    on its first task: connections do not survive a fork.
+    """
+    made: list[WorkerServices] = []
+
+    def _services() -> WorkerServices:
+        if not made:
+            made.append(services())
+        return made[0]
+
+    for each in (TASKS if tasks is None else tasks).values():
+        _register(app, each, _services)
+
+
+def worker_arguments(
+    prefix: str, queues: Iterable[str] = QUEUES, *, concurrency: int = 2, beat_file: str = ""
+) -> list[str]:
+    """What to hand to `app.worker_main`; with `beat_file` the worker runs the schedule too."""
+    names = ",".join(f"{prefix}.{name}" for name in queues)
+    found = ["worker", "--loglevel", "WARNING", "--queues", names, "--pool", "prefork"]
+    found += ["--concurrency", str(concurrency), "--without-gossip", "--without-mingle"]
+    return [*found, "--beat", "--schedule", beat_file] if beat_file else found
+
+
+def _register(app: Celery, each: Task, services: Callable[[], WorkerServices]) -> None:
+    def _run(self: CeleryTask, **arguments: Any) -> None:
+        sent_at = (self.request.headers or {}).get(_SENT_AT)
+        if sent_at is not None and self.request.retries == 0:
+            metrics.queue_age_seconds.labels(each.queue).observe(
+                max(0.0, (time.time_ns() - sent_at) / 1e9)
+            )
+        given = services()
+        began = time.monotonic()
+        try:
+            each.run(given.context, **arguments)
+        except Exception as error:
+            _failed(self, each, arguments, error, given.on_dead)
+        finally:
+            metrics.task_seconds.labels(each.name).observe(time.monotonic() - began)
+
+    app.task(
+        _run,
+        name=each.name,
+        bind=True,
+        max_retries=None,
+        soft_time_limit=each.time_limit_s,
+        time_limit=each.time_limit_s + 30.0,
+    )
+
+
+def _failed(
+    task: CeleryTask, each: Task, arguments: dict[str, Any], error: Exception, on_dead: OnDead
+) -> None:
+    attempt = task.request.retries + 1
+    if attempt > each.max_retries:
+        log.error("%s failed for good after %d attempts: %s", each.name, attempt, error)
+        on_dead(each, arguments, error, attempt)
+        return
+    delay = each.retry_delay_s(attempt)
+    log.warning("%s failed (attempt %d), again in %.1f s: %s", each.name, attempt, delay, error)
+    metrics.task_retries.labels(each.name).inc()
+    queue = _queue_name(task.app, each.queue)
+    raise task.retry(exc=error, countdown=delay, queue=queue) from error
+
+
+def _declared(name: str) -> Queue:
+    return Queue(name, routing_key=name)  # type: ignore[no-untyped-call]
+
+
+def _queue_name(app: Celery, queue: str) -> str:
+    return f"{app.conf.tollhouse_prefix}.{queue}"
+
+
+def _transport(broker_url: str, prefix: str, visibility_timeout_s: float) -> dict[str, Any]:
+    if not broker_url.startswith("redis"):
+        return {"socket_settings": {}}
+    return {
+        "visibility_timeout": visibility_timeout_s,
+        "global_keyprefix": f"{prefix}:",
+        "socket_timeout": 30,
+        "socket_connect_timeout": 5,
+    }

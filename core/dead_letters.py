@@ -1,0 +1,56 @@
+"""Tasks that failed for good: kept with their arguments, listed, and played again."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core import metrics
+from core.clock import Clock
+from core.database import Database
+from core.queue import OnDead, Task, TaskQueue
+from core.queue_models import DeadLetter
+
+
+def keeper(database: Database, clock: Clock) -> OnDead:
+    """For a queue's `on_dead`: writes the letter in a transaction of its own."""
+
+    def _keep(task: Task, arguments: dict[str, Any], error: Exception, attempts: int) -> None:
+        metrics.dead_letters.labels(task.name).inc()
+        with database.transaction() as session:
+            session.add(
+                DeadLetter(
+                    task=task.name,
+                    queue=task.queue,
+                    arguments=arguments,
+                    error=f"{type(error).__name__}: {error}"[:2000],
+                    attempts=attempts,
+                    died_at=clock.now(),
+                )
+            )
+
+    return _keep
+
+
+def waiting(session: Session) -> list[DeadLetter]:
+    """Letters that nobody has played again, oldest first."""
+    unplayed = select(DeadLetter).where(DeadLetter.replayed_at.is_(None))
+    return list(session.scalars(unplayed.order_by(DeadLetter.died_at, DeadLetter.id)))
+
+
+def replay(
+    database: Database, clock: Clock, queue: TaskQueue, ids: Iterable[int] | None = None
+) -> int:
+    """Enqueue letters again, all or those named; returns how many. Tasks may run twice anyhow, so
+    they are enqueued before they are marked.
+    """
+    with database.transaction() as session:
+        letters = waiting(session)
+        if ids is not None:
+            chosen = set(ids)
+            letters = [letter for letter in letters if letter.id in chosen]
+        for letter in letters:
+            queue.enqueue(letter.task, **letter.arguments)
+            letter.replayed_at = clock.now()
+    return len(letters)

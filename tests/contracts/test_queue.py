@@ -1,0 +1,171 @@
+"""What every queue does with tasks: in-process, Celery on RabbitMQ, Celery on Redis."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core import dead_letters
+from core.celery_queue import QUEUES, CeleryQueue, make_app, schedule
+from core.clock import SystemClock
+from core.database import Database
+from core.errors import SettingError
+from core.queue import InProcessQueue, TaskContext, TaskQueue
+from core.settings import Settings
+from tests.conftest import RABBITMQ, REDIS, need_rabbitmq, need_redis
+from tests.contracts.queue_tasks import marks, tasks
+
+ROOT = Path(__file__).parents[2]
+
+
+class Bench:
+    """A queue with somebody who works on it."""
+
+    def __init__(self, folder: Path, database: Database, queue: TaskQueue) -> None:
+        self.folder, self.database, self.queue = folder, database, queue
+        self.start: Callable[[], None] = queue.start
+        self.kill: Callable[[], None] = lambda: None
+
+    def marks(self) -> list[str]:
+        return marks(self.folder)
+
+    def wait(self, wanted: Callable[[], bool], seconds: float = 25.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not wanted():
+            assert time.monotonic() < deadline, f"waited in vain; marks: {self.marks()}"
+            time.sleep(0.03)
+
+
+@pytest.fixture(params=["in-process", "rabbitmq", "redis"])
+def bench(
+    request: pytest.FixtureRequest, tmp_path: Path, sqlite_database: Database
+) -> Iterator[Bench]:
+    if request.param == "in-process":
+        yield from _in_process(tmp_path, sqlite_database)
+        return
+    (need_rabbitmq if request.param == "rabbitmq" else need_redis)()
+    broker = RABBITMQ if request.param == "rabbitmq" else REDIS
+    yield from _celery(broker, tmp_path, sqlite_database)
+
+
+def _in_process(folder: Path, database: Database) -> Iterator[Bench]:
+    clock = SystemClock()
+    context = TaskContext(Settings(data_dir=folder), database, clock)
+    queue = InProcessQueue(context, on_dead=dead_letters.keeper(database, clock), tasks=tasks())
+    yield Bench(folder, database, queue)
+    queue.stop()
+
+
+def _celery(broker: str, folder: Path, database: Database) -> Iterator[Bench]:
+    prefix = f"test-{uuid.uuid4().hex[:10]}"
+    app = make_app(broker, prefix=prefix, tasks=tasks(), visibility_timeout_s=2.0)
+    bench = Bench(folder, database, CeleryQueue(app, tasks()))
+    workers: list[subprocess.Popen[bytes]] = []
+    wanted: dict[str, Any] = {
+        "broker": broker,
+        "prefix": prefix,
+        "visibility_timeout_s": 2.0,
+        "beat_file": str(folder / "beat"),
+    }
+
+    def _start() -> None:
+        command = [sys.executable, "-m", "tests.contracts.queue_tasks", json.dumps(wanted)]
+        environment = {**os.environ, "TOLLHOUSE_TEST_FOLDER": str(folder), "C_FORCE_ROOT": "1"}
+        with (folder / "worker.log").open("a") as log:
+            workers.append(
+                subprocess.Popen(
+                    command, cwd=ROOT, env=environment, stderr=log, stdout=log, process_group=0
+                )
+            )
+
+    def _kill() -> None:
+        while workers:
+            worker = workers.pop()
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait(10)
+
+    bench.start, bench.kill = _start, _kill
+    yield bench
+    _kill()
+    _sweep(app, prefix)
+
+
+def _sweep(app: Any, prefix: str) -> None:
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        for name in QUEUES:
+            channel.queue_delete(f"{prefix}.{name}")
+        client = getattr(channel, "client", None)
+        if client is not None:
+            for key in client.scan_iter(f"{prefix}:*"):
+                client.delete(key)
+    app.close()
+
+
+def test_tasks_run_are_tried_again_die_and_are_replayed(bench: Bench) -> None:
+    """One story, because a worker takes seconds to start."""
+    bench.queue.enqueue("test.mark", word="before")
+    bench.start()
+    bench.queue.enqueue("test.mark", word="after")
+    bench.queue.enqueue("test.fails_twice", word="again")
+    bench.queue.enqueue("test.fails", word="never")
+    bench.wait(lambda: {"before", "after"} <= set(bench.marks()))
+    bench.wait(lambda: bench.marks().count("again") == 3)
+
+    def _letters() -> list[tuple[str, dict[str, Any], int]]:
+        with bench.database.read() as session:
+            found = dead_letters.waiting(session)
+            return [(each.task, each.arguments, each.attempts) for each in found]
+
+    bench.wait(lambda: _letters() != [])
+    assert _letters() == [("test.fails", {"word": "never"}, 3)]
+    assert bench.marks().count("never") == 3
+    (bench.folder / "mended").touch()
+    assert dead_letters.replay(bench.database, SystemClock(), bench.queue) == 1
+    bench.wait(lambda: bench.marks().count("never") == 4)
+    assert _letters() == []
+    bench.wait(lambda: bench.marks().count("tick") >= 2)
+
+
+@pytest.mark.parametrize("bench", ["rabbitmq", "redis"], indirect=True)
+def test_a_worker_killed_in_the_middle_loses_nothing(bench: Bench) -> None:
+    for number in range(3):
+        bench.queue.enqueue("test.slow", word=f"w{number}")
+    bench.start()
+    bench.wait(lambda: any(each.endswith("-began") for each in bench.marks()))
+    bench.kill()
+    bench.start()
+    wanted = {f"w{number}-done" for number in range(3)}
+    bench.wait(lambda: wanted <= set(bench.marks()), seconds=40)
+
+
+def test_the_schedule_is_the_registry_s() -> None:
+    entries = schedule(tasks(), "p")
+    assert entries == {
+        "test.tick": {
+            "task": "test.tick",
+            "schedule": 0.5,
+            "options": {"queue": "p.exports", "expires": 1.0},
+        }
+    }
+
+
+def test_every_task_has_a_queue_that_workers_serve() -> None:
+    from billing import tasks as _billing
+    from core.queue import TASKS
+
+    assert _billing
+    assert {each.queue for each in TASKS.values()} <= set(QUEUES)
+
+
+def test_a_broker_that_is_none_is_refused() -> None:
+    with pytest.raises(SettingError, match="BROKER_URL"):
+        make_app("kafka://localhost")
