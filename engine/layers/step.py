@@ -44,7 +44,9 @@ def step_inputs(
     windows: set[int | None],
     geometry: Geometry,
     lora: LoraStep | None,
+    every_row: bool = False,
 ) -> StepInputs:
+    """`every_row` asks for the logits of every token, not only of those that are sampled."""
     size = geometry.block_size
     rows = decodes + prefills
     places = [p for row in rows for p in range(row.start, row.start + len(row.tokens))]
@@ -53,7 +55,7 @@ def step_inputs(
     ]
     positions = torch.tensor(places)
     ends = torch.tensor([len(row.tokens) for row in rows]).cumsum(0) - 1
-    wanted = torch.tensor([row.sample for row in rows])
+    sampled = ends[torch.tensor([row.sample for row in rows])]
     return StepInputs(
         tokens=torch.tensor(tokens),
         cos=tables.cos.index_select(0, positions)[:, None],
@@ -63,5 +65,5 @@ def step_inputs(
         tiles={window: plan_tiles(decodes, prefills, window, geometry) for window in windows},
         geometry=geometry,
         lora=lora,
-        sampled=ends[wanted],
+        sampled=torch.arange(len(tokens)) if every_row else sampled,
     )

@@ -1,0 +1,133 @@
+"""Each family and each rotary scaling gives the logits of `transformers` within 1e-4 in float32.
+
+Chunks, cached prefixes and neighbours in the batch must not change them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.layers.step import ordered, step_inputs
+from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_checkpoint
+from tests.engine.driver import BLOCK, Driver, Sequence
+
+_LONG: dict[str, Any] = {"max_position_embeddings": 128}
+
+
+def _rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0} | values}
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-mha-biased": ("Llama", {"num_key_value_heads": 4, "attention_bias": True}),
+    "llama-mqa-wide-heads": ("Llama", {"num_key_value_heads": 1, "head_dim": 32}),
+    "llama-linear": ("Llama", _LONG | _rope("linear", factor=4.0)),
+    "llama-dynamic": ("Llama", _rope("dynamic", factor=4.0)),
+    "llama-yarn": (
+        "Llama",
+        _LONG | _rope("yarn", factor=4.0, original_max_position_embeddings=32),
+    ),
+    "llama-llama3": (
+        "Llama",
+        _rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+    ),
+    "mistral": ("Mistral", {"sliding_window": 24}),
+    "mistral-no-window": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-windows": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma2": ("Gemma2", {"sliding_window": 24, "head_dim": 32, "query_pre_attn_scalar": 24}),
+}
+
+
+class LogitDriver(Driver):
+    """Shows the logits of every computed token."""
+
+    def logits(self, sequence: Sequence, count: int, *others: tuple[Sequence, int]) -> torch.Tensor:
+        """Computes `count` tokens of the sequence beside the others: [count, vocab]."""
+        runner = self.runner
+        rows = [self._row(s, n) for s, n in ((sequence, count), *others)]
+        decodes, prefills = ordered(rows)
+        with torch.inference_mode():
+            inputs = step_inputs(
+                decodes,
+                prefills,
+                [token for row in decodes + prefills for token in row.tokens],
+                runner._tables,
+                runner._windows,
+                runner._geometry,
+                runner._slots.step(decodes, prefills),
+                every_row=True,
+            )
+            found = runner._model.decoder(inputs, runner._pool)
+        first = 0
+        for row in decodes + prefills:
+            if row.seq == sequence.number:
+                break
+            first += len(row.tokens)
+        for (other, _), row in zip(((sequence, 0), *others), rows, strict=True):
+            other.done += len(row.tokens)
+        return found[first : first + count]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    family, changes = CASES[case]
+    checkpoint = save_checkpoint(tmp_path, family, **changes)
+    random = torch.Generator().manual_seed(len(case))
+    ids = torch.randint(3, VOCAB, (75,), generator=random).tolist()
+    expected = reference_logits(reference(checkpoint), ids)
+    driver = LogitDriver(checkpoint, dtype="float32")
+    sequence = driver.sequence(ids)
+    beside = driver.sequence(torch.randint(3, VOCAB, (90,), generator=random).tolist())
+    parts = [
+        driver.logits(sequence, 21, (beside, 30)),
+        driver.logits(sequence, 1, (beside, 1)),
+        driver.logits(sequence, 52, (beside, 40)),
+        driver.logits(sequence, 1, (beside, 1)),
+    ]
+    torch.testing.assert_close(torch.cat(parts), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral", "gemma2"])
+def test_a_reused_prefix_gives_the_same_logits(case: str, tmp_path: Path) -> None:
+    family, changes = CASES[case]
+    checkpoint = save_checkpoint(tmp_path, family, **changes)
+    ids = torch.randint(3, VOCAB, (70,), generator=torch.Generator().manual_seed(5)).tolist()
+    driver = LogitDriver(checkpoint, dtype="float32")
+    first = driver.sequence(ids)
+    cold = driver.logits(first, 70)
+    second = driver.sequence(ids)
+    second.blocks, second.done = first.blocks[: 48 // BLOCK], 48
+    warm = driver.logits(second, 22)
+    torch.testing.assert_close(warm, cold[48:], atol=1e-4, rtol=0)
+
+
+def test_dynamic_scaling_past_the_native_context_is_as_if_decoded(tmp_path: Path) -> None:
+    """`transformers` rotates by the length reached; a position here by the length it ends."""
+    changes = {"max_position_embeddings": 32} | _rope("dynamic", factor=4.0)
+    checkpoint = save_checkpoint(tmp_path, "Llama", **changes)
+    ids = torch.randint(3, VOCAB, (60,), generator=torch.Generator().manual_seed(5)).tolist()
+    model = reference(checkpoint)
+    cache, expected = None, []
+    with torch.no_grad():
+        for token in ids:
+            out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            expected.append(out.logits[0, 0])
+    driver = LogitDriver(checkpoint, dtype="float32")
+    found = driver.logits(driver.sequence(ids), 60)
+    torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=0)
+    assert driver.runner.info().context_length == 128
