@@ -11,6 +11,7 @@ from engine.batch import LAST_SAMPLED, AdapterHandle, Row, Runner, Sampled, Step
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError
 from engine.layers.attention_plan import Geometry
+from engine.layers.host_memory import keep_freed_memory
 from engine.layers.kv import KvPool, block_bytes
 from engine.layers.lora_slots import LoraSlots
 from engine.layers.rotary import rotary_tables
@@ -68,7 +69,8 @@ class CpuRunner:
             self._pool.copy(batch.copies)
         if not batch.rows:
             return Step([])
-        decodes, prefills = ordered(batch.rows)
+        self._slots.gather(batch.rows)
+        decodes, prefills = ordered(batch.rows, self._slots.place)
         rows = decodes + prefills
         inputs = step_inputs(
             decodes,
@@ -137,6 +139,7 @@ def load_runner(config: EngineConfig) -> Runner:
     torch.set_num_threads(config.threads or physical_cores())
     model = load_model(config)
     if model.device.type == "cpu":
+        keep_freed_memory()
         return CpuRunner(config, model)
     from engine.runner_gpu import GpuRunner  # needs Triton, which not every machine has
 

@@ -48,8 +48,7 @@ def _attend_tile(
     dim = q.shape[-1]
     kv_heads, group, batch = geometry.kv_heads, geometry.group, tile.sequences * geometry.kv_heads
     rows = tile.gather if layer == 0 else tile.gather + layer * geometry.pool_heads
-    gathered = pool.rows.index_select(0, rows).view(2, batch, tile.positions, dim)
-    k, v = gathered[:, :, tile.skip : tile.skip + tile.keys]
+    k, v = pool.rows.index_select(0, rows).view(2, batch, tile.positions, dim)
     if tile.queries == 1:
         q = q.reshape(batch, group, dim)
     else:

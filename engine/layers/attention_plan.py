@@ -1,7 +1,9 @@
 """What attention on a CPU needs to know of a step, worked out once and used by every layer."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 from engine.batch import Row
@@ -13,9 +15,9 @@ _TILE = 256  # query tokens that meet all their keys in one product
 class Tile:
     """Queries that are multiplied together with one gathered set of keys and values.
 
-    `rows`: the token rows of the step. `gather`: rows of the pool for layer 0, keys then values.
-    Of the gathered positions, `skip` to `skip + keys` are used. `mask` is added to the scores and
-    broadcasts over [sequences * kv heads, group * queries, keys].
+    `rows`: the token rows of the step. `gather`: rows of the pool for layer 0, keys then values,
+    always whole blocks: products of a part of them would be copied first. `mask` is added to the
+    scores and broadcasts over [sequences * kv heads, group * queries, positions].
     """
 
     rows: slice | torch.Tensor
@@ -23,8 +25,6 @@ class Tile:
     queries: int
     gather: torch.Tensor
     positions: int
-    skip: int
-    keys: int
     mask: torch.Tensor | None
 
 
@@ -75,23 +75,20 @@ def _by_length(decodes: list[Row]) -> list[list[tuple[int, Row]]]:
 
 def _decode_tile(group: list[tuple[int, Row]], window: int | None, geometry: Geometry) -> Tile:
     size = geometry.block_size
-    ends = [row.start + 1 for _, row in group]
-    begins = [max(0, end - window) if window else 0 for end in ends]
+    numbers = [number for number, _ in group]
+    ends = np.array([row.start + 1 for _, row in group])
+    begins = np.maximum(0, ends - window) if window else np.zeros_like(ends)
     tables = [
         row.blocks[begin // size : -(-end // size)]
-        for (_, row), begin, end in zip(group, begins, ends, strict=True)
+        for (_, row), begin, end in zip(group, begins.tolist(), ends.tolist(), strict=True)
     ]
     width = max(len(table) for table in tables)
-    padded = torch.tensor([table + [table[0]] * (width - len(table)) for table in tables])
-    skips = [begin % size for begin in begins]
-    lengths = [end - begin // size * size for begin, end in zip(begins, ends, strict=True)]
-    skip, keys = min(skips), max(lengths)
+    padded = np.array([table + [table[0]] * (width - len(table)) for table in tables])
+    places = np.arange(width * size) + (begins // size * size)[:, None]
+    seen = (places < ends[:, None]) & (places >= begins[:, None])
     mask = None
-    if min(lengths) < keys or max(skips) > skip:
-        place = torch.arange(skip, keys)
-        seen = (place < torch.tensor(lengths)[:, None]) & (place >= torch.tensor(skips)[:, None])
+    if not seen.all():
         mask = _additive(seen, geometry.dtype).repeat_interleave(geometry.kv_heads, 0)[:, None]
-    numbers = [number for number, _ in group]
     whole = numbers == list(range(len(numbers)))
     return Tile(
         rows=slice(0, len(numbers)) if whole else torch.tensor(numbers),
@@ -99,8 +96,6 @@ def _decode_tile(group: list[tuple[int, Row]], window: int | None, geometry: Geo
         queries=1,
         gather=_gather(padded, geometry),
         positions=width * size,
-        skip=skip,
-        keys=keys - skip,
         mask=mask,
     )
 
@@ -112,31 +107,28 @@ def _prefill_tile(
     low, high = row.start + begin, row.start + end
     oldest = max(0, low - window + 1) if window else 0
     table = row.blocks[oldest // size : -(-high // size)]
-    base = oldest // size * size
-    places = torch.arange(oldest, high)
-    queries = torch.arange(low, high)[:, None]
+    places = np.arange(len(table) * size) + oldest // size * size
+    queries = np.arange(low, high)[:, None]
     seen = places <= queries
     if window:
         seen &= places > queries - window
-    mask = _additive(seen, geometry.dtype).repeat(geometry.group, 1)[None]
     return Tile(
         rows=slice(first + begin, first + end),
         sequences=1,
         queries=end - begin,
-        gather=_gather(torch.tensor([table]), geometry),
+        gather=_gather(np.array([table]), geometry),
         positions=len(table) * size,
-        skip=oldest - base,
-        keys=high - oldest,
-        mask=mask,
+        mask=_additive(seen, geometry.dtype).repeat(geometry.group, 1)[None],
     )
 
 
-def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+def _additive(seen: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    hidden = torch.from_numpy(~seen)
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
 
-def _gather(tables: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+def _gather(tables: np.ndarray[Any, Any], geometry: Geometry) -> torch.Tensor:
     """Pool rows of layer 0 in the order key or value, sequence, head, block."""
     first = tables * (geometry.layers * geometry.pool_heads)
-    heads = torch.arange(geometry.pool_heads).view(2, 1, geometry.kv_heads, 1)
-    return (first[None, :, None, :] + heads).flatten()
+    heads = np.arange(geometry.pool_heads).reshape(2, 1, geometry.kv_heads, 1)
+    return torch.from_numpy((first[None, :, None, :] + heads).ravel())

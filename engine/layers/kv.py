@@ -1,13 +1,9 @@
 """The paged KV memory: one pool of blocks that caches and adapters share as a budget."""
 
-import ctypes
-import mmap
-
 import torch
 
+from engine.layers.host_memory import lazy_zeros, release
 from engine.models.spec import ModelSpec
-
-_MADV_DONTNEED = 4
 
 
 class KvPool:
@@ -28,7 +24,11 @@ class KvPool:
     ) -> None:
         heads = 2 * spec.kv_heads
         shape = (blocks, spec.layers, heads, block_size, spec.head_dim)
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.data = (
+            lazy_zeros(shape, dtype)
+            if device.type == "cpu"
+            else torch.zeros(shape, dtype=dtype, device=device)
+        )
         self.block_size = block_size
         self._heads = torch.arange(heads, device=device)
         self.layers = [self.data[:, layer] for layer in range(spec.layers)]
@@ -58,13 +58,3 @@ class KvPool:
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
     return spec.layers * 2 * spec.kv_width * block_size * dtype.itemsize
-
-
-def release(tensor: torch.Tensor) -> None:
-    """Hands the whole memory pages inside a contiguous CPU tensor back; it reads as zeros there."""
-    page = mmap.PAGESIZE
-    start = -(-tensor.data_ptr() // page) * page
-    end = (tensor.data_ptr() + tensor.numel() * tensor.element_size()) // page * page
-    if end > start:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)

@@ -1,6 +1,7 @@
-"""LoRA on a CPU: adapters in stacks by rank and slot, added to the base layers row by row.
+"""LoRA on a CPU: adapters in stacks by rank, added to the base layers by batched products.
 
-Rows of a step are sorted by adapter, so that an adapter's rows are one slice.
+An adapter's rows are one slice of the step, because rows are sorted by seat. A group of seats is
+one product for all its adapters, so that many adapters cost little more calls than one.
 """
 
 from dataclasses import dataclass
@@ -8,30 +9,38 @@ from dataclasses import dataclass
 import torch
 
 from engine.adapter_files import AdapterWeights, part_shape
-from engine.layers.kv import release
+from engine.layers.host_memory import lazy_zeros, release
 from engine.models.spec import ModelSpec
 
-# A site is one base matrix product; its parts are the matrices fused into it.
+# A site is one input that several base matrices read; its parts are those matrices.
 SITES = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """Consecutive token rows of one adapter."""
+class Group:
+    """Consecutive seats of one stack, and the step's rows first:end that belong to them.
 
-    slot: int
+    Every seat has `width` rows; where some have fewer, `gather` pads them (row numbers, one for
+    each seat and place) and `scatter` says where each real row lies in the padded result.
+    """
+
     rank: int
+    seats: slice
+    width: int
     first: int
     end: int
+    gather: torch.Tensor | None = None
+    scatter: torch.Tensor | None = None
 
 
 class LoraStack:
-    """All slots of one rank: for each layer A by site [slots, parts * rank, in] and B by part
-    [slots, out, rank]. Memory is taken when a slot is written and given back when it is cleared.
+    """All seats of one rank: for each layer A by site [seats, parts * rank, in] and B by part
+    [seats, out, rank]. Memory is taken when a seat is written and given back when it is cleared.
     """
 
-    def __init__(self, spec: ModelSpec, slots: int, rank: int, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, seats: int, rank: int, dtype: torch.dtype) -> None:
         self.rank = rank
+        self.sites: set[str] = set()  # that any adapter ever seated here touches
         self.a: list[dict[str, torch.Tensor]] = []
         self.b: list[dict[str, torch.Tensor]] = []
         for _ in range(spec.layers):
@@ -39,28 +48,39 @@ class LoraStack:
             self.b.append({})
             for site, parts in SITES.items():
                 width = part_shape(spec, parts[0])[0]
-                shape = (slots, len(parts) * rank, width)
-                self.a[-1][site] = torch.zeros(shape, dtype=dtype)
+                self.a[-1][site] = lazy_zeros((seats, len(parts) * rank, width), dtype)
                 for part in parts:
-                    out = part_shape(spec, part)[1]
-                    self.b[-1][part] = torch.zeros((slots, out, rank), dtype=dtype)
+                    self.b[-1][part] = lazy_zeros((seats, part_shape(spec, part)[1], rank), dtype)
 
-    def store(self, slot: int, weights: AdapterWeights) -> None:
+    def store(self, seat: int, weights: AdapterWeights) -> None:
         rank = self.rank
         for layer, (a, b) in enumerate(zip(self.a, self.b, strict=True)):
             for site, parts in SITES.items():
                 for number, part in enumerate(parts):
-                    rows = a[site][slot, number * rank : (number + 1) * rank].zero_()
-                    columns = b[part][slot].zero_()
+                    rows = a[site][seat, number * rank : (number + 1) * rank].zero_()
+                    columns = b[part][seat].zero_()
                     pair = weights.matrices.get((layer, part))
                     if pair is not None:
+                        self.sites.add(site)
                         rows[: pair[0].shape[0]] = pair[0]
                         columns[:, : pair[1].shape[1]] = pair[1]
 
-    def clear(self, slot: int) -> None:
-        for tensors in (*self.a, *self.b):
-            for tensor in tensors.values():
-                release(tensor[slot])
+    def move(self, source: int, target: int) -> None:
+        for tensor in self._tensors():
+            tensor[target] = tensor[source]
+
+    def swap(self, one: int, other: int) -> None:
+        for tensor in self._tensors():
+            kept = tensor[one].clone()
+            tensor[one] = tensor[other]
+            tensor[other] = kept
+
+    def clear(self, seat: int) -> None:
+        for tensor in self._tensors():
+            release(tensor[seat])
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [tensor for layer in (*self.a, *self.b) for tensor in layer.values()]
 
 
 def stack_bytes(spec: ModelSpec, rank: int, dtype: torch.dtype) -> int:
@@ -72,19 +92,38 @@ def stack_bytes(spec: ModelSpec, rank: int, dtype: torch.dtype) -> int:
 class LoraStep:
     """The adapters of one step, ready to be added at every site of every layer."""
 
-    def __init__(self, stacks: dict[int, LoraStack], segments: list[Segment]) -> None:
+    def __init__(self, stacks: dict[int, LoraStack], groups: list[Group]) -> None:
         self._stacks = stacks
-        self._segments = segments
+        self._groups = groups
 
-    def add_(self, layer: int, site: str, x: torch.Tensor, y: torch.Tensor) -> None:
-        """y [tokens, out] += the adapters' share of x [tokens, in]."""
-        for segment in self._segments:
-            stack = self._stacks[segment.rank]
-            rows = slice(segment.first, segment.end)
-            inner = x[rows] @ stack.a[layer][site][segment.slot].T
-            column = 0
-            for number, part in enumerate(SITES[site]):
-                b = stack.b[layer][part][segment.slot]
-                share = inner[:, number * segment.rank : (number + 1) * segment.rank]
-                y[rows, column : column + b.shape[0]].addmm_(share, b.T)
-                column += b.shape[0]
+    def add_(self, layer: int, site: str, x: torch.Tensor, *outputs: torch.Tensor) -> None:
+        """outputs [tokens, out], one a part of the site, += the adapters' share of x."""
+        for group in self._groups:
+            stack = self._stacks[group.rank]
+            if site in stack.sites:
+                a = stack.a[layer][site][group.seats]
+                b = [stack.b[layer][part][group.seats] for part in SITES[site]]
+                _add_group(group, x, a, b, outputs)
+
+
+def _add_group(
+    group: Group,
+    x: torch.Tensor,
+    a: torch.Tensor,
+    b: list[torch.Tensor],
+    outputs: tuple[torch.Tensor, ...],
+) -> None:
+    seats, width, rank = a.shape[0], group.width, group.rank
+    if group.gather is None:
+        rows = x[group.first : group.end]
+    else:
+        rows = x.index_select(0, group.gather)
+    inner = torch.bmm(rows.view(seats, width, -1), a.transpose(1, 2))
+    for number, (matrix, output) in enumerate(zip(b, outputs, strict=True)):
+        share = inner[:, :, number * rank : (number + 1) * rank]
+        target = output[group.first : group.end]
+        if group.scatter is None:
+            target.view(seats, width, -1).baddbmm_(share, matrix.transpose(1, 2))
+        else:
+            padded = torch.bmm(share, matrix.transpose(1, 2))
+            target.add_(padded.flatten(0, 1).index_select(0, group.scatter))

@@ -41,9 +41,10 @@ def rotary_tables(
     )
 
 
-def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotates heads in place. x: [tokens, heads, head_dim]; cos, sin: [tokens, 1, head_dim]."""
-    rolled = x.roll(x.shape[-1] // 2, -1)
+def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> None:
+    """Rotates heads in place. x, cos, sin: [tokens, heads * head_dim]."""
+    heads = x.view(x.shape[0], -1, head_dim)
+    rolled = heads.roll(head_dim // 2, -1).flatten(1)
     x.mul_(cos).addcmul_(rolled, sin)
 
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from engine.layers.attention import attend
 from engine.layers.kv import KvPool
-from engine.layers.linear import Linear
+from engine.layers.linear import GatedLinear, Linear, activate
 from engine.layers.norm import RmsNorm
 from engine.layers.rotary import rotate_
 from engine.layers.step import StepInputs
@@ -22,20 +22,17 @@ class Block:
         self.window = spec.windows[layer]
         prefix = f"model.layers.{layer}"
         hidden, inner = spec.hidden, spec.intermediate
-        self.qkv = _linear(
-            weights,
-            [
-                (f"{prefix}.self_attn.q_proj", spec.q_width),
-                (f"{prefix}.self_attn.k_proj", spec.kv_width),
-                (f"{prefix}.self_attn.v_proj", spec.kv_width),
-            ],
-            hidden,
-        )
-        self.o = _linear(weights, [(f"{prefix}.self_attn.o_proj", hidden)], spec.q_width)
-        self.gate_up = _linear(
-            weights, [(f"{prefix}.mlp.gate_proj", inner), (f"{prefix}.mlp.up_proj", inner)], hidden
-        )
-        self.down = _linear(weights, [(f"{prefix}.mlp.down_proj", hidden)], inner)
+        qkv = [
+            (f"{prefix}.self_attn.q_proj", spec.q_width),
+            (f"{prefix}.self_attn.k_proj", spec.kv_width),
+            (f"{prefix}.self_attn.v_proj", spec.kv_width),
+        ]
+        self.qkv = Linear(*_stacked(weights, qkv, hidden))
+        o, down = (f"{prefix}.self_attn.o_proj", hidden), (f"{prefix}.mlp.down_proj", hidden)
+        self.o = Linear(*_stacked(weights, [o], spec.q_width))
+        gate_up = [(f"{prefix}.mlp.gate_proj", inner), (f"{prefix}.mlp.up_proj", inner)]
+        self.gate_up = GatedLinear(*_stacked(weights, gate_up, hidden))
+        self.down = Linear(*_stacked(weights, [down], inner))
 
         def norm(name: str, size: int = hidden) -> RmsNorm:
             weight = weights.take(f"{prefix}.{name}.weight", (size,))
@@ -52,27 +49,40 @@ class Block:
 
     def __call__(self, x: torch.Tensor, step: StepInputs, pool: KvPool) -> torch.Tensor:
         y = self._attention(self.input_norm(x), step, pool)
-        x = x + (y if self.after_attention is None else self.after_attention(y))
-        y = self._mlp(self.mlp_norm(x), step)
-        return x + (y if self.after_mlp is None else self.after_mlp(y))
+        x = self._join(self.o, "o", y, x, self.after_attention, step)
+        y = self._gated(self.mlp_norm(x), step)
+        return self._join(self.down, "down", y, x, self.after_mlp, step)
 
-    def _apply(self, linear: Linear, site: str, x: torch.Tensor, step: StepInputs) -> torch.Tensor:
-        y = linear(x)
+    def _join(
+        self,
+        linear: Linear,
+        site: str,
+        y: torch.Tensor,
+        residual: torch.Tensor,
+        norm: RmsNorm | None,
+        step: StepInputs,
+    ) -> torch.Tensor:
+        """The residual stream with a half-block's projection added, normed first if asked."""
+        out = linear(y) if norm is not None else linear.plus(y, residual)
         if step.lora is not None:
-            step.lora.add_(self.layer, site, x, y)
-        return y
+            step.lora.add_(self.layer, site, y, out)
+        return out if norm is None else residual + norm(out)
 
     def _attention(self, x: torch.Tensor, step: StepInputs, pool: KvPool) -> torch.Tensor:
         spec = self.spec
-        qkv = self._apply(self.qkv, "qkv", x, step).view(x.shape[0], -1, spec.head_dim)
-        rotated = qkv[:, : spec.heads + spec.kv_heads]
+        qkv = self.qkv(x)
+        if step.lora is not None:
+            ends = (spec.q_width, spec.q_width + spec.kv_width)
+            step.lora.add_(self.layer, "qkv", x, *qkv.tensor_split(ends, -1))
+        heads = qkv.view(x.shape[0], -1, spec.head_dim)
+        q, kv = heads[:, : spec.heads], heads[:, spec.heads :]
         if self.q_norm is not None and self.k_norm is not None:
-            rotated[:, : spec.heads] = self.q_norm(rotated[:, : spec.heads])
-            rotated[:, spec.heads :] = self.k_norm(rotated[:, spec.heads :])
-        rotate_(rotated, step.cos, step.sin)
-        pool.write(self.layer, step.blocks, step.offsets, qkv[:, spec.heads :])
-        out = attend(
-            qkv[:, : spec.heads],
+            q.copy_(self.q_norm(q))
+            kv[:, : spec.kv_heads] = self.k_norm(kv[:, : spec.kv_heads])
+        rotate_(qkv[:, : spec.q_width + spec.kv_width], step.cos, step.sin, spec.head_dim)
+        pool.write(self.layer, step.blocks, step.offsets, kv)
+        return attend(
+            q,
             pool,
             self.layer,
             step.tiles[self.window],
@@ -80,15 +90,14 @@ class Block:
             spec.query_scale,
             spec.attention_cap,
         )
-        return self._apply(self.o, "o", out, step)
 
-    def _mlp(self, x: torch.Tensor, step: StepInputs) -> torch.Tensor:
-        gate, up = self._apply(self.gate_up, "gate_up", x, step).chunk(2, -1)
-        if self.spec.activation == "silu":
-            gate = F.silu(gate)
-        else:
-            gate = F.gelu(gate, approximate="tanh")
-        return self._apply(self.down, "down", gate.mul_(up), step)
+    def _gated(self, x: torch.Tensor, step: StepInputs) -> torch.Tensor:
+        activation = self.spec.activation
+        if step.lora is None:
+            return self.gate_up.gated(x, activation)
+        gate, up = self.gate_up.halves(x)
+        step.lora.add_(self.layer, "gate_up", x, gate, up)
+        return activate(gate, activation).mul_(up)
 
 
 class Decoder:
@@ -118,15 +127,16 @@ class Decoder:
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
-def _linear(weights: Weights, parts: list[tuple[str, int]], width: int) -> Linear:
-    """The named matrices stacked into one product, with their biases where they have them."""
+def _stacked(
+    weights: Weights, parts: list[tuple[str, int]], width: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The named matrices as one, with their biases where they have them."""
     weight = torch.cat([weights.take(f"{name}.weight", (out, width)) for name, out in parts])
     biases = [weights.take_optional(f"{name}.bias", (out,)) for name, out in parts]
-    given = [bias for bias in biases if bias is not None]
-    if not given:
-        return Linear(weight)
+    if all(bias is None for bias in biases):
+        return weight, None
     filled = [
         weight.new_zeros(out) if bias is None else bias
         for bias, (_, out) in zip(biases, parts, strict=True)
     ]
-    return Linear(weight, torch.cat(filled))
+    return weight, torch.cat(filled)

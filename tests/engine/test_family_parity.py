@@ -59,7 +59,7 @@ class LogitDriver(Driver):
         """Computes `count` tokens of the sequence beside the others: [count, vocab]."""
         runner = self.runner
         rows = [self._row(s, n) for s, n in ((sequence, count), *others)]
-        decodes, prefills = ordered(rows)
+        decodes, prefills = ordered(rows, runner._slots.place)
         with torch.inference_mode():
             inputs = step_inputs(
                 decodes,

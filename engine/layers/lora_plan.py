@@ -1,0 +1,95 @@
+"""Cuts a step's sorted rows into groups of seats, each one batched product."""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+
+from engine.layers.lora import Group
+
+# Padded rows that a group may have: times its real rows, and besides.
+_PAD_SHARE = 4
+_PAD_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Consecutive token rows of one seat."""
+
+    seat: int
+    first: int
+    count: int
+
+
+def plan_groups(places: list[tuple[int, int, int]], first: int, pad: bool) -> list[Group]:
+    """places: (rank, seat, tokens) of each row in order, rank 0 for the base model's rows.
+
+    `pad` allows seats of unlike row counts in one group, which pays when counts are small.
+    """
+    groups: list[Group] = []
+    for rank, of_rank in groupby(places, key=lambda place: place[0]):
+        segments = []
+        for seat, of_seat in groupby(of_rank, key=lambda place: place[1]):
+            count = sum(tokens for _, _, tokens in of_seat)
+            segments.append(_Segment(seat, first, count))
+            first += count
+        if rank:
+            groups += _padded(rank, segments) if pad else _exact(rank, segments)
+    return groups
+
+
+def _exact(rank: int, segments: list[_Segment]) -> list[Group]:
+    """Neighbouring seats with equal counts together, every other one alone."""
+    runs: list[list[_Segment]] = []
+    for segment in segments:
+        last = runs[-1][-1] if runs else None
+        if last is not None and (last.seat + 1, last.count) == (segment.seat, segment.count):
+            runs[-1].append(segment)
+        else:
+            runs.append([segment])
+    return [
+        Group(
+            rank,
+            slice(run[0].seat, run[-1].seat + 1),
+            run[0].count,
+            run[0].first,
+            run[-1].first + run[-1].count,
+        )
+        for run in runs
+    ]
+
+
+def _padded(rank: int, segments: list[_Segment]) -> list[Group]:
+    """One group, or the busiest seat alone and what lies left and right of it."""
+    if not segments:
+        return []
+    low, high = segments[0].seat, segments[-1].seat
+    width = max(segment.count for segment in segments)
+    total = sum(segment.count for segment in segments)
+    padded = (high - low + 1) * width
+    if padded == total:
+        return _exact(rank, segments)
+    if padded > _PAD_SHARE * total + _PAD_ROWS:
+        hot = max(range(len(segments)), key=lambda n: segments[n].count)
+        left, right = segments[:hot], segments[hot + 1 :]
+        if left or right:
+            alone = _exact(rank, [segments[hot]])
+            return [*_padded(rank, left), *alone, *_padded(rank, right)]
+    first = segments[0].first
+    gather = torch.full((high - low + 1, width), first)
+    scatter: list[int] = []
+    for segment in segments:
+        at = segment.seat - low
+        gather[at, : segment.count] = torch.arange(segment.first, segment.first + segment.count)
+        scatter += range(at * width, at * width + segment.count)
+    return [
+        Group(
+            rank,
+            slice(low, high + 1),
+            width,
+            first,
+            first + total,
+            gather.flatten(),
+            torch.tensor(scatter),
+        )
+    ]
