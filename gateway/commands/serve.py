@@ -1,0 +1,72 @@
+"""`tollhouse serve`: the whole house on this machine, until Ctrl-C or SIGTERM."""
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from core import logs
+from core.clock import SystemClock
+from core.database import Database
+from core.settings import Settings, load_settings
+
+HELP = "start the gateway, with an engine of its own unless TOLLHOUSE_UPSTREAMS names others"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", help="address to listen on (TOLLHOUSE_HOST)")
+    parser.add_argument("--port", type=int, help="port; 0 takes a free one (TOLLHOUSE_PORT)")
+    parser.add_argument("--workers", type=int, help="gateway processes (TOLLHOUSE_WORKERS)")
+    parser.add_argument("--data-dir", type=Path, help="where data lies (TOLLHOUSE_DATA_DIR)")
+    parser.add_argument("--model", help="directory or hub id (TOLLHOUSE_MODEL)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    names = ("host", "port", "workers", "data_dir", "model")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    settings = load_settings(**given)
+    logs.configure(settings.log_level, settings.log_format)
+
+    from gateway import first_start, ready
+    from gateway.model_files import model_name
+    from gateway.serving import listen, serve_on, url_of
+    from gateway.wiring import make_counters
+    from gateway.workers import serve_with_workers
+
+    make_counters(settings, SystemClock())  # refuses what cannot be counted, before anything starts
+    listener = listen(settings)
+    url = url_of(listener, settings.host)
+    database = Database(settings.effective_database_url)
+    try:
+        database.ping() if settings.database_url else None
+        house = first_start.prepare(settings, database, SystemClock())
+    finally:
+        database.close()
+    with _engines(settings) as (settings, engine_s):
+
+        def _ready() -> None:
+            ready.warm_up(url, house, model_name(settings))
+            ready.announce(url, settings, house, engine_s)
+
+        if settings.workers > 1:
+            return serve_with_workers(listener, settings, _ready)
+        serve_on(listener, settings, ready=_ready)
+    return 0
+
+
+@contextlib.contextmanager
+def _engines(settings: Settings) -> Iterator[tuple[Settings, float | None]]:
+    """Settings that name the engines: those given, or the ones started here."""
+    if settings.upstreams:
+        yield settings, None
+        return
+    from gateway.local_engines import LocalEngines
+
+    engines = LocalEngines(settings)
+    try:
+        engines.start()
+        seconds = engines.wait_ready()
+        yield settings.model_copy(update={"upstreams": engines.upstreams()}), seconds
+    finally:
+        engines.stop()
