@@ -53,7 +53,8 @@ def configure(level: str = "info", shape: str = "console") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
+    for chatty in ("uvicorn.access", "alembic", "httpx", "httpcore"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 def _moment(record: logging.LogRecord) -> str:

@@ -1,7 +1,5 @@
 """Reads one LoRA adapter in PEFT layout and refuses what the base model cannot carry."""
 
-import hashlib
-import json
 import math
 import re
 from dataclasses import dataclass
@@ -11,11 +9,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.adapter_name import CONFIG, WEIGHTS, adapter_digest, read_config
 from engine.errors import AdapterError
 from engine.models.spec import ModelSpec
-
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 
 _MODULES = {
     "self_attn.q_proj": "q",
@@ -29,8 +25,6 @@ _MODULES = {
 _KEY = re.compile(
     r"^base_model\.model\.model\.layers\.(\d+)\.([\w.]+)\.lora_(A|B)(?:\.default)?\.weight$"
 )
-# Fields of the configuration that change what the weights mean; folded into the digest.
-_MEANING = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +40,11 @@ class AdapterWeights:
         return sum(a.nbytes + b.nbytes for a, b in self.matrices.values())
 
 
-def adapter_digest(directory: Path) -> str:
-    """The adapter's one name: SHA-256 over the SHA-256 of its weight file and its scaling fields.
-
-    The same weights with another alpha answer differently, so they are another adapter.
-    """
-    config = _read_config(directory)
-    weights = hashlib.sha256()
-    try:
-        with (directory / WEIGHTS).open("rb") as file:
-            while chunk := file.read(1 << 20):
-                weights.update(chunk)
-    except OSError as error:
-        raise _refuse(
-            "adapter_not_found", f"{directory / WEIGHTS} cannot be read: {error}"
-        ) from None
-    meaning = json.dumps({name: config.get(name) for name in _MEANING}, sort_keys=True)
-    return hashlib.sha256(weights.digest() + meaning.encode()).hexdigest()
-
-
 def read_adapter(
     directory: Path, spec: ModelSpec, dtype: torch.dtype, max_rank: int
 ) -> AdapterWeights:
     """Raises AdapterError naming the file and the field or tensor at fault."""
-    config = _read_config(directory)
+    config = read_config(directory)
     _check_config(directory / CONFIG, config, max_rank)
     path = directory / WEIGHTS
     halves = _read_tensors(path, spec)
@@ -109,19 +84,6 @@ def _refuse(code: str, message: str) -> AdapterError:
 
 def _invalid(path: Path, message: str) -> AdapterError:
     return AdapterError("invalid_adapter", f"{path}: {message}")
-
-
-def _read_config(directory: Path) -> dict[str, Any]:
-    path = directory / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise _refuse("adapter_not_found", f"{path} is missing: give a PEFT directory") from None
-    except (OSError, ValueError) as error:
-        raise _invalid(path, f"it cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise _invalid(path, "it is not a JSON object")
-    return config
 
 
 def _check_config(path: Path, config: dict[str, Any], max_rank: int) -> None:

@@ -1,45 +1,37 @@
 """A LoRA adapter's directory in PEFT layout, read far enough to register it. No weights are loaded."""
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import BadRequest
-
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+from engine.adapter_name import CONFIG, WEIGHTS, adapter_digest, read_config
+from engine.errors import AdapterError
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
     path: Path
-    digest: str  # SHA-256 of the weights file: the adapter's identity
+    digest: str  # the adapter's identity, as the engine names it
     rank: int
     bytes: int
 
 
 def read_adapter(directory: Path) -> AdapterFiles:
-    weights, config_file = directory / WEIGHTS, directory / CONFIG
-    for file in (weights, config_file):
-        if not file.is_file():
-            raise BadRequest(
-                f"The adapter directory has no {file.name}.",
-                next_step="Give a directory in PEFT layout; pickled weights are not read.",
-                param="lora_path",
-                code="invalid_adapter",
-            )
+    """BadRequest where the directory is not an adapter; the paths of this machine are not told."""
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-        rank = int(config["r"])
-    except (ValueError, KeyError, TypeError):
-        raise BadRequest(
-            f"{CONFIG} is not a LoRA configuration with a rank `r`.",
-            next_step="Save the adapter with PEFT and try again.",
-            param="lora_path",
-            code="invalid_adapter",
-        ) from None
-    if rank < 1:
-        raise BadRequest(f"{CONFIG} says rank {rank}.", param="lora_path", code="invalid_adapter")
-    with weights.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return AdapterFiles(directory, digest, rank, weights.stat().st_size)
+        digest, config = adapter_digest(directory), read_config(directory)
+    except AdapterError as error:
+        raise _invalid(error.message.replace(f"{directory}/", "")) from None
+    rank = config.get("r")
+    if not isinstance(rank, int) or rank < 1:
+        raise _invalid(f"{CONFIG} says rank {rank!r}")
+    return AdapterFiles(directory, digest, rank, (directory / WEIGHTS).stat().st_size)
+
+
+def _invalid(problem: str) -> BadRequest:
+    return BadRequest(
+        f"This is not a LoRA adapter: {problem}.",
+        next_step="Give a directory in PEFT layout with safetensors weights.",
+        param="lora_path",
+        code="invalid_adapter",
+    )

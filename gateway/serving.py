@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
@@ -64,6 +65,9 @@ def serve_on(
         timeout_keep_alive=75,
         backlog=_BACKLOG,
     )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn raises again what ended it, into these: a graceful end is no failure.
+        signal.signal(number, _ignore)
     server = _Server(config, lambda: setattr(services.pipeline, "draining", True))
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_serve(server, listener, ready, parent))
@@ -77,6 +81,10 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: object) -> None:
         self._on_stop()
         super().handle_exit(sig, frame)  # type: ignore[arg-type]
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    return
 
 
 async def _serve(

@@ -1,0 +1,45 @@
+"""An adapter's one name, read from its directory in PEFT layout. No torch, so that gateways share it."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.errors import AdapterError
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+# Fields of the configuration that change what the weights mean.
+_MEANING = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
+
+
+def adapter_digest(directory: Path) -> str:
+    """SHA-256 over the SHA-256 of the weight file and the scaling fields.
+
+    The same weights with another alpha answer differently, so they are another adapter.
+    """
+    config = read_config(directory)
+    try:
+        with (directory / WEIGHTS).open("rb") as file:
+            weights = hashlib.file_digest(file, "sha256")
+    except OSError as error:
+        raise AdapterError(
+            "adapter_not_found", f"{directory / WEIGHTS} cannot be read: {error}"
+        ) from None
+    meaning = json.dumps({name: config.get(name) for name in _MEANING}, sort_keys=True)
+    return hashlib.sha256(weights.digest() + meaning.encode()).hexdigest()
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    path = directory / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AdapterError(
+            "adapter_not_found", f"{path} is missing: give a PEFT directory"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise AdapterError("invalid_adapter", f"{path}: it cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise AdapterError("invalid_adapter", f"{path}: it is not a JSON object")
+    return config
