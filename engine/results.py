@@ -66,9 +66,10 @@ class Results:
 
     def fail(self, flight: Flight, message: str, now: float) -> None:
         """The device failed the step: its requests end with an error, the others go on."""
-        for seq, _ in flight.rows:
+        for seq, row in flight.rows:
             seq.in_flight -= 1
             seq.pending = 0
+            self._scheduler.waiting.refund(seq, self._scheduler.cost_of(seq, row))
         for seq, _ in flight.rows:
             if seq.stage is Stage.OVER:
                 self._discard(seq, None, now)

@@ -248,14 +248,18 @@ class Scheduler:
             history=seq.history,
             prompt_len=seq.prompt_len,
         )
-        fresh = max(0, min(end, seq.prompt_len) - max(start, seq.high))
-        cost = fresh * self._config.prompt_price + sample * self._config.output_price
-        self.waiting.charge(seq, cost)
+        self.waiting.charge(seq, self.cost_of(seq, row))
         seq.computed = end
         seq.in_flight += 1
         seq.pending = int(sample)
         self._budget -= count
         self._rows.append((seq, row))
+
+    def cost_of(self, seq: Sequence, row: Row) -> float:
+        """In fairness units; what preemption made us compute again costs the tenant nothing."""
+        end = row.start + len(row.tokens)
+        fresh = max(0, min(end, seq.prompt_len) - max(row.start, seq.high))
+        return fresh * self._config.prompt_price + row.sample * self._config.output_price
 
     # Admission.
 
