@@ -44,6 +44,10 @@ class MemoryCounters:
         self._writes = 0
 
     async def reserve(self, wish: Wish) -> Grant | Denial:
+        return self.reserve_now(wish)
+
+    def reserve_now(self, wish: Wish) -> Grant | Denial:
+        """For callers without an event loop."""
         with self._lock:
             now = self._now()
             self._expire(now)

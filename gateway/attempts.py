@@ -4,7 +4,7 @@ import ipaddress
 from collections import OrderedDict
 
 from core.clock import Clock
-from core.counters import Counters, Denial, Take, Wish
+from core.counters import Counters, Denial, Grant, Take, Wish
 from core.counters_memory import MemoryCounters
 from core.errors import RateLimited, Unavailable
 from core.ids import new_id
@@ -35,15 +35,26 @@ class FailedAttempts:
     async def failed(self, address: str) -> None:
         """Count one failure. The one that empties the bucket blocks the address until it refills."""
         place = _network_of(address)
-        take = Take("failed", self._per_minute, 60_000, 1, 1)
-        wish = Wish(f"address:{place}", new_id("try"), 0, (take,))
+        wish = self._wish(place)
         try:
             answer = await self._shared.reserve(wish)
         except Unavailable:
             answer = await self._own.reserve(wish)
+        self._judge(place, answer)
+
+    def failed_here(self, address: str) -> None:
+        """The same, counted by this process alone: for callers without an event loop."""
+        place = _network_of(address)
+        self._judge(place, self._own.reserve_now(self._wish(place)))
+
+    def _judge(self, place: str, answer: Grant | Denial) -> None:
         if isinstance(answer, Denial):
             self._block(place, (answer.wait_ms or 1000) / 1000)
-            self.check(address)
+            self.check(place)
+
+    def _wish(self, place: str) -> Wish:
+        take = Take("failed", self._per_minute, 60_000, 1, 1)
+        return Wish(f"address:{place}", new_id("try"), 0, (take,))
 
     def _block(self, place: str, seconds: float) -> None:
         self._blocked[place] = self._clock.monotonic() + seconds

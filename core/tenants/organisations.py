@@ -13,7 +13,7 @@ from core.money import MINOR_DIGITS
 from core.tenants import audit
 from core.tenants.limits import named_plan
 from core.tenants.models import Project, Tenant
-from core.tenants.roles import OPERATOR
+from core.tenants.roles import OPERATOR, ensure_policy
 from core.tenants.scope import TenantScope, scope_of_operator
 
 STATUSES = ("active", "suspended", "closed")
@@ -51,6 +51,7 @@ def create_tenant(
     )
     session.add(tenant)
     session.flush()
+    ensure_policy(session)
     scope = scope_of_operator(tenant.id, actor)
     audit.record(session, scope, clock, "tenant.create", tenant.id, None, describe(tenant))
     return tenant

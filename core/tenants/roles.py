@@ -111,7 +111,9 @@ class Roles:
         adapter = Adapter(self._database.db_engine, PolicyRule, create_all_models=False)
         enforcer = casbin.Enforcer(_CONF, adapter)
         if not enforcer.get_policy():
-            with self._database.transaction() as session:
-                ensure_policy(session)
-            enforcer.load_policy()
+            # A house without a tenant yet: the policy is written with the first one.
+            enforcer.enable_auto_save(False)
+            for ptype, *values in default_policy():
+                add = enforcer.add_grouping_policy if ptype == "g" else enforcer.add_policy
+                add(*values)
         return enforcer

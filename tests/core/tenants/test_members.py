@@ -1,0 +1,208 @@
+"""Members and their sessions: argon2 passwords, revocable sign-ins, single sign-on identities."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from core.clock import FakeClock
+from core.counters_memory import MemoryCounters
+from core.database import Database
+from core.errors import BadRequest, Conflict, Forbidden, RateLimited, Unauthenticated
+from core.tenants import audit, keys, members, sessions
+from core.tenants.models import DashboardSession
+from core.tenants.organisations import change_tenant, create_project, create_tenant
+from core.tenants.roles import Roles
+from core.tenants.scope import TenantScope, scope_of_operator
+from gateway.attempts import FailedAttempts
+from gateway.doorman import Doorman
+
+PASSWORD = "correct horse battery"
+TOKEN = "an operator's token of a test"
+
+
+@pytest.fixture
+def scope(sqlite_database: Database, clock: FakeClock) -> TenantScope:
+    with sqlite_database.transaction() as session:
+        return scope_of_operator(create_tenant(session, clock, name="acme").id)
+
+
+@pytest.fixture
+def member(sqlite_database: Database, clock: FakeClock, scope: TenantScope) -> str:
+    with sqlite_database.transaction() as session:
+        fields = {"email": "Ann@Acme.example", "role": "owner", "password": PASSWORD}
+        return members.add(session, scope, clock, **fields).id  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def doorman(sqlite_database: Database, clock: FakeClock) -> Iterator[Doorman]:
+    attempts = FailedAttempts(MemoryCounters(clock), clock, per_minute=5)
+    yield Doorman(Roles(sqlite_database), attempts, clock, TOKEN)
+
+
+def _sign_in(database: Database, doorman: Doorman, **fields: str) -> str:
+    given = {"email": "", "password": "", "secret": "", "address": "203.0.113.7"} | fields
+    with database.transaction() as session:
+        return doorman.sign_in(session, **given).cookie
+
+
+def _role(database: Database, doorman: Doorman, cookie: str) -> str | None:
+    with database.read() as session:
+        viewer = doorman.find(session, cookie)
+    return viewer.role if viewer else None
+
+
+def test_a_password_opens_a_session_that_ends_with_time_or_sign_out(
+    sqlite_database: Database, clock: FakeClock, member: str, doorman: Doorman
+) -> None:
+    entered = {"email": "ann@acme.example", "password": PASSWORD}
+    first = _sign_in(sqlite_database, doorman, **entered)
+    second = _sign_in(sqlite_database, doorman, **entered)
+    assert first != second
+    assert _role(sqlite_database, doorman, first) == "owner"
+    with sqlite_database.transaction() as session:
+        doorman.sign_out(session, first)
+        assert session.get(DashboardSession, first) is None  # only its hash is stored
+    assert _role(sqlite_database, doorman, first) is None
+    clock.advance(hours=12)
+    assert _role(sqlite_database, doorman, second) is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"disabled": True}, {"role": "viewer"}, {"password": "another password"}]
+)
+def test_a_change_of_rights_ends_every_session(
+    sqlite_database: Database,
+    clock: FakeClock,
+    scope: TenantScope,
+    member: str,
+    doorman: Doorman,
+    change: dict[str, object],
+) -> None:
+    with sqlite_database.transaction() as session:
+        members.add(session, scope, clock, email="b@acme.example", role="owner")
+        cookie = sessions.begin(session, clock, member_id=member)
+    assert _role(sqlite_database, doorman, cookie) == "owner"
+    with sqlite_database.transaction() as session:
+        if "password" in change:
+            members.set_password(session, scope, clock, member, str(change["password"]))
+        else:
+            members.change(session, scope, clock, member, **change)  # type: ignore[arg-type]
+    assert _role(sqlite_database, doorman, cookie) is None
+
+
+def test_wrong_credentials_say_one_thing_and_are_limited(
+    sqlite_database: Database, clock: FakeClock, member: str, doorman: Doorman
+) -> None:
+    said = set()
+    for email in ("ann@acme.example", "nobody@acme.example"):
+        with pytest.raises(Unauthenticated) as refused:
+            _sign_in(sqlite_database, doorman, email=email, password="wrong password")
+        said.add(str(refused.value))
+    assert len(said) == 1
+    with pytest.raises(RateLimited):
+        for _ in range(10):
+            with pytest.raises(Unauthenticated):
+                _sign_in(sqlite_database, doorman, secret="th_guess")
+    with pytest.raises(RateLimited):  # even the right password waits now, from that address
+        _sign_in(sqlite_database, doorman, email="ann@acme.example", password=PASSWORD)
+    other = {"email": "ann@acme.example", "password": PASSWORD, "address": "198.51.100.9"}
+    assert _sign_in(sqlite_database, doorman, **other)
+
+
+def test_a_key_or_the_operators_token_opens_the_dashboard(
+    sqlite_database: Database, clock: FakeClock, scope: TenantScope, doorman: Doorman
+) -> None:
+    with sqlite_database.transaction() as session:
+        project = create_project(session, scope, clock, name="p").id
+        key = keys.issue(session, scope, clock, project_id=project, name="k", role="finance")
+        bound = keys.issue(
+            session,
+            scope,
+            clock,
+            project_id=project,
+            name="bound",
+            scopes=keys.KeyScopes(routes=frozenset({"/v1/*"})),
+        )
+    cookie = _sign_in(sqlite_database, doorman, secret=key.secret)
+    assert _role(sqlite_database, doorman, cookie) == "finance"
+    assert _role(sqlite_database, doorman, _sign_in(sqlite_database, doorman, secret=TOKEN)) == (
+        "operator"
+    )
+    with pytest.raises(Forbidden):
+        _sign_in(sqlite_database, doorman, secret=bound.secret)
+    with sqlite_database.transaction() as session:
+        keys.revoke(session, scope, clock, key.id)
+    assert _role(sqlite_database, doorman, cookie) is None
+
+
+def test_a_viewer_may_what_casbin_says(
+    sqlite_database: Database, clock: FakeClock, scope: TenantScope, doorman: Doorman
+) -> None:
+    with sqlite_database.transaction() as session:
+        viewer_member = members.add(session, scope, clock, email="v@acme.example", role="viewer")
+        cookie = sessions.begin(session, clock, member_id=viewer_member.id)
+    with sqlite_database.read() as session:
+        viewer = doorman.find(session, cookie)
+    assert viewer is not None
+    assert doorman.may(viewer, "usage", "read")
+    assert not doorman.may(viewer, "keys", "write")
+    assert not doorman.may(viewer, "tenants", "read")
+
+
+def test_a_closed_tenant_has_no_sessions_a_suspended_one_has(
+    sqlite_database: Database, clock: FakeClock, scope: TenantScope, member: str, doorman: Doorman
+) -> None:
+    with sqlite_database.transaction() as session:
+        cookie = sessions.begin(session, clock, member_id=member)
+        change_tenant(session, scope, clock, status="suspended")
+    assert _role(sqlite_database, doorman, cookie) == "owner"
+    with sqlite_database.transaction() as session:
+        change_tenant(session, scope, clock, status="closed")
+    assert _role(sqlite_database, doorman, cookie) is None
+
+
+def test_single_sign_on_links_an_invited_address_once(
+    sqlite_database: Database, clock: FakeClock, scope: TenantScope
+) -> None:
+    with sqlite_database.transaction() as session:
+        made = members.add(session, scope, clock, email="sso@acme.example", role="viewer").id
+    with sqlite_database.transaction() as session:
+        assert members.by_subject(session, clock, "subject-1", "SSO@acme.example").id == made
+    with sqlite_database.transaction() as session:
+        assert members.by_subject(session, clock, "subject-1", "renamed@acme.example").id == made
+        with pytest.raises(Unauthenticated, match="no member"):
+            members.by_subject(session, clock, "subject-2", "sso@acme.example")
+
+
+def test_bad_members_are_refused(
+    sqlite_database: Database, clock: FakeClock, scope: TenantScope, member: str
+) -> None:
+    with sqlite_database.transaction() as session:
+        for fields in (
+            {"email": "no address", "role": "viewer"},
+            {"email": "x@acme.example", "role": "king"},
+            {"email": "x@acme.example", "role": "viewer", "password": "short"},
+        ):
+            with pytest.raises(BadRequest):
+                members.add(session, scope, clock, **fields)  # type: ignore[arg-type]
+        with pytest.raises(Conflict):
+            members.add(session, scope, clock, email="ANN@acme.example", role="viewer")
+        with pytest.raises(Conflict, match="last owner"):
+            members.change(session, scope, clock, member, disabled=True)
+
+
+def test_no_password_is_in_the_audit_log(
+    sqlite_database: Database, clock: FakeClock, scope: TenantScope, member: str
+) -> None:
+    with sqlite_database.transaction() as session:
+        members.set_password(session, scope, clock, member, "yet another password")
+    with sqlite_database.read() as session:
+        shown = str([audit.describe(entry) for entry in audit.entries(session, scope)])
+    assert "member.password" in shown and "yet another" not in shown and "argon2" not in shown
+
+
+def test_a_session_belongs_to_one_caller(sqlite_database: Database, clock: FakeClock) -> None:
+    with sqlite_database.transaction() as session, pytest.raises(ValueError, match="belongs"):
+        sessions.begin(session, clock)
+    assert timedelta(hours=1) < sessions.LIFETIME
