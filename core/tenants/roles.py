@@ -50,6 +50,7 @@ _WRITES = {
     "finance": ("budgets", "payments", "exports"),
     "admin": ("projects", "members", "keys", "limits", "budgets", "exports", "moderation"),
 }
+_REMEMBERED = 10_000
 _CONF = str(Path(__file__).with_name("roles.conf"))
 
 
@@ -90,6 +91,7 @@ class Roles:
         self._database = database
         self._lock = threading.Lock()
         self._enforcer: casbin.Enforcer | None = None
+        self._answers: dict[tuple[str, ...], bool] = {}
         self._epoch = -1
 
     def refresh(self, session: Session) -> None:
@@ -98,6 +100,7 @@ class Roles:
             return
         with self._lock:
             self._enforcer = self._load()
+            self._answers = {}
             self._epoch = epoch
 
     def allows(self, role: str, home: str | None, tenant: str, obj: str, act: str) -> bool:
@@ -105,7 +108,15 @@ class Roles:
         if self._enforcer is None:
             with self._lock:
                 self._enforcer = self._load()
-        return bool(self._enforcer.enforce(role, home or "", tenant, obj, act))
+        # The rules of one policy give one answer: casbin walks them once for each question.
+        question = (role, home or "", tenant, obj, act)
+        answer = self._answers.get(question)
+        if answer is None:
+            answer = bool(self._enforcer.enforce(*question))
+            if len(self._answers) >= _REMEMBERED:
+                self._answers.clear()
+            self._answers[question] = answer
+        return answer
 
     def _load(self) -> casbin.Enforcer:
         adapter = Adapter(self._database.db_engine, PolicyRule, create_all_models=False)

@@ -1,0 +1,40 @@
+"""What the commands of tenants, members, keys, limits and adapters share."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from core.errors import BadRequest
+from core.tenants import organisations
+from core.tenants.scope import TenantScope, scope_of_operator
+
+ACTOR = "command line"
+
+
+def add_tenant(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tenant", default="demo", help="name or id (default: demo)")
+
+
+def scope_named(session: Session, tenant: str) -> TenantScope:
+    """Whoever may run commands on this machine is the operator."""
+    return scope_of_operator(organisations.tenant_named(session, tenant).id, ACTOR)
+
+
+def project_named(session: Session, scope: TenantScope, name: str) -> str:
+    for project in organisations.projects(session, scope):
+        if name in (project.id, project.name):
+            return project.id
+    raise BadRequest(
+        f"There is no project {name!r}.",
+        next_step="`tollhouse tenant projects` lists them; `tollhouse tenant project-add` makes one.",
+    )
+
+
+def password_from(source: str | None) -> str | None:
+    """`-` reads one line from stdin; a path reads a file: never an argument that `ps` shows."""
+    if source is None:
+        return None
+    text = sys.stdin.readline() if source == "-" else Path(source).read_text()
+    return text.rstrip("\r\n")
