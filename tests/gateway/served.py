@@ -82,7 +82,7 @@ def served(tmp_path: Path, *, token_delay_s: float = 0.0, **wiring: Any) -> Iter
 
 @contextmanager
 def _listening(services: Services) -> Iterator[str]:
-    listener = socket.socket()
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(create_app(services), log_config=None, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
