@@ -126,6 +126,10 @@ class Engine:
             heapq.heappush(self._deadlines, (request.deadline, self._arrivals, request))
         self.scheduler.submit(request)
 
+    def abandon(self, message: str) -> None:
+        """Last words before the process ends: a receipt for everything under way."""
+        self._results.abandon(list(self.requests.values()), self._clock(), message)
+
     def _adapter_blocks(self, digest: str) -> int:
         if not self.config.enable_lora:
             raise AdapterError("adapter_not_found", "this engine runs without adapters")

@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 
 from engine.config import EngineConfig
+from engine.errors import EngineError
 from engine.gateways import Gateways
 from engine.loop import Engine
 
@@ -39,7 +40,13 @@ class Monitor:
             def log_message(self, format: str, *args: object) -> None:
                 """Quiet: scrapes come every few seconds."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", watched.config.metrics_port or 0), Handler)
+        port = watched.config.metrics_port or 0
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        except OSError as error:
+            raise EngineError(
+                "cannot_listen", f"metrics_port {port} cannot be used: {error}; choose another"
+            ) from error
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}/metrics"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from engine.errors import ConfigError
 from engine.protocol import FinishReason, Receipt
 
 
@@ -23,8 +24,11 @@ class Receipts:
         self._file: int | None = None
         self.lost = 0
         if path is not None:
-            self._load(Path(path))
-            self._file = self._rewrite(Path(path))
+            try:
+                self._load(Path(path))
+                self._file = self._rewrite(Path(path))
+            except (OSError, KeyError, TypeError, ValueError) as error:
+                raise ConfigError(f"receipts_file {path} cannot be used: {error}") from error
 
     def __len__(self) -> int:
         return len(self._open)

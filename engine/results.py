@@ -88,8 +88,23 @@ class Results:
                 self._scheduler.stop(seq)
         self._settle(request, now)
 
+    def abandon(self, requests: list[Request], now: float, message: str) -> None:
+        """Write receipts without touching blocks or adapters, whose state is in doubt."""
+        for request in requests:
+            if request.settled:
+                continue
+            request.finish_reason, request.message = FinishReason.ERROR, message
+            for seq in request.sequences:
+                if seq.stage is not Stage.OVER:
+                    self._emit(seq, [], None, FinishReason.ERROR)
+                    seq.stage, seq.in_flight = Stage.OVER, 0
+            self._settle(request, now)
+
     def _account(self, seq: Sequence, row: Row) -> None:
         end = row.start + len(row.tokens)
+        if row.start >= seq.prompt_len and row.start >= seq.high:
+            seq.high = end  # plain decoding: its cost is the token that it gives
+            return
         fresh_from = max(row.start, seq.high)
         fresh = max(0, min(end, seq.prompt_len) - fresh_from)
         again = max(0, min(end, seq.high) - row.start)
@@ -128,7 +143,7 @@ class Results:
         request, params = seq.request, seq.request.ask.sampling
         seq.history.append(result.token)
         request.generated += 1
-        self._metrics.add("generated_tokens")
+        self._metrics.counters["generated_tokens"] += 1
         if request.ask.adapter is not None:
             tokens = self._metrics.adapter_tokens
             tokens[request.ask.adapter] = tokens.get(request.ask.adapter, 0) + 1
@@ -149,13 +164,11 @@ class Results:
             self._settle(request, now)
 
     def _end_of(self, seq: Sequence, token: int) -> FinishReason | None:
-        params = seq.request.ask.sampling
-        if seq.output_len >= params.min_tokens:
-            if token in params.stop_token_ids:
-                return FinishReason.STOP
-            if token in self._eos and not params.ignore_eos:
-                return FinishReason.STOP
-        if seq.output_len >= params.max_tokens or len(seq.history) >= seq.request.limit:
+        params, length = seq.request.ask.sampling, seq.output_len
+        ended = token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
+        if ended and length >= params.min_tokens:
+            return FinishReason.STOP
+        if length >= params.max_tokens or len(seq.history) >= seq.request.limit:
             return FinishReason.LENGTH
         return None
 
@@ -172,7 +185,7 @@ class Results:
             TokenChunk(request.ask.request_id, seq.choice, tokens, logprobs, reason)
         )
         request.delivered += len(tokens)
-        self._metrics.add("delivered_tokens", len(tokens))
+        self._metrics.counters["delivered_tokens"] += len(tokens)
 
     def _settle(self, request: Request, now: float) -> None:
         if request.settled or request.open or request.in_flight:

@@ -55,7 +55,8 @@ class Scheduler:
 
     def new_sequence(self, request: Request, choice: int) -> Sequence:
         self._next_number += 1
-        seq = Sequence(self._next_number, request, choice, list(request.ask.prompt))
+        prompt = list(request.ask.prompt)
+        seq = Sequence(self._next_number, request, choice, prompt, len(prompt))
         request.sequences.append(seq)
         return seq
 
@@ -257,6 +258,8 @@ class Scheduler:
 
     def cost_of(self, seq: Sequence, row: Row) -> float:
         """In fairness units; what preemption made us compute again costs the tenant nothing."""
+        if row.start >= seq.prompt_len:
+            return row.sample * self._config.output_price
         end = row.start + len(row.tokens)
         fresh = max(0, min(end, seq.prompt_len) - max(row.start, seq.high))
         return fresh * self._config.prompt_price + row.sample * self._config.output_price

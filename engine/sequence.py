@@ -21,6 +21,7 @@ class Sequence:
     request: "Request"
     choice: int
     history: list[int]  # prompt and accepted output
+    prompt_len: int
     stage: Stage = Stage.WAITING
     computed: int = 0  # positions whose KV is present, or will be after the steps in flight
     high: int = 0  # positions accounted for once already; below it, computing is recomputing
@@ -32,10 +33,6 @@ class Sequence:
     overtaken: int = 0  # times that a later request of the tenant went first for its prefix
     bypassed: int = 0  # admissions that passed it while it lacked blocks
     last_token_at: float = 0.0
-
-    @property
-    def prompt_len(self) -> int:
-        return len(self.request.ask.prompt)
 
     @property
     def output_len(self) -> int:

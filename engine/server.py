@@ -17,9 +17,9 @@ import zmq
 
 from engine.batch import Runner
 from engine.config import EngineConfig
-from engine.curve import guard
 from engine.errors import AdapterError, EngineError, RequestError
 from engine.gateways import Gateway, Gateways
+from engine.listener import Listener
 from engine.loop import Engine
 from engine.monitor import Monitor
 from engine.options import parse
@@ -55,34 +55,25 @@ class Server:
 
     def __init__(self, config: EngineConfig, runner: Runner) -> None:
         self.config = config
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter-loader")
-        self.engine = Engine(config, runner, submit=self._loader.submit)
-        self.engine.info = replace(self.engine.info, engine_id=uuid.uuid4().hex)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, 100_000)
-        self._socket.setsockopt(zmq.RCVHWM, 100_000)
-        self._socket.setsockopt(zmq.LINGER, 1000)
-        self._guard = guard(self._context, self._socket, config)
-        before = os.umask(0o077)  # an ipc socket is for this user alone
-        try:
-            self._socket.bind(config.listen)
-        except zmq.ZMQError as error:
-            raise EngineError(
-                "cannot_listen", f"cannot listen on {config.listen}: {error}; choose another"
-            ) from error
-        finally:
-            os.umask(before)
-        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._listener = Listener(config)
+        self._socket = self._listener.socket
+        self.address = self._listener.address
         self.gateways = Gateways(self._socket)
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter-loader")
         self._loads: list[tuple[str, int, str, Future[AdapterState], int]] = []
         self._step = 0
         self._next_beat = 0.0
         self._stop_by: float | None = None
         self._was_idle = False
-        self.monitor = Monitor(self) if config.metrics_port is not None else None
+        self._stuck = False  # something waits, yet nothing could run
         self.last_turn = time.monotonic()
+        try:
+            self.engine = Engine(config, runner, submit=self._loader.submit)
+            self.engine.info = replace(self.engine.info, engine_id=uuid.uuid4().hex)
+            self.monitor = Monitor(self) if config.metrics_port is not None else None
+        except BaseException:
+            self._listener.close()
+            raise
 
     def stop(self, grace_s: float = DRAIN_S) -> None:
         """Take no more, finish what runs, then end. Safe in a signal handler."""
@@ -95,6 +86,11 @@ class Server:
                 self.turn()
                 if not alive() and self._stop_by is None:
                     self.stop(0.0)
+        except Exception as error:
+            log.exception("the engine stops: its books or its device cannot be trusted")
+            self.engine.abandon(f"the engine stopped: {error}")
+            self._send_outputs()
+            raise
         finally:
             self.close()
 
@@ -112,16 +108,11 @@ class Server:
         self._stuck = not idle and not stepped
         self.last_turn = time.monotonic()
 
-    _stuck = False  # something waits, yet nothing could run
-
     def close(self) -> None:
         if self.monitor is not None:
             self.monitor.close()
         self._loader.shutdown(wait=True, cancel_futures=True)
-        if self._guard is not None:
-            self._guard.stop()
-        self._socket.close()
-        self._context.term()
+        self._listener.close()
         self.engine.receipts.close()
 
     def _stopped(self) -> bool:

@@ -1,0 +1,180 @@
+"""The worker as a process, and what strangers on its socket may do to it: nothing."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+import zmq.auth
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.curve import ClientKeys
+from engine.errors import ConfigError, ConnectionLost, RequestError
+from engine.fake_runner import FakeRunner
+from engine.protocol import FinishReason, Receipt, TokenChunk
+from engine.server import Server
+from engine.wire import Generate, Heartbeat, WhoAreYou, WireError, decode, encode
+from tests.engine.helpers import ask, make_config, make_engine, run_until_idle
+from tests.engine.test_server import Worker, connected, gather, start_process, wait_until
+
+
+async def test_sigterm_lets_running_requests_finish_and_refuses_new_ones() -> None:
+    process, address = start_process("--listen", "tcp://127.0.0.1:0")
+    client = EngineClient(address, heartbeat_s=0.1)
+    try:
+        await client.connect(20)
+        stream = client.generate(ask("r", [1, 2], max_tokens=4000))
+        count = len((await anext(stream)).tokens)
+        process.send_signal(signal.SIGTERM)
+        await wait_until(lambda: client.stats is not None and client.stats.draining)
+        with pytest.raises((RequestError, ConnectionLost)):
+            await gather(client, ask("late", [1]))
+        async with asyncio.timeout(30):
+            async for item in stream:
+                if isinstance(item, TokenChunk):
+                    count += len(item.tokens)
+        assert isinstance(item, Receipt)
+        assert item.finish_reason == FinishReason.LENGTH
+        assert count == item.generated == 4000
+        assert process.wait(10) == 0
+    finally:
+        await client.close()
+        process.kill()
+        process.wait(10)
+        process.stdout.close()
+
+
+def test_an_engine_ends_with_the_process_that_started_it() -> None:
+    script = (
+        "import subprocess, sys\n"
+        "p = subprocess.Popen([sys.executable, '-m', 'engine.server', '--model', 'fake', '--fake',"
+        " '--exit-with-parent'], stdout=subprocess.PIPE, text=True)\n"
+        "p.stdout.readline()\n"
+        "print(p.pid, flush=True)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    pid = int(ran.stdout)
+
+    async def gone() -> None:
+        await wait_until(lambda: not Path(f"/proc/{pid}").exists() or _zombie(pid))
+
+    asyncio.run(gone())
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+async def test_rubbish_on_the_socket_changes_nothing() -> None:
+    worker = Worker()
+    context = zmq.asyncio.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.connect(worker.server.address)
+    try:
+        for rubbish in [b"", b"x", b"\xff" * 40, b"\x01" + b"\x00" * 8 + b"\xc1", os.urandom(999)]:
+            await stranger.send(rubbish)
+        await stranger.send_multipart([b"a", b"b", b"c"])
+        await stranger.send(encode(Generate(ask("r", [1]))))
+        async with asyncio.timeout(10):
+            record, _ = decode(await stranger.recv())
+        assert record == WhoAreYou()
+        async with connected(worker) as client:
+            assert len((await gather(client, ask("good", [1, 2])))[0]) == 4
+    finally:
+        stranger.close(linger=0)
+        context.term()
+        worker.stop()
+
+
+def test_wire_refuses_what_is_not_ours() -> None:
+    good = encode(Heartbeat())
+    assert decode(good)[0] == Heartbeat()
+    for bad in [good[:5], b"\xfe" + good[1:], encode(Generate(ask("r", [1])))[:-3]]:
+        with pytest.raises(WireError):
+            decode(bad)
+
+
+async def test_curve_lets_listed_keys_in_and_nobody_else(tmp_path: Path) -> None:
+    for name in ("engine", "gateway", "stranger"):
+        zmq.auth.create_certificates(tmp_path, name)
+    public, _ = zmq.auth.load_certificate(tmp_path / "gateway.key")
+    listed = tmp_path / "listed"
+    listed.write_bytes(public + b"\n")
+    worker = Worker(
+        server_key_file=str(tmp_path / "engine.key_secret"), client_keys_file=str(listed)
+    )
+
+    def keys(name: str) -> ClientKeys:
+        return ClientKeys.load(str(tmp_path / f"{name}.key_secret"), str(tmp_path / "engine.key"))
+
+    try:
+        async with connected(worker, keys=keys("gateway")) as client:
+            assert len((await gather(client, ask("r", [1, 2])))[0]) == 4
+        for options in ({"keys": keys("stranger")}, {}):
+            outside = EngineClient(worker.server.address, **options)
+            with pytest.raises(ConnectionLost, match="keys"):
+                await outside.connect(0.7)
+            await outside.close()
+    finally:
+        worker.stop()
+
+
+def test_curve_settings_that_would_let_anybody_in_are_refused(tmp_path: Path) -> None:
+    zmq.auth.create_certificates(tmp_path, "engine")
+    key = str(tmp_path / "engine.key_secret")
+    for changes, words in [
+        ({"server_key_file": key}, "any key"),
+        ({"client_keys_file": key}, "server_key_file"),
+        ({"server_key_file": "/nowhere", "client_keys_file": key}, "/nowhere"),
+    ]:
+        config = EngineConfig(model="fake", **changes)
+        with pytest.raises(ConfigError, match=words):
+            Server(config, FakeRunner(config))
+
+
+def test_metrics_are_prometheus_text_with_the_names_that_dashboards_know() -> None:
+    engine = make_engine()
+    for number in range(3):
+        engine.submit(ask(f"r{number}", [1, 2, 3, 4, 5]), "g")
+    found = run_until_idle(engine)
+    samples: dict[str, float] = {}
+    for family in text_string_to_metric_families(engine.metrics_text()):
+        for sample in family.samples:
+            samples[sample.name] = sample.value
+    assert samples["vllm:num_requests_running"] == 0
+    assert samples["vllm:num_requests_waiting"] == 0
+    assert samples["vllm:kv_cache_usage_perc"] == 0
+    assert samples["vllm:lora_requests_info"] == 1
+    assert samples["vllm:generation_tokens_total"] == 12
+    assert samples["vllm:time_to_first_token_seconds_count"] == 3
+    assert samples["vllm:prefix_cache_queries_total"] == 15
+    assert samples["tollhouse_engine_generated_tokens_total"] == sum(
+        r.generated for r in found.receipts.values()
+    )
+
+
+def test_books_that_disagree_stop_the_engine_and_leave_receipts(tmp_path: Path) -> None:
+    receipts = tmp_path / "receipts"
+    config = make_config(listen="tcp://127.0.0.1:0", receipts_file=str(receipts))
+    server = Server(config, FakeRunner(config))
+    server.engine.submit(ask("r", [1, 2, 3], max_tokens=50), "g")
+    server.turn()
+    server.engine.pool.refs[0] += 5
+    server.engine.abort("r")
+    with pytest.raises(Exception, match="block"):
+        server.run()
+    lines = [json.loads(line) for line in receipts.read_text().splitlines()]
+    assert lines[0]["receipt"]["request_id"] == "r"
