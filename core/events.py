@@ -91,6 +91,18 @@ class UsageEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineCount:
+    """What an engine says that it did for a request; compared with the event by the audit."""
+
+    request_id: str
+    engine_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    received_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ModerationEvent:
     """One decision of the screen or the guard. No text: a hash, spans and scores."""
 

@@ -35,7 +35,7 @@ class Quote:
 class Prices(Protocol):
     """In memory, refreshed off the path."""
 
-    def quote(self, wanted: Wanted, at: datetime) -> Quote:
+    async def quote(self, wanted: Wanted, at: datetime) -> Quote:
         """NotFound where no price is in force."""
 
     def cost(self, quote: Quote, spent: Spent, *, adapter: bool) -> int: ...
@@ -88,7 +88,7 @@ class LimitedAdmission:
 
     async def book(self, wanted: Wanted) -> Booking:
         adapter = wanted.target.adapter is not None
-        quote = self._prices.quote(wanted, self._clock.now())
+        quote = await self._prices.quote(wanted, self._clock.now())
         held = await self._limiter.reserve(_ask(wanted, quote, adapter=adapter))
         return LimitedBooking(self._limiter, self._prices, held, quote, adapter=adapter)
 

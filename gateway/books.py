@@ -1,11 +1,11 @@
 """Where the shipper delivers: the counting-house's and the safety desk's tables, in one commit."""
 
-from collections.abc import Sequence
+from dataclasses import astuple
 
-from billing import usage as counting_house
+from billing import usage
 from core.clock import Clock
 from core.database import Database
-from core.events import ModerationEvent, UsageEvent
+from gateway.spool import Outgoing
 
 
 class SqlBooks:
@@ -13,8 +13,8 @@ class SqlBooks:
         self._database = database
         self._clock = clock
 
-    def record(self, usage: Sequence[UsageEvent], moderation: Sequence[ModerationEvent]) -> None:
-        if not usage:
-            return
+    def record(self, batch: Outgoing) -> None:
         with self._database.transaction() as session:
-            counting_house.record(session, usage, self._clock)
+            usage.record(session, batch.usage, self._clock)
+            if batch.receipts:
+                usage.keep_receipts(session, [astuple(each) for each in batch.receipts])

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from core import metrics
 from core.clock import Clock
-from core.events import OpenedRequest, SettledBy, UsageEvent
+from core.events import EngineCount, OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import Receipt
 from gateway.spool import Spool
 
@@ -80,7 +80,7 @@ class Meter:
         if self.event is not None:
             return self.event
         self.event = event = self._event(ending, receipt)
-        await self._spool.close(event)
+        await self._spool.close(event, engine_count(event, receipt))
         if receipt is not None:
             self._acknowledge(event.request_id)
         _count(event)
@@ -90,7 +90,7 @@ class Meter:
         """For a request that is being cancelled and cannot wait: durable at the next flush."""
         if self.event is None:
             self.event = self._event(ending, receipt)
-            self._spool.close_soon(self.event)
+            self._spool.close_soon(self.event, engine_count(self.event, receipt))
             _count(self.event)
 
     def _event(self, ending: Ending, receipt: Receipt | None) -> UsageEvent:
@@ -160,6 +160,19 @@ def usage_event(
         moderation=moderation,
         prompt_order=prompt_order,
         reordered_cached_tokens=reordered_cached_tokens,
+    )
+
+
+def engine_count(event: UsageEvent, receipt: Receipt | None) -> EngineCount | None:
+    if receipt is None:
+        return None
+    return EngineCount(
+        event.request_id,
+        event.engine_id,
+        receipt.prompt,
+        receipt.cached,
+        receipt.generated,
+        event.finished_at,
     )
 
 

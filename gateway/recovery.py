@@ -8,6 +8,7 @@ the request's longest life has passed.
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +18,7 @@ from core.errors import TollhouseError
 from core.events import OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import FinishReason, Receipt
 from gateway.engines.base import RequestStillRuns
-from gateway.metering import Counts, usage_event
+from gateway.metering import Counts, engine_count, usage_event
 from gateway.shipper import Books, ship_file
 from gateway.spool import SpoolFile, closing, shipped
 
@@ -41,12 +42,15 @@ class Recovery:
         clock: Clock,
         *,
         longest_life_s: float,
+        on_settled: Callable[[UsageEvent], Awaitable[None]],
     ) -> None:
+        """`on_settled` gives back what the dead process had reserved."""
         self._directory = directory
         self._own = own
         self._books = books
         self._receipts = receipts
         self._clock = clock
+        self._on_settled = on_settled
         self._longest_life = timedelta(seconds=longest_life_s + 60)
         self._adopted: dict[Path, SpoolFile] = {}
 
@@ -93,18 +97,25 @@ class Recovery:
         ship_file(file.connection, self._books, lambda last: file.commit([shipped(last)]))
 
     async def _settle(self, file: SpoolFile) -> int:
-        settled: list[UsageEvent] = []
+        settled: list[tuple[UsageEvent, Receipt | None]] = []
         for opened in file.open_requests():
-            event = await self._settled(opened)
-            if event is not None:
-                settled.append(event)
+            found = await self._settled(opened)
+            if found is not None:
+                settled.append(found)
         if settled:
-            file.commit([each for event in settled for each in closing(event)])
-            by_receipt = [e.request_id for e in settled if e.settled_by is SettledBy.RECEIPT]
-            await self._receipts.acknowledge(by_receipt)
+            file.commit(
+                [
+                    statement
+                    for event, receipt in settled
+                    for statement in closing(event, engine_count(event, receipt))
+                ]
+            )
+            await self._receipts.acknowledge([e.request_id for e, r in settled if r is not None])
+            for event, _ in settled:
+                await self._on_settled(event)
         return len(settled)
 
-    async def _settled(self, opened: OpenedRequest) -> UsageEvent | None:
+    async def _settled(self, opened: OpenedRequest) -> tuple[UsageEvent, Receipt | None] | None:
         now = self._clock.now()
         try:
             receipt = await self._receipts.receipt_of(opened)
@@ -114,7 +125,7 @@ class Recovery:
             if now - opened.opened_at < self._longest_life:
                 return None
             receipt = None
-        return event_of_receipt(opened, receipt, now)
+        return event_of_receipt(opened, receipt, now), receipt
 
 
 def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: datetime) -> UsageEvent:

@@ -8,12 +8,11 @@ refuses for good is parked with the reason, so that it holds up nothing behind i
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from core.events import ModerationEvent, UsageEvent
 from gateway.spool import Outgoing, Spool, connect, read_outbox
 
 log = logging.getLogger("tollhouse.shipper")
@@ -24,9 +23,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 class Books(Protocol):
     """Where events go. One call is one transaction; a replay changes nothing."""
 
-    def record(
-        self, usage: Sequence[UsageEvent], moderation: Sequence[ModerationEvent]
-    ) -> None: ...
+    def record(self, batch: Outgoing) -> None: ...
 
 
 class Shipper:
@@ -90,7 +87,7 @@ class Shipper:
 
     def _ship(self, reader: sqlite3.Connection, batch: Outgoing) -> None:
         try:
-            self._books.record(batch.usage, batch.moderation)
+            self._books.record(batch)
         except OperationalError:
             raise
         except (DBAPIError, ValueError, LookupError) as error:
@@ -103,7 +100,7 @@ class Shipper:
             if single.last != seq:
                 continue
             try:
-                self._books.record(single.usage, single.moderation)
+                self._books.record(single)
             except OperationalError:
                 raise
             except (DBAPIError, ValueError, LookupError) as error:
@@ -118,7 +115,7 @@ def ship_file(connection: sqlite3.Connection, books: Books, forget: Callable[[in
         batch = read_outbox(connection, BATCH, after=after)
         if not batch.last:
             return total
-        books.record(batch.usage, batch.moderation)
+        books.record(batch)
         forget(batch.last)
         after = batch.last
         total += len(batch.usage) + len(batch.moderation)

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from core.errors import Unavailable
-from core.events import ModerationEvent, OpenedRequest, UsageEvent
+from core.events import EngineCount, ModerationEvent, OpenedRequest, UsageEvent
 
 log = logging.getLogger("tollhouse.spool")
 
@@ -34,7 +34,7 @@ create table if not exists parked (
     reason text not null);
 """
 _opened = msgspec.msgpack.Decoder(OpenedRequest)
-_usage = msgspec.msgpack.Decoder(UsageEvent)
+_settled = msgspec.msgpack.Decoder(tuple[UsageEvent, EngineCount | None])
 _moderation = msgspec.msgpack.Decoder(ModerationEvent)
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -48,6 +48,7 @@ class Outgoing:
     first: int
     last: int  # 0 when there is nothing
     usage: list[UsageEvent]
+    receipts: list[EngineCount]
     moderation: list[ModerationEvent]
 
 
@@ -109,10 +110,12 @@ def read_outbox(connection: sqlite3.Connection, limit: int, *, after: int = 0) -
     rows = connection.execute(
         "select seq, topic, body from outbox where seq > ? order by seq limit ?", (after, limit)
     ).fetchall()
+    settled = [_settled.decode(body) for _, topic, body in rows if topic == USAGE]
     return Outgoing(
         first=rows[0][0] if rows else 0,
         last=rows[-1][0] if rows else 0,
-        usage=[_usage.decode(body) for _, topic, body in rows if topic == USAGE],
+        usage=[event for event, _ in settled],
+        receipts=[receipt for _, receipt in settled if receipt is not None],
         moderation=[_moderation.decode(body) for _, topic, body in rows if topic == MODERATION],
     )
 
@@ -121,10 +124,10 @@ def opening(record: OpenedRequest) -> Statement:
     return "insert into opened values (?, ?)", (record.request_id, _encode(record))
 
 
-def closing(event: UsageEvent) -> list[Statement]:
+def closing(event: UsageEvent, receipt: EngineCount | None) -> list[Statement]:
     return [
         ("delete from opened where request_id = ?", (event.request_id,)),
-        ("insert into outbox (topic, body) values (?, ?)", (USAGE, _encode(event))),
+        ("insert into outbox (topic, body) values (?, ?)", (USAGE, _encode((event, receipt)))),
     ]
 
 
@@ -162,16 +165,16 @@ class Spool:
         """Returns when the record is durable; Unavailable if the disk refuses it."""
         await self._add([opening(record)])
 
-    async def close(self, event: UsageEvent) -> None:
+    async def close(self, event: UsageEvent, receipt: EngineCount | None = None) -> None:
         """Never raises: what the disk refuses now is kept and goes with a later commit."""
-        statements = closing(event)
+        statements = closing(event, receipt)
         try:
             await self._add(statements)
         except Unavailable:
             self._retry += statements
 
-    def close_soon(self, event: UsageEvent) -> None:
-        self._queue(closing(event))
+    def close_soon(self, event: UsageEvent, receipt: EngineCount | None = None) -> None:
+        self._queue(closing(event, receipt))
 
     def note(self, event: ModerationEvent) -> None:
         self._queue([noting(event)])

@@ -16,7 +16,9 @@ from core.counters import Counters
 from core.counters_memory import MemoryCounters
 from core.counters_redis import RedisCounters
 from core.database import Database
+from core.dead_letters import keeper
 from core.errors import SettingError
+from core.queue import TaskContext
 from core.settings import Settings
 from core.tenants.keyring import Keyring
 from core.tenants.operator import operator_token
@@ -39,6 +41,7 @@ from gateway.routing import Router
 from gateway.safety import NoSafetyDesk, SafetyDesk
 from gateway.shipper import Shipper
 from gateway.spool import Spool, SpoolFile
+from gateway.tasks import LeaderRunner, NoRunner, Runner
 from gateway.upstreams import read_upstreams
 from moderation.classifiers.load import load_classifier
 from moderation.policy import default_policy
@@ -67,6 +70,7 @@ class Services:
     shipper: Shipper
     recovery: Recovery
     pipeline: Pipeline
+    tasks: Runner
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -83,6 +87,7 @@ class Services:
         self._run(self.prices.run(), "prices")
         self._run(self.adapters.run(), "adapters")
         self._run(self.limiter.run(), "leases")
+        self.tasks.start()
 
     async def stop(self) -> None:
         self.pipeline.draining = True
@@ -95,6 +100,7 @@ class Services:
         await self.limiter.close()
         self.spool.flush()
         await asyncio.to_thread(self.shipper.stop)
+        await asyncio.to_thread(self.tasks.stop)
         self.spool.flush()
         self.recovery.close()
         self.spool.file.close(remove=self.spool.file.is_empty())
@@ -139,7 +145,7 @@ def build(
         router.add(name, clients)
     catalog = Catalog(engines.models)
     books = SqlBooks(database, clock)
-    prices = PriceList(database)
+    prices = PriceList(database, clock)
     limiter = Limiter(
         counters,
         clock,
@@ -178,8 +184,12 @@ def build(
             router,
             clock,
             longest_life_s=settings.request_timeout_s,
+            on_settled=lambda event: limiter.settle_lost(
+                event.tenant_id, event.request_id, prices.cost_of_event(event)
+            ),
         ),
         pipeline=pipeline,
+        tasks=make_tasks(settings, database, clock),
     )
 
 
@@ -193,6 +203,13 @@ def make_counters(settings: Settings, clock: Clock) -> Counters:
             next_step="Set TOLLHOUSE_REDIS_URL, or run one worker.",
         )
     return MemoryCounters(clock)
+
+
+def make_tasks(settings: Settings, database: Database, clock: Clock) -> Runner:
+    if settings.broker_url:
+        return NoRunner()
+    context = TaskContext(settings, database, clock)
+    return LeaderRunner(settings.data_dir / "tasks.lock", context, keeper(database, clock))
 
 
 def make_safety(settings: Settings, clock: Clock, spool: Spool) -> SafetyDesk:
