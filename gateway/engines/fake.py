@@ -36,6 +36,7 @@ class FakeEngine:
         self.engine_id = engine_id
         self.token_delay_s = token_delay_s
         self.submitted: list[GenerateRequest] = []
+        self.receipts_given: dict[str, Receipt] = {}
         self._info = EngineInfo(
             engine_id=engine_id,
             model=model,
@@ -152,7 +153,7 @@ class FakeEngine:
             prefill_s=0.0,
             decode_s=time.monotonic() - started,
         )
-        self._receipts[request.request_id] = receipt
+        self._receipts[request.request_id] = self.receipts_given[request.request_id] = receipt
         self._running.pop(request.request_id, None)
         self._aborted.discard(request.request_id)
         mailbox.finish(receipt)

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +38,15 @@ class House:
     url: str
     key: str
     tenant_id: str
+    loop: asyncio.AbstractEventLoop
 
     @property
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.key}"}
+
+    def call(self, act: Callable[[], object]) -> None:
+        """In the house's event loop."""
+        self.loop.call_soon_threadsafe(act)
 
     def events(self, count: int, timeout_s: float = 10) -> list[dict[str, Any]]:
         """The usage events, once there are at least so many."""
@@ -53,6 +58,17 @@ class House:
             if len(rows) >= count:
                 return rows
             assert time.monotonic() < deadline, f"{len(rows)} usage events, {count} were expected"
+            time.sleep(0.02)
+
+    def last_event(self, timeout_s: float = 10) -> dict[str, Any]:
+        """Of the request that reached the engine last."""
+        wanted = self.engine.submitted[-1].request_id
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = [e for e in self.events(0) if e["request_id"] == wanted]
+            if found:
+                return found[0]
+            assert time.monotonic() < deadline, f"no usage event of {wanted} came"
             time.sleep(0.02)
 
 
@@ -76,18 +92,19 @@ def served(tmp_path: Path, *, token_delay_s: float = 0.0, **wiring: Any) -> Iter
     model = ServedModel(MODEL, codec, 512, 0)
     wiring.setdefault("engines", Engines({MODEL: [engine]}, [model]))
     services = build(settings, **wiring)
-    with _listening(services) as url:
-        yield House(services, engine, url, demo.secret, demo.tenant_id)
+    with _listening(services) as (url, loop):
+        yield House(services, engine, url, demo.secret, demo.tenant_id, loop)
 
 
 @contextmanager
-def _listening(services: Services) -> Iterator[str]:
+def _listening(services: Services) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(create_app(services), log_config=None, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
+    loop = asyncio.new_event_loop()
     thread = threading.Thread(
-        target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True
+        target=lambda: loop.run_until_complete(server.serve(sockets=[listener])), daemon=True
     )
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -96,8 +113,9 @@ def _listening(services: Services) -> Iterator[str]:
         assert thread.is_alive() and time.monotonic() < deadline, "the server did not start"
         time.sleep(0.01)
     assert httpx.get(f"{url}/readyz", timeout=10).status_code == 200
-    yield url
+    yield url, loop
     server.should_exit = True
     thread.join(20)
     assert not thread.is_alive(), "the server did not stop"
+    loop.close()
     listener.close()
