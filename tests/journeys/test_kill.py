@@ -1,0 +1,76 @@
+"""kill -9 in the middle of 32 streams: nothing lost, nothing twice, the ledger exact."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import text
+
+from core.database import Database
+from tests.journeys.houses import Command, Seen, Served, audit_when_settled, serve, streams
+
+STREAMS = 32
+
+
+def in_the_middle(house: Served, act: Any, after_s: float = 2.0) -> list[Seen]:
+    """Starts the streams, does something to the house once they run, gives what clients saw."""
+    timer = threading.Timer(after_s, act)
+    timer.start()
+    seen = asyncio.run(streams(house, STREAMS))
+    timer.join()
+    return seen
+
+
+def events_of(url: str) -> dict[str, dict[str, Any]]:
+    database = Database(url)
+    with database.read() as session:
+        rows = session.execute(text("select * from usage_events")).mappings()
+        found = {row["request_id"]: dict(row) for row in rows}
+    database.close()
+    return found
+
+
+def check(seen: list[Seen], events: dict[str, dict[str, Any]]) -> None:
+    """Every answer has its event; nobody got a token that is not on it, or pays one too many."""
+    for each in seen:
+        if not each.request_id:
+            continue
+        event = events[each.request_id]
+        assert each.chunks <= event["output_tokens"] + event["waived_tokens"]
+        if each.usage is not None:
+            assert each.usage["completion_tokens"] == event["output_tokens"]
+            assert each.usage["prompt_tokens"] == event["input_tokens"]
+
+
+def test_killing_the_gateway_and_the_engine_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    house = serve(command)
+    try:
+        seen = in_the_middle(house, house.process.kill)
+        house.kill()
+        assert any(each.failed for each in seen) and any(each.chunks for each in seen)
+
+        house = serve(command)
+        report = audit_when_settled(command)
+        assert (report["lost"], report["duplicated"], report["ledger_error"]) == (0, 0, "0")
+        url = f"sqlite:///{tmp_path / 'tollhouse.db'}"
+        check(seen, events_of(url))
+        settled = [events_of(url)[each.request_id] for each in seen if each.request_id]
+        assert any(event["settled_by"] == "receipt" for event in settled)
+
+        (engine,) = house.children()
+        seen = in_the_middle(house, lambda: os.kill(engine, signal.SIGKILL))
+        assert any(each.failed for each in seen)
+        deadline = time.monotonic() + 60
+        while asyncio.run(streams(house, 1, max_tokens=4))[0].usage is None:
+            assert time.monotonic() < deadline, "the engine was not started again"
+            time.sleep(0.5)
+        report = audit_when_settled(command)
+        assert (report["lost"], report["duplicated"], report["ledger_error"]) == (0, 0, "0")
+        check(seen, events_of(url))
+    finally:
+        assert house.stop() == 0
