@@ -55,8 +55,7 @@ class _Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Pages below use it before Starlette sets it.
-        scope.setdefault("app", self._app)
+        scope["app"] = self._app  # the error page needs it before Starlette sets it
         request = Request(scope)
         path = request.url.path.removeprefix(scope.get("root_path", "")) or "/"
 

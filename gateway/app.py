@@ -7,9 +7,10 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from gateway.api import health, models
+from gateway.api import finance, health, models
 from gateway.api.admin.routers import ROUTERS as ADMIN_ROUTERS
 from gateway.api.errors import add_error_handlers
+from gateway.dashboard import dashboard_of
 from gateway.exchange import Exchange, Scope
 from gateway.pipeline import Pipeline
 from gateway.surface import Surface
@@ -51,6 +52,8 @@ def create_app(services: Services) -> FastAPI:
         app.router.routes.append(Route(surface.route, door, methods=["POST"]))
     app.include_router(health.router)
     app.include_router(models.router)
+    app.include_router(finance.router)
     for router in ADMIN_ROUTERS:
         app.include_router(router)
+    app.mount("/dashboard", dashboard_of(services))
     return app

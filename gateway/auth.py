@@ -17,7 +17,7 @@ log = logging.getLogger("tollhouse.auth")
 class Authenticator:
     def __init__(self, keyring: Keyring, attempts: FailedAttempts) -> None:
         self._keyring = keyring
-        self._attempts = attempts
+        self.attempts = attempts
 
     async def principal(self, exchange: Exchange, route: str) -> Principal:
         """Unauthenticated, Forbidden by the key's scopes or the tenant's state, or RateLimited
@@ -26,11 +26,11 @@ class Authenticator:
         try:
             found = self._keyring.known(secret)
             if found is None:
-                self._attempts.check(exchange.address)
+                self.attempts.check(exchange.address)
                 found = await self._find(secret)
         except Unauthenticated:
-            self._attempts.check(exchange.address)
-            await self._attempts.failed(exchange.address)
+            self.attempts.check(exchange.address)
+            await self.attempts.failed(exchange.address)
             raise
         if not found.scopes.allows_route(route):
             raise Forbidden(f"This key may not call {route}.", next_step="Use a key that may.")

@@ -62,6 +62,11 @@ class Catalog:
         own = self._adapters.get(principal.tenant_id, {}).values()
         return [a for a in own if _adapter_allowed(principal, a)]
 
+    def names(self, tenant_id: str) -> list[str]:
+        """Every name that the tenant as a whole may ask for."""
+        own = self._adapters.get(tenant_id, {}).values()
+        return [*self._models, *(f"{each.base_model}:{each.name}" for each in own)]
+
     def every_adapter(self) -> Iterable[NamedAdapter]:
         return [each for own in self._adapters.values() for each in own.values()]
 

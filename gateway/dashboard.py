@@ -1,0 +1,25 @@
+"""The dashboard's pages on this gateway's services."""
+
+from dashboards.app import Asgi, create_dashboard
+from dashboards.viewer import House
+from gateway.doorman import Doorman
+from gateway.wiring import Services
+
+
+def dashboard_of(services: Services) -> Asgi:
+    doorman = Doorman(
+        services.roles,
+        services.pipeline.auth.attempts,
+        services.clock,
+        services.operator_token,
+    )
+    return create_dashboard(
+        House(
+            services.database,
+            services.clock,
+            doorman,
+            lambda scope: services.pipeline.catalog.names(scope.tenant_id),
+            secure_cookies=services.settings.public_url.startswith("https://"),
+            single_sign_on=bool(services.settings.oidc_issuer),
+        )
+    )

@@ -1,0 +1,149 @@
+"""The pages on a served house: signing in, strict headers, one tenant's figures, keys that work."""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import httpx
+import pytest
+from openai import AuthenticationError, OpenAI
+
+from billing.invoice_run import rate_all
+from core.tenants.keys import issue
+from core.tenants.scope import scope_of_operator
+from tests.gateway.served import MODEL, House, served
+
+PAGES = ("/", "/usage", "/costs", "/keys", "/invoices", "/playground")
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with served(tmp_path_factory.mktemp("pages")) as made:
+        yield made
+
+
+def browser(house: House, secret: str | None = None) -> httpx.Client:
+    client = httpx.Client(
+        base_url=house.url, follow_redirects=True, timeout=20, headers={"origin": house.url}
+    )
+    if secret is not None:
+        answer = client.post("/dashboard/sign-in", data={"secret": secret})
+        assert answer.status_code == 200, answer.text
+    return client
+
+
+@pytest.fixture
+def owner(house: House) -> Iterator[httpx.Client]:
+    with closing(browser(house, house.key)) as client:
+        yield client
+
+
+def with_role(house: House, role: str) -> str:
+    services = house.services
+    with services.database.transaction() as session:
+        scope = scope_of_operator(house.tenant_id)
+        from sqlalchemy import select
+
+        from core.tenants.models import Project
+
+        project = session.scalars(select(Project.id)).first()
+        assert project is not None
+        return issue(
+            session, scope, services.clock, project_id=project, name=role, role=role
+        ).secret
+
+
+def test_a_stranger_is_sent_to_sign_in(house: House) -> None:
+    with closing(browser(house)) as stranger:
+        for path in PAGES:
+            answer = stranger.get(f"/dashboard{path}")
+            assert answer.url.path == "/dashboard/sign-in"
+
+
+def test_a_wrong_key_is_told_so(house: House) -> None:
+    with closing(browser(house)) as stranger:
+        answer = stranger.post("/dashboard/sign-in", data={"secret": "th_wrong"})
+    assert answer.status_code == 401
+    assert "Incorrect API key" in answer.text
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_opens_with_strict_headers(owner: httpx.Client, path: str) -> None:
+    answer = owner.get(f"/dashboard{path}")
+    assert answer.status_code == 200
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["cache-control"] == "no-store"
+    assert not re.search(r"<[^>]+ style=|<script>|https?://(?!www\.w3\.org)", answer.text)
+
+
+def test_the_page_the_csv_and_the_answer_agree(house: House, owner: httpx.Client) -> None:
+    with OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0, timeout=20) as client:
+        usage = client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=5
+        ).usage
+    assert usage is not None
+    house.events(1)
+    rate_all(house.services.database, house.services.clock)
+    page = owner.get("/dashboard/usage").text
+    assert f'<td class="num">{usage.prompt_tokens}</td>' in page
+    csv = owner.get("/dashboard/usage?format=csv").text.splitlines()
+    assert csv[1].split(",")[0] == MODEL
+    assert csv[1].split(",")[2] == str(usage.prompt_tokens)
+
+
+def test_a_key_made_on_the_page_works_and_ends_when_revoked(
+    house: House, owner: httpx.Client
+) -> None:
+    page = owner.get("/dashboard/keys").text
+    project = re.search(r'<option value="(proj_[^"]+)"', page)
+    assert project is not None
+    made = owner.post(
+        "/dashboard/keys", data={"act": "create", "name": "mine", "project_id": project[1]}
+    ).text
+    shown = re.search(r'id="new-key">(th_\w+)<', made)
+    assert shown is not None
+    assert shown[1] not in owner.get("/dashboard/keys").text
+    with OpenAI(base_url=f"{house.url}/v1", api_key=shown[1], max_retries=0, timeout=20) as client:
+        assert client.models.list().data
+        rows = re.findall(r'name="key_id" value="(key_[^"]+)"', owner.get("/dashboard/keys").text)
+        refused = owner.post(
+            "/dashboard/keys", data={"act": "revoke", "key_id": rows[-1], "confirm": "no"}
+        )
+        assert refused.status_code == 400
+        owner.post("/dashboard/keys", data={"act": "revoke", "key_id": rows[-1], "confirm": "mine"})
+        deadline = time.monotonic() + 5
+        with pytest.raises(AuthenticationError):
+            while time.monotonic() < deadline:
+                client.models.list()
+                time.sleep(0.1)
+
+
+def test_a_viewer_sees_less_and_changes_nothing(house: House) -> None:
+    with closing(browser(house, with_role(house, "viewer"))) as viewer:
+        assert viewer.get("/dashboard/usage").status_code == 200
+        assert viewer.get("/dashboard/costs").status_code == 403
+        assert "Costs</a>" not in viewer.get("/dashboard/usage").text
+        assert (
+            viewer.post("/dashboard/keys", data={"act": "create", "name": "x"}).status_code == 403
+        )
+
+
+def test_a_form_from_another_site_is_refused(owner: httpx.Client) -> None:
+    answer = owner.post(
+        "/dashboard/keys", data={"act": "create"}, headers={"origin": "https://evil.example"}
+    )
+    assert answer.status_code == 403
+
+
+def test_signing_out_ends_the_session(house: House) -> None:
+    with closing(browser(house, house.key)) as client:
+        cookie = client.cookies["tollhouse_session"]
+        client.post("/dashboard/sign-out")
+        client.cookies.set("tollhouse_session", cookie)
+        assert client.get("/dashboard/").url.path == "/dashboard/sign-in"
+
+
+@pytest.mark.parametrize("query", ["from=soon", "from=2026-02-01&to=2026-01-01", "by=mood"])
+def test_a_wrong_filter_is_told(owner: httpx.Client, query: str) -> None:
+    assert owner.get(f"/dashboard/usage?{query}").status_code == 400
