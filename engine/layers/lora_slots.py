@@ -57,6 +57,10 @@ class LoraSlots:
         self._seats[seated.rank][seated.seat] = None
         self._slots[handle.slot] = None
 
+    def seats(self) -> dict[int, int]:
+        """Where each held slot's weights lie now, among those of its rank."""
+        return {slot: held.seat for slot, held in enumerate(self._slots) if held is not None}
+
     def place(self, row: Row) -> tuple[int, int]:
         """What rows are sorted by: (rank, seat), with rows of the base model first.
 

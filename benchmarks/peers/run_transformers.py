@@ -1,0 +1,46 @@
+"""`transformers` on the work: one static batch through `generate`. Prints rates as JSON.
+
+Stands alone: it runs in an environment without this project.
+"""
+
+import json
+import statistics
+import sys
+import time
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+def main() -> None:
+    with open(sys.argv[1], encoding="utf-8") as file:
+        work = json.load(file)
+    torch.set_num_threads(work["threads"])
+    model = AutoModelForCausalLM.from_pretrained(work["checkpoint"], dtype=torch.bfloat16).eval()
+    prompts, output = work["prompts"], work["output"]
+
+    def rate(asked: list[list[int]]) -> float:
+        ids = torch.tensor(asked)
+        start = time.perf_counter()
+        made = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=output,
+            min_new_tokens=output,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        spent = time.perf_counter() - start
+        assert made.shape[1] == ids.shape[1] + output
+        return len(asked) * output / spent
+
+    def measure(asked: list[list[int]]) -> float:
+        return statistics.median(rate(asked) for _ in range(work["repeats"]))
+
+    with torch.inference_mode():
+        rate(prompts[:1])
+        print(json.dumps({"base": measure(prompts), "one": measure(prompts[:1])}))
+
+
+if __name__ == "__main__":
+    main()

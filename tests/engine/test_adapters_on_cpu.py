@@ -1,0 +1,123 @@
+"""Adapters as PEFT means them, wherever they lie and whoever shares the batch."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.adapter_files import adapter_digest
+from engine.batch import AdapterHandle
+from engine.errors import AdapterError, IntegrityError
+from tests.engine.checkpoints import (
+    adapted_reference,
+    reference,
+    reference_greedy,
+    save_adapter,
+    save_checkpoint,
+)
+from tests.engine.driver import Driver, Sequence
+
+PROMPT = [5, 9, 12, 40, 33, 71, 8]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("base"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_rslora": True},
+        {"lora_alpha": 3},
+        {"targets": ["q_proj", "v_proj"]},
+        {"targets": r"model\.layers\.[01]\.(self_attn\.o_proj|mlp\.up_proj)"},
+        {"rank_pattern": {"down_proj": 3, "layers.1.self_attn.q_proj": 9}},
+        {"alpha_pattern": {"gate_proj": 20}},
+    ],
+)
+def test_every_kind_of_peft_scaling_and_target(
+    base: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    adapter = save_adapter(base, tmp_path, rank=6, seed=4, **changes)
+    driver = Driver(base)
+    sequence = driver.sequence(PROMPT, adapter=driver.adapter(adapter, 0))
+    driver.run([sequence], chunk=4, count=10)
+    expected = reference_greedy(adapted_reference(base, adapter), PROMPT, 10)
+    assert sequence.output == expected
+    assert expected != reference_greedy(reference(base), PROMPT, 10)
+
+
+def test_the_digest_is_of_weights_and_scaling(base: Path, tmp_path: Path) -> None:
+    paths = [
+        save_adapter(base, tmp_path / name, rank=4, seed=seed, lora_alpha=alpha)
+        for name, seed, alpha in (("a", 1, 8), ("b", 1, 8), ("alpha", 1, 9), ("seed", 2, 8))
+    ]
+    digests = [adapter_digest(path) for path in paths]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
+def test_a_stale_handle_stops_the_step(base: Path, tmp_path: Path) -> None:
+    driver = Driver(base)
+    old = driver.adapter(save_adapter(base, tmp_path / "a", 4, 1), 0)
+    driver.runner.unload_adapter(old)
+    new = driver.adapter(save_adapter(base, tmp_path / "b", 4, 2), 0)
+    with pytest.raises(IntegrityError, match="slot 0"):
+        driver.step((driver.sequence(PROMPT, adapter=old), 0))
+    with pytest.raises(IntegrityError, match="slot 0"):
+        driver.runner.load_adapter(new, list(range(90)))
+    driver.step((driver.sequence(PROMPT, adapter=new), 0))
+
+
+def test_dropped_adapters_are_unknown_but_sized(base: Path, tmp_path: Path) -> None:
+    driver = Driver(base)
+    state = driver.runner.register_adapter(str(save_adapter(base, tmp_path, 4, 1)))
+    blocks = driver.runner.adapter_blocks(state.digest)
+    driver.runner.drop_adapter(state.digest)
+    assert driver.runner.adapter_blocks(state.digest) == blocks > 0
+    with pytest.raises(AdapterError, match="register it first"):
+        driver.runner.load_adapter(AdapterHandle(state.digest, 0, 1), list(range(blocks)))
+    with pytest.raises(AdapterError, match="register it first"):
+        driver.runner.adapter_blocks("0" * 64)
+
+
+def test_an_engine_without_lora_refuses_adapters(base: Path, tmp_path: Path) -> None:
+    driver = Driver(base, enable_lora=False)
+    with pytest.raises(AdapterError, match="LoRA disabled"):
+        driver.runner.register_adapter(str(save_adapter(base, tmp_path, 4, 1)))
+
+
+def test_changing_crowds_never_mix_weights_up(base: Path, tmp_path: Path) -> None:
+    """Twelve adapters, most of one rank; each round another few are used, so that they are moved
+    together; every answer is the one that the request gets alone."""
+    paths = [save_adapter(base, tmp_path / str(n), (4, 4, 4, 16)[n % 4], n) for n in range(12)]
+    alone: dict[int | None, list[int]] = {}
+    for number in (None, *range(12)):
+        single = Driver(base)
+        handle = None if number is None else single.adapter(paths[number], 0)
+        sequence = single.sequence(PROMPT, adapter=handle)
+        single.run([sequence], count=6)
+        alone[number] = sequence.output
+    assert len({tuple(output) for output in alone.values()}) == 13
+
+    driver = Driver(base, blocks=400)
+    handles = [driver.adapter(path, slot) for slot, path in enumerate(paths)]
+    choose = random.Random(11)
+    seats = driver.runner._slots.seats()
+    for round_number in range(10):
+        crowd = choose.sample(range(12), choose.randint(1, 6))
+        asked: list[int | None] = [
+            number for number in crowd for _ in range(choose.choice((1, 1, 2, 12)))
+        ]
+        asked += [None] * choose.randint(0, 2)
+        choose.shuffle(asked)
+        sequences: list[Sequence] = [
+            driver.sequence(PROMPT, adapter=None if n is None else handles[n]) for n in asked
+        ]
+        driver.run(sequences, chunk=choose.choice((0, 3)), count=6)
+        for number, sequence in zip(asked, sequences, strict=True):
+            assert sequence.output == alone[number], f"round {round_number}, adapter {number}"
+            driver.finish(sequence)
+    assert driver.runner._slots.seats() != seats

@@ -1,0 +1,144 @@
+"""A checkpoint that cannot be served is refused with a message that names the file or field."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, ConfigError
+from engine.models.load import choose_dtype, model_directory
+from engine.runner import load_runner
+from tests.engine.checkpoints import save_checkpoint
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return save_checkpoint(tmp_path / "model")
+
+
+def refused(checkpoint: Path, **settings: Any) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load_runner(EngineConfig(model=str(checkpoint), num_blocks=4, threads=1, **settings))
+    return caught.value.message
+
+
+def change(checkpoint: Path, **fields: Any) -> None:
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def rewrite(checkpoint: Path, work: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(checkpoint / WEIGHTS)
+    work(tensors)
+    save_file(tensors, checkpoint / WEIGHTS, metadata={"format": "pt"})
+
+
+Q = "model.layers.1.self_attn.q_proj.weight"
+
+
+def test_truncated_weights(checkpoint: Path) -> None:
+    whole = (checkpoint / WEIGHTS).read_bytes()
+    (checkpoint / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+    assert WEIGHTS in refused(checkpoint)
+
+
+def test_another_file_under_the_name(checkpoint: Path) -> None:
+    (checkpoint / WEIGHTS).write_bytes(b"PK\x03\x04 not tensors at all")
+    assert WEIGHTS in refused(checkpoint)
+
+
+def test_a_wrong_shape(checkpoint: Path) -> None:
+    rewrite(checkpoint, lambda t: t.update({Q: torch.zeros(64, 60)}))
+    message = refused(checkpoint)
+    assert Q in message and "[64, 60]" in message and "[64, 64]" in message
+
+
+def test_a_missing_tensor(checkpoint: Path) -> None:
+    rewrite(checkpoint, lambda t: t.pop(Q))
+    assert Q in refused(checkpoint)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite(checkpoint: Path, value: float) -> None:
+    rewrite(checkpoint, lambda t: t[Q].__setitem__((3, 5), value))
+    assert Q in refused(checkpoint)
+
+
+def test_weights_too_large_for_the_asked_type(checkpoint: Path) -> None:
+    rewrite(checkpoint, lambda t: t[Q].__setitem__((3, 5), 1e6))
+    message = refused(checkpoint, dtype="float16")
+    assert Q in message and "float16" in message
+
+
+def test_integer_weights(checkpoint: Path) -> None:
+    rewrite(checkpoint, lambda t: t.update({Q: torch.zeros(64, 64, dtype=torch.int32)}))
+    assert Q in refused(checkpoint)
+
+
+def test_an_index_that_points_wrongly(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path, shard="60KB")
+    index = checkpoint / "model.safetensors.index.json"
+    told = json.loads(index.read_text())
+    files = sorted(set(told["weight_map"].values()))
+    told["weight_map"][Q] = next(f for f in files if f != told["weight_map"][Q])
+    index.write_text(json.dumps(told))
+    assert Q in refused(checkpoint)
+    told["weight_map"][Q] = "absent.safetensors"
+    index.write_text(json.dumps(told))
+    assert "absent.safetensors" in refused(checkpoint)
+    index.write_text("{")
+    assert index.name in refused(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM"),
+        ({"hidden_size": -4}, "hidden_size"),
+        ({"num_hidden_layers": "three"}, "num_hidden_layers"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"hidden_act": "relu6"}, "relu6"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "spiral"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "factor"),
+        ({"vocab_size": True}, "vocab_size"),
+    ],
+)
+def test_a_configuration_that_cannot_be(
+    checkpoint: Path, fields: dict[str, Any], named: str
+) -> None:
+    change(checkpoint, **fields)
+    assert named in refused(checkpoint)
+
+
+def test_directories_and_names(tmp_path: Path, checkpoint: Path) -> None:
+    assert "config.json" in refused(tmp_path)
+    (checkpoint / "config.json").write_text("[1]")
+    assert "config.json" in refused(checkpoint)
+    (checkpoint / "config.json").write_text("{")
+    assert "config.json" in refused(checkpoint)
+    with pytest.raises(CheckpointError, match="no directory"):
+        model_directory(str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match="no directory"):
+        model_directory("just-a-word")
+
+
+def test_a_context_beyond_the_model(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="256"):
+        load_runner(EngineConfig(model=str(checkpoint), max_context=257))
+
+
+def test_auto_keeps_full_precision_and_takes_what_the_processor_multiplies() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    half = choose_dtype("auto", torch.float16, cpu)
+    assert choose_dtype("auto", torch.float32, cpu) is torch.float32
+    assert half in (torch.bfloat16, torch.float32)
+    assert choose_dtype("auto", torch.bfloat16, cpu) is half
+    assert choose_dtype("auto", torch.float16, gpu) is torch.float16
+    assert choose_dtype("float16", torch.float32, cpu) is torch.float16
