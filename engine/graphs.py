@@ -45,16 +45,16 @@ class DecodeGraphs:
         slots: int,
         record: Callable[[Callable[[], Tensor]], Recorded],
     ) -> None:
-        self._tokens = token_sizes(most_tokens)
+        self.sizes = token_sizes(most_tokens)
         self._adapters = sorted({1, *(n for n in (2, 4, 8, 16, 32) if n < slots), max(1, slots)})
         self._record = record
         self._graphs: dict[GraphKey, tuple[DeviceStep, Recorded]] = {}
 
     def key(self, tokens: int, adapters: int, most_rank: int) -> GraphKey | None:
         """None when no graph is that large."""
-        if tokens > self._tokens[-1] or adapters > self._adapters[-1]:
+        if tokens > self.sizes[-1] or adapters > self._adapters[-1]:
             return None
-        size = self._tokens[bisect.bisect_left(self._tokens, tokens)]
+        size = self.sizes[bisect.bisect_left(self.sizes, tokens)]
         if not adapters:
             return GraphKey(size, 0)
         count = self._adapters[bisect.bisect_left(self._adapters, adapters)]
@@ -64,7 +64,7 @@ class DecodeGraphs:
         """All, the largest first: later graphs then reuse the first one's memory."""
         counts = [(0, 0), *((n, rank) for n in self._adapters for rank in most_ranks)]
         found = {
-            key for size in self._tokens for n, rank in counts
+            key for size in self.sizes for n, rank in counts
             if (key := self.key(size, min(n, size), rank))
         }  # fmt: skip
         return sorted(found, key=lambda key: (-key.tokens, key.adapters, key.most_rank))

@@ -1,7 +1,9 @@
 """The runner of a GPU: kernels, CUDA graphs for decoding, adapters inside the KV blocks, and steps
 that are launched before the last one's results are read."""
 
+import logging
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,10 +12,12 @@ from torch import Tensor
 from engine.adapters_gpu import GpuAdapters
 from engine.batch import AdapterHandle, Row, Sampled, StepBatch
 from engine.config import EngineConfig
+from engine.gpu_tuning import fastest_tiles
 from engine.graphs import CHUNK_ROWS, CudaGraph, DecodeGraphs, GraphKey, PlainReplay
 from engine.kernels.attention_launch import Partials, choose_splits, most_partials
 from engine.kernels.model import KernelModel
 from engine.kernels.sequence_rows import SequenceRows
+from engine.kernels.skinny_launch import MOST_ROWS
 from engine.kernels.step import DeviceStep, HostStep, LoraRows, StepBuffer, host_step
 from engine.layers.kv import KvPool
 from engine.layers.rotary import rotary_tables
@@ -23,6 +27,8 @@ from engine.models.load import LoadedModel
 from engine.protocol import AdapterState, EngineInfo, SamplingParams
 from engine.runner_info import engine_info
 from engine.sampling import Choice, Sampler, host_samples
+
+log = logging.getLogger("tollhouse.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,8 @@ class GpuRunner:
         self._config = config
         self._model = model
         self._device = device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # Triton launches on the current one
         self._info = engine_info(config, model, decide_blocks(config, spec, dtype, device))
         self.pool = KvPool(spec, self.num_blocks, config.block_size, dtype, device)
         self.adapters = GpuAdapters(config, spec, dtype, self.pool)
@@ -112,9 +120,23 @@ class GpuRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compiles the kernels and records every graph, before the first request pays for it."""
+        self.tune()
         for key in self._graphs.keys(self.adapters.rank_sizes):
             step = self._graphs.fit(idle_step(key), key)
             self._graphs.run(key, self._send(step), self._compute)
+
+    @torch.inference_mode()
+    def tune(self) -> None:
+        """Chooses by measurement how steps of few tokens run; call it before any graph is."""
+        spec = self._model.spec
+        if self._device.type != "cuda" or spec.sandwich_norm or self._model.dtype == torch.float16:
+            return
+        for size in (size for size in self._graphs.sizes if size <= MOST_ROWS):
+            sent = self._send(self._graphs.fit(idle_step(GraphKey(size, 0)), GraphKey(size, 0)))
+            self._forward.few_rows.update(
+                fastest_tiles(size, self._forward.few_rows, partial(self._compute, sent))
+            )
+            log.info("steps of %d tokens: %s", size, self._forward.few_rows.get(size, "plain"))
 
     def register_adapter(self, path: str) -> AdapterState:
         return self.adapters.register(path)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.timing import run_section
-from engine.kernels import attention_launch, lora_launch, pointwise_launch
+from engine.kernels import attention_launch, lora_launch, pointwise_launch, skinny_launch
 from engine.kernels import pointwise_reference as plain
 from engine.kernels.adapter_pages import AdapterTable, pack_adapter
 from engine.kernels.attention_reference import (
@@ -166,6 +166,29 @@ def _rotary(dtype: torch.dtype) -> Iterator[tuple[str, Pair]]:
         yield f"{dtype} cache {dim}", (caches[0], caches[1])
 
 
+def _skinny() -> Iterator[tuple[str, Pair]]:
+    for dtype in DTYPES:
+        for tiles in skinny_launch.CANDIDATES:
+            for rows, inputs, outputs in ((1, 4096, 6144), (16, 14336, 4096), (5, 1000, 777)):
+                x, weight = (
+                    _random(rows, inputs, dtype=dtype),
+                    _random(outputs, inputs, dtype=dtype),
+                )
+                weight *= inputs**-0.5
+                norm = skinny_launch.InputNorm(_random(inputs, dtype=dtype), 1e-6)
+                got = skinny_launch.skinny_linear(x, weight, tiles, norm=norm)
+                want = skinny_launch.skinny_reference(x, weight, norm=norm)
+                yield f"{dtype} {tiles} {rows}x{inputs} normed", (got, want)
+                if outputs % 2 == 0:
+                    got = skinny_launch.skinny_linear(x, weight, tiles, gate="silu")
+                    want = skinny_launch.skinny_reference(x, weight, gate="silu")
+                    yield f"{dtype} {tiles} {rows}x{inputs} gated", (got, want)
+                before = _random(rows, outputs, dtype=dtype)
+                want = skinny_launch.skinny_reference(x, weight, add_to=before)
+                got = skinny_launch.skinny_linear(x, weight, tiles, add_to=before)
+                yield f"{dtype} {tiles} {rows}x{inputs} summed", (got, want)
+
+
 def _run_tests() -> None:
     if any(importlib.util.find_spec(name) is None for name in ("pytest", "hypothesis")):
         say("  pytest and hypothesis are not both installed: the kernel tests are left out")
@@ -184,4 +207,5 @@ KERNELS: dict[str, Callable[[], Iterator[tuple[str, Pair]]]] = {
     "attention": _attention,
     "lora": _lora,
     "pointwise": _pointwise,
+    "skinny": _skinny,
 }

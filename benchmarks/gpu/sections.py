@@ -55,6 +55,7 @@ def _large(state: Any) -> None:
     model = models.random_model(models.LLAMA_8B, DTYPE, DEVICE)
     runner = models.make_runner(model, blocks=6000, most_running=64, slots=8)
     runner.pool.data.normal_()
+    runner.tune()
     decode.alone("llama_8b", model, runner, state.ceilings, aim=0.8)
     decode.with_adapters(model, runner, count=8, rank=16)
 

@@ -12,6 +12,7 @@ from engine.kernels.attention_launch import Partials, paged_attention
 from engine.kernels.attention_reference import AttentionShape
 from engine.kernels.pointwise_launch import gated, rms_norm, rotary
 from engine.kernels.pointwise_reference import HeadNorm
+from engine.kernels.skinny_launch import InputNorm, SkinnyTiles, skinny_linear
 from engine.kernels.step import DeviceStep
 from engine.kernels.streams import side_stream
 from engine.layers.kv import KvPool
@@ -35,6 +36,8 @@ class KernelModel:
     ) -> None:
         half = decoder.spec.head_dim // 2
         device = pool.data.device
+        # By the number of token rows: steps whose linears take norms, gate and sums along.
+        self.few_rows: dict[int, SkinnyTiles] = {}
         self._decoder = decoder
         self._spec = decoder.spec
         self._arena = pool.data.view(-1)
@@ -62,37 +65,58 @@ class KernelModel:
         x = F.embedding(tokens, decoder.embedding)
         if spec.embedding_scale != 1.0:
             x *= self._scale
+        out = self._logits[: step.sampled.shape[0]]
+        tiles = self.few_rows.get(x.shape[0])
+        if tiles is None or step.lora is not None:
+            h = self._through(x, step).index_select(0, step.sampled)
+            return torch.mm(h, decoder.head.weight.t(), out=out)
+        self._through_few_rows(x, step, tiles)
+        norm = InputNorm(decoder.norm.weight, decoder.norm.eps)
+        x = x.index_select(0, step.sampled)
+        return skinny_linear(x, decoder.head.weight, tiles, norm=norm, out=out)
+
+    def _through(self, x: Tensor, step: DeviceStep) -> Tensor:
+        """All layers and the final norm."""
+        decoder = self._decoder
         h = _norm(decoder.blocks[0].input_norm, x)
         for i, block in enumerate(decoder.blocks):
-            y = self._attention(block, h, step)
+            qkv = self._linear(block.layer, "qkv", block.qkv, h, step)
+            y = self._linear(block.layer, "o", block.o, self._attention(block, qkv, step), step)
             if block.after_attention is not None:
                 y = _norm(block.after_attention, y)
             h = _norm(block.mlp_norm, y, x)
-            y = self._mlp(block, h, step)
+            y = self._linear(block.layer, "gate_up", block.gate_up, h, step)
+            y = gated(y, gelu=self._spec.activation != "silu")
+            y = self._linear(block.layer, "down", block.down, y, step)
             if block.after_mlp is not None:
                 y = _norm(block.after_mlp, y)
-            following = decoder.blocks[i + 1].input_norm if i + 1 < spec.layers else decoder.norm
-            h = _norm(following, y, x)
-        out = self._logits[: step.sampled.shape[0]]
-        return torch.mm(h.index_select(0, step.sampled), decoder.head.weight.t(), out=out)
+            last = i + 1 == self._spec.layers
+            h = _norm(decoder.norm if last else decoder.blocks[i + 1].input_norm, y, x)
+        return h
 
-    def _attention(self, block: Block, h: Tensor, step: DeviceStep) -> Tensor:
+    def _through_few_rows(self, x: Tensor, step: DeviceStep, tiles: SkinnyTiles) -> None:
+        """All layers with half the launches, for a handful of rows without adapters; in place."""
+        gate = "silu" if self._spec.activation == "silu" else "gelu"
+        for block in self._decoder.blocks:
+            norm = InputNorm(block.input_norm.weight, block.input_norm.eps)
+            qkv = skinny_linear(x, block.qkv.weight, tiles, block.qkv.bias, norm)
+            y = self._attention(block, qkv, step)
+            skinny_linear(y, block.o.weight, tiles, block.o.bias, add_to=x)
+            norm = InputNorm(block.mlp_norm.weight, block.mlp_norm.eps)
+            y = skinny_linear(x, block.gate_up.weight, tiles, norm=norm, gate=gate)
+            skinny_linear(y, block.down.weight, tiles, block.down.bias, add_to=x)
+
+    def _attention(self, block: Block, qkv: Tensor, step: DeviceStep) -> Tensor:
         keys, values = self._caches[block.layer]
         norm = None
         if block.q_norm is not None and block.k_norm is not None:
             norm = HeadNorm(block.q_norm.weight, block.k_norm.weight, block.q_norm.eps)
-        qkv = self._linear(block.layer, "qkv", block.qkv, h, step)
         q = rotary(qkv, keys, values, step.rotary, self._angles, norm)
         y = paged_attention(
             q, keys, values, step.attention, self._shapes[block.layer],
             partials=self._partials, splits=step.splits,
         )  # fmt: skip
-        return self._linear(block.layer, "o", block.o, y.view(y.shape[0], -1), step)
-
-    def _mlp(self, block: Block, h: Tensor, step: DeviceStep) -> Tensor:
-        inner = self._linear(block.layer, "gate_up", block.gate_up, h, step)
-        inner = gated(inner, gelu=self._spec.activation != "silu")
-        return self._linear(block.layer, "down", block.down, inner, step)
+        return y.view(y.shape[0], -1)
 
     def _linear(self, layer: int, name: str, linear: Linear, x: Tensor, step: DeviceStep) -> Tensor:
         if step.lora is None or self._adapters is None:

@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from engine.kernels import attention_launch, lora_launch, pointwise_launch
+from engine.kernels import attention_launch, lora_launch, pointwise_launch, skinny_launch
 from engine.kernels.attention_reference import AttentionShape, AttentionStep
 from engine.kernels.lora_reference import LoraSite, LoraStep
 from engine.kernels.pointwise_reference import HeadNorm, RotaryStep
@@ -120,6 +120,14 @@ def pointwise() -> None:
     pointwise_launch.gated(halves(4, 2 * 14336))
 
 
+def skinny() -> None:
+    x, gain, first = halves(1, 4096), halves(4096), skinny_launch.CANDIDATES[0]
+    norm = skinny_launch.InputNorm(gain, 1e-5)
+    for tiles in skinny_launch.CANDIDATES:
+        skinny_launch.skinny_linear(x, halves(512, 4096), tiles, norm=norm, gate="silu")
+    skinny_launch.skinny_linear(x, halves(4096, 4096), first, add_to=halves(1, 4096))
+
+
 if __name__ == "__main__":
     with compiling() as kernels:
         attention(32, 8, 128, decodes=4, splits=8)
@@ -131,4 +139,5 @@ if __name__ == "__main__":
         lora(1024, 14336, [4096], most_rank=256, chunk_rows=64)
         lora(32, 1024, [3072, 3072], most_rank=64, chunk_rows=16)
         pointwise()
+        skinny()
     print("\n".join(json.dumps(asdict(kernel)) for kernel in kernels))  # noqa: T201

@@ -10,7 +10,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-MATRIX_KERNELS = {"attention_kernel", "shrink_kernel", "expand_kernel", "fused_kernel"}
+MATRIX_KERNELS = {
+    "attention_kernel", "shrink_kernel", "expand_kernel", "fused_kernel", "skinny_kernel",
+}  # fmt: skip
 OTHERS = {"combine_kernel", "rms_norm_kernel", "rotary_kernel", "gated_kernel"}
 
 

@@ -15,6 +15,7 @@ from tests.engine.driver import Driver, Sequence, greedy
 from .device import DEVICE
 
 runner_gpu = pytest.importorskip("engine.runner_gpu")
+skinny_launch = pytest.importorskip("engine.kernels.skinny_launch")
 
 PROMPTS = [[3 + (n * i) % 200 for i in range(n)] for n in (3, 7, 18)]
 SMALL = {"max_batch_tokens": 128, "max_running": 8, "max_adapter_slots": 3, "max_lora_rank": 20}
@@ -54,6 +55,21 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_same_tokens_as_on_a_cpu(llama: Path) -> None:
     ours, theirs = both(llama, [], [None] * 3, 11, 3)
     assert ours == theirs
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+def test_steps_of_few_rows_by_fused_linears(tmp_path: Path, family: str) -> None:
+    checkpoint = save_checkpoint(tmp_path, family, num_hidden_layers=1)
+    outputs = []
+    for fused in (False, True):
+        driver = GpuDriver(checkpoint)
+        if fused:
+            tiles = skinny_launch.SkinnyTiles(16, 32, 4, 2)
+            driver.runner._forward.few_rows = {1: tiles, 2: tiles, 10: tiles}
+        sequences = [driver.sequence(prompt) for prompt in PROMPTS[:2]]
+        driver.run(sequences, count=3)
+        outputs.append([sequence.output for sequence in sequences])
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize(

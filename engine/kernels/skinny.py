@@ -1,0 +1,83 @@
+# mypy: ignore-errors
+"""The linear layer of a decoding step with few rows: bound by reading the weight once, so it takes
+the RMS norm before it, the gate after it and the residual sum along, and saves their launches."""
+
+import triton
+import triton.language as tl
+
+from engine.kernels.dot import dot
+
+
+@triton.jit(do_not_specialize=["rows"])
+def skinny_kernel(
+    out,
+    x,
+    weight,
+    bias,
+    gain,
+    rows,
+    eps,
+    x_stride,
+    out_stride,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    ADD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """All rows and BLOCK_N outputs a program. GATE is "", "silu" or "gelu": the weight then holds
+    the gate's rows and after them as many of the up part. ADD sums into `out`.
+
+    With NORM, x is scaled by `gain` on its way in and by 1 / rms(x), known only at the end, on its
+    way out.
+    """
+    outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.arange(0, BLOCK_M)
+    out_ok = outputs < OUTPUTS
+    row_ok = row < rows
+    acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    up = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    square = tl.zeros([BLOCK_M], dtype=tl.float32)
+    x_row = x + row.to(tl.int64)[:, None] * x_stride
+    w_row = weight + outputs.to(tl.int64)[None, :] * INPUTS
+    for first in range(0, INPUTS, BLOCK_K):
+        inputs = first + tl.arange(0, BLOCK_K)
+        if INPUTS % BLOCK_K == 0:
+            x_mask = row_ok[:, None]
+            w_mask = out_ok[None, :]
+        else:
+            x_mask = row_ok[:, None] & (inputs < INPUTS)[None, :]
+            w_mask = out_ok[None, :] & (inputs < INPUTS)[:, None]
+        x_tile = tl.load(x_row + inputs[None, :], mask=x_mask, other=0.0)
+        if NORM:
+            wide = x_tile.to(tl.float32)
+            square += tl.sum(wide * wide, 1)
+            scale = tl.load(gain + inputs, mask=inputs < INPUTS, other=0.0).to(tl.float32)
+            x_tile = (wide * scale[None, :]).to(weight.dtype.element_ty)
+        w_tile = tl.load(w_row + inputs[:, None], mask=w_mask, other=0.0)
+        acc += dot(x_tile, w_tile, PRECISION)
+        if GATE != "":
+            up_row = w_row + OUTPUTS * INPUTS
+            up_tile = tl.load(up_row + inputs[:, None], mask=w_mask, other=0.0)
+            up += dot(x_tile, up_tile, PRECISION)
+    if NORM:
+        rms = (1.0 / tl.sqrt(square / INPUTS + eps))[:, None]
+        acc *= rms
+        up *= rms
+    if BIAS:
+        acc += tl.load(bias + outputs, mask=out_ok, other=0.0).to(tl.float32)[None, :]
+    if GATE != "":
+        inner = acc
+        if GATE == "gelu":  # the tanh form, as in `gated_kernel`
+            inner = 1.5957691216057308 * (acc + 0.044715 * acc * acc * acc)
+        acc = acc / (1.0 + tl.exp(tl.minimum(-inner, 80.0))) * up
+    place = out + row.to(tl.int64)[:, None] * out_stride + outputs[None, :]
+    ok = row_ok[:, None] & out_ok[None, :]
+    if ADD:
+        acc += tl.load(place, mask=ok, other=0.0).to(tl.float32)
+    tl.store(place, acc.to(out.dtype.element_ty), mask=ok)

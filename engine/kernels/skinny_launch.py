@@ -1,0 +1,81 @@
+"""Launching the linear of few rows, and its twin in plain torch."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.pointwise_reference import gated_reference, rms_norm_reference
+from engine.kernels.skinny import skinny_kernel
+
+MOST_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyTiles:
+    outputs: int  # of a program
+    inputs: int  # of one step of its loop
+    warps: int
+    stages: int
+
+
+# What a GPU is tried with at the start; the fastest stays. Small tiles fill the chip when a layer
+# has few outputs, large ones keep more bytes in flight.
+CANDIDATES = (SkinnyTiles(16, 256, 4, 4), SkinnyTiles(32, 128, 4, 5), SkinnyTiles(64, 128, 4, 4))
+
+
+@dataclass(frozen=True, slots=True)
+class InputNorm:
+    """An RMS norm of the inputs, fused into the product."""
+
+    weight: Tensor
+    eps: float
+
+
+def skinny_linear(
+    x: Tensor,
+    weight: Tensor,
+    tiles: SkinnyTiles,
+    bias: Tensor | None = None,
+    norm: InputNorm | None = None,
+    gate: str = "",
+    add_to: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """gate(norm(x) W^T + bias), put into `out` or summed into `add_to` if given. `x` is [rows, inputs] with at most
+    16 rows, `weight` [outputs, inputs]; with a gate ("silu", "gelu") it holds gate and up rows."""
+    rows, inputs = x.shape
+    if rows > MOST_ROWS:
+        raise ValueError(f"{rows} rows, the most are {MOST_ROWS}")
+    outputs = weight.shape[0] // 2 if gate else weight.shape[0]
+    out = add_to if add_to is not None else out
+    if out is None:
+        out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    skinny_kernel[(-(-outputs // tiles.outputs),)](
+        out, x, weight, bias if bias is not None else x, norm.weight if norm else x, rows,
+        norm.eps if norm else 0.0, x.stride(0), out.stride(0),
+        INPUTS=inputs, OUTPUTS=outputs, BLOCK_M=MOST_ROWS, BLOCK_N=tiles.outputs,
+        BLOCK_K=tiles.inputs, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
+        ADD=add_to is not None, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return out
+
+
+def skinny_reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    norm: InputNorm | None = None,
+    gate: str = "",
+    add_to: Tensor | None = None,
+) -> Tensor:
+    """The same in float32, rounded at the end."""
+    wide = x.float()
+    if norm is not None:
+        wide = rms_norm_reference(wide, norm.weight, norm.eps)
+    y = F.linear(wide, weight.float(), None if bias is None else bias.float())
+    if gate:
+        y = gated_reference(y, gelu=gate == "gelu")
+    return (y if add_to is None else y + add_to.float()).to(x.dtype)

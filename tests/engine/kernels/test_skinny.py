@@ -1,0 +1,49 @@
+"""The linear of few rows, with what it takes along, against plain torch."""
+
+import pytest
+import torch
+
+from .device import DEVICE, close
+
+skinny = pytest.importorskip("engine.kernels.skinny_launch")
+
+TILES = skinny.SkinnyTiles(16, 32, 4, 2)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 64, 48), (16, 70, 33), (3, 96, 16)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_plain_and_normed(
+    rows: int, inputs: int, outputs: int, normed: bool, dtype: torch.dtype
+) -> None:
+    x, weight = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, seed=1)
+    norm = skinny.InputNorm(random(inputs, dtype=dtype, seed=2), 1e-5) if normed else None
+    bias = random(outputs, dtype=dtype, seed=3) if rows == 3 else None
+    got = skinny.skinny_linear(x, weight, TILES, bias, norm)
+    close(got, skinny.skinny_reference(x, weight, bias, norm))
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gated(gate: str, dtype: torch.dtype) -> None:
+    x, weight = random(5, 64, dtype=dtype), random(2 * 40, 64, dtype=dtype, seed=1) * 0.2
+    norm = skinny.InputNorm(random(64, seed=2), 1e-6)
+    got = skinny.skinny_linear(x, weight, TILES, norm=norm, gate=gate)
+    close(got, skinny.skinny_reference(x, weight, norm=norm, gate=gate))
+
+
+def test_summed_into_the_residual_in_place() -> None:
+    x, weight, residual = random(2, 64), random(48, 64, seed=1), random(2, 48, seed=2)
+    want = skinny.skinny_reference(x, weight, add_to=residual)
+    got = skinny.skinny_linear(x, weight, TILES, add_to=residual)
+    assert got is residual
+    close(got, want)
+
+
+def test_more_rows_than_it_is_for_are_refused() -> None:
+    with pytest.raises(ValueError, match="17 rows"):
+        skinny.skinny_linear(random(17, 64), random(48, 64), TILES)
