@@ -43,8 +43,9 @@ def skinny_linear(
     add_to: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """gate(norm(x) W^T + bias), put into `out` or summed into `add_to` if given. `x` is [rows, inputs] with at most
-    16 rows, `weight` [outputs, inputs]; with a gate ("silu", "gelu") it holds gate and up rows."""
+    """gate(norm(x) W^T + bias), put into `out` or summed into `add_to` if given. `x` is [rows,
+    inputs] with at most 16 rows, `weight` [outputs, inputs]; with a gate ("silu", "gelu") it holds
+    the gate's rows and after them the up part's."""
     rows, inputs = x.shape
     if rows > MOST_ROWS:
         raise ValueError(f"{rows} rows, the most are {MOST_ROWS}")
