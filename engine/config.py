@@ -13,46 +13,46 @@ class EngineConfig:
     """Sizes are in tokens unless the name says bytes, blocks or seconds."""
 
     model: str  # a directory in Hugging Face layout, or a hub id
-    dtype: str = "auto"
-    device: str = "auto"  # auto, cpu, cuda, cuda:N
+    dtype: str = "auto"  # auto, float32, bfloat16 or float16
+    device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: int | None = None  # CPU threads; None is the cores
 
-    block_size: int = 16
-    num_blocks: int | None = None  # wins over kv_memory_bytes
-    kv_memory_bytes: int | None = None  # None: the runner decides from free memory
-    max_context: int | None = None  # None: the model's own
+    block_size: int = 16  # tokens in a block of KV
+    num_blocks: int | None = None  # of the pool; wins over kv_memory_bytes
+    kv_memory_bytes: int | None = None  # for the pool; None: the runner decides from free memory
+    max_context: int | None = None  # longest sequence; None: the model's own
 
     max_batch_tokens: int = 2048  # of one step
     max_running: int = 64  # sequences in one step
-    max_waiting: int = 1024  # requests queued before a clear refusal
-    max_waiting_per_tenant: int = 512
+    max_waiting: int = 1024  # sequences queued before requests are refused
+    max_waiting_per_tenant: int = 512  # the same for one tenant
 
-    enable_lora: bool = True
+    enable_lora: bool = True  # whether adapters can be loaded
     max_adapter_slots: int = 16  # adapters on the device at once
-    max_lora_rank: int = 256
-    host_adapter_bytes: int = 4 << 30
+    max_lora_rank: int = 256  # adapters of a higher rank are refused
+    host_adapter_bytes: int = 4 << 30  # for weights kept in host memory
     adapter_drain_s: float = 2.0  # how long a request waits for a slot before one is drained for it
 
-    prefix_cache: bool = True
+    prefix_cache: bool = True  # whether computed blocks are kept for later prompts
     public_prefixes: tuple[tuple[int, ...], ...] = ()  # token ids that all tenants may share
     cache_floor_blocks: int = 0  # cached blocks of a tenant that others' demand spares
-    cache_cap_blocks: int | None = None  # cached blocks a tenant may keep at most
+    cache_cap_blocks: int | None = None  # cached blocks that a tenant may keep at most
 
-    fairness: str = "vtc"
+    fairness: str = "vtc"  # vtc, or fcfs: first come, first served
     prompt_price: float = 1.0  # of one computed prompt token, in fairness units
     cached_price: float = 0.05  # of one cached prompt token
     output_price: float = 2.0  # of one generated token
     locality_quantum: float = 4096.0  # how far a tenant may run ahead for a longer prefix
 
-    overlap: bool | None = None  # None: as the runner says
-    listen: str = "tcp://127.0.0.1:0"
+    overlap: bool | None = None  # launch a step before the last is read; None: as the runner says
+    listen: str = "tcp://127.0.0.1:0"  # address for gateways: tcp:// or ipc://
     server_key_file: str | None = None  # CURVE secret of this engine
     client_keys_file: str | None = None  # public keys of gateways, one a line
-    metrics_port: int | None = None
-    receipts_file: str | None = None
-    receipts_kept: int = 100_000
-    heartbeat_s: float = 1.0
-    gateway_timeout_s: float = 10.0
+    metrics_port: int | None = None  # of /metrics and /healthz; 0 takes a free one, None is off
+    receipts_file: str | None = None  # keeps receipts over a restart; `--receipts` for short
+    receipts_kept: int = 100_000  # receipts that wait for an acknowledgement at most
+    heartbeat_s: float = 1.0  # between two reports of load to each gateway
+    gateway_timeout_s: float = 10.0  # silence after which a gateway's requests end
 
     def __post_init__(self) -> None:
         _check(self)

@@ -26,7 +26,9 @@ def parse(argv: list[str] | None) -> Options:
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="end when the starting process is gone"
     )
-    parser.add_argument("--receipts", dest="receipts_file", help="file that keeps receipts")
+    parser.add_argument(
+        "--receipts", "--receipts-file", dest="receipts_file", help="file that keeps receipts"
+    )
     parser.add_argument(
         "--public-prefixes", dest="public_file", help="JSON file: lists of ids all tenants share"
     )
