@@ -38,7 +38,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise AdapterError(
             "adapter_not_found", f"{path} is missing: give a PEFT directory"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise AdapterError("invalid_adapter", f"{path}: it cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise AdapterError("invalid_adapter", f"{path}: it is not a JSON object")

@@ -67,6 +67,9 @@ class Catalog:
         own = self._adapters.get(tenant_id, {}).values()
         return [*self._models, *(f"{each.base_model}:{each.name}" for each in own)]
 
+    def model_names(self) -> list[str]:
+        return list(self._models)
+
     def every_adapter(self) -> Iterable[NamedAdapter]:
         return [each for own in self._adapters.values() for each in own.values()]
 

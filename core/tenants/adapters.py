@@ -1,0 +1,103 @@
+"""A tenant's LoRA adapters, as rows: a name of the tenant's own for weights known by their digest."""
+
+import re
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.clock import Clock
+from core.errors import BadRequest, Conflict, NotFound
+from core.ids import ADAPTER, new_id
+from core.tenants import audit
+from core.tenants.models import Adapter
+from core.tenants.scope import TenantScope
+
+# A colon parts base and adapter in `model`, a slash would look like a path.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
+
+
+def check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise BadRequest(
+            f"{name[:80]!r} is not an adapter's name: letters, digits, dot, hyphen, underscore.",
+            param="lora_name",
+        )
+    return name
+
+
+def register(
+    session: Session,
+    scope: TenantScope,
+    clock: Clock,
+    *,
+    name: str,
+    base_model: str,
+    digest: str,
+    path: str,
+    rank: int,
+    bytes: int,
+) -> Adapter:
+    """The same digest under the same name again changes nothing; another digest is a Conflict."""
+    check_name(name)
+    row = session.scalars(
+        select(Adapter).where(Adapter.tenant_id == scope.tenant_id, Adapter.name == name)
+    ).one_or_none()
+    if row is not None and row.removed_at is None:
+        if (row.digest, row.base_model) == (digest, base_model):
+            return row
+        raise Conflict(
+            f"An adapter named {name} is registered with other weights.",
+            next_step="Unload it first, or choose another name.",
+            param="lora_name",
+        )
+    before = describe(row) if row is not None else None
+    if row is None:
+        row = Adapter(id=new_id(ADAPTER), tenant_id=scope.tenant_id, name=name)
+        session.add(row)
+    row.base_model, row.digest, row.path = base_model, digest, path
+    row.rank, row.bytes, row.removed_at = rank, bytes, None
+    row.created_at, row.created_by = clock.now(), scope.actor[:40]
+    session.flush()
+    audit.record(session, scope, clock, "adapter.register", row.id, before, describe(row))
+    return row
+
+
+def remove(session: Session, scope: TenantScope, clock: Clock, name_or_id: str) -> Adapter:
+    row = get(session, scope, name_or_id)
+    before = describe(row)
+    row.removed_at = clock.now()
+    session.flush()
+    audit.record(session, scope, clock, "adapter.remove", row.id, before, describe(row))
+    return row
+
+
+def get(session: Session, scope: TenantScope, name_or_id: str) -> Adapter:
+    row = session.scalars(
+        select(Adapter).where(
+            Adapter.tenant_id == scope.tenant_id,
+            Adapter.removed_at.is_(None),
+            (Adapter.name == name_or_id) | (Adapter.id == name_or_id),
+        )
+    ).first()
+    if row is None:
+        raise NotFound(
+            f"No adapter {name_or_id[:80]!r}.", next_step="List the adapters.", param="lora_name"
+        )
+    return row
+
+
+def all_of(session: Session, scope: TenantScope) -> list[Adapter]:
+    query = select(Adapter).where(
+        Adapter.tenant_id == scope.tenant_id, Adapter.removed_at.is_(None)
+    )
+    return list(session.scalars(query.order_by(Adapter.name)))
+
+
+def describe(row: Adapter) -> dict[str, Any]:
+    """Where the files lie is the operator's business."""
+    plain = ("id", "name", "base_model", "digest", "rank", "bytes", "created_by")
+    return {name: getattr(row, name) for name in plain} | {
+        "created_at": row.created_at.isoformat(),
+        "removed_at": row.removed_at.isoformat() if row.removed_at else None,
+    }

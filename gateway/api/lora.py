@@ -1,0 +1,49 @@
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them, but of one tenant each."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, ConfigDict, Field
+
+from core.tenants import adapters
+from gateway.api.admin.access import Allowed, Visit
+from gateway.api.admin.adapters import base_model, register, remove, store_of
+
+router = APIRouter(prefix="/v1", tags=["adapters"])
+Writes = Annotated[Visit, Depends(Allowed("adapters", "write"))]
+
+
+class LoadAdapter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str = Field(min_length=1, max_length=120)
+    lora_path: str = Field(min_length=1, max_length=1024)
+    base_model_name: str = Field("", max_length=120, description="Left out: the only model.")
+    load_inplace: bool = Field(False, description="Replace the weights under this name.")
+
+
+class UnloadAdapter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str = Field(min_length=1, max_length=120)
+    lora_int_id: int | None = Field(None, description="Ignored: names are the tenant's own.")
+
+
+@router.post("/load_lora_adapter")
+def load_lora_adapter(body: LoadAdapter, visit: Writes) -> dict[str, Any]:
+    name = adapters.check_name(body.lora_name)
+    files = store_of(visit.services).from_path(body.lora_path)
+    if body.load_inplace and _differs(visit, name, files.digest):
+        remove(visit, name)
+    return register(visit, name, base_model(visit.services, body.base_model_name), files)
+
+
+@router.post("/unload_lora_adapter")
+def unload_lora_adapter(body: UnloadAdapter, visit: Writes) -> dict[str, Any]:
+    return remove(visit, body.lora_name)
+
+
+def _differs(visit: Visit, name: str, digest: str) -> bool:
+    with visit.services.database.read() as session:
+        found = adapters.all_of(session, visit.scope)
+    return any(each.name == name and each.digest != digest for each in found)

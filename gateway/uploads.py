@@ -1,0 +1,39 @@
+"""Multipart uploads with a bound on the whole body, whatever its content-length says."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Request
+from starlette.datastructures import FormData
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+from core.errors import BadRequest, PayloadTooLarge
+
+
+@asynccontextmanager
+async def bounded_form(request: Request, most: int) -> AsyncIterator[FormData]:
+    """Files are spooled to disk beyond a megabyte; PayloadTooLarge past `most` bytes in all."""
+    received = 0
+
+    async def _receive() -> Message:
+        nonlocal received
+        message = await request.receive()
+        received += len(message.get("body", b""))
+        if received > most:
+            raise PayloadTooLarge(f"The body is larger than {most >> 20} MiB.", param="file")
+        return message
+
+    stated = request.headers.get("content-length", "0")
+    if stated.isdigit() and int(stated) > most:
+        raise PayloadTooLarge(f"The body is larger than {most >> 20} MiB.", param="file")
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise BadRequest(
+            "The body is not multipart/form-data.", next_step="Send the adapter as a form file."
+        )
+    bounded = Request(request.scope, _receive)
+    try:
+        async with bounded.form(max_files=4, max_fields=8) as form:
+            yield form
+    except ClientDisconnect:
+        raise BadRequest("The upload stopped half-way.", param="file") from None

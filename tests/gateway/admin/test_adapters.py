@@ -1,0 +1,196 @@
+"""Adapters by upload and by path: what is taken, and what a hostile one is answered."""
+
+import gzip
+import io
+import json
+import pickle
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from safetensors.numpy import save
+
+from engine.adapter_name import CONFIG, WEIGHTS
+from gateway import adapter_store
+from tests.gateway.admin.conftest import Town
+
+BASE = "tiny"
+
+
+def _config(alpha: int = 16) -> bytes:
+    return json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": alpha}).encode()
+
+
+def _weights() -> bytes:
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    return save({name: numpy.zeros((4, 8), numpy.float32)})
+
+
+def _tar(members: dict[str, bytes], mode: str = "w:gz") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _zip(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def _upload(town: Town, name: str, archive: bytes, role: str = "developer") -> Any:
+    return town.call(
+        "POST",
+        "/admin/v1/adapters",
+        town.acme.keys[role],
+        data={"name": name, "base_model": BASE},
+        files={"file": ("adapter", archive)},
+    )
+
+
+GOOD = {CONFIG: _config(), WEIGHTS: _weights(), "README.md": b"words"}
+
+
+@pytest.mark.parametrize(
+    ("name", "archive"),
+    [
+        ("by-tar", _tar(GOOD)),
+        ("by-plain-tar", _tar(GOOD, "w")),
+        ("by-zip", _zip({f"folder/{name}": content for name, content in GOOD.items()})),
+    ],
+)
+def test_an_archive_becomes_an_adapter_of_its_tenant_alone(
+    town: Town, name: str, archive: bytes
+) -> None:
+    made = _upload(town, name, archive)
+    assert made.status_code == 201, made.text
+    assert (made.json()["rank"], made.json()["base_model"]) == (4, BASE)
+    assert f"{BASE}:{name}" in town.call("GET", "/v1/models", town.acme.keys["viewer"]).text
+    assert name not in town.call("GET", "/v1/models", town.rival.keys["owner"]).text
+    foreign = town.call("DELETE", f"/admin/v1/adapters/{name}", town.rival.keys["owner"])
+    assert foreign.status_code == 404
+    assert town.call("DELETE", f"/admin/v1/adapters/{name}", town.acme.keys["owner"]).is_success
+    assert f"{BASE}:{name}" not in town.call("GET", "/v1/models", town.acme.keys["viewer"]).text
+
+
+def test_two_files_do_as_well_and_another_alpha_is_another_adapter(town: Town) -> None:
+    digests = []
+    for alpha in (16, 32):
+        answer = town.call(
+            "POST",
+            "/admin/v1/adapters",
+            town.acme.keys["owner"],
+            data={"name": f"alpha-{alpha}"},
+            files={"config": ("c", _config(alpha)), "weights": ("w", _weights())},
+        )
+        assert answer.status_code == 201, answer.text
+        digests.append(answer.json()["digest"])
+    assert digests[0] != digests[1]
+
+
+def test_a_name_keeps_its_weights(town: Town) -> None:
+    assert _upload(town, "steady", _tar(GOOD)).status_code == 201
+    assert _upload(town, "steady", _tar(GOOD)).status_code == 201
+    other = _tar(GOOD | {CONFIG: _config(64)})
+    assert _upload(town, "steady", other).status_code == 409
+
+
+def _linked() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        link = tarfile.TarInfo(WEIGHTS)
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("archive", "reason"),
+    [
+        (_tar({"../" + CONFIG: _config(), WEIGHTS: _weights()}), "member"),
+        (_tar({"/etc/" + CONFIG: _config(), WEIGHTS: _weights()}), "member"),
+        (_zip({"..\\" + CONFIG: _config(), WEIGHTS: _weights()}), "member"),
+        (_tar(GOOD | {"adapter_model.bin": pickle.dumps({})}), "pickle"),
+        (_tar({CONFIG: _config(), WEIGHTS: pickle.dumps({"a": 1})}), "safetensors"),
+        (_tar({CONFIG: _config(), WEIGHTS: _weights()[:-8]}), "safetensors"),
+        (_tar({CONFIG: b"[]", WEIGHTS: _weights()}), "JSON object"),
+        (_tar({CONFIG: b"[" * 100_000, WEIGHTS: _weights()}), "adapter"),
+        (_tar({CONFIG: _config()}), WEIGHTS),
+        (_tar({"a/" + CONFIG: _config(), "b/" + CONFIG: _config()}), "twice"),
+        (_linked(), "link"),
+        (_tar(GOOD)[:200], "tar or zip"),
+        (b"not an archive", "tar or zip"),
+    ],
+)
+def test_a_hostile_archive_is_refused_and_leaves_nothing(
+    town: Town, archive: bytes, reason: str
+) -> None:
+    answer = _upload(town, "hostile", archive)
+    assert answer.status_code == 400, answer.text
+    assert reason in answer.json()["error"]["message"]
+    root = town.services.settings.data_dir / "adapters"
+    assert not list(root.glob(".upload-*"))
+    assert str(root) not in answer.text
+
+
+def test_a_decompression_bomb_stops_at_the_cap(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_store, "MAX_BYTES", 2**20)
+    bomb = _tar({CONFIG: _config(), WEIGHTS: bytes(64 * 2**20)})
+    assert len(bomb) < 2**20
+    assert _upload(town, "bomb", bomb).status_code == 413
+    lying = io.BytesIO()
+    with zipfile.ZipFile(lying, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(CONFIG, bytes(8 * 2**20))
+    assert _upload(town, "bomb", lying.getvalue()).status_code == 413
+    assert _upload(town, "bomb", gzip.compress(bytes(2**20))).status_code == 400
+
+
+def test_a_body_past_the_cap_is_cut_off(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.api.admin.adapters.MAX_BYTES", 0)
+    assert _upload(town, "large", bytes(2 * 2**20)).status_code == 413
+
+
+def test_a_path_loads_only_from_the_operators_directories(town: Town, tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for place in (inside / "good", outside / "good"):
+        place.mkdir(parents=True)
+        (place / CONFIG).write_bytes(_config())
+        (place / WEIGHTS).write_bytes(_weights())
+    (inside / "link").symlink_to(outside / "good")
+    services = town.services
+    changed = services.settings.model_copy(update={"adapter_dirs": (inside,)})
+    services.settings = changed
+    owner = town.acme.keys["owner"]
+    for path in (
+        str(outside / "good"),
+        str(inside / ".." / "outside" / "good"),
+        str(inside / "link"),
+        str(inside / "missing"),
+        "/etc",
+        "nul\0byte",
+    ):
+        body = {"lora_name": "sly", "lora_path": path}
+        answer = town.call("POST", "/v1/load_lora_adapter", owner, json=body)
+        assert answer.status_code == 403, (path, answer.text)
+        assert "is not a directory from which" in answer.text
+    body = {"lora_name": "walked-in", "lora_path": str(inside / "good")}
+    assert town.call("POST", "/v1/load_lora_adapter", owner, json=body).is_success
+    viewer = town.acme.keys["viewer"]
+    assert town.call("POST", "/v1/load_lora_adapter", viewer, json=body).status_code == 403
+    gone = {"lora_name": "walked-in"}
+    assert (
+        town.call(
+            "POST", "/v1/unload_lora_adapter", town.rival.keys["owner"], json=gone
+        ).status_code
+        == 404
+    )
+    assert town.call("POST", "/v1/unload_lora_adapter", owner, json=gone).is_success
