@@ -80,16 +80,18 @@ def finalise(
             "Usage of the period is not rated yet.",
             next_step="Run the rating task, then make the invoice final.",
         )
-    invoice = draft(session, clock, period_id, taxes)
+    invoice = session.scalar(select(Invoice).where(Invoice.period_id == period_id))
+    built = lines.build(session, period, account.currency)
     period.closed_at = now
-    if invoice is None:
+    if invoice is None and not built:
         session.flush()
         return None
-    built = lines.build(session, period, account.currency)
-    owed = sum(line.exact for line in built) - sum(used_credit(session, period_id))
+    if invoice is None:
+        invoice = _new(session, account, period, now)
+    promo, prepaid = used_credit(session, period_id)
+    owed = sum(line.exact for line in built) - promo - prepaid
     grants = credits.open_grants(session, [account.tenant_id], now).get(account.tenant_id, [])
     draws = credits.draw(grants, max(0, owed))
-    promo, prepaid = used_credit(session, period_id)
     promo += sum(each.units for each in draws if each.kind == credits.PROMO)
     prepaid += sum(each.units for each in draws if each.kind == credits.PREPAID)
     net = net_of(built, promo, account.currency)

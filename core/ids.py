@@ -5,6 +5,8 @@ The layout is ULID's; the alphabet is Crockford's in lower case, so ids are safe
 
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _LENGTH = 26
@@ -20,9 +22,30 @@ TRANSACTION = "txn"
 ADAPTER = "lora"
 
 
+def _system_millis() -> int:
+    return time.time_ns() // 1_000_000
+
+
+# Where ids take their time and chance from. A simulation puts its own here, to be replayed.
+_millis: Callable[[], int] = _system_millis
+_entropy: Callable[[int], bytes] = os.urandom
+
+
+@contextmanager
+def drawn_from(millis: Callable[[], int], entropy: Callable[[int], bytes]) -> Iterator[None]:
+    """Ids from a given clock and chance, in this process, while it lasts."""
+    global _millis, _entropy
+    before = _millis, _entropy
+    _millis, _entropy = millis, entropy
+    try:
+        yield
+    finally:
+        _millis, _entropy = before
+
+
 def new_id(prefix: str, millis: int | None = None) -> str:
-    moment = time.time_ns() // 1_000_000 if millis is None else millis
-    number = (moment << 80) | int.from_bytes(os.urandom(10), "big")
+    moment = _millis() if millis is None else millis
+    number = (moment << 80) | int.from_bytes(_entropy(10), "big")
     digits = [_ALPHABET[(number >> shift) & 31] for shift in range(5 * (_LENGTH - 1), -1, -5)]
     return f"{prefix}_{''.join(digits)}"
 
