@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from billing import rollups
+from billing import partitions, rollups
 from billing.findings import Difference, amount, duplicated, lost
 from billing.models import (
     Charge,
@@ -96,10 +96,11 @@ def events_and_charges(session: Session) -> list[Difference]:
         )
     )
     found = lost("events/charges", "the event is rated and has no charge", missing)
+    dropped = partitions.kept_from(session)
     alone = session.scalars(
         select(C.request_id)
         .outerjoin(E, E.request_id == C.request_id)
-        .where(E.request_id.is_(None))
+        .where(E.request_id.is_(None), C.request_id >= (dropped.floor_id if dropped else ""))
     )
     found += duplicated("events/charges", "the charge has no event", alone)
     unequal = session.scalars(

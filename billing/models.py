@@ -1,6 +1,5 @@
 """Every table of billing, under one roof. Each subject has its file in `billing/tables`."""
 
-from billing import guards
 from billing.tables.budgets import Budget, OutboxMessage
 from billing.tables.invoices import AuditRun, BillingPeriod, CreditNote, Invoice, InvoiceLine
 from billing.tables.ledger import (
@@ -33,6 +32,7 @@ from billing.tables.usage import (
     ParkedEvent,
     UsageBatch,
     UsageEventRow,
+    UsageRetention,
 )
 
 __all__ = [
@@ -75,5 +75,5 @@ __all__ = [
     "TopUp",
     "UsageBatch",
     "UsageEventRow",
-    "guards",
+    "UsageRetention",
 ]

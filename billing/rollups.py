@@ -1,13 +1,14 @@
 """Sums of charges by hour and by day, kept up by rating and rebuilt from the charges on demand."""
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Table, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from billing import partitions
 from billing.models import Charge, DailyUsage, HourlyUsage, UsageEventRow
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 
@@ -60,11 +61,15 @@ def add_charges(session: Session, rated: Iterable[tuple[Any, tuple[Any, ...]]]) 
 
 
 def rebuild(session: Session) -> tuple[int, int]:
-    """Make both tables anew from events and charges; returns their numbers of rows."""
-    hours = from_charges(session)
+    """Make both tables anew from events and charges; returns their numbers of rows. Where retention
+    has dropped events, from the second day that is kept on.
+    """
+    dropped = partitions.kept_from(session)
+    start = dropped.kept_from + timedelta(days=1) if dropped else datetime.min.replace(tzinfo=UTC)
+    hours = {key: sums for key, sums in from_charges(session).items() if key[1] >= start}
     days = by_day(hours)
     for table, sums in ((HOURLY, hours), (DAILY, days)):
-        session.execute(delete(table))
+        session.execute(delete(table).where(table.c.at >= start))
         _add(session, table, sums)
     return len(hours), len(days)
 

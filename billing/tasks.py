@@ -3,7 +3,17 @@
 import logging
 from typing import Any
 
-from billing import budgets, credits, invoice_run, invoices, outbox, reconcile, rollups, usage
+from billing import (
+    budgets,
+    credits,
+    invoice_run,
+    invoices,
+    outbox,
+    partitions,
+    reconcile,
+    rollups,
+    usage,
+)
 from core import metrics
 from core.queue import TaskContext, task
 
@@ -19,6 +29,20 @@ def rate_events(context: TaskContext) -> int:
 def release_parked(context: TaskContext) -> int:
     with context.database.transaction() as session:
         return usage.release(session, context.clock)
+
+
+@task("billing.make_partitions", queue="rating", every_s=86_400.0)
+def make_partitions(context: TaskContext) -> list[str]:
+    with context.database.transaction() as session:
+        return partitions.ensure_ahead(session, context.clock.now())
+
+
+@task("billing.drop_old_usage", queue="rating")
+def drop_old_usage(context: TaskContext, months: int = 13) -> int:
+    """On demand: keep so many whole months of events and drop those before."""
+    now = context.clock.now()
+    with context.database.transaction() as session:
+        return partitions.drop_before(session, partitions.retention_start(now, months), now)
 
 
 @task("billing.expire_credit", queue="rating", every_s=600.0)

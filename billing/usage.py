@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Table, delete, select, update
 from sqlalchemy.orm import Session
 
-from billing import bulk
+from billing import bulk, partitions
 from billing.accounts import ensure_accounts
 from billing.models import (
     BillingAccount,
@@ -25,6 +25,7 @@ from billing.models import (
 from core.clock import Clock, SystemClock
 from core.database import insert_new
 from core.events import SettledBy, UsageEvent, UsageKind
+from core.ids import REQUEST
 
 # Clocks of different machines differ a little; more than this is a broken clock.
 SKEW = timedelta(minutes=5)
@@ -141,6 +142,7 @@ def dismiss(session: Session, request_id: str, actor: str) -> None:
 @dataclass(frozen=True, slots=True)
 class _Judge:
     latest: datetime
+    dropped_below: str
     price_currency: dict[str, str]
     account_currency: dict[str, str]
 
@@ -159,8 +161,12 @@ class _Judge:
                 BillingAccount.tenant_id.in_(tenants)
             )
         )
+        dropped = partitions.kept_from(session)
         return _Judge(
-            now + SKEW, {row[0]: row[1] for row in prices}, {row[0]: row[1] for row in accounts}
+            now + SKEW,
+            dropped.floor_id if dropped else "",
+            {row[0]: row[1] for row in prices},
+            {row[0]: row[1] for row in accounts},
         )
 
     def refusal(self, event: UsageEvent) -> Refusal | None:
@@ -174,6 +180,8 @@ class _Judge:
             return Refusal("currency", f"its price is in {currency}, the account in {billed_in}")
         if event.quantity < 0:
             return Refusal("invalid", f"a quantity of {event.quantity}")
+        if event.request_id < self.dropped_below and event.request_id.startswith(REQUEST):
+            return Refusal("too_old", "usage of its month was dropped, so it may be a repetition")
         return None
 
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _LENGTH = 26
@@ -45,7 +46,15 @@ def drawn_from(millis: Callable[[], int], entropy: Callable[[int], bytes]) -> It
 
 def new_id(prefix: str, millis: int | None = None) -> str:
     moment = _millis() if millis is None else millis
-    number = (moment << 80) | int.from_bytes(_entropy(10), "big")
+    return _written(prefix, (moment << 80) | int.from_bytes(_entropy(10), "big"))
+
+
+def floor_id(prefix: str, at: datetime) -> str:
+    """The lowest id of a moment: every later id sorts after it."""
+    return _written(prefix, int(at.timestamp() * 1000) << 80)
+
+
+def _written(prefix: str, number: int) -> str:
     digits = [_ALPHABET[(number >> shift) & 31] for shift in range(5 * (_LENGTH - 1), -1, -5)]
     return f"{prefix}_{''.join(digits)}"
 

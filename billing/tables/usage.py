@@ -86,6 +86,18 @@ class ParkedEvent(Base):
     dismissed_by: Mapped[str | None] = mapped_column(NAME)
 
 
+class UsageRetention(Base):
+    """Events below an id were dropped: their charges stand alone, and replays are refused."""
+
+    __tablename__ = "usage_retention"
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    floor_id: Mapped[str] = mapped_column(ORDERED_ID)
+    kept_from: Mapped[datetime] = mapped_column(UtcDateTime)
+    events: Mapped[int] = mapped_column(BigInteger)
+    dropped_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
 class EngineReceipt(Base):
     """What an engine says it did for a request; optional, compared by the audit. Append-only."""
 

@@ -696,6 +696,15 @@ def upgrade() -> None:
         ),
     )
     op.create_table(
+        "usage_retention",
+        sa.Column("id", BigKey, autoincrement=True, nullable=False),
+        sa.Column("floor_id", ORDERED_ID, nullable=False),
+        sa.Column("kept_from", UtcDateTime, nullable=False),
+        sa.Column("events", sa.BigInteger(), nullable=False),
+        sa.Column("dropped_at", UtcDateTime, nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_usage_retention")),
+    )
+    op.create_table(
         "credit_notes",
         sa.Column("id", sa.String(length=40), nullable=False),
         sa.Column("invoice_id", sa.String(length=40), nullable=False),
@@ -796,6 +805,7 @@ def downgrade() -> None:
     op.drop_table("invoice_lines")
     op.drop_table("credit_uses")
     op.drop_table("credit_notes")
+    op.drop_table("usage_retention")
     op.drop_table("usage_hourly")
     op.drop_table("usage_events")
     op.drop_table("usage_daily")

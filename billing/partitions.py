@@ -1,0 +1,146 @@
+"""Partitions of `usage_events` by month, on PostgreSQL: made ahead, dropped when retention ends.
+
+Request ids begin with their time, so the id itself is the partition key and is unique over all of
+them. What lies in no month's range, such as ids of another program, lies in the default partition.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session
+
+from billing.guards import allow_maintenance
+from billing.models import UsageBatch, UsageEventRow, UsageRetention
+from core.errors import Conflict
+from core.ids import REQUEST, floor_id
+
+MONTHS_AHEAD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Month:
+    year: int
+    month: int
+
+    @property
+    def table(self) -> str:
+        return f"usage_events_{self.year}_{self.month:02d}"
+
+    @property
+    def starts_at(self) -> datetime:
+        return datetime(self.year, self.month, 1, tzinfo=UTC)
+
+    def next(self) -> "Month":
+        if self.month == 12:
+            return Month(self.year + 1, 1)
+        return Month(self.year, self.month + 1)
+
+
+def month_of(at: datetime) -> Month:
+    return Month(at.year, at.month)
+
+
+def ensure_ahead(session: Session, now: datetime) -> list[str]:
+    """Make the partitions from this month on that are missing; returns their names."""
+    if session.get_bind().dialect.name != "postgresql":
+        return []
+    made = []
+    month = month_of(now)
+    there = set(_existing(session))
+    for _ in range(MONTHS_AHEAD + 1):
+        if month.table not in there:
+            _make(session, month)
+            made.append(month.table)
+        month = month.next()
+    return made
+
+
+def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
+    """Retention: drop the months before this one whose usage is rated; returns how many events went.
+    The charges, roll-ups, ledger and invoices stay. SQLite keeps everything.
+    """
+    if session.get_bind().dialect.name != "postgresql":
+        return 0
+    last = month_of(keep_from)
+    unrated = session.scalar(
+        select(func.count())
+        .select_from(UsageEventRow)
+        .join(UsageBatch, UsageBatch.id == UsageEventRow.batch_id)
+        .where(UsageBatch.rated_at.is_(None), UsageEventRow.request_id < _floor(last))
+    )
+    if unrated:
+        raise Conflict(
+            f"{unrated} events before {last.year}-{last.month:02d} are not rated.",
+            next_step="Rate them first; usage that is not billed is never dropped.",
+        )
+    gone = 0
+    for name in _existing(session):
+        if name < last.table:
+            gone += int(session.execute(text(f"select count(*) from {name}")).scalar_one())
+            session.execute(text(f"drop table {name}"))
+    if gone:
+        row = UsageRetention(
+            floor_id=_floor(last), kept_from=last.starts_at, events=gone, dropped_at=now
+        )
+        session.add(row)
+        _recount_batches(session)
+    return gone
+
+
+def kept_from(session: Session) -> UsageRetention | None:
+    """What retention has dropped, if it has."""
+    return session.scalar(select(UsageRetention).order_by(UsageRetention.floor_id.desc()).limit(1))
+
+
+def _make(session: Session, month: Month) -> None:
+    """What the default partition holds of the month moves into the new one."""
+    start, end = _floor(month), _floor(month.next())
+    allow_maintenance(session)
+    session.execute(text(f"create table {month.table} (like usage_events including all)"))
+    session.execute(
+        text(
+            "with moved as (delete from usage_events_default"
+            " where request_id >= :start and request_id < :end returning *)"
+            f" insert into {month.table} select * from moved"
+        ),
+        {"start": start, "end": end},
+    )
+    session.execute(
+        text(
+            f"alter table usage_events attach partition {month.table}"
+            f" for values from ('{start}') to ('{end}')"
+        )
+    )
+
+
+def _existing(session: Session) -> list[str]:
+    rows = session.scalars(
+        text(
+            "select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid"
+            " where i.inhparent = 'usage_events'::regclass and c.relname <> 'usage_events_default'"
+        )
+    )
+    return sorted(rows)
+
+
+def _recount_batches(session: Session) -> None:
+    """A batch says how many of its events are still kept; the audit compares the two."""
+    session.execute(
+        text(
+            "update usage_batches set events = coalesce((select count(*) from usage_events e"
+            " where e.batch_id = usage_batches.id), 0) where rated_at is not null"
+        )
+    )
+
+
+def _floor(month: Month) -> str:
+    return floor_id(REQUEST, month.starts_at)
+
+
+def retention_start(now: datetime, months: int) -> datetime:
+    """The first moment that is kept when so many whole months are."""
+    at = month_of(now).starts_at
+    for _ in range(months):
+        at = month_of(at - timedelta(days=1)).starts_at
+    return at

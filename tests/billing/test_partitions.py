@@ -1,0 +1,69 @@
+"""Usage lies in partitions by month: unique over all of them, dropped whole, never billed twice."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import text
+
+from billing import invoice_run, partitions, reconcile, rollups, usage
+from core.clock import FakeClock
+from core.database import Database
+from core.errors import Conflict
+from core.ids import drawn_from
+from tests.billing.conftest import House, house_of
+
+
+@pytest.fixture
+def dated(postgres_database: Database) -> Iterator[House]:
+    """Ids whose time is the fake clock's."""
+    import os
+
+    clock = FakeClock(datetime(2026, 1, 20, tzinfo=UTC))
+    with drawn_from(lambda: int(clock.now().timestamp() * 1000), os.urandom):
+        yield house_of(postgres_database, clock)
+
+
+def rows(house: House, table: str) -> int:
+    with house.database.read() as session:
+        return int(session.execute(text(f"select count(*) from {table}")).scalar_one())
+
+
+def test_partitions_are_made_ahead_and_take_over_what_the_default_holds(dated: House) -> None:
+    early = dated.event()
+    dated.record(early)
+    assert rows(dated, "usage_events_default") == 1
+    with dated.database.transaction() as session:
+        made = partitions.ensure_ahead(session, dated.clock.now())
+        assert made == [f"usage_events_2026_{month:02d}" for month in (1, 2, 3, 4)]
+        assert partitions.ensure_ahead(session, dated.clock.now()) == []
+    assert rows(dated, "usage_events_default") == 0
+    assert dated.record(early) == 0
+    dated.clock.advance(days=20)
+    dated.record(dated.event())
+    assert rows(dated, "usage_events_2026_01") == rows(dated, "usage_events_2026_02") == 1
+
+
+def test_dropped_usage_stays_billed_and_a_replay_of_it_is_parked(dated: House) -> None:
+    with dated.database.transaction() as session:
+        partitions.ensure_ahead(session, dated.clock.now())
+    old = dated.event()
+    dated.record(old)
+    dated.clock.advance(days=40)
+    dated.record(dated.event())
+    now = dated.clock.now()
+    with pytest.raises(Conflict, match="not rated"), dated.database.transaction() as session:
+        partitions.drop_before(session, now, now)
+    invoice_run.run(dated.database, dated.clock)
+    with dated.database.transaction() as session:
+        assert partitions.drop_before(session, now, now) == 1
+        before = rollups.stored(session, rollups.DAILY)
+        rollups.rebuild(session)
+        assert rollups.stored(session, rollups.DAILY) == before
+    assert rows(dated, "usage_events") == 1
+    assert dated.record(old) == 1
+    with dated.database.read() as session:
+        assert [row.code for row in usage.parked(session)] == ["too_old"]
+        report = reconcile.audit(session)
+        assert report.clean, report.differences
+    assert partitions.retention_start(now, 2) == datetime(2026, 1, 1, tzinfo=UTC)
