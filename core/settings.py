@@ -63,6 +63,12 @@ class Settings(BaseSettings):
         "closed",
         description="Rate limits without Redis: refuse, or count a local share. Money is closed.",
     )
+    max_in_flight: int = Field(
+        4096,
+        ge=0,
+        description="Requests that one gateway process runs at once; 0 is no bound. Free plans are "
+        "refused from 80 % on, standard ones from 90 %, premium ones wait.",
+    )
     moderation: Literal["on", "off"] = Field("on", description="Screen prompts and answers.")
     request_timeout_s: float = Field(600, gt=0, description="Longest life of a request, seconds.")
     max_body_mb: int = Field(8, ge=1, le=512, description="Largest request body, MiB.")

@@ -151,6 +151,7 @@ def build(
         clock,
         when_down=settings.limits_when_redis_down,
         processes=settings.workers,
+        max_in_flight=settings.max_in_flight,
     )
     pipeline = Pipeline(
         auth=Authenticator(keyring, FailedAttempts(counters, clock)),
