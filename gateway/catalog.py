@@ -1,7 +1,7 @@
 """Which models there are and which adapters each tenant may name: a view kept fresh off the path."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from core.errors import Forbidden, ModelNotFound
@@ -18,6 +18,8 @@ class ServedModel:
     context_length: int
     created: int  # Unix seconds
     owned_by: str = "tollhouse"
+    # What its generation_config.json says of sampling, for requests that say nothing.
+    defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

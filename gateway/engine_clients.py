@@ -14,7 +14,7 @@ from gateway.catalog import ServedModel
 from gateway.engines.base import EngineClient
 from gateway.engines.openai import OpenAIEngine
 from gateway.engines.remote import RemoteEngine
-from gateway.model_files import model_directory, model_name, served_model
+from gateway.model_files import model_directory, model_name, sampling_defaults, served_model
 from gateway.tokenizing import load_codec
 from gateway.upstreams import Upstream
 
@@ -60,7 +60,8 @@ def _model(settings: Settings, upstream: Upstream, name: str) -> ServedModel:
                 next_step="Give a model directory with a tokenizer.json.",
             )
         context = upstream.context_length or _UNKNOWN_CONTEXT
-        return ServedModel(name, load_codec(directory), context, 0)
+        defaults = sampling_defaults(directory)
+        return ServedModel(name, load_codec(directory), context, 0, defaults=defaults)
     if upstream.is_http and upstream.model != model_name(settings):
         return ServedModel(name, None, upstream.context_length or _UNKNOWN_CONTEXT, 0)
     if upstream.is_http and not settings.model:

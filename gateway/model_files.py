@@ -10,6 +10,7 @@ from gateway.catalog import ServedModel
 from gateway.tokenizing import load_codec
 
 DEMO_NAME = "tollhouse-demo"
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
 
 
@@ -60,4 +61,24 @@ def served_model(settings: Settings, directory: Path) -> ServedModel:
             f"{config_file} cannot be read: {error!r}.", next_step="Replace it with a whole one."
         ) from None
     created = int(config_file.stat().st_mtime)
-    return ServedModel(model_name(settings), load_codec(directory), context, created)
+    codec, defaults = load_codec(directory), sampling_defaults(directory)
+    return ServedModel(model_name(settings), codec, context, created, defaults=defaults)
+
+
+def sampling_defaults(directory: Path) -> dict[str, float]:
+    """The publisher's own settings in generation_config.json, as vLLM and transformers read them."""
+    file = directory / "generation_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        written = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingError(
+            f"{file} is not JSON: {error}.", next_step="Replace it with a whole one."
+        ) from None
+    found = {
+        name: written[name] for name in _SAMPLING if isinstance(written.get(name), int | float)
+    }
+    if written.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found

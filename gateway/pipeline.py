@@ -5,7 +5,9 @@ with the guard on the way back -> metering. Every inference route is a Surface t
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import orjson
 
@@ -253,7 +255,7 @@ def _job(
         request_id=visit.request_id,
         namespace=principal.tenant_id,
         prompt=prompt.ids,
-        sampling=sampling_params(ask, prompt.max_tokens),
+        sampling=sampling_params(ask, prompt.max_tokens, target.model.defaults),
         adapter=adapter.digest if adapter else None,
         weight=float(principal.plan.weight),
         priority=principal.plan.priority,
@@ -267,14 +269,14 @@ def _job(
     )
 
 
-def sampling_params(ask: Ask, max_tokens: int) -> SamplingParams:
-    """What was given replaces the engine's default."""
+def sampling_params(ask: Ask, max_tokens: int, defaults: Mapping[str, Any]) -> SamplingParams:
+    """What was given replaces the model's default, and that the engine's."""
     given = {
         name: value
         for name in _SAMPLING_NAMES
         if (value := getattr(ask, name)) is not None and value != {} and value != ()
     }
-    return replace(SamplingParams(max_tokens=max_tokens), **given)
+    return replace(SamplingParams(max_tokens=max_tokens), **{**defaults, **given})
 
 
 _SAMPLING_NAMES = (

@@ -2,7 +2,6 @@
 
 import json
 import socket
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import redis
@@ -11,6 +10,7 @@ from redis.exceptions import RedisError
 from core.clock import Clock
 from core.settings import Settings
 from gateway.doctor.check import Finding, bad, good, unused, warn
+from gateway.upstreams import read_upstreams
 
 TIMEOUT_S = 2.0
 
@@ -76,7 +76,7 @@ def upstreams(settings: Settings, _clock: Clock) -> Finding:
     if not settings.upstreams:
         return unused("the engine is local")
     silent = []
-    addresses = _addresses(settings.upstreams)
+    addresses = [each.url for each in read_upstreams(settings.upstreams)]
     for address in addresses:
         parts = urlsplit(address)
         if parts.scheme == "ipc":
@@ -131,13 +131,3 @@ def port(settings: Settings, _clock: Clock) -> Finding:
                 "A running Tollhouse is fine; otherwise choose another with TOLLHOUSE_PORT.",
             )
     return good(f"{settings.host}:{settings.port} is free")
-
-
-def _addresses(upstreams: str) -> list[str]:
-    """Addresses of the setting's plain form, of its JSON form, or of the JSON file that it names."""
-    text = upstreams.strip()
-    if text.endswith(".json"):
-        text = Path(text).read_text()
-    if text.startswith("["):
-        return [str(entry.get("url") or entry.get("address") or "") for entry in json.loads(text)]
-    return text.replace(",", " ").split()

@@ -1,0 +1,125 @@
+"""`tollhouse export`: writes usage, charges, invoices, the ledger or a FOCUS 1.2 file."""
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from sqlalchemy.orm import Session
+
+from billing import invoice_run
+from billing.exports.focus import COLUMNS as FOCUS_COLUMNS
+from billing.exports.focus import focus_rows
+from billing.exports.formats import Format, encode
+from billing.exports.subjects import SUBJECTS, Period
+from core.errors import BadRequest
+from core.tenants.scope import scope_of_operator
+from gateway.commands._tenants import tenant_id_of
+from gateway.console import add_json, say, show
+from gateway.spool_watch import wait_until_shipped
+from gateway.toolbox import toolbox
+
+HELP = "write usage, charges, invoices, the ledger or FOCUS 1.2 to a file"
+WHAT = (*SUBJECTS, "focus")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="verb", required=True)
+    kinds = verbs.add_parser("list", help="what can be exported, with its columns")
+    kinds.set_defaults(run=_list)
+    write = verbs.add_parser("run", help="write one export")
+    write.add_argument("what", choices=WHAT)
+    write.add_argument("--tenant", help="name or id; every tenant without it")
+    write.add_argument("--format", choices=list(Format), default="csv")
+    write.add_argument("--from", dest="start", metavar="DATE", help="first day, UTC")
+    write.add_argument("--to", dest="end", metavar="DATE", help="day after the last, UTC")
+    write.add_argument("--output", metavar="FILE", help="where to; `-` or nothing is stdout")
+    write.set_defaults(run=_run)
+    for each in (kinds, write):
+        add_json(each)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    columns = {name: subject.columns for name, subject in SUBJECTS.items()}
+    columns["focus"] = FOCUS_COLUMNS
+    rows = [{"what": k, "columns": [column.name for column in v]} for k, v in columns.items()]
+    show(rows, as_json=arguments.json, title="exports")
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        wait_until_shipped(tools.settings)
+        invoice_run.rate_all(tools.database, tools.clock)
+        period = _period(tools.clock.now(), arguments.start, arguments.end)
+        with tools.database.read() as session:
+            chunks = _chunks(session, arguments, period)
+            if arguments.output in (None, "-"):
+                for chunk in chunks:
+                    sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+                return 0
+            written = _write(Path(arguments.output), chunks)
+    show(written, as_json=arguments.json, title="export")
+    return 0
+
+
+def _chunks(session: Session, arguments: argparse.Namespace, period: Period) -> Iterator[bytes]:
+    tenant = arguments.tenant
+    scope = scope_of_operator(tenant_id_of(session, tenant), "command line") if tenant else None
+    form = Format(arguments.format)
+    if arguments.what == "focus":
+        return encode(focus_rows(session, scope, period), FOCUS_COLUMNS, form)
+    subject = SUBJECTS[arguments.what]
+    return encode(subject.rows(session, scope, period), subject.columns, form)
+
+
+def _write(path: Path, chunks: Iterator[bytes]) -> dict[str, object]:
+    """Beside its name first, so that a half-written file never looks whole."""
+    beside = path.with_name(f".{path.name}.part")
+    digest, size = hashlib.sha256(), 0
+    try:
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            beside.open("wb") as file,
+            Progress(
+                TextColumn("writing"),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+                console=Console(stderr=True),
+                disable=not sys.stderr.isatty(),
+            ) as progress,
+        ):
+            bar = progress.add_task("", total=None)
+            for chunk in chunks:
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+                progress.update(bar, completed=size)
+        beside.replace(path)
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be written: {error.strerror}.") from None
+    say(f"wrote {path}")
+    return {"file": str(path), "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _period(now: datetime, start: str | None, end: str | None) -> Period:
+    until = _moment(end) or now
+    since = _moment(start) or until - timedelta(days=31)
+    if since >= until:
+        raise BadRequest("--from is not before --to.")
+    return Period(since, until)
+
+
+def _moment(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadRequest(f"{text!r} is no date.", next_step="Write it as 2026-01-31.") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

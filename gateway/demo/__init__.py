@@ -1,0 +1,1 @@
+"""`tollhouse demo`: a minute of mixed traffic, and what it came to."""

@@ -1,0 +1,91 @@
+"""Who takes part: pretend tenants with a key each, what they ask, and how eagerly."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from sqlalchemy import select
+
+from billing.accounts import ensure_accounts
+from core.clock import Clock
+from core.database import Database
+from core.tenants import keys, organisations
+from core.tenants.bootstrap import NAME as DEMO
+from core.tenants.models import Project, Tenant
+from core.tenants.scope import scope_of_operator
+from engine.demo.paths import MODEL_DIR
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tenant's way of asking."""
+
+    tenant: str
+    bodies: Callable[[], Iterator[Body]]  # without the model
+    at_once: int  # requests in flight
+    pause_s: float = 0.2  # between two requests of one of them
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    parts: tuple[Part, ...]
+    blocked: Body  # sent once by the first tenant
+
+
+def script() -> Script:
+    prompts = json.loads((MODEL_DIR.parent / "prompts.json").read_text())
+    parts = [
+        Part(each["name"], _asking(each["questions"], each["system"]), 1)
+        for each in prompts["tenants"]
+    ]
+    parts.append(Part(DEMO, _with_adapters(prompts["adapters"]), 2))
+    noisy = prompts["noisy_neighbour"]
+    parts.append(Part(noisy["name"], _asking(noisy["questions"], noisy["system"]), 8, 0.0))
+    return Script(tuple(parts), _body(prompts["blocked"]))
+
+
+def hire(database: Database, clock: Clock, tenants: list[str]) -> dict[str, str]:
+    """A fresh key for each tenant; tenants that are not there yet are made, the noisy one as free."""
+    made: dict[str, str] = {}
+    with database.transaction() as session:
+        for name in tenants:
+            tenant = session.scalar(select(Tenant).where(Tenant.name == name))
+            if tenant is None:
+                plan = "free" if name.endswith("-batch") else "standard"
+                tenant = organisations.create_tenant(
+                    session, clock, name=name, display_name=name, plan=plan
+                )
+            scope = scope_of_operator(tenant.id, "demo")
+            project = session.scalar(select(Project).where(Project.tenant_id == tenant.id).limit(1))
+            if project is None:
+                project = organisations.create_project(session, scope, clock, name="default")
+            ensure_accounts(session, [tenant.id], clock.now())
+            issued = keys.issue(session, scope, clock, project_id=project.id, name="demo traffic")
+            made[name] = issued.secret
+    return made
+
+
+def _asking(questions: list[str], system: str) -> Callable[[], Iterator[Body]]:
+    def _bodies() -> Iterator[Body]:
+        for number in count():
+            yield _body(questions[number % len(questions)], system)
+
+    return _bodies
+
+
+def _with_adapters(asked: dict[str, list[str]]) -> Callable[[], Iterator[Body]]:
+    def _bodies() -> Iterator[Body]:
+        for number in count():
+            for adapter, questions in asked.items():
+                yield _body(questions[number % len(questions)]) | {"adapter": adapter}
+
+    return _bodies
+
+
+def _body(question: str, system: str = "") -> Body:
+    messages = [{"role": "system", "content": system}] if system else []
+    return {"messages": [*messages, {"role": "user", "content": question}], "max_tokens": 60}

@@ -1,0 +1,62 @@
+"""The server that the traffic goes to: the one that runs here, or one started for the demo."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.error import URLError
+
+from core.errors import Unavailable
+from core.settings import Settings
+
+START_S = 180
+
+
+@contextmanager
+def open_house(settings: Settings) -> Iterator[str]:
+    """Its address. A house that was started here is ended again, gracefully."""
+    url = f"http://127.0.0.1:{settings.port}"
+    if _answers(url):
+        yield url
+        return
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway.cli", "serve"],
+        env={**os.environ, "TOLLHOUSE_PORT": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    late = threading.Timer(START_S, process.kill)
+    late.start()
+    try:
+        yield _url_of(process)
+    finally:
+        late.cancel()
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _url_of(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            return str(json.loads(line)["url"])
+    raise Unavailable("The server for the demo did not start.", next_step="Run `tollhouse serve`.")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False
