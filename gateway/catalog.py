@@ -60,6 +60,10 @@ class Catalog:
         allowed = principal.scopes.models
         return [m for m in self._models.values() if allowed is None or m.name in allowed]
 
+    def first(self) -> ServedModel:
+        """The model for what names none: an adapter's base, a moderation call's price."""
+        return next(iter(self._models.values()))
+
     def adapters(self, principal: Principal) -> list[NamedAdapter]:
         own = self._adapters.get(principal.tenant_id, {}).values()
         return [a for a in own if _adapter_allowed(principal, a)]

@@ -50,6 +50,7 @@ class Delivery:
         self._choices: list[ChoiceOutput] = []
         self._tokens = 0  # passed to the choices
         self._writer: StreamWriter | None = None
+        self._begun = False
         self._ended_by = ""  # where the answer ended early: insufficient_quota
 
     async def run(self, client: EngineClient, job: Job) -> tuple[Spent, int]:
@@ -126,11 +127,12 @@ class Delivery:
         return _first_tokens(chunks, left)
 
     async def _show(self, writer: StreamWriter) -> None:
-        frames = [writer.delta(delta) for choice in self._choices if (delta := choice.take())]
-        if not frames:
+        deltas = [delta for choice in self._choices if (delta := choice.take())]
+        if not deltas:
             return
         self._meter.first_token()
-        await self._write(b"".join(frames))
+        opening = self._opening(writer)
+        await self._write(opening + b"".join([writer.delta(each) for each in deltas]))
         for choice in self._choices:
             choice.sent()
 
@@ -144,8 +146,14 @@ class Delivery:
                 *self._headers(),
             ]
             await self._exchange.start(200, headers)
-            data = self._writer.begin() + data
         await self._exchange.write(data)
+
+    def _opening(self, writer: StreamWriter) -> bytes:
+        """What a stream begins with, once."""
+        if self._begun:
+            return b""
+        self._begun = True
+        return writer.begin()
 
     async def _complete(self, generation: Generation) -> tuple[Spent, int]:
         reason = self._ended_by or self._choices[0].finish_reason or "stop"
@@ -159,7 +167,8 @@ class Delivery:
         usage = Usage(event.input_tokens, event.cached_tokens, event.output_tokens)
         try:
             if self._writer is not None:
-                await self._write(self._writer.end(usage, self._choices))
+                opening = self._opening(self._writer)
+                await self._write(opening + self._writer.end(usage, self._choices))
                 await self._exchange.write(b"", more=False)
             else:
                 await self._answer(usage)

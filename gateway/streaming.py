@@ -71,6 +71,11 @@ class ChoiceOutput:
         self._delta = Delta(index, "")
 
     @property
+    def stop_matched(self) -> str | None:
+        """The stop string that ended the choice, if one did."""
+        return self._stops.matched if self._stops else None
+
+    @property
     def over(self) -> bool:
         return self.finish_reason is not None
 

@@ -71,6 +71,7 @@ class Services:
     recovery: Recovery
     pipeline: Pipeline
     tasks: Runner
+    screener: Screener | None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -153,11 +154,12 @@ def build(
         processes=settings.workers,
         max_in_flight=settings.max_in_flight,
     )
+    screener = Screener(load_classifier()) if settings.moderation == "on" else None
     pipeline = Pipeline(
         auth=Authenticator(keyring, FailedAttempts(counters, clock)),
         catalog=catalog,
         admission=admission or LimitedAdmission(limiter, prices, clock),
-        safety=safety or make_safety(settings, clock, spool),
+        safety=safety or make_safety(screener, clock, spool),
         router=router,
         spool=spool,
         clock=clock,
@@ -191,6 +193,7 @@ def build(
         ),
         pipeline=pipeline,
         tasks=make_tasks(settings, database, clock),
+        screener=screener,
     )
 
 
@@ -213,10 +216,9 @@ def make_tasks(settings: Settings, database: Database, clock: Clock) -> Runner:
     return LeaderRunner(settings.data_dir / "tasks.lock", context, keeper(database, clock))
 
 
-def make_safety(settings: Settings, clock: Clock, spool: Spool) -> SafetyDesk:
-    if settings.moderation == "off":
+def make_safety(screener: Screener | None, clock: Clock, spool: Spool) -> SafetyDesk:
+    if screener is None:
         return NoSafetyDesk()
-    screener = Screener(load_classifier())
     return ModerationDesk(screener, OnePolicy(default_policy()), clock, spool.note)
 
 

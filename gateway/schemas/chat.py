@@ -134,7 +134,7 @@ def parse_chat(raw: bytes) -> Ask:
     return Ask(
         route=ROUTE,
         model=body.model,
-        messages=[_message(index, each) for index, each in enumerate(body.messages)],
+        messages=[parse_message(index, each) for index, each in enumerate(body.messages)],
         tools=[_tool(index, each) for index, each in enumerate(tools)] if tools else None,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -144,7 +144,7 @@ def parse_chat(raw: bytes) -> Ask:
     )
 
 
-def _message(index: int, message: Message) -> dict[str, Any]:
+def parse_message(index: int, message: Message) -> dict[str, Any]:
     where = f"messages[{index}]"
     if message.audio is not None:
         raise _not_text(f"{where}.audio")

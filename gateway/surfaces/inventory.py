@@ -2,7 +2,10 @@
 
 from gateway.surface import Surface
 from gateway.surfaces.chat import ChatSurface
+from gateway.surfaces.completions import CompletionsSurface
+from gateway.surfaces.messages import MessagesSurface
+from gateway.surfaces.responses import ResponsesSurface
 
 
 def inference_surfaces() -> list[Surface]:
-    return [ChatSurface()]
+    return [ChatSurface(), CompletionsSurface(), MessagesSurface(), ResponsesSurface()]

@@ -1,0 +1,90 @@
+"""/tokenize, /detokenize and /v1/messages/count_tokens: what a text is in tokens; nothing is billed."""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import Meta
+
+from core.errors import BadRequest
+from gateway.api.access import Caller, House
+from gateway.api.bodies import read_body
+from gateway.ask import Ask
+from gateway.catalog import Target
+from gateway.prompts import prepare
+from gateway.schemas.chat import Message, parse_message
+from gateway.schemas.decoding import Request as Body
+from gateway.schemas.messages import parse_count
+from gateway.schemas.sampling import Count
+from gateway.tokenizing import TextCodec
+
+router = APIRouter(tags=["tokens"])
+
+
+class TokenizeBody(Body, kw_only=True):
+    model: Annotated[str, Meta(min_length=1, max_length=300)]
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body, kw_only=True):
+    model: Annotated[str, Meta(min_length=1, max_length=300)]
+    tokens: list[Count]
+
+
+_tokenize = msgspec.json.Decoder(TokenizeBody)
+_detokenize = msgspec.json.Decoder(DetokenizeBody)
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request, services: House, caller: Caller) -> dict[str, Any]:
+    body = await read_body(request, services, _tokenize)
+    target = services.pipeline.catalog.resolve(caller, body.model)
+    codec = _codec(target)
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest("Send either prompt or messages.", param="prompt")
+    if body.messages is not None:
+        messages = [parse_message(index, each) for index, each in enumerate(body.messages)]
+        ask = Ask(route="/tokenize", model=body.model, messages=messages, max_tokens=1)
+        context = target.model.context_length
+        ids = (await prepare(ask, codec, context, caller)).ids
+    else:
+        ids = codec.encode(body.prompt or "", special=body.add_special_tokens is not False)
+    answer = {"count": len(ids), "max_model_len": target.model.context_length, "tokens": ids}
+    if body.return_token_strs:
+        answer["token_strs"] = [codec.token_text(token) for token in ids]
+    return answer
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request, services: House, caller: Caller) -> dict[str, Any]:
+    body = await read_body(request, services, _detokenize)
+    codec = _codec(services.pipeline.catalog.resolve(caller, body.model))
+    for token in body.tokens:
+        if token >= codec.vocab_size:
+            raise BadRequest(
+                f"tokens has {token}; this model knows 0 to {codec.vocab_size - 1}.",
+                param="tokens",
+            )
+    return {"prompt": codec.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+
+def _codec(target: Target) -> TextCodec:
+    if target.model.codec is None:
+        raise BadRequest(
+            f"The tokenizer of {target.model.name} is not known here.",
+            next_step="Name its directory in TOLLHOUSE_UPSTREAMS.",
+            param="model",
+        )
+    return target.model.codec
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request, services: House, caller: Caller) -> dict[str, int]:
+    ask = parse_count(await request.body())
+    target = services.pipeline.catalog.resolve(caller, ask.model)
+    prompt = await prepare(ask, target.model.codec, target.model.context_length, caller)
+    return {"input_tokens": len(prompt.ids)}

@@ -1,0 +1,134 @@
+"""The other surfaces, by the SDKs that people have: the same work, the same counts, other shapes."""
+
+from collections.abc import Iterator
+
+import anthropic
+import httpx
+import openai
+import pytest
+from anthropic import Anthropic
+from langchain_openai import ChatOpenAI
+from openai import OpenAI
+
+from tests.gateway.served import MODEL, House
+
+HELLO = [{"role": "user", "content": "Hello, who are you? Tell me of tolls and houses."}]
+
+
+@pytest.fixture
+def claude(house: House) -> Iterator[Anthropic]:
+    with Anthropic(base_url=house.url, api_key=house.key, max_retries=0, timeout=20) as made:
+        yield made
+
+
+def test_completions_answer_a_text_and_echo_it(client: OpenAI, house: House) -> None:
+    answer = client.completions.create(model=MODEL, prompt="Once upon a toll", max_tokens=7)
+    assert answer.choices[0].finish_reason == "length" and answer.usage.completion_tokens == 7
+    assert house.last_event()["route"] == "/v1/completions"
+    echoed = client.completions.create(
+        model=MODEL, prompt="Once upon a toll", max_tokens=7, echo=True
+    )
+    assert echoed.choices[0].text == "Once upon a toll" + answer.choices[0].text
+    parts = client.completions.create(
+        model=MODEL, prompt="Once upon a toll", max_tokens=7, stream=True
+    )
+    assert "".join(part.choices[0].text for part in parts) == answer.choices[0].text
+
+
+def test_completions_take_token_ids(client: OpenAI, house: House) -> None:
+    ids = httpx.post(
+        f"{house.url}/tokenize", json={"model": MODEL, "prompt": "A toll"}, headers=house.headers
+    ).json()["tokens"]
+    answer = client.completions.create(model=MODEL, prompt=ids, max_tokens=len(ids))
+    assert answer.choices[0].text == "A toll"  # the fake engine repeats its prompt
+    back = httpx.post(
+        f"{house.url}/detokenize", json={"model": MODEL, "tokens": ids}, headers=house.headers
+    )
+    assert back.json() == {"prompt": "A toll"}
+
+
+def test_messages_answer_in_anthropic_shape(claude: Anthropic, house: House) -> None:
+    first = claude.messages.create(model=MODEL, max_tokens=9, system="Be kind.", messages=HELLO)
+    again = claude.messages.create(model=MODEL, max_tokens=9, system="Be kind.", messages=HELLO)
+    assert first.stop_reason == "max_tokens" and first.content[0].text
+    assert first.usage.output_tokens == 9 and first.usage.cache_read_input_tokens == 0
+    assert again.usage.cache_read_input_tokens == 16
+    assert again.usage.input_tokens == first.usage.input_tokens - 16
+    event = house.last_event()
+    assert event["input_tokens"] == first.usage.input_tokens
+    counted = claude.messages.count_tokens(model=MODEL, system="Be kind.", messages=HELLO)
+    assert counted.input_tokens == first.usage.input_tokens
+
+
+def test_messages_stream_their_events(claude: Anthropic) -> None:
+    whole = claude.messages.create(model=MODEL, max_tokens=9, messages=HELLO)
+    with claude.messages.stream(model=MODEL, max_tokens=9, messages=HELLO) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert final.content[0].text == whole.content[0].text
+    assert final.usage.output_tokens == 9 and final.stop_reason == "max_tokens"
+    assert kinds[0] == "message_start" and kinds[-1] == "message_stop"
+
+
+def test_messages_name_the_stop_sequence_that_ended_them(claude: Anthropic) -> None:
+    whole = claude.messages.create(model=MODEL, max_tokens=30, messages=HELLO)
+    text = whole.content[0].text
+    stop = text[8:14]
+    cut = claude.messages.create(model=MODEL, max_tokens=30, messages=HELLO, stop_sequences=[stop])
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", stop)
+    assert cut.content[0].text == text[: text.index(stop)]
+    assert 0 < cut.usage.output_tokens < 30
+
+
+def test_messages_errors_are_anthropics(house: House, claude: Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        claude.messages.create(model="claude-9", max_tokens=5, messages=HELLO)
+    assert caught.value.body["error"]["type"] == "not_found_error"
+    stranger = Anthropic(base_url=house.url, api_key="nonsense", max_retries=0)
+    with pytest.raises(anthropic.AuthenticationError):
+        stranger.messages.create(model=MODEL, max_tokens=5, messages=HELLO)
+    raw = claude.messages.with_raw_response.create(model=MODEL, max_tokens=2, messages=HELLO)
+    assert int(raw.headers["anthropic-ratelimit-requests-limit"]) > 0
+
+
+def test_responses_answer_and_stream(client: OpenAI) -> None:
+    whole = client.responses.create(
+        model=MODEL, instructions="Be kind.", input="Hello there", max_output_tokens=8
+    )
+    assert whole.status == "incomplete" and whole.incomplete_details.reason == "max_output_tokens"
+    assert whole.usage.output_tokens == 8
+    kinds, text = [], ""
+    for event in client.responses.create(
+        model=MODEL,
+        instructions="Be kind.",
+        input=[{"role": "user", "content": [{"type": "input_text", "text": "Hello there"}]}],
+        max_output_tokens=8,
+        stream=True,
+    ):
+        kinds.append(event.type)
+        assert event.sequence_number == len(kinds) - 1
+        if event.type == "response.output_text.delta":
+            text += event.delta
+    assert text == whole.output_text
+    assert kinds[0] == "response.created" and kinds[-1] == "response.incomplete"
+
+
+def test_what_a_surface_lacks_is_refused_by_name(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=MODEL, input="x", previous_response_id="resp_1")
+    assert caught.value.param == "previous_response_id"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=MODEL, prompt=["one", "two"])
+    assert caught.value.param == "prompt"
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.embeddings.create(model=MODEL, input="x")
+    assert missing.value.code == "embeddings_not_supported"
+
+
+def test_langchain_speaks_with_the_house(house: House) -> None:
+    chat = ChatOpenAI(
+        model=MODEL, base_url=f"{house.url}/v1", api_key=house.key, max_tokens=6, max_retries=0
+    )
+    answer = chat.invoke("Hello")
+    assert answer.content and answer.usage_metadata["output_tokens"] == 6
+    assert "".join(part.content for part in chat.stream("Hello")) == answer.content
