@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from gateway.api import absent, finance, health, lora, models, moderations, tokenize
+from gateway.api import absent, finance, health, lora, models, moderations, sso, tokenize
 from gateway.api.admin.routers import ROUTERS as ADMIN_ROUTERS
 from gateway.api.errors import add_error_handlers
 from gateway.dashboard import dashboard_of
@@ -57,6 +57,7 @@ def create_app(services: Services) -> FastAPI:
     app.include_router(tokenize.router)
     app.include_router(moderations.router)
     app.include_router(absent.router)
+    app.include_router(sso.router)
     for router in ADMIN_ROUTERS:
         app.include_router(router)
     app.mount("/dashboard", dashboard_of(services))

@@ -40,6 +40,7 @@ from gateway.recovery import Recovery
 from gateway.routing import Router
 from gateway.safety import NoSafetyDesk, SafetyDesk
 from gateway.shipper import Shipper
+from gateway.single_sign_on import SingleSignOn
 from gateway.spool import Spool, SpoolFile
 from gateway.tasks import LeaderRunner, NoRunner, Runner
 from gateway.upstreams import read_upstreams
@@ -60,6 +61,7 @@ class Services:
     keyring: Keyring
     roles: Roles
     operator_token: str
+    single_sign_on: SingleSignOn | None
     counters: Counters
     limiter: Limiter
     catalog: Catalog
@@ -132,6 +134,7 @@ def build(
 ) -> Services:
     """Parts that are handed in stand in for those of the settings: tests and benchmarks do."""
     clock = clock or SystemClock()
+    token = operator_token(settings)
     database = Database(settings.effective_database_url)
     keyring = Keyring(database, clock)
     counters = make_counters(settings, clock)
@@ -171,7 +174,8 @@ def build(
         database=database,
         keyring=keyring,
         roles=Roles(database),
-        operator_token=operator_token(settings),
+        operator_token=token,
+        single_sign_on=SingleSignOn(settings, clock, token) if settings.oidc_issuer else None,
         counters=counters,
         limiter=limiter,
         catalog=catalog,

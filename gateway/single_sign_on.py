@@ -1,0 +1,207 @@
+"""Single sign-on by OpenID Connect: code flow with PKCE, by authlib; the ID token checked by joserfc.
+
+What must survive the trip to the issuer and back (state, nonce, verifier) is in a sealed cookie, so
+any worker can finish what another began.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+import threading
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from authlib.common.errors import AuthlibBaseError
+from authlib.integrations.requests_client import OAuth2Session
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet
+
+from core.clock import Clock
+from core.errors import SettingError, Unauthenticated, Unavailable
+from core.settings import Settings
+
+TIMEOUT_S = 5.0
+TRIP_S = 600  # how long a person may take at the issuer
+_FRESH_S = 3_600.0
+_ALGORITHMS = [
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "ES256",
+    "ES384",
+    "EdDSA",
+]  # never "none", no HMAC
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    url: str  # of the issuer, to send the browser to
+    cookie: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    subject: str  # unique over all issuers
+    email: str  # empty where the issuer has not verified it
+
+
+class SingleSignOn:
+    """Blocking; call it in a thread."""
+
+    def __init__(self, settings: Settings, clock: Clock, seal: str) -> None:
+        self._issuer = settings.oidc_issuer.rstrip("/")
+        self._client_id = settings.oidc_client_id
+        self._client_secret = settings.oidc_client_secret
+        self._clock = clock
+        self._seal = hashlib.sha256(f"single sign-on:{seal}".encode()).digest()
+        self._lock = threading.Lock()
+        self._found: dict[str, Any] = {}
+        self._keys: KeySet | None = None
+        self._read_at = float("-inf")
+        if self._issuer and not self._client_id:
+            raise SettingError(
+                "TOLLHOUSE_OIDC_ISSUER is set, TOLLHOUSE_OIDC_CLIENT_ID is not.",
+                next_step="Set both, or neither.",
+            )
+
+    def begin(self, redirect_uri: str) -> Trip:
+        verifier, nonce = secrets.token_urlsafe(48), secrets.token_urlsafe(24)
+        with self._client(redirect_uri) as client:
+            url, state = client.create_authorization_url(
+                self._endpoint("authorization_endpoint"), code_verifier=verifier, nonce=nonce
+            )
+        ends = int(self._clock.now().timestamp()) + TRIP_S
+        return Trip(url, self._sealed({"s": state, "n": nonce, "v": verifier, "e": ends}))
+
+    def finish(self, redirect_uri: str, state: str, code: str, cookie: str) -> Identity:
+        """Unauthenticated whatever is wrong with the trip; Unavailable where the issuer is down."""
+        trip = self._opened(cookie)
+        if not secrets.compare_digest(trip["s"].encode(), state.encode()):
+            raise _refused("it does not belong to this browser")
+        try:
+            with self._client(redirect_uri) as client:
+                token = client.fetch_token(
+                    self._endpoint("token_endpoint"),
+                    code=code,
+                    code_verifier=trip["v"],
+                    timeout=TIMEOUT_S,
+                    allow_redirects=False,
+                )
+        except AuthlibBaseError:
+            raise _refused("the issuer did not accept the code") from None
+        except (requests.RequestException, ValueError):
+            raise _issuer_down() from None
+        return self._identity(str(token.get("id_token", "")), trip["n"])
+
+    def _identity(self, id_token: str, nonce: str) -> Identity:
+        try:
+            claims = self._verified(id_token, nonce)
+        except (JoseError, ValueError) as error:
+            raise _refused(f"the issuer's answer does not hold ({type(error).__name__})") from None
+        subject = f"{self._issuer}#{claims['sub']}"
+        if len(subject) > 255:
+            subject = hashlib.sha256(subject.encode()).hexdigest()
+        verified = claims.get("email_verified") is True
+        return Identity(subject, str(claims.get("email", "")) if verified else "")
+
+    def _verified(self, id_token: str, nonce: str) -> dict[str, Any]:
+        try:
+            token = jwt.decode(id_token, self._key_set(), algorithms=_ALGORITHMS)
+        except (JoseError, ValueError):
+            # The issuer may have turned its keys: read them once more.
+            token = jwt.decode(id_token, self._key_set(fresh=True), algorithms=_ALGORITHMS)
+        jwt.JWTClaimsRegistry(
+            now=int(self._clock.now().timestamp()),
+            leeway=60,
+            iss={"essential": True, "value": self._found["issuer"]},
+            aud={"essential": True, "value": self._client_id},
+            exp={"essential": True},
+            sub={"essential": True},
+            nonce={"essential": True, "value": nonce},
+        ).validate(token.claims)
+        return dict(token.claims)
+
+    def _client(self, redirect_uri: str) -> Any:
+        return OAuth2Session(
+            self._client_id,
+            self._client_secret or None,
+            scope="openid email",
+            redirect_uri=redirect_uri,
+            code_challenge_method="S256",
+            token_endpoint_auth_method="client_secret_basic" if self._client_secret else "none",
+        )
+
+    def _endpoint(self, name: str) -> str:
+        self._discover()
+        return str(self._found[name])
+
+    def _key_set(self, *, fresh: bool = False) -> KeySet:
+        self._discover()
+        with self._lock:
+            if self._keys is None or fresh:
+                self._keys = KeySet.import_key_set(_fetched(self._found["jwks_uri"]))  # type: ignore[arg-type]
+            return self._keys
+
+    def _discover(self) -> None:
+        """The issuer's own description, read again every hour."""
+        with self._lock:
+            if self._clock.monotonic() - self._read_at < _FRESH_S:
+                return
+            found = _fetched(f"{self._issuer}/.well-known/openid-configuration")
+            names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+            secure = urlsplit(self._issuer).scheme == "https"
+            for name in names:
+                scheme = urlsplit(str(found.get(name, ""))).scheme
+                if scheme != "https" and (secure or scheme != "http"):
+                    raise _issuer_down()
+            if str(found.get("issuer", "")).rstrip("/") != self._issuer:
+                raise _issuer_down()
+            self._found, self._keys = found, None
+            self._read_at = self._clock.monotonic()
+
+    def _sealed(self, trip: dict[str, Any]) -> str:
+        body = base64.urlsafe_b64encode(json.dumps(trip).encode()).decode()
+        return f"{body}.{self._mark(body)}"
+
+    def _opened(self, cookie: str) -> dict[str, Any]:
+        body, _, mark = cookie.partition(".")
+        if not hmac.compare_digest(self._mark(body).encode(), mark.encode("utf-8", "replace")):
+            raise _refused("its cookie is missing")
+        trip: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body))
+        if trip["e"] < self._clock.now().timestamp():
+            raise _refused("it took too long")
+        return trip
+
+    def _mark(self, body: str) -> str:
+        return hmac.new(self._seal, body.encode("utf-8", "replace"), "sha256").hexdigest()
+
+
+def _fetched(url: str) -> dict[str, Any]:
+    try:
+        answer = requests.get(url, timeout=TIMEOUT_S, allow_redirects=False)
+        found = answer.json() if answer.status_code == 200 else None
+    except (requests.RequestException, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise _issuer_down()
+    return found
+
+
+def _refused(reason: str) -> Unauthenticated:
+    return Unauthenticated(
+        f"The sign-in was refused: {reason}.", next_step="Sign in again.", code="sso_refused"
+    )
+
+
+def _issuer_down() -> Unavailable:
+    return Unavailable(
+        "The single sign-on issuer does not answer as OpenID Connect asks.",
+        next_step="Sign in by password, or try again; the operator checks TOLLHOUSE_OIDC_ISSUER.",
+        code="sso_unavailable",
+    )
