@@ -117,7 +117,7 @@ class EngineClient:
         except TimeoutError:
             raise ConnectionLost(
                 f"the engine at {self.address} did not answer within {timeout_s:g} s: "
-                "is it running, and are the keys right?"
+                "is it running, are the keys right, is it the same version?"
             ) from None
         return self.info
 

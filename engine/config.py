@@ -22,7 +22,7 @@ class EngineConfig:
     kv_memory_bytes: int | None = None  # for the pool; None: the runner decides from free memory
     max_context: int | None = None  # longest sequence; None: the model's own
 
-    max_batch_tokens: int = 2048  # of one step
+    max_batch_tokens: int = 2048  # of one step; on the command line 512 where there is no GPU
     max_running: int = 64  # sequences in one step
     max_waiting: int = 1024  # sequences queued before requests are refused
     max_waiting_per_tenant: int = 512  # the same for one tenant

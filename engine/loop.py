@@ -299,10 +299,6 @@ class Engine:
 
     # What is known from outside.
 
-    def next_deadline(self) -> float | None:
-        """On the engine's clock."""
-        return self._deadlines[0][0] if self._deadlines else None
-
     def gauges(self) -> dict[str, float]:
         used = self.pool.num_blocks - self.pool.free_blocks
         return {

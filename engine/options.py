@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ class Options:
     fake: bool
     exit_with_parent: bool
 
+
+# A processor is at its best speed from here on; a longer step would only make others wait.
+CPU_BATCH_TOKENS = 512
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str}
 
@@ -44,6 +48,8 @@ def parse(argv: list[str] | None) -> Options:
                 name, type=_TYPES[kind], default=None, required=field.default is MISSING
             )
     given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
+    if "max_batch_tokens" not in given and not os.path.exists("/dev/nvidiactl"):
+        given["max_batch_tokens"] = CPU_BATCH_TOKENS
     fake, with_parent = given.pop("fake"), given.pop("exit_with_parent")
     public = given.pop("public_file", None)
     if public is not None:

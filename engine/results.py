@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from engine.batch import Row, Sampled, Ticket
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
+from engine.errors import IntegrityError
 from engine.metrics import Metrics
 from engine.protocol import FinishReason, Receipt, TokenChunk, TokenLogprob
 from engine.receipts import Receipts
@@ -56,11 +57,13 @@ class Results:
             seq.in_flight -= 1
             self._account(seq, row)
             result = by_number.get(row.seq)
+            if row.sample and result is None:
+                raise IntegrityError(f"the runner gave no token for sequence {row.seq}")
             if seq.stage is Stage.OVER:
                 self._discard(seq, result, now)
                 continue
             self._name_computed(seq, row)
-            if result is not None and row.sample:
+            if result is not None:
                 seq.pending = 0
                 self._take_token(seq, result, now)
 
@@ -193,7 +196,7 @@ class Results:
         request.settled = True
         receipt = request.receipt(now)
         if receipt.cached + receipt.computed != receipt.prompt or receipt.unprocessed < 0:
-            raise AssertionError(f"the receipt of {receipt.request_id} does not add up: {receipt}")
+            raise IntegrityError(f"the receipt of {receipt.request_id} does not add up: {receipt}")
         self._receipts.add(request.origin, receipt)
         self.outboxes.setdefault(request.origin, Outbox()).receipts.append(receipt)
         self.over.append(request)

@@ -25,6 +25,7 @@ from engine.monitor import Monitor
 from engine.options import parse
 from engine.protocol import AdapterState, GenerateRequest, Refusal, StepOutput
 from engine.wire import (
+    VERSION,
     Abort,
     Acknowledge,
     AdapterReply,
@@ -64,7 +65,7 @@ class Server:
         self._step = 0
         self._next_beat = 0.0
         self._stop_by: float | None = None
-        self._was_idle = False
+        self._checked = False  # the books, since the engine was last busy
         self._stuck = False  # something waits, yet nothing could run
         self.last_turn = time.monotonic()
         try:
@@ -96,16 +97,18 @@ class Server:
 
     def turn(self) -> None:
         """Messages, one step, answers, timers; sleeps when there is nothing to do."""
-        self._receive(self._patience())
+        quiet = not self._receive(self._patience())
         self._finish_loads()
         stepped = self.engine.busy and self.engine.step()
         self._send_outputs()
         self._keep_time()
-        idle = not self.engine.busy
-        if idle and not self._was_idle:
+        self._stuck = self.engine.busy and not stepped
+        if self.engine.busy:
+            self._checked = False
+        elif quiet and not self._checked:
+            # Only once it is quiet: with many blocks the check would delay the next request.
             self.engine.check_integrity()
-        self._was_idle = idle
-        self._stuck = not idle and not stepped
+            self._checked = True
         self.last_turn = time.monotonic()
 
     def close(self) -> None:
@@ -134,14 +137,15 @@ class Server:
             return 0.0
         return min(IDLE_S, max(0.0, self._next_beat - time.monotonic()))
 
-    def _receive(self, wait_s: float) -> None:
+    def _receive(self, wait_s: float) -> bool:
+        """Whether anything came."""
         if not self._socket.poll(int(wait_s * 1000)):
-            return
+            return False
         for _ in range(MESSAGES_A_STEP):
             try:
                 route, data = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                break
             except ValueError:
                 log.warning("a message with a wrong number of parts was dropped")
                 continue
@@ -151,6 +155,7 @@ class Server:
                 log.warning("dropped: %s", error)
                 continue
             self._handle(route, record)
+        return True
 
     def _handle(self, route: bytes, record: Any) -> None:
         now = time.monotonic()
@@ -185,6 +190,11 @@ class Server:
                 log.warning("gateway %s sent a %s", gateway.gateway_id, type(record).__name__)
 
     def _hello(self, route: bytes, hello: Hello, now: float) -> None:
+        if hello.version != VERSION:
+            log.error(
+                "gateway %s speaks version %d, not %d", hello.gateway_id, hello.version, VERSION
+            )
+            return
         known = self.gateways.named(hello.gateway_id)
         moved = known is not None and known.route != route
         if known is not None and moved and hello.seen != known.sent:
