@@ -73,5 +73,4 @@ def test_a_crowded_engine_answers_as_a_lone_one(seed: int, tmp_path: Path) -> No
     receipts = together.receipts.values()
     assert crowded.scheduler.preemptions > 0
     assert sum(r.cached for r in receipts) > 0
-    assert sum(r.recomputed for r in receipts) > 0
     assert crowded.adapters.loads > 3
