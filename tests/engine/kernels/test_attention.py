@@ -63,7 +63,7 @@ def run(
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 1), (14, 2), (8, 1)])
 def test_groups_of_query_heads(heads: tuple[int, int]) -> None:
-    close(*run([1, 1, 5, 19], [40, 0, 3, 0], heads))
+    close(*run([1, 1, 19], [40, 0, 3], heads))
 
 
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
@@ -123,7 +123,7 @@ def test_sequences_without_a_query_are_passed_over() -> None:
         close(launch(q, cache[:, 0], cache[:, 1], padded, shape, out=out, splits=splits), want)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_mix_of_sequences(data: st.DataObject) -> None:
     decodes = data.draw(st.integers(0, 3))

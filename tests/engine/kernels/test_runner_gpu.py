@@ -17,7 +17,7 @@ from .device import DEVICE
 runner_gpu = pytest.importorskip("engine.runner_gpu")
 skinny_launch = pytest.importorskip("engine.kernels.skinny_launch")
 
-PROMPTS = [[3 + (n * i) % 200 for i in range(n)] for n in (3, 7, 18)]
+PROMPTS = [[3 + (n * i) % 200 for i in range(n)] for n in (3, 7, 11)]
 SMALL = {"max_batch_tokens": 128, "max_running": 8, "max_adapter_slots": 3, "max_lora_rank": 20}
 
 
@@ -53,11 +53,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_same_tokens_as_on_a_cpu(llama: Path) -> None:
-    ours, theirs = both(llama, [], [None] * 3, 11, 3)
+    ours, theirs = both(llama, [], [None] * 3, 8, 2)
     assert ours == theirs
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
 def test_steps_of_few_rows_by_fused_linears(tmp_path: Path, family: str) -> None:
     checkpoint = save_checkpoint(tmp_path, family, num_hidden_layers=1)
     outputs = []
@@ -67,7 +67,7 @@ def test_steps_of_few_rows_by_fused_linears(tmp_path: Path, family: str) -> None
             tiles = skinny_launch.SkinnyTiles(16, 32, 4, 2)
             driver.runner._forward.few_rows = {1: tiles, 2: tiles, 10: tiles}
         sequences = [driver.sequence(prompt) for prompt in PROMPTS[:2]]
-        driver.run(sequences, count=3)
+        driver.run(sequences, count=2)
         outputs.append([sequence.output for sequence in sequences])
     assert outputs[0] == outputs[1]
 
@@ -75,10 +75,9 @@ def test_steps_of_few_rows_by_fused_linears(tmp_path: Path, family: str) -> None
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("Mistral", {"sliding_window": 6}),
-        ("Qwen2", {}),
+        ("Mistral", {"sliding_window": 5}),
         ("Qwen3", {"head_dim": 24, "num_attention_heads": 6}),
-        ("Gemma2", {"head_dim": 32, "sliding_window": 6, "num_hidden_layers": 2}),
+        ("Gemma2", {"head_dim": 32, "sliding_window": 5, "num_hidden_layers": 2}),
     ],
 )
 def test_every_family(tmp_path: Path, family: str, changes: dict[str, object]) -> None:
@@ -90,7 +89,7 @@ def test_every_family(tmp_path: Path, family: str, changes: dict[str, object]) -
 def test_adapters_of_other_ranks_share_a_batch_with_the_base(llama: Path, tmp_path: Path) -> None:
     paths = [save_adapter(llama, tmp_path / f"r{rank}", rank, rank) for rank in (2, 20)]
     paths.append(save_adapter(llama, tmp_path / "few", 5, 9, ["v_proj", "down_proj"]))
-    ours, theirs = both(llama, paths, [0, 1, None, 2, 2], 12, 3)
+    ours, theirs = both(llama, paths, [0, 1, None, 2, 2], 8, 2)
     assert ours == theirs
     assert len({tuple(output) for output in ours}) == 5
 
