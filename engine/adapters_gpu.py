@@ -17,6 +17,7 @@ from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
 from engine.kernels.step import HostStep, LoraRows
 from engine.kernels.streams import side_stream
 from engine.layers.kv import KvPool
+from engine.layers.transfer import on_device
 from engine.models.spec import ModelSpec
 from engine.protocol import AdapterState
 
@@ -141,7 +142,7 @@ class GpuAdapters:
     def _copy_in(self, image: Tensor, places: Tensor) -> None:
         """Crosses to the device beside the step under way, and goes to its blocks after it."""
         device = self._arena.device
-        index = places.to(device)
+        index = on_device(places.tolist(), device)
         for first in range(0, image.shape[0], _COPIED_AT_ONCE):
             part = slice(first, first + _COPIED_AT_ONCE)
             with torch.cuda.stream(self._copies) if self._copies is not None else nullcontext():

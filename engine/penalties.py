@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch import Row
+from engine.layers.transfer import on_device
 from engine.protocol import SamplingParams
 
 
@@ -43,8 +44,8 @@ class Penalties:
                 at += [(n, token) for token in ends]
                 amounts += [float("-inf")] * len(ends)
         if at:
-            index = torch.tensor(at, device=self._device).unbind(1)
-            values = torch.tensor(amounts, device=self._device)
+            index = on_device(at, self._device).unbind(1)
+            values = on_device(amounts, self._device)
             logits.index_put_(index, values, accumulate=True)
 
     def count(self, rows: list[Row], tokens: torch.Tensor) -> None:
@@ -63,7 +64,7 @@ class Penalties:
         params = [rows[n].sampling for n in which]
         output = torch.stack([c.output for c in counts])
         seen = torch.stack([c.prompt for c in counts]) | (output > 0)
-        index = torch.tensor(which, device=self._device)
+        index = on_device(which, self._device)
         bent = logits[index]
         repetition = self._column([p.repetition_penalty for p in params])
         bent = torch.where(seen, torch.where(bent > 0, bent / repetition, bent * repetition), bent)
@@ -84,7 +85,7 @@ class Penalties:
         return counts
 
     def _column(self, values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, device=self._device)[:, None]
+        return on_device(values, self._device)[:, None]
 
 
 def _penalised(params: SamplingParams) -> bool:

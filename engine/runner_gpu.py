@@ -22,6 +22,7 @@ from engine.kernels.step import DeviceStep, HostStep, LoraRows, StepBuffer, host
 from engine.layers.kv import KvPool
 from engine.layers.rotary import rotary_tables
 from engine.layers.step import ordered
+from engine.layers.transfer import on_device
 from engine.memory import decide_blocks
 from engine.models.load import LoadedModel
 from engine.protocol import AdapterState, EngineInfo, SamplingParams
@@ -165,7 +166,7 @@ class GpuRunner:
         rows = decodes + prefills
         places, changes = self._rows.place(rows)
         if changes:
-            where = self._to_device(torch.tensor(changes, dtype=torch.int64)).unbind(1)
+            where = on_device(changes, self._device, torch.int64).unbind(1)
             self._tables[where[0], where[1]] = where[2].int()
         step = host_step(decodes, prefills, places, self._config.block_size)
         step = self.adapters.add_to(step, rows)
@@ -217,11 +218,6 @@ class GpuRunner:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return GpuStep(rows, arriving, event)
-
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        if self._device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self._device, non_blocking=True)
 
 
 def only_greedy(params: SamplingParams) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch import Row, Sampled
+from engine.layers.transfer import on_device
 from engine.penalties import Penalties
 from engine.protocol import SamplingParams
 from engine.truncation import draw
@@ -57,7 +58,7 @@ class Sampler:
         if len(warm) == len(rows):
             return draw(logits, params, uniforms)
         tokens = best_ids(logits)
-        index = torch.tensor(warm, device=self._device)
+        index = on_device(warm, self._device)
         tokens[index] = draw(logits[index], params, uniforms)
         return tokens
 

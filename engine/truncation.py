@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from engine.layers.transfer import on_device
 from engine.protocol import SamplingParams
 
 _CANDIDATES = 256  # ranked first for top-p; the whole vocabulary only if they hold too little
@@ -15,15 +16,15 @@ def draw(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[floa
     Returns ids [rows], by inversion of each row's cumulative distribution.
     """
     device = logits.device
-    u = torch.tensor(uniforms, dtype=torch.float64, device=device)
-    scaled = logits / torch.tensor([p.temperature for p in params], device=device)[:, None]
+    u = on_device(uniforms, device, torch.float64)
+    scaled = logits / on_device([p.temperature for p in params], device)[:, None]
     _cut_low_(scaled, params)
     ranked = [n for n, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
     if not ranked:
         return _invert(torch.softmax(scaled, -1), u)
     if len(ranked) == len(params):
         return _draw_ranked(scaled, params, u)
-    index = torch.tensor(ranked, device=device)
+    index = on_device(ranked, device)
     tokens = _invert(torch.softmax(scaled, -1), u)
     tokens[index] = _draw_ranked(scaled[index], [params[n] for n in ranked], u[index])
     return tokens
@@ -36,9 +37,9 @@ def _cut_low_(scaled: torch.Tensor, params: list[SamplingParams]) -> None:
     device = scaled.device
     best = scaled.amax(-1, keepdim=True)
     logs = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]
-    floor = best + torch.tensor(logs, device=device)[:, None]
+    floor = best + on_device(logs, device)[:, None]
     if any(p.top_n_sigma > 0 for p in params):
-        widths = torch.tensor([p.top_n_sigma or math.inf for p in params], device=device)[:, None]
+        widths = on_device([p.top_n_sigma or math.inf for p in params], device)[:, None]
         floor = torch.maximum(floor, best - widths * _deviation(scaled))
     scaled.masked_fill_(scaled < floor, -math.inf)
 
@@ -58,8 +59,8 @@ def _draw_ranked(
 ) -> torch.Tensor:
     vocab = scaled.shape[-1]
     device = scaled.device
-    limits = torch.tensor([p.top_k or vocab for p in params], device=device)[:, None]
-    masses = torch.tensor([p.top_p for p in params], device=device)[:, None]
+    limits = on_device([p.top_k or vocab for p in params], device)[:, None]
+    masses = on_device([p.top_p for p in params], device)[:, None]
     width = min(vocab, max(_CANDIDATES, *(p.top_k for p in params)))
     while True:
         values, ids = scaled.topk(width, -1)
@@ -72,7 +73,9 @@ def _draw_ranked(
         shares = (values - total).exp()
         before = shares.cumsum(-1) - shares
         short = (limits > width) & (before[:, -1:] + shares[:, -1:] < masses)
-        if width == vocab or not bool(short.any()):
+        if width == vocab or all(p.top_k > 0 for p in params):  # then there is nothing to ask
+            break
+        if not bool(short.any()):
             break
         width = vocab
     outside = before >= masses

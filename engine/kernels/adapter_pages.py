@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.lora_reference import UNIT, LoraSite
+from engine.layers.transfer import send
 
 PARTS = ("q", "k", "v", "o", "gate", "up", "down")
 SITES = {"qkv": (0, 3), "o": (3, 4), "gate_up": (4, 6), "down": (6, 7)}  # a range of PARTS each
@@ -93,8 +94,8 @@ class AdapterTable:
         """`blocks` are the arena's, in the order of the image's; on the host."""
         places = packed.places.long()
         found = blocks[places // self._units] * self._units + places % self._units
-        self.rows[slot, ..., : places.shape[-1]] = found.int().to(self.rows.device)
-        self.ranks[slot] = packed.ranks.to(self.ranks.device)
+        self.rows[slot, ..., : places.shape[-1]] = send(found.int(), self.rows.device)
+        self.ranks[slot] = send(packed.ranks, self.ranks.device)
 
     def clear(self, slot: int) -> None:
         self.ranks[slot] = 0

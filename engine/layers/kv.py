@@ -3,6 +3,7 @@
 import torch
 
 from engine.layers.host_memory import lazy_zeros, release
+from engine.layers.transfer import on_device
 from engine.models.spec import ModelSpec
 
 
@@ -42,7 +43,7 @@ class KvPool:
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks (from, to)."""
-        source, target = torch.tensor(pairs, device=self.data.device).unbind(1)
+        source, target = on_device(pairs, self.data.device).unbind(1)
         self.data[target] = self.data[source]
 
     def lend(self, blocks: list[int]) -> None:
