@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets as random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,18 +78,6 @@ def make_data_dir(path: Path) -> None:
             f"TOLLHOUSE_DATA_DIR {path} cannot be written: {error.strerror}.",
             next_step="Give a directory that this user may write.",
         ) from None
-
-
-def admin_token(settings: Settings) -> str:
-    """The operator's token: the setting, or one minted at the first start and kept in a file."""
-    if settings.admin_token:
-        return settings.admin_token
-    file = settings.data_dir / "admin-token"
-    with contextlib.suppress(FileNotFoundError):
-        return file.read_text().strip()
-    make_data_dir(settings.data_dir)
-    write_secret(file, f"tha_{random.token_urlsafe(32)}")
-    return file.read_text().strip()
 
 
 def write_secret(file: Path, secret: str) -> None:

@@ -29,6 +29,7 @@ class Issuer:
         self.claims: dict[str, Any] = {"email": "ann@acme.example", "email_verified": True}
         self.subject = "subject-1"
         self.wrong: dict[str, Any] = {}  # claims that the next token gets wrong
+        self.described: dict[str, Any] = {}  # what the description gets wrong
         self._codes: dict[str, dict[str, str]] = {}
 
     def authorize(self, query: dict[str, str]) -> str:
@@ -65,7 +66,7 @@ class Issuer:
             "authorization_endpoint": f"{self.url}/authorize",
             "token_endpoint": f"{self.url}/token",
             "jwks_uri": f"{self.url}/keys",
-        }
+        } | self.described
 
 
 @contextmanager

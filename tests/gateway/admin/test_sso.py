@@ -8,8 +8,10 @@ import httpx
 import pytest
 
 from core.clock import SystemClock
+from core.errors import Unavailable
 from core.tenants import members
 from core.tenants.scope import scope_of_operator
+from gateway.single_sign_on import SingleSignOn
 from tests.gateway.admin.issuer import CLIENT, SECRET, Issuer, generate_key, running
 from tests.gateway.served import House, served
 
@@ -121,3 +123,22 @@ def test_keys_that_the_issuer_turned_are_read_again(place: Place, browser: httpx
     assert _go(browser).status_code == 303
     place.issuer.key = generate_key()
     assert _go(browser).status_code == 303
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"token_endpoint": "file:///etc/passwd"},
+        {"jwks_uri": "gopher://127.0.0.1/"},
+        {"issuer": "http://another.example"},
+        {"authorization_endpoint": ""},
+    ],
+)
+def test_an_issuer_cannot_send_the_door_elsewhere(place: Place, described: dict[str, str]) -> None:
+    settings = place.house.services.settings
+    place.issuer.described = described
+    try:
+        with pytest.raises(Unavailable):
+            SingleSignOn(settings, SystemClock(), "seal").begin("http://door.example/back")
+    finally:
+        place.issuer.described = {}
