@@ -97,7 +97,8 @@ def token_sizes(most: int) -> list[int]:
 class CudaGraph:
     """A recorded function on the current CUDA device."""
 
-    def __init__(self, function: Callable[[], Tensor]) -> None:
+    def __init__(self, function: Callable[[], Tensor], pool: Any = None) -> None:
+        """`pool` is the memory to share with other graphs, of which only one runs at a time."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -105,12 +106,23 @@ class CudaGraph:
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         # Other threads may pin host memory meanwhile, which a global capture would not bear.
-        with torch.cuda.graph(self._graph, pool=_pool(), capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._output = function()
 
     def replay(self) -> Tensor:
         self._graph.replay()
         return self._output
+
+
+class CudaRecorder:
+    """Records graphs that share one memory pool. They must all live as long as it is used: torch
+    refuses a pool whose last graph is gone."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, function: Callable[[], Tensor]) -> Recorded:
+        return CudaGraph(function, self._pool)
 
 
 class PlainReplay:
@@ -121,16 +133,6 @@ class PlainReplay:
 
     def replay(self) -> Tensor:
         return self._function()
-
-
-_shared_pool: list[Any] = []
-
-
-def _pool() -> Any:
-    """One memory pool for all graphs: only one of them runs at a time."""
-    if not _shared_pool:
-        _shared_pool.append(torch.cuda.graph_pool_handle())
-    return _shared_pool[0]
 
 
 def _addresses(step: DeviceStep) -> list[int]:

@@ -13,7 +13,7 @@ from engine.adapters_gpu import GpuAdapters
 from engine.batch import AdapterHandle, Row, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.gpu_tuning import fastest_tiles
-from engine.graphs import CHUNK_ROWS, CudaGraph, DecodeGraphs, GraphKey, PlainReplay
+from engine.graphs import CHUNK_ROWS, CudaRecorder, DecodeGraphs, GraphKey, PlainReplay
 from engine.kernels.attention_launch import Partials, choose_splits, most_partials
 from engine.kernels.model import KernelModel
 from engine.kernels.sequence_rows import SequenceRows
@@ -79,7 +79,7 @@ class GpuRunner:
         self._graphs = DecodeGraphs(
             config.max_running,
             config.max_adapter_slots,
-            CudaGraph if device.type == "cuda" else PlainReplay,
+            CudaRecorder() if device.type == "cuda" else PlainReplay,
         )
         self._sampler = Sampler(spec.vocab, spec.eos, device)
         self._greedy: dict[int, bool] = {}  # by sequence: nothing but an argmax is asked
