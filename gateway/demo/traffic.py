@@ -31,7 +31,7 @@ async def send(
 ) -> dict[str, Tally]:
     """`told` is called about once a second with the tallies so far."""
     tallies = {part.tenant: Tally() for part in cast.parts}
-    timeout = aiohttp.ClientTimeout(total=seconds + 60)
+    timeout = aiohttp.ClientTimeout(total=seconds + 180)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         over = asyncio.Event()
         workers = [
