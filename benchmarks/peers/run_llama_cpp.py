@@ -1,0 +1,174 @@
+"""llama.cpp on the work in bf16, all sequences in one batch by its C interface, greedy.
+
+The checkpoint is written to GGUF first. Its adapters are set for a whole batch, so the mixed batch
+is not run. Stands alone: it runs in an environment without this project. Prints rates as JSON.
+"""
+
+import ctypes
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp as lc
+import numpy as np
+
+_BATCH = 2048
+
+
+def main() -> None:
+    with open(sys.argv[1], encoding="utf-8") as file:
+        work = json.load(file)
+    path = _write_gguf(Path(work["checkpoint"]))
+    lc.llama_backend_init()
+    model = lc.llama_model_load_from_file(str(path).encode(), lc.llama_model_default_params())
+    prompts, repeats = work["prompts"], range(work["repeats"])
+    _rate(model, work, prompts[:2])
+    found = {
+        "base": statistics.median(_rate(model, work, prompts) for _ in repeats),
+        "one": statistics.median(_rate(model, work, prompts[:1]) for _ in repeats),
+    }
+    print(json.dumps(found))
+
+
+def _rate(model: Any, work: dict[str, Any], prompts: list[list[int]]) -> float:
+    params = lc.llama_context_default_params()
+    params.n_ctx = len(prompts) * (len(prompts[0]) + work["output"] + 8)
+    params.n_batch, params.n_ubatch = _BATCH, 512
+    params.n_seq_max = len(prompts)
+    params.n_threads = params.n_threads_batch = work["threads"]
+    params.kv_unified = False
+    context = lc.llama_init_from_model(model, params)
+    batch = lc.llama_batch_init(_BATCH, 0, 1)
+    vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
+    start = time.perf_counter()
+    last = _prefill(context, batch, prompts, vocab)
+    for step in range(work["output"] - 1):
+        place = len(prompts[0]) + step
+        entries = [(token, place, n, True) for n, token in enumerate(last)]
+        last = [_best(context, n, vocab) for n in _decode(context, batch, entries)]
+    spent = time.perf_counter() - start
+    lc.llama_batch_free(batch)
+    lc.llama_free(context)
+    return len(prompts) * work["output"] / spent
+
+
+def _prefill(context: Any, batch: Any, prompts: list[list[int]], vocab: int) -> list[int]:
+    """Whole prompts, as many as a batch holds at a time; returns each one's next token."""
+    found: list[int] = []
+    together = max(1, _BATCH // len(prompts[0]))
+    for first in range(0, len(prompts), together):
+        entries = [
+            (token, place, first + n, place == len(prompt) - 1)
+            for n, prompt in enumerate(prompts[first : first + together])
+            for place, token in enumerate(prompt)
+        ]
+        found += [_best(context, n, vocab) for n in _decode(context, batch, entries)]
+    return found
+
+
+def _decode(context: Any, batch: Any, entries: list[tuple[int, int, int, bool]]) -> list[int]:
+    """Runs (token, position, sequence, wants logits) entries; returns the places that have them."""
+    batch.n_tokens = len(entries)
+    for n, (token, place, sequence, wanted) in enumerate(entries):
+        batch.token[n] = token
+        batch.pos[n] = place
+        batch.n_seq_id[n] = 1
+        batch.seq_id[n][0] = sequence
+        batch.logits[n] = wanted
+    if lc.llama_decode(context, batch) != 0:
+        raise RuntimeError("llama_decode failed")
+    return [n for n, entry in enumerate(entries) if entry[3]]
+
+
+def _best(context: Any, place: int, vocab: int) -> int:
+    found = lc.llama_get_logits_ith(context, place)
+    logits = ctypes.cast(found, ctypes.POINTER(ctypes.c_float))
+    return int(np.ctypeslib.as_array(logits, (vocab,)).argmax())
+
+
+def _write_gguf(checkpoint: Path) -> Path:
+    target = checkpoint.parent / "model-bf16.gguf"
+    if target.exists():
+        return target
+    with open(checkpoint / "config.json", encoding="utf-8") as file:
+        config = json.load(file)
+    tensors = _read(checkpoint / "model.safetensors")
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    partial = target.with_suffix(".part")
+    writer = gguf.GGUFWriter(str(partial), "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_tokenizer_model("no_vocab")
+    names = {"model.embed_tokens.weight": "token_embd.weight"}
+    names["model.norm.weight"] = "output_norm.weight"
+    for n in range(config["num_hidden_layers"]):
+        for theirs, ours in _NAMES.items():
+            names[f"model.layers.{n}.{theirs}.weight"] = f"blk.{n}.{ours}.weight"
+    for name, ours in names.items():
+        data = tensors[name]
+        if name.endswith("q_proj.weight"):
+            data = _interleaved(data, heads)
+        elif name.endswith("k_proj.weight"):
+            data = _interleaved(data, kv_heads)
+        if data.ndim == 1:  # norms are kept in float32
+            writer.add_tensor(ours, (data.astype(np.uint32) << 16).view(np.float32))
+        else:
+            raw = np.ascontiguousarray(data).view(np.uint8)
+            writer.add_tensor(ours, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    partial.rename(target)
+    return target
+
+
+_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def _interleaved(weight: Any, heads: int) -> Any:
+    """Rows in the order of llama.cpp's rotation, which pairs neighbours and not halves."""
+    shape = weight.shape
+    return weight.reshape(heads, 2, -1, shape[1]).swapaxes(1, 2).reshape(shape)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """bfloat16 tensors of a safetensors file as uint16 arrays."""
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    header.pop("__metadata__", None)
+    found = {}
+    for name, told in header.items():
+        assert told["dtype"] == "BF16", told
+        begin, end = told["data_offsets"]
+        data = np.frombuffer(raw, np.uint16, (end - begin) // 2, 8 + size + begin)
+        found[name] = data.reshape(told["shape"])
+    return found
+
+
+if __name__ == "__main__":
+    main()
