@@ -11,7 +11,7 @@ from engine.batch import LAST_SAMPLED, AdapterHandle, Row, Runner, Sampled, Step
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError
 from engine.layers.attention_plan import Geometry
-from engine.layers.host_memory import keep_freed_memory
+from engine.layers.host_memory import collapse_into_huge_pages, keep_freed_memory
 from engine.layers.kv import KvPool, block_bytes
 from engine.layers.lora_slots import LoraSlots
 from engine.layers.rotary import rotary_tables
@@ -140,6 +140,7 @@ def load_runner(config: EngineConfig) -> Runner:
     model = load_model(config)
     if model.device.type == "cpu":
         keep_freed_memory()
+        collapse_into_huge_pages()
         return CpuRunner(config, model)
     from engine.runner_gpu import GpuRunner  # needs Triton, which not every machine has
 

@@ -5,6 +5,7 @@ one; a tile of queries is small enough that its scores stay in the cache.
 """
 
 import torch
+import torch.nn.functional as F
 
 from engine.layers.attention_plan import Geometry, Tile
 from engine.layers.kv import KvPool
@@ -49,6 +50,12 @@ def _attend_tile(
     kv_heads, group, batch = geometry.kv_heads, geometry.group, tile.sequences * geometry.kv_heads
     rows = tile.gather if layer == 0 else tile.gather + layer * geometry.pool_heads
     k, v = pool.rows.index_select(0, rows).view(2, batch, tile.positions, dim)
+    if tile.alone is not None and cap is None:
+        seen = slice(0, tile.alone)
+        out = F.scaled_dot_product_attention(
+            q.view(1, kv_heads, group, dim), k[None, :, seen], v[None, :, seen], scale=scale
+        )
+        return out.reshape(1, kv_heads * group * dim)
     if tile.queries == 1:
         q = q.reshape(batch, group, dim)
     else:

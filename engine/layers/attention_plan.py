@@ -26,6 +26,7 @@ class Tile:
     gather: torch.Tensor
     positions: int
     mask: torch.Tensor | None
+    alone: int | None = None  # of one query that sees the first so many positions: that many
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ def _decode_tile(group: list[tuple[int, Row]], window: int | None, geometry: Geo
         gather=_gather(padded, geometry),
         positions=width * size,
         mask=mask,
+        alone=int(ends[0]) if len(group) == 1 and not begins.any() else None,
     )
 
 

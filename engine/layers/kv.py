@@ -26,7 +26,7 @@ class KvPool:
         heads = 2 * spec.kv_heads
         shape = (blocks, spec.layers, heads, block_size, spec.head_dim)
         self.data = (
-            lazy_zeros(shape, dtype)
+            lazy_zeros(shape, dtype, huge=True)
             if device.type == "cpu"
             else torch.zeros(shape, dtype=dtype, device=device)
         )
