@@ -12,6 +12,7 @@ from gateway.api.admin.routers import ROUTERS as ADMIN_ROUTERS
 from gateway.api.errors import add_error_handlers
 from gateway.dashboard import dashboard_of
 from gateway.exchange import Exchange, Scope
+from gateway.openapi import install
 from gateway.pipeline import Pipeline
 from gateway.surface import Surface
 from gateway.surfaces.inventory import inference_surfaces
@@ -60,5 +61,6 @@ def create_app(services: Services) -> FastAPI:
     app.include_router(sso.router)
     for router in ADMIN_ROUTERS:
         app.include_router(router)
+    install(app)
     app.mount("/dashboard", dashboard_of(services))
     return app

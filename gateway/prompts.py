@@ -110,7 +110,7 @@ def _room(ask: Ask, prompt_tokens: int, context_length: int) -> int:
             f"The model's context is {context_length} tokens; the prompt has {prompt_tokens}"
             f"{wanted}.",
             next_step="Shorten the prompt or max_tokens.",
-            param=_field(ask),
+            param=_field(ask) if room < 1 else "max_tokens",
         )
     return asked if asked is not None else room
 

@@ -13,6 +13,7 @@ import uvicorn
 from core.errors import SettingError
 from core.settings import Settings
 from gateway.app import create_app
+from gateway.http_protocol import BoundedHttp
 from gateway.wiring import build
 
 _BACKLOG = 2048
@@ -59,7 +60,7 @@ def serve_on(
     config = uvicorn.Config(
         create_app(services),
         loop="uvloop",
-        http="httptools",
+        http=BoundedHttp,
         log_config=None,
         access_log=False,
         server_header=False,

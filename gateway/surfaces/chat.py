@@ -38,7 +38,6 @@ class ChatSurface:
             "choices": [_choice(each, head.codec, ask.logprobs is not None) for each in choices],
             "usage": usage_object(usage),
             "service_tier": "default",
-            "system_fingerprint": None,
         }
 
     def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:

@@ -101,7 +101,8 @@ def _finished(head: Head, ask: Ask, text: str, reason: str | None, usage: Usage)
 
 
 def _response(head: Head, ask: Ask, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
+    named = {"user": ask.end_user} if ask.end_user else {}
+    return named | {
         "id": f"resp_{head.request_id.rpartition('_')[2]}",
         "object": "response",
         "created_at": head.created,
@@ -124,8 +125,6 @@ def _response(head: Head, ask: Ask, status: str, output: list[dict[str, Any]]) -
         "tools": [],
         "top_p": 1.0 if ask.top_p is None else ask.top_p,
         "truncation": ask.truncation,
-        "usage": None,
-        "user": ask.end_user,
         "metadata": ask.extra["metadata"],
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 from sqlalchemy import text
 
 from billing.prices import ensure_default_prices
@@ -24,6 +25,7 @@ from gateway.app import create_app
 from gateway.catalog import ServedModel
 from gateway.engine_clients import Engines
 from gateway.engines.fake import FakeEngine
+from gateway.http_protocol import BoundedHttp
 from gateway.tokenizing import load_codec
 from gateway.wiring import Services, build
 from migrations.run import upgrade
@@ -39,6 +41,7 @@ class House:
     key: str
     tenant_id: str
     loop: asyncio.AbstractEventLoop
+    app: FastAPI
 
     @property
     def headers(self) -> dict[str, str]:
@@ -92,15 +95,16 @@ def served(tmp_path: Path, *, token_delay_s: float = 0.0, **wiring: Any) -> Iter
     model = ServedModel(MODEL, codec, 512, 0)
     wiring.setdefault("engines", Engines({MODEL: [engine]}, [model]))
     services = build(settings, **wiring)
-    with _listening(services) as (url, loop):
-        yield House(services, engine, url, demo.secret, demo.tenant_id, loop)
+    app = create_app(services)
+    with _listening(app) as (url, loop):
+        yield House(services, engine, url, demo.secret, demo.tenant_id, loop, app)
 
 
 @contextmanager
-def _listening(services: Services) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
+def _listening(app: FastAPI) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(create_app(services), log_config=None, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, http=BoundedHttp, log_config=None, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(

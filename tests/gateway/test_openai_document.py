@@ -1,0 +1,140 @@
+"""Every answer, stream event and error as OpenAI's published document says."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+
+from tests.conftest import SPECS
+from tests.gateway.served import MODEL, House
+
+CHAT = [{"role": "user", "content": "Hello, who are you?"}]
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    file = SPECS / "openai-openapi.yaml"
+    if not file.is_file():
+        pytest.skip(f"OpenAI's document is not at {file}; set TOLLHOUSE_SPECS_DIR to its directory")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    found: dict[str, Any] = yaml.load(file.read_text(), Loader=loader)
+    _allow_nulls(found)
+    return found
+
+
+def _allow_nulls(part: Any) -> None:
+    """`nullable: true` is older than the rest of the document; JSON Schema knows null as a type."""
+    if isinstance(part, dict):
+        if part.get("nullable") is True and isinstance(part.get("type"), str):
+            part["type"] = [part["type"], "null"]
+            if "enum" in part:
+                part["enum"] = [*part["enum"], None]
+        for each in part.values():
+            _allow_nulls(each)
+    elif isinstance(part, list):
+        for each in part:
+            _allow_nulls(each)
+
+
+def check(document: dict[str, Any], schema: str, value: Any) -> None:
+    registry = Registry().with_resource(
+        "urn:openai", Resource.from_contents(document, default_specification=_specification())
+    )
+    reference = {"$ref": f"urn:openai#/components/schemas/{schema}"}
+    errors = list(Draft202012Validator(reference, registry=registry).iter_errors(value))
+    assert not errors, f"{schema}: {errors[0].json_path}: {errors[0].message[:300]}"
+
+
+def _specification() -> Any:
+    from referencing.jsonschema import DRAFT202012
+
+    return DRAFT202012
+
+
+def post(house: House, path: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{house.url}{path}", json=body, headers=house.headers, timeout=20)
+
+
+def events(answer: httpx.Response) -> list[Any]:
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("path", "schema", "body"),
+    [
+        ("/v1/chat/completions", "CreateChatCompletionResponse", {"messages": CHAT}),
+        (
+            "/v1/chat/completions",
+            "CreateChatCompletionResponse",
+            {"messages": CHAT, "n": 2, "stop": ["zzz"]},
+        ),
+        ("/v1/completions", "CreateCompletionResponse", {"prompt": "Once"}),
+        ("/v1/responses", "Response", {"input": "Hello"}),
+        ("/v1/models", "ListModelsResponse", {}),
+        (f"/v1/models/{MODEL}", "Model", {}),
+    ],
+)
+def test_answers(
+    document: dict[str, Any], house: House, path: str, schema: str, body: dict[str, Any]
+) -> None:
+    if "models" in path:
+        answer = httpx.get(f"{house.url}{path}", headers=house.headers)
+    else:
+        limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        answer = post(house, path, {"model": MODEL, limit: 5, **body})
+    assert answer.status_code == 200, answer.text
+    check(document, schema, answer.json())
+
+
+def test_chat_stream_chunks(document: dict[str, Any], house: House) -> None:
+    body = {
+        "model": MODEL,
+        "messages": CHAT,
+        "max_tokens": 5,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    chunks = events(post(house, "/v1/chat/completions", body))
+    assert len(chunks) > 2 and chunks[-1]["choices"] == []
+    for chunk in chunks:
+        # Null until the last, as the document's words say and its schema forgets.
+        told = {k: v for k, v in chunk.items() if k != "usage" or v is not None}
+        check(document, "CreateChatCompletionStreamResponse", told)
+
+
+def test_completion_stream_chunks(document: dict[str, Any], house: House) -> None:
+    body = {"model": MODEL, "prompt": "Once", "max_tokens": 5, "stream": True}
+    chunks = events(post(house, "/v1/completions", body))
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "length"
+    for chunk in chunks:
+        # The document has one schema for answers and chunks; chunks before the last end nothing.
+        chunk["choices"][0]["finish_reason"] = "length"
+        check(document, "CreateCompletionResponse", chunk)
+
+
+def test_response_stream_events(document: dict[str, Any], house: House) -> None:
+    body = {"model": MODEL, "input": "Hello", "max_output_tokens": 5, "stream": True}
+    found = events(post(house, "/v1/responses", body))
+    assert found[-1]["type"] == "response.incomplete"
+    for event in found:
+        check(document, "ResponseStreamEvent", event)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"model": "nothing", "messages": CHAT}, 404),
+        ({"model": MODEL, "messages": []}, 400),
+        ({"model": MODEL, "messages": CHAT, "temperature": 9}, 400),
+        ({"model": MODEL, "messages": CHAT, "audio": {}}, 400),
+    ],
+)
+def test_errors(document: dict[str, Any], house: House, body: dict[str, Any], status: int) -> None:
+    answer = post(house, "/v1/chat/completions", body)
+    assert answer.status_code == status
+    check(document, "ErrorResponse", answer.json())

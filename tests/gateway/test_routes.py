@@ -1,0 +1,125 @@
+"""No inference route goes round admission, moderation or the ledger; the API's document holds."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from fastapi.routing import APIRoute
+from hypothesis import HealthCheck, given, settings
+from starlette.routing import Mount, Route
+
+from gateway.app import Door
+from gateway.surfaces.inventory import inference_surfaces
+from tests.gateway.served import MODEL, House
+
+# What answers POST under /v1 without generating: each for a reason.
+WITHOUT_GENERATION = {
+    "/v1/messages/count_tokens": "counts tokens",
+    "/v1/load_lora_adapter": "registers an adapter",
+    "/v1/unload_lora_adapter": "removes an adapter",
+    "/v1/moderations": "scores; limited, priced and metered by its own event",
+    "/v1/embeddings": "refused by name",
+    "/v1/files": "refused by name",
+    "/v1/batches": "refused by name",
+    "/v1/batches/{rest:path}": "refused by name",
+    "/v1/exports": "writes a file of figures",
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 3},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 3},
+}
+
+
+def routes_of(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, route) of every route, through the routers that FastAPI includes as they are."""
+    for route in routes:
+        if isinstance(route, Mount):
+            continue
+        included = getattr(route, "original_router", None)
+        if included is not None:
+            yield from routes_of(included.routes, prefix + route.include_context.prefix)
+            continue
+        assert isinstance(route, Route | APIRoute), f"a route of an unknown kind: {route!r}"
+        yield prefix + route.path, route
+
+
+def test_every_generating_route_is_a_surface_behind_the_one_door(house: House) -> None:
+    surfaces = {surface.route for surface in inference_surfaces()}
+    every = list(routes_of(house.app.router.routes))
+    posts = {path: route for path, route in every if "POST" in (route.methods or ())}
+    assert "/v1/moderations" in posts and "/tokenize" in posts
+    doors = {path for path, route in posts.items() if isinstance(route.endpoint, Door)}
+    assert doors == surfaces == set(BODIES)
+    others = {path for path in posts if path.startswith("/v1/")} - doors
+    assert others <= set(WITHOUT_GENERATION), others - set(WITHOUT_GENERATION)
+
+
+@pytest.mark.parametrize("route", sorted(BODIES))
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_surface_passes_every_step(
+    house: House, monkeypatch: pytest.MonkeyPatch, route: str, stream: bool
+) -> None:
+    pipeline = house.services.pipeline
+    steps: list[str] = []
+
+    def _spy(owner: Any, name: str, step: str) -> None:
+        plain = getattr(owner, name)
+
+        def _seen(*arguments: Any, **options: Any) -> Any:
+            steps.append(step)
+            return plain(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, _seen)
+
+    _spy(pipeline.auth, "principal", "auth")
+    _spy(pipeline.admission, "book", "admission")
+    _spy(pipeline.safety, "screen", "moderation")
+    _spy(pipeline.safety, "guard", "guard")
+    _spy(pipeline.spool, "open", "opened")
+    _spy(pipeline.spool, "close", "closed")
+    answer = httpx.post(
+        f"{house.url}{route}",
+        json={"model": MODEL, "stream": stream, **BODIES[route]},
+        headers=house.headers,
+        timeout=20,
+    )
+    assert answer.status_code == 200, answer.text
+    assert steps == ["auth", "admission", "moderation", "opened", "guard", "closed"]
+    event = house.last_event()
+    assert (event["route"], event["output_tokens"], event["streamed"]) == (route, 3, stream)
+
+
+@pytest.mark.parametrize("route", sorted({*BODIES, "/tokenize", "/v1/models", "/admin/v1/keys"}))
+def test_a_route_without_a_key_is_a_401(house: House, route: str) -> None:
+    method = "GET" if route in ("/v1/models", "/admin/v1/keys") else "POST"
+    answer = httpx.request(method, f"{house.url}{route}", json=BODIES.get(route, {}))
+    assert answer.status_code == 401, answer.text
+
+
+FUZZED = (*BODIES, "/tokenize", "/detokenize", "/v1/moderations", "/v1/messages/count_tokens")
+
+
+@pytest.mark.parametrize("path", FUZZED)
+def test_no_body_of_our_own_document_makes_the_house_fail(house: House, path: str) -> None:
+    document = httpx.get(f"{house.url}/openapi.json", timeout=20).json()
+    operation = schemathesis.openapi.from_dict(document)[path]["POST"]
+
+    @settings(
+        max_examples=12,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy())
+    def _holds(case: Any) -> None:
+        answer = case.call(base_url=house.url, headers=house.headers, timeout=20)
+        allowed = (503,) if path == "/v1/moderations" else ()  # where no classifier is shipped
+        fine = answer.status_code < 500 or answer.status_code in allowed
+        assert fine, (path, repr(case.body)[:500], answer.text)
+
+    _holds()
