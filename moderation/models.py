@@ -1,1 +1,106 @@
-"""Tables of the safety desk."""
+"""Tables of the safety desk. None of them holds a word of a prompt or an answer."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Index, String, Text, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from core.database import Base, BigKey, Json, UtcDateTime
+
+ID = String(40)
+
+
+class PolicyVersion(Base):
+    """A policy document as it was put in force for a tenant, a project or a key."""
+
+    __tablename__ = "moderation_policies"
+    __table_args__ = (Index("ix_moderation_policies_place", "tenant_id", "level", "target"),)
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    level: Mapped[str] = mapped_column(String(20))  # tenant | project | key
+    target: Mapped[str] = mapped_column(ID)  # the tenant's, project's or key's id
+    version: Mapped[str] = mapped_column(ID)
+    document: Mapped[dict[str, Any]] = mapped_column(Json)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    created_by: Mapped[str] = mapped_column(ID, default="")
+    retired_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class Decision(Base):
+    """One verdict on the input or the output of a request."""
+
+    __tablename__ = "moderation_decisions"
+    __table_args__ = (
+        UniqueConstraint("request_id", "direction"),
+        Index("ix_moderation_decisions_tenant_at", "tenant_id", "at"),
+        Index("ix_moderation_decisions_at", "at"),
+    )
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    request_id: Mapped[str] = mapped_column(ID)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    project_id: Mapped[str] = mapped_column(ID)
+    key_id: Mapped[str] = mapped_column(ID)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+    direction: Mapped[str] = mapped_column(String(10))  # input | output
+    action: Mapped[str] = mapped_column(String(10))
+    policy_version: Mapped[str] = mapped_column(ID)
+    text_sha256: Mapped[str] = mapped_column(String(64))
+    categories: Mapped[list[str]] = mapped_column(Json)
+    scores: Mapped[dict[str, float]] = mapped_column(Json)
+    spans: Mapped[list[list[Any]]] = mapped_column(Json)  # [start, end, label]
+    view: Mapped[str] = mapped_column(String(10))
+    unscanned: Mapped[bool]
+
+
+class Strike(Base):
+    """A blocked request that counts against its key. A granted appeal voids it."""
+
+    __tablename__ = "moderation_strikes"
+    __table_args__ = (Index("ix_moderation_strikes_key_at", "key_id", "at"),)
+
+    request_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    key_id: Mapped[str] = mapped_column(ID)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+    category: Mapped[str] = mapped_column(String(64))
+    voided_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class Suspension(Base):
+    """A key that was suspended by the strike rule, and who let it go again."""
+
+    __tablename__ = "moderation_suspensions"
+    __table_args__ = (Index("ix_moderation_suspensions_key", "key_id"),)
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    key_id: Mapped[str] = mapped_column(ID)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+    strikes: Mapped[int]
+    lifted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    lifted_by: Mapped[str] = mapped_column(ID, default="")
+
+
+class Appeal(Base):
+    """A tenant's objection to a decision, and the answer it got."""
+
+    __tablename__ = "moderation_appeals"
+    __table_args__ = (
+        UniqueConstraint("request_id", "direction"),
+        Index("ix_moderation_appeals_tenant", "tenant_id", "status"),
+    )
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    request_id: Mapped[str] = mapped_column(ID)
+    direction: Mapped[str] = mapped_column(String(10))
+    reason: Mapped[str] = mapped_column(Text)
+    status: Mapped[str] = mapped_column(String(10))  # open | granted | denied
+    opened_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    opened_by: Mapped[str] = mapped_column(ID)
+    decided_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    decided_by: Mapped[str] = mapped_column(ID, default="")
+    answer: Mapped[str] = mapped_column(Text, default="")

@@ -1,0 +1,136 @@
+"""Makes labelled sentences from the templates beside this file: minimal pairs and thin heads.
+
+The same words stand on both sides (a process is killed, a person is killed), so that the model
+has to look at what is done to whom.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from moderation.classifiers.train_sources import ANY, SAFE, Example, harm
+
+FOLDER = Path(__file__).with_name("synthetic")
+_CHOICE = re.compile(r"\(([^()]*)\)")
+_SLOT = re.compile(r"\{(\w+)\}")
+# Heads that a harmful family says nothing about stay unknown, but for these it is known enough.
+_SEXUAL_TERMS = "sexual anatomy / sexual acts"
+
+
+def read_slots() -> dict[str, list[str]]:
+    slots = {}
+    for line in (FOLDER / "slots.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, _, fillers = line.partition(":")
+            slots[name] = [filler.strip() for filler in fillers.split("|")]
+    return slots
+
+
+def read_families(name: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield (family, heads, templates) of one template file."""
+    family, heads, templates = "", list[str](), list[str]()
+    for line in (FOLDER / name).read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            if templates:
+                yield family, heads, templates
+            family, _, named = line[1:].partition("]")
+            heads, templates = named.split(), []
+        elif line and not line.startswith("#"):
+            templates.append(line)
+    yield family, heads, templates
+
+
+def expand(template: str, slots: Mapping[str, list[str]], chance: random.Random) -> str:
+    """Fill one template at random; choices may hold slots and fillers may not hold choices."""
+    text = template
+    while (found := _CHOICE.search(text)) is not None:
+        pick = chance.choice(found.group(1).split("|"))
+        text = text[: found.start()] + pick + text[found.end() :]
+    text = _SLOT.sub(lambda slot: chance.choice(slots[slot.group(1)]), text)
+    text = re.sub(r"\s+([?.,])", r"\1", " ".join(text.split()))
+    return text[:1].upper() + text[1:] if chance.random() < 0.8 else text.lower().rstrip("?.")
+
+
+def _family(
+    source: str,
+    labels: Mapping[str, float],
+    templates: list[str],
+    slots: Mapping[str, list[str]],
+    each: int,
+    weight: float,
+) -> Iterator[Example]:
+    chance = random.Random(source)
+    for template in templates:
+        made = {expand(template, slots, chance) for _ in range(each)}
+        yield from (Example(text, dict(labels), source, weight) for text in sorted(made))
+
+
+def synthetic_examples(terms: Mapping[str, list[str]], each: int = 40) -> list[Example]:
+    """Make about `each` sentences a template. `terms` are the profanity list's, by category."""
+    slots = read_slots()
+    found: list[Example] = []
+    for family, _, templates in read_families("safe.txt"):
+        found += _family(f"safe:{family}", SAFE, templates, slots, each, 1.0)
+    for family, _, templates in read_families("lookalikes.txt"):
+        found += _family(f"safe:{family}", SAFE, templates, slots, each, 1.0)
+    for family, heads, templates in read_families("harmful.txt"):
+        labels = {"prompt_attack": 1.0} if heads == ["prompt_attack"] else harm(*heads)
+        if "prompt_attack" not in heads:
+            labels = {**_silent(heads), **labels}
+        found += _family(f"harm:{family}", labels, templates, slots, each, 1.0)
+    return found + list(_term_sentences(terms))
+
+
+def _silent(heads: list[str]) -> dict[str, float]:
+    """What a family surely is not: a burglary is not sexual, an erotic story no recipe for crime."""
+    sure = {"prompt_attack": 0.0}
+    if "sexual" not in heads:
+        sure["sexual"] = 0.0
+    if "self-harm" not in heads:
+        sure["self-harm"] = 0.0
+    if not {"hate", "harassment"} & set(heads):
+        sure["hate"] = 0.0
+    if "illicit" in heads and "violence" not in heads:
+        sure["violence"] = 0.0
+    return sure
+
+
+_FRAMES = (
+    "I want your {term} right now",
+    "she showed him her {term}",
+    "{term} videos and pictures for free",
+    "they talked about {term} all night and then did it again and again",
+    "he kept whispering about {term} in her ear",
+)
+
+
+def _term_sentences(terms: Mapping[str, list[str]]) -> Iterator[Example]:
+    """Put every sexual term of the list into a sentence, so that no word of it is unknown."""
+    chance = random.Random("terms")
+    for term in sorted(terms.get(_SEXUAL_TERMS, [])):
+        for frame in chance.sample(_FRAMES, 2):
+            labels = {"sexual": 1.0, ANY: 1.0, "self-harm": 0.0, "illicit": 0.0, "hate": 0.0}
+            yield Example(frame.format(term=term), labels, "harm:sexual_terms", 0.5)
+
+
+def composites(examples: list[Example], count: int, seed: int = 11) -> list[Example]:
+    """Long texts out of short ones: a harmful passage among benign ones, or benign ones alone."""
+    chance = random.Random(seed)
+    calm = [e for e in examples if e.labels == SAFE and 30 < len(e.text) < 1_200]
+    rough = [
+        e
+        for e in examples
+        if e.labels.get(ANY) == 1.0 and e.weight >= 0.5 and 20 < len(e.text) < 800
+    ]
+    found = []
+    for number in range(count):
+        around = chance.sample(calm, chance.randint(1, 3))
+        parts = [e.text for e in around]
+        labels = SAFE
+        if number % 2:
+            picked = chance.choice(rough)
+            parts.insert(chance.randint(0, len(parts)), picked.text)
+            labels = picked.labels
+        found.append(Example(" ".join(parts)[:2_500], dict(labels), "composite", 0.7))
+    return found

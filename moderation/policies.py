@@ -1,0 +1,126 @@
+"""Policies in force: stored as versions, found by key, then project, then tenant, then default."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.clock import Clock
+from core.errors import BadRequest, NotFound
+from core.tenants import audit
+from core.tenants.scope import TenantScope
+from moderation.models import PolicyVersion
+from moderation.policy import Policy, default_policy
+
+LEVELS: Final = ("key", "project", "tenant")  # the first that has a policy is in force
+
+
+def put(
+    session: Session,
+    scope: TenantScope,
+    clock: Clock,
+    document: Mapping[str, Any],
+    *,
+    level: str = "tenant",
+    target: str | None = None,
+) -> Policy:
+    """Check a document and put it in force at once; what was in force there is retired."""
+    policy = Policy.from_dict(document)
+    place = _place(scope, level, target)
+    before = _current(session, scope, level, place)
+    if before is not None and before.version == policy.version:
+        return policy
+    if before is not None:
+        before.retired_at = clock.now()
+    session.add(
+        PolicyVersion(
+            tenant_id=scope.tenant_id,
+            level=level,
+            target=place,
+            version=policy.version,
+            document=policy.to_dict(),
+            created_at=clock.now(),
+            created_by=scope.actor,
+        )
+    )
+    session.flush()
+    was = None if before is None else {"version": before.version}
+    audit.record(session, scope, clock, "policy.put", place, was, {"version": policy.version})
+    return policy
+
+
+def retire(
+    session: Session, scope: TenantScope, clock: Clock, *, level: str, target: str | None = None
+) -> None:
+    """Take a policy out of force, so that the next level's holds again."""
+    place = _place(scope, level, target)
+    row = _current(session, scope, level, place)
+    if row is None:
+        raise NotFound(
+            f"No policy is in force for {level} {place}.", next_step="List the policies."
+        )
+    row.retired_at = clock.now()
+    session.flush()
+    audit.record(session, scope, clock, "policy.retire", place, {"version": row.version}, None)
+
+
+def in_force(session: Session, scope: TenantScope, project_id: str, key_id: str) -> Policy:
+    """Return the policy that holds for a key. Safe to cache until the tenants' epoch moves."""
+    targets = {"key": key_id, "project": project_id, "tenant": scope.tenant_id}
+    rows = session.scalars(
+        select(PolicyVersion)
+        .where(
+            PolicyVersion.tenant_id == scope.tenant_id,
+            PolicyVersion.retired_at.is_(None),
+            PolicyVersion.target.in_(targets.values()),
+        )
+        .order_by(PolicyVersion.id)
+    ).all()
+    by_level = {row.level: row for row in rows if targets.get(row.level) == row.target}
+    for level in LEVELS:
+        if level in by_level:
+            return Policy.from_dict(by_level[level].document)
+    return default_policy()
+
+
+def history(session: Session, scope: TenantScope, limit: int = 100) -> list[PolicyVersion]:
+    """Return the tenant's policy versions, newest first."""
+    query = select(PolicyVersion).where(PolicyVersion.tenant_id == scope.tenant_id)
+    return list(session.scalars(query.order_by(PolicyVersion.id.desc()).limit(limit)))
+
+
+def version(session: Session, scope: TenantScope, wanted: str) -> Policy:
+    """Return any version that the tenant ever had in force."""
+    row = session.scalars(
+        select(PolicyVersion)
+        .where(PolicyVersion.tenant_id == scope.tenant_id, PolicyVersion.version == wanted)
+        .limit(1)
+    ).first()
+    if row is None:
+        raise NotFound(f"No policy version {wanted}.", next_step="List the policies.")
+    return Policy.from_dict(row.document)
+
+
+def _place(scope: TenantScope, level: str, target: str | None) -> str:
+    if level not in LEVELS:
+        raise BadRequest(f"No level {level!r}: one of {', '.join(LEVELS)}.", param="level")
+    if level == "tenant":
+        return scope.tenant_id
+    if not target:
+        raise BadRequest(f"A policy of a {level} needs the {level}'s id.", param="target")
+    return target
+
+
+def _current(session: Session, scope: TenantScope, level: str, target: str) -> PolicyVersion | None:
+    return session.scalars(
+        select(PolicyVersion)
+        .where(
+            PolicyVersion.tenant_id == scope.tenant_id,
+            PolicyVersion.level == level,
+            PolicyVersion.target == target,
+            PolicyVersion.retired_at.is_(None),
+        )
+        .order_by(PolicyVersion.id.desc())
+        .limit(1)
+    ).first()

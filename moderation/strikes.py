@@ -1,0 +1,112 @@
+"""Strikes: blocked requests count against their key, and too many suspend it by rule."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from core.clock import Clock
+from core.database import insert_new
+from core.errors import NotFound
+from core.events import ModerationEvent
+from core.tenants import audit, keys
+from core.tenants.models import ApiKey
+from core.tenants.scope import TenantScope, scope_of_operator
+from moderation.models import Strike, Suspension
+from moderation.policies import in_force
+
+SUSPENDED_BY = "strike-rule"
+
+
+def count_blocked(session: Session, events: Sequence[ModerationEvent]) -> int:
+    """Write a strike for every blocked input; a request strikes once. Returns how many were new."""
+    rows = [
+        {
+            "request_id": event.request_id,
+            "tenant_id": event.tenant_id,
+            "key_id": event.key_id,
+            "at": event.at,
+            "category": (event.categories or ("",))[0][:64],
+        }
+        for event in events
+        if event.action == "block" and event.direction == "input"
+    ]
+    return insert_new(session, Strike.__table__, rows, "request_id")  # type: ignore[arg-type]
+
+
+def strikes_of(session: Session, key_id: str, clock: Clock, window_hours: int) -> int:
+    """Return how many strikes count against a key: in the window, not voided, since it was freed."""
+    since = clock.now() - timedelta(hours=window_hours)
+    freed = session.scalar(
+        select(func.max(Suspension.lifted_at)).where(Suspension.key_id == key_id)
+    )
+    query = select(func.count()).where(
+        Strike.key_id == key_id,
+        Strike.voided_at.is_(None),
+        Strike.at > max(since, freed) if freed is not None else Strike.at > since,
+    )
+    return session.scalar(query) or 0
+
+
+def apply_rules(session: Session, clock: Clock, longest_window_hours: int = 24 * 90) -> list[str]:
+    """Suspend every key whose policy's strike rule is met; returns their ids."""
+    since = clock.now() - timedelta(hours=longest_window_hours)
+    found = session.execute(
+        select(Strike.tenant_id, Strike.key_id)
+        .where(Strike.at > since, Strike.voided_at.is_(None))
+        .distinct()
+    ).all()
+    suspended = []
+    for tenant_id, key_id in found:
+        scope = scope_of_operator(tenant_id, SUSPENDED_BY)
+        if _suspend_if_due(session, scope, clock, key_id):
+            suspended.append(key_id)
+    return suspended
+
+
+def _suspend_if_due(session: Session, scope: TenantScope, clock: Clock, key_id: str) -> bool:
+    key = session.get(ApiKey, key_id)
+    if key is None or key.revoked_at is not None:
+        return False
+    rule = in_force(session, scope, key.project_id, key_id).strikes
+    if rule is None:
+        return False
+    count = strikes_of(session, key_id, clock, rule.window_hours)
+    if count < rule.limit:
+        return False
+    keys.revoke(session, scope, clock, key_id)
+    session.add(Suspension(tenant_id=scope.tenant_id, key_id=key_id, at=clock.now(), strikes=count))
+    session.flush()
+    return True
+
+
+def lift(session: Session, scope: TenantScope, clock: Clock, key_id: str) -> None:
+    """Let a suspended key go again; strikes from before no longer count."""
+    suspension = session.scalars(
+        select(Suspension)
+        .where(
+            Suspension.tenant_id == scope.tenant_id,
+            Suspension.key_id == key_id,
+            Suspension.lifted_at.is_(None),
+        )
+        .limit(1)
+    ).first()
+    if suspension is None:
+        raise NotFound(f"Key {key_id} is not suspended.", next_step="List the suspensions.")
+    key = keys.get(session, scope, key_id)
+    before = keys.describe(key)
+    key.revoked_at = None
+    suspension.lifted_at = clock.now()
+    suspension.lifted_by = scope.actor
+    session.flush()
+    audit.record(session, scope, clock, "key.unsuspend", key_id, before, keys.describe(key))
+
+
+def void(session: Session, request_id: str, clock: Clock) -> None:
+    """Take back the strike of a request whose decision was wrong."""
+    session.execute(
+        update(Strike)
+        .where(Strike.request_id == request_id, Strike.voided_at.is_(None))
+        .values(voided_at=clock.now())
+    )
