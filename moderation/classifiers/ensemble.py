@@ -34,10 +34,11 @@ _HARMS = [place for place, head in enumerate(HEADS) if head != PROMPT_ATTACK]
 
 def unpack(stored: Arrays, name: str) -> Floats:
     """Return an array as float32; whole-number arrays carry their scale beside them."""
-    values = stored[name]
+    values = np.asarray(stored[name])
+    floats: Floats = values.astype(np.float32)
     if values.dtype.kind == "i":
-        return values.astype(np.float32) * stored[f"{name}_scale"].astype(np.float32)
-    return values.astype(np.float32)
+        floats = floats * np.asarray(stored[f"{name}_scale"], dtype=np.float32)
+    return floats
 
 
 class Linear:

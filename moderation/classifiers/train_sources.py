@@ -1,7 +1,6 @@
 """Reads the labelled sets and maps their labels to our heads. A missing label stays unknown."""
 
 import csv
-import gzip
 import json
 import random
 import re
@@ -96,7 +95,7 @@ def _ailuminate(folder: Path) -> Iterator[Example]:
 
 
 def _bias_templates(folder: Path) -> Iterator[Example]:
-    for row in _sample(_rows(folder / "en_sentence_templates.csv"), 6_000):
+    for row in _sample(_rows(folder / "en_sentence_templates.csv"), 3_000):
         toxic = row["toxicity"] == "toxic"
         labels = harm("harassment") if toxic else SAFE
         yield Example(row["phrase"], labels, "bias_templates", 0.2)
@@ -117,14 +116,14 @@ def _benign(texts: Iterable[str], source: str, weight: float = 1.0) -> Iterator[
 
 
 def _banking77(folder: Path) -> Iterator[Example]:
-    rows = _sample(_rows(folder / "train.csv"), 2_000)
+    rows = _sample(_rows(folder / "train.csv"), 800)
     yield from _benign((row["text"] for row in rows), "banking77", 0.5)
 
 
 def _clinc150(folder: Path) -> Iterator[Example]:
     data = _json(folder / "data_full.json")
     texts = [text for name in ("train", "oos_train", "oos_test") for text, _ in data[name]]
-    yield from _benign(_sample(texts, 6_000), "clinc150", 0.5)
+    yield from _benign(_sample(texts, 3_000), "clinc150", 0.5)
 
 
 def _cyberseceval(folder: Path) -> Iterator[Example]:
@@ -144,7 +143,7 @@ def _davidson(folder: Path) -> Iterator[Example]:
         "1": {"harassment": 1.0, "hate": 0.0, "self-harm": 0.0, "illicit": 0.0},
         "2": SAFE,
     }
-    for row in _sample(_rows(folder / "labeled_data.csv"), 12_000):
+    for row in _sample(_rows(folder / "labeled_data.csv"), 6_000):
         text = re.sub(r"^[!\"\s]*RT @\w+:|@\w+:?|https?://\S+|&#?\w+;", " ", row["tweet"])
         yield Example(text, meanings[row["class"]], "davidson", 0.3)
 
@@ -171,7 +170,7 @@ def _hateful(text: str, hateful: bool, kind: str, source: str) -> Iterator[Examp
 
 
 def _edos(folder: Path) -> Iterator[Example]:
-    for row in _rows(folder / "edos_labelled_aggregated.csv"):
+    for row in _sample(_rows(folder / "edos_labelled_aggregated.csv"), 13_000):
         text = re.sub(r"\[(?:USER|URL)\]", " ", row["text"])
         vector = row["label_vector"]
         if vector == "none":
@@ -192,9 +191,9 @@ def _goemotions(folder: Path) -> Iterator[Example]:
     )
     rows = _rows(folder / "train.tsv", "\t")
     calm = [row["text"] for row in rows if not rough.search(row["text"])]
-    yield from _benign(_sample(calm, 12_000), "goemotions", 0.4)
+    yield from _benign(_sample(calm, 7_000), "goemotions", 0.4)
     loud = [row["text"] for row in rows if rough.search(row["text"])]
-    for text in _sample(loud, 3_000):
+    for text in _sample(loud, 2_000):
         yield Example(text, {"hate": 0.1, "illicit": 0.0, ANY: 0.25}, "goemotions", 0.3)
 
 
@@ -203,24 +202,15 @@ def _gpteacher(folder: Path) -> Iterator[Example]:
         "codegen-instruct.json",
         "roleplay-simple-deduped-roleplay-instruct.json",
     ):
-        for row in _json(folder / name):
+        for row in _sample(_json(folder / name), 2_000):
             yield Example(f"{row['instruction']} {row['input']}".strip(), SAFE, "gpteacher", 0.6)
             if name.startswith("roleplay"):
                 yield Example(row["response"], SAFE, "gpteacher_stories")
 
 
 def _gsm8k(folder: Path) -> Iterator[Example]:
-    rows = _sample(_json_lines(folder / "train.jsonl"), 1_500)
+    rows = _sample(_json_lines(folder / "train.jsonl"), 600)
     yield from _benign((row["question"] for row in rows), "gsm8k", 0.5)
-
-
-def _hh(folder: Path) -> Iterator[Example]:
-    with gzip.open(folder / "test.jsonl.gz", "rt", encoding="utf-8") as lines:
-        for line in lines:
-            turns = json.loads(line)["chosen"].split("\n\nHuman: ")
-            first = turns[1].split("\n\nAssistant:")[0].strip()
-            # Red-team openings: more often than not harmful, and nothing more is known.
-            yield Example(first, {ANY: 0.6}, "hh_rlhf_harmless_test", 0.15)
 
 
 def _attacks(texts: Iterable[str], source: str) -> Iterator[Example]:
@@ -346,7 +336,6 @@ _READERS: dict[str, Reader] = {
     "gpteacher": _gpteacher,
     "gsm8k": _gsm8k,
     "hatemoji_build": _hatemoji,
-    "hh_rlhf_harmless_test": _hh,
     "jailbreak_itw": _jailbreak_itw,
     "presidio_pii": _presidio,
     "red_instruct": _red_instruct,

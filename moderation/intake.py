@@ -1,0 +1,15 @@
+"""Takes decisions in from the door's spool: rows and strikes in one call, idempotently."""
+
+from collections.abc import Sequence
+
+from sqlalchemy.orm import Session
+
+from core.events import ModerationEvent
+from moderation.records import store
+from moderation.strikes import count_blocked
+
+
+def take_in(session: Session, events: Sequence[ModerationEvent]) -> int:
+    """Store a batch; what was taken in before changes nothing. Returns how many were new."""
+    count_blocked(session, events)
+    return store(session, events)

@@ -1,0 +1,70 @@
+"""Scores as OpenAI's /v1/moderations shows them: thirteen categories, text alone.
+
+Sub-categories (those with a slash) are a head times a lexical cue and are weak; `/v1/models`
+and the README say so, the shape has no place for it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moderation.categories import OPENAI_CATEGORIES
+from moderation.defaults import DEFAULT_ANNOTATE_AT
+from moderation.errors import NotScored
+from moderation.policy import Screen
+from moderation.screener import Screener
+
+MOST_INPUTS = 2_048
+
+
+def texts_of(given: object) -> list[str]:
+    """Read `input`: a string, strings, or text parts. An image is refused, never scored zero."""
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, Sequence) or not given:
+        raise NotScored(
+            "input must be a string, a list of strings, or a list of text parts.", param="input"
+        )
+    if len(given) > MOST_INPUTS:
+        raise NotScored(f"input has {len(given)} items; at most {MOST_INPUTS}.", param="input")
+    return [_text(item, f"input[{place}]") for place, item in enumerate(given)]
+
+
+def _text(item: object, place: str) -> str:
+    if isinstance(item, str):
+        return item
+    kind = item.get("type") if isinstance(item, Mapping) else None
+    if isinstance(item, Mapping) and kind == "text" and isinstance(item.get("text"), str):
+        return str(item["text"])
+    if kind == "image_url":
+        raise NotScored(
+            f"{place} is an image, and this classifier reads text alone; it was not scored.",
+            next_step="Send text, or use a moderation service that sees images.",
+            param=place,
+        )
+    raise NotScored(f"{place} is neither a string nor a text part.", param=place)
+
+
+def result(scores: Mapping[str, float], screen: Screen | None = None) -> dict[str, Any]:
+    """Return one entry of `results`; a category is flagged from its annotate threshold on."""
+    thresholds = dict(DEFAULT_ANNOTATE_AT)
+    for name, each in screen.categories.items() if screen is not None else ():
+        if each.annotate is not None:
+            thresholds[name] = each.annotate
+    flags = {name: scores[name] >= thresholds[name] for name in OPENAI_CATEGORIES}
+    return {
+        "flagged": any(flags.values()),
+        "categories": flags,
+        "category_scores": {name: round(scores[name], 6) for name in OPENAI_CATEGORIES},
+        "category_applied_input_types": {name: ["text"] for name in OPENAI_CATEGORIES},
+    }
+
+
+def moderate(screener: Screener, given: object, screen: Screen | None = None) -> dict[str, Any]:
+    """Answer a moderation request but for its id: the model's name and a result a text."""
+    texts = texts_of(given)
+    if screener.classifier is None:
+        raise NotScored("No classifier is installed, so nothing can be scored.")
+    return {
+        "model": screener.classifier.version,
+        "results": [result(screener.score(text).scores, screen) for text in texts],
+    }
