@@ -66,7 +66,9 @@ class Convolution:
         self._vectors = unpack(stored, "vectors")
         self._grams = unpack(stored, "grams")
         vocabulary = bytes(stored["vocabulary"].astype(np.uint8)).decode("utf-8").split("\n")
-        self._rows = {word: self._vectors[row] for row, word in enumerate(vocabulary)}
+        self._rows: dict[str, Floats] = {
+            word: self._vectors[row] for row, word in enumerate(vocabulary)
+        }
         self._known = len(self._rows)
         self._phrases = [
             (width, unpack(stored, f"phrase{width}"), unpack(stored, f"phrase{width}_bias"))
@@ -83,7 +85,7 @@ class Convolution:
         found = self._rows.get(word)
         if found is None:
             rows = [word_hash(gram) % GRAM_BUCKETS for gram in in_word_grams(word)[:_GRAMS]]
-            found = self._grams[rows].sum(0) / np.float32(max(1, len(rows)))
+            found = np.asarray(self._grams[rows].sum(0) / max(1, len(rows)), dtype=np.float32)
             if len(self._rows) < self._known + _MOST_CACHED:
                 self._rows[word] = found
         return found

@@ -1,8 +1,15 @@
 """Finds the classifier that the project ships."""
 
+from functools import lru_cache
+from pathlib import Path
+
 from moderation.classifiers.base import Classifier
+from moderation.classifiers.ensemble import Ensemble
+
+SHIPPED = Path(__file__).with_name("weights") / "moderation.npz"
 
 
-def load_classifier() -> Classifier | None:
-    """Return the shipped classifier, or None where no weights are installed."""
-    return None
+@lru_cache(maxsize=4)
+def load_classifier(path: Path = SHIPPED) -> Classifier | None:
+    """Return the classifier stored at `path`, read once, or None where no weights are installed."""
+    return Ensemble.load(path) if path.is_file() else None
