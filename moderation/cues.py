@@ -53,7 +53,7 @@ _CUES: Final[Mapping[str, tuple[str, re.Pattern[str]]]] = {
     "violence/graphic": ("violence", _GRAPHIC),
 }
 # Under this head score a sub-category is too small to matter and its cue is not looked for.
-_WORTH_A_LOOK: Final = 0.05
+_WORTH_A_LOOK: Final = 0.1
 
 
 def openai_scores(heads: Mapping[str, float], text: str) -> dict[str, float]:

@@ -29,6 +29,7 @@ LEET: Final = {
 }
 # A letter three times over is stretched; twice is spelling.
 _STRETCHED: Final = 3
+_SAME = re.compile(r"(?is)(.)\1*")
 _NEEDED = re.compile(r"[A-Za-z][013457@8$!|+€£¢]|[013457@8$!|+€£¢][A-Za-z]|(?i:([a-z])\1\1)")
 
 
@@ -62,10 +63,25 @@ class LooseStream:
         return stream.view()
 
     def push(self, text: str, starts: Sequence[int], ends: Sequence[int]) -> None:
-        for character, start, end in zip(text, starts, ends, strict=True):
+        place = 0
+        while place < len(text):
+            character = text[place]
             if self._waiting is not None:
                 self._settle(self._waiting, character)
-            self._waiting = (character, start, end)
+            self._waiting = (character, starts[place], ends[place])
+            place = self._past_run(text, starts, ends, place) + 1
+
+    def _past_run(self, text: str, starts: Sequence[int], ends: Sequence[int], place: int) -> int:
+        """Jump to the last of a long run of one letter: only its two ends are ever looked at."""
+        run = self._run
+        if len(run) < _STRETCHED or lower(text[place]) != run[0][0]:
+            return place
+        last = _SAME.match(text, place).end() - 1  # type: ignore[union-attr]
+        if last - place < 2:
+            return place
+        run[-1] = (run[0][0], starts[last - 1], ends[last - 1])
+        self._waiting = (text[last], starts[last], ends[last])
+        return last
 
     def finish(self) -> None:
         if self._waiting is not None:

@@ -9,8 +9,11 @@ from moderation.cues import openai_scores
 from moderation.loose import loosen_text
 from moderation.normalise import LOOSE, PLAIN
 
-WINDOW = 1_000
-STRIDE = 800
+# The model learnt from short texts; a passage in a longer window drowns in what surrounds it.
+WINDOW = 400
+STRIDE = 340
+# Of a very long text, this many windows are scored, evenly spread; the rules read all of it.
+MOST_WINDOWS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ def windows(length: int) -> list[tuple[int, int]]:
     if length <= WINDOW:
         return [(0, length)]
     starts = range(0, length - WINDOW + STRIDE, STRIDE)
+    if len(starts) > MOST_WINDOWS:
+        starts = range(0, length - WINDOW, (length - WINDOW) // (MOST_WINDOWS - 1))
     return [(start, min(start + WINDOW, length)) for start in starts]
 
 
@@ -39,7 +44,8 @@ def score_windows(classifier: Classifier, text: str) -> list[Scored]:
 def score_cuts(classifier: Classifier, text: str, cuts: Sequence[tuple[int, int]]) -> list[Scored]:
     """Score the given windows of a folded text in one call of the classifier."""
     plain = [text[start:end] for start, end in cuts]
-    loose = [loosen_text(piece) for piece in plain]
+    whole_changes = loosen_text(text) is not text
+    loose = [loosen_text(piece) for piece in plain] if whole_changes else plain
     changed = [i for i, piece in enumerate(loose) if piece is not plain[i]]
     rows = classifier.score([*plain, *(loose[i] for i in changed)]).tolist()
     found = []

@@ -4,8 +4,8 @@ Weights come from an .npz that holds numbers and text alone (`allow_pickle=False
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +15,24 @@ from moderation.categories import HEADS, PROMPT_ATTACK
 from moderation.classifiers.features import (
     BUCKETS,
     GRAM_BUCKETS,
-    FeatureTable,
+    Lexicon,
+    gram_ids,
     in_word_grams,
     word_hash,
     words_of,
 )
 
 Floats = NDArray[np.float32]
+Places = NDArray[np.int64]
 Arrays = Mapping[str, NDArray[np.generic]]
 
 WIDTHS = (1, 2, 3)
+# Blank rows between two texts, so that no phrase spans both.
+_GAP = 2
 _GRAMS = 24
+_BATCH_WORDS = 4_000
 _LENGTH_OFFSET = 4
 _MEAN_SCALE = 3
-_MOST_CACHED = 60_000
 _HARMS = [place for place, head in enumerate(HEADS) if head != PROMPT_ATTACK]
 
 
@@ -41,77 +45,82 @@ def unpack(stored: Arrays, name: str) -> Floats:
     return floats
 
 
-class Linear:
-    """Logits from hashed features: shape (heads + any,)."""
+class VectorLexicon(Lexicon):
+    """A lexicon whose numbers also index word vectors; unknown words get their n-grams' mean."""
 
     def __init__(self, stored: Arrays) -> None:
+        words = bytes(np.asarray(stored["vocabulary"], dtype=np.uint8)).decode("utf-8").split("\n")
+        self._gram_vectors = unpack(stored, "grams")
+        known = unpack(stored, "vectors")
+        super().__init__(words)
+        self.vectors = np.zeros((self.size, known.shape[1]), dtype=np.float32)
+        self.vectors[: len(known)] = known
+        self.gram_counts = np.zeros(self.size, dtype=np.int64)
+        self.gram_sums = np.zeros((self.size, len(stored["linear_bias"])), dtype=np.float32)
+
+    def added(self, number: int, word: str) -> None:
+        self.gram_counts[number] = 0
+        rows = [word_hash(gram) % GRAM_BUCKETS for gram in in_word_grams(word)[:_GRAMS]]
+        self.vectors[number] = self._gram_vectors[rows].sum(0) / max(1, len(rows))
+
+
+class Linear:
+    """Logits of many texts: words and pairs once each, and the in-word n-grams of each word.
+
+    What a word's n-grams add is the same in every text, so it is summed once and kept.
+    """
+
+    def __init__(self, stored: Arrays, lexicon: VectorLexicon) -> None:
         self._weights = unpack(stored, "linear")
         self._bias = unpack(stored, "linear_bias")
-        self._table = FeatureTable()
+        self._lexicon = lexicon
 
-    def logits(self, words: Sequence[str]) -> Floats:
-        pairs, grams = self._table.ids(words)
-        total: Floats = self._bias
-        if len(pairs):
-            total = total + self._weights[pairs].sum(0) / np.float32(np.sqrt(len(pairs)))
-        if len(grams):
-            total = total + self._weights[grams + BUCKETS].sum(0) / np.float32(np.sqrt(len(grams)))
-        return np.asarray(total, dtype=np.float32)
+    def logits(self, texts: Sequence[list[int]]) -> Floats:
+        lexicon = self._lexicon
+        total = np.repeat(self._bias[None, :], len(texts), axis=0)
+        for place, numbers in enumerate(texts):
+            if not numbers:
+                continue
+            pairs = lexicon.pairs(numbers)
+            total[place] += self._weights.take(pairs, axis=0).sum(0) * len(pairs) ** -0.5
+            words = np.fromiter(set(numbers), dtype=np.int64)
+            counts = lexicon.gram_counts.take(words)
+            if not counts.all():
+                counts = self._count(words)
+            grams = lexicon.gram_sums.take(words, axis=0).sum(0)
+            total[place] += grams * float(counts.sum()) ** -0.5
+        return total
+
+    def _count(self, words: Places) -> Places:
+        for number in words[self._lexicon.gram_counts[words] == 0].tolist():
+            ids = gram_ids(self._lexicon.word(number))
+            self._lexicon.gram_counts[number] = max(1, len(ids))
+            self._lexicon.gram_sums[number] = self._weights[np.array(ids, int) + BUCKETS].sum(0)
+        return self._lexicon.gram_counts.take(words)
 
 
 class Convolution:
-    """Logits from word vectors: phrases of one to three words, largest and mean, then two layers."""
+    """Logits of many texts from word vectors: phrases of one to three words, largest and mean."""
 
-    def __init__(self, stored: Arrays) -> None:
-        self._vectors = unpack(stored, "vectors")
-        self._grams = unpack(stored, "grams")
-        vocabulary = bytes(stored["vocabulary"].astype(np.uint8)).decode("utf-8").split("\n")
-        self._rows: dict[str, Floats] = {
-            word: self._vectors[row] for row, word in enumerate(vocabulary)
-        }
-        self._known = len(self._rows)
-        self._phrases = [
-            (width, unpack(stored, f"phrase{width}"), unpack(stored, f"phrase{width}_bias"))
-            for width in WIDTHS
-        ]
-        self._all = np.concatenate([kernel for _, kernel, _ in self._phrases], axis=1)
-        self._filters = len(self._phrases[0][2])
+    def __init__(self, stored: Arrays, lexicon: VectorLexicon) -> None:
+        self._lexicon = lexicon
+        kernels = [unpack(stored, f"phrase{width}") for width in WIDTHS]
+        self._biases = [unpack(stored, f"phrase{width}_bias") for width in WIDTHS]
+        self._all = np.concatenate(kernels, axis=1)
+        self._filters = len(self._biases[0])
         self._layers = {
             name: (unpack(stored, name), unpack(stored, f"{name}_bias"))
             for name in ("hidden", "out", "direct")
         }
 
-    def _vector(self, word: str) -> Floats:
-        found = self._rows.get(word)
-        if found is None:
-            rows = [word_hash(gram) % GRAM_BUCKETS for gram in in_word_grams(word)[:_GRAMS]]
-            found = np.asarray(self._grams[rows].sum(0) / max(1, len(rows)), dtype=np.float32)
-            if len(self._rows) < self._known + _MOST_CACHED:
-                self._rows[word] = found
-        return found
-
-    def logits(self, words: Sequence[str]) -> Floats:
-        count = max(1, len(words))
-        vectors = np.zeros((count + 4, self._all.shape[0]), dtype=np.float32)
-        if words:
-            vectors[2 : count + 2] = [self._vector(word) for word in words]
-        products = vectors @ self._all
-        pooled, column = [], 0
-        for width, _, bias in self._phrases:
-            # As if padded by width - 1 on both sides.
-            places = count + width - 1
-            first = 2 - (width - 1)
-            seen = products[first : first + places, column : column + self._filters] + bias
-            for shift in range(1, width):
-                at = column + shift * self._filters
-                seen += products[first + shift : first + shift + places, at : at + self._filters]
-            np.maximum(seen, 0, out=seen)
-            pooled += [
-                seen.max(0),
-                seen.sum(0) * np.float32(_MEAN_SCALE / (count + _LENGTH_OFFSET)),
-            ]
-            column += width * self._filters
-        features = np.concatenate(pooled)
+    def logits(self, texts: Sequence[list[int]]) -> Floats:
+        counts = np.array([max(1, len(numbers)) for numbers in texts])
+        starts = _GAP + np.concatenate([[0], np.cumsum(counts + _GAP)[:-1]])
+        rows = np.zeros((int(starts[-1] + counts[-1]) + _GAP + 1, self._all.shape[0]), np.float32)
+        for start, numbers in zip(starts.tolist(), texts, strict=True):
+            if numbers:
+                rows[start : start + len(numbers)] = self._lexicon.vectors.take(numbers, axis=0)
+        features = self._pooled(rows @ self._all, starts, counts)
         (hidden, hidden_bias), (out, out_bias), (direct, direct_bias) = (
             self._layers[name] for name in ("hidden", "out", "direct")
         )
@@ -119,49 +128,75 @@ class Convolution:
         result: Floats = middle @ out + out_bias + features @ direct + direct_bias
         return result
 
+    def _pooled(self, products: Floats, starts: Places, counts: Places) -> Floats:
+        pooled, column = [], 0
+        mean = (_MEAN_SCALE / (counts + _LENGTH_OFFSET)).astype(np.float32)[:, None]
+        for width, bias in zip(WIDTHS, self._biases, strict=True):
+            # A phrase may begin width - 1 places before the text and end as far behind it.
+            places = len(products) - width + 1
+            seen = products[:places, column : column + self._filters] + bias
+            for shift in range(1, width):
+                at = column + shift * self._filters
+                seen += products[shift : shift + places, at : at + self._filters]
+            np.maximum(seen, 0, out=seen)
+            edges = np.stack([starts - (width - 1), starts + counts], axis=1).ravel()
+            pooled.append(np.maximum.reduceat(seen, edges, axis=0)[::2])
+            pooled.append(np.add.reduceat(seen, edges, axis=0)[::2] * mean)
+            column += width * self._filters
+        return np.concatenate(pooled, axis=1)
 
-@dataclass(frozen=True)
+
 class Ensemble:
     """Both halves, Platt-calibrated by head; the highest harm is drawn toward the any-harm score."""
 
-    version: str
-    linear: Linear
-    convolution: Convolution
-    slopes: Floats
-    offsets: Floats
-    share: float
+    def __init__(self, stored: Arrays, version: str) -> None:
+        lexicon = VectorLexicon(stored)
+        self.version = version
+        self._lock = threading.Lock()
+        self._lexicon = lexicon
+        self._linear = Linear(stored, lexicon)
+        self._convolution = Convolution(stored, lexicon)
+        self._slopes = unpack(stored, "slopes")
+        self._offsets = unpack(stored, "offsets")
+        self._share = unpack(stored, "share")[0]
 
     @classmethod
     def load(cls, path: Path) -> "Ensemble":
-        content = path.read_bytes()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
         with np.load(path, allow_pickle=False) as archive:
             stored = {name: archive[name] for name in archive.files}
-        return cls.of(stored, "th-moderation-" + hashlib.sha256(content).hexdigest()[:12])
+        return cls(stored, f"th-moderation-{digest[:12]}")
 
-    @classmethod
-    def of(cls, stored: Arrays, version: str) -> "Ensemble":
-        return cls(
-            version,
-            Linear(stored),
-            Convolution(stored),
-            unpack(stored, "slopes"),
-            unpack(stored, "offsets"),
-            float(unpack(stored, "share")[0]),
-        )
-
-    def logits(self, text: str) -> Floats:
-        """Return the uncalibrated logits of the heads and, last, of any harm."""
-        words = words_of(text)
-        mine = np.float32(self.share)
-        return mine * self.linear.logits(words) + (1 - mine) * self.convolution.logits(words)
+    def halves(self, texts: Sequence[str]) -> tuple[Floats, Floats]:
+        """Return the uncalibrated logits of both halves: the heads and, last, any harm."""
+        linear, curved = [], []
+        with self._lock:
+            for batch in _batches([words_of(text) for text in texts]):
+                numbered = self._lexicon.numbers(batch)
+                linear.append(self._linear.logits(numbered))
+                curved.append(self._convolution.logits(numbered))
+        return np.concatenate(linear), np.concatenate(curved)
 
     def score(self, texts: Sequence[str]) -> Floats:
         """Return probabilities of shape (len(texts), len(HEADS))."""
         if not texts:
             return np.zeros((0, len(HEADS)), dtype=np.float32)
-        logits = np.stack([self.logits(text) for text in texts]) * self.slopes + self.offsets
-        chances = 1 / (1 + np.exp(-np.clip(logits, -30, 30)))
-        return level(chances)
+        linear, curved = self.halves(texts)
+        logits = (self._share * linear + (1 - self._share) * curved) * self._slopes + self._offsets
+        return level(1 / (1 + np.exp(-np.clip(logits, -30, 30))))
+
+
+def _batches(texts: list[list[str]]) -> Iterator[list[list[str]]]:
+    """Cut into batches that the lexicon can number and that stay in the processor's cache."""
+    batch: list[list[str]] = []
+    words = 0
+    for text in texts:
+        if batch and words + len(text) > _BATCH_WORDS:
+            yield batch
+            batch, words = [], 0
+        batch.append(text)
+        words += len(text)
+    yield batch
 
 
 def level(chances: Floats) -> Floats:

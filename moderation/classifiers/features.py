@@ -6,13 +6,12 @@ Only crc32 and integer arithmetic, so training and inference agree on every mach
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+Ids = NDArray[np.int32]
 
 BUCKETS: Final = 1 << 17
 GRAM_BUCKETS: Final = 1 << 15
@@ -20,7 +19,7 @@ _MASK = BUCKETS - 1
 _PAIR_FACTOR: Final = 1_000_003
 _LONGEST_WORD = 24
 _MOST_WORDS = 3_000
-_MOST_CACHED = 60_000
+MOST_CACHED: Final = 30_000
 # Letters with an inner apostrophe, digits, or one sign; emoji are signs.
 _TOKEN = re.compile(r"[a-z]+(?:'[a-z]+)?|[0-9]+|[^\w\s]|\w")
 
@@ -40,39 +39,66 @@ def in_word_grams(word: str) -> list[str]:
     return [padded[i : i + n] for n in (3, 4, 5) for i in range(len(padded) - n + 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class WordFeatures:
-    hash: int
-    grams: Ids
+class Lexicon:
+    """Numbers for words: those of a vocabulary have their own for good, others while cached.
 
+    Numbers index `hashes`. A full cache is emptied by handing its numbers out anew. Not to be
+    shared between threads without a lock.
+    """
 
-class FeatureTable:
-    """Turns tokens into feature ids; remembers the words that it has seen."""
+    def __init__(self, vocabulary: Sequence[str] = ()) -> None:
+        self.size = len(vocabulary) + MOST_CACHED
+        self.hashes = np.zeros(self.size, dtype=np.int64)
+        self._known = len(vocabulary)
+        self._next = self._known
+        self._numbers = {word: number for number, word in enumerate(vocabulary)}
+        self._words = [*vocabulary, *[""] * MOST_CACHED]
+        for number, word in enumerate(vocabulary):
+            self.hashes[number] = word_hash(word)
 
-    def __init__(self) -> None:
-        self._known: dict[str, WordFeatures] = {}
+    def numbers(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
+        """Number the words of a batch, at most `MOST_CACHED` in all; good until the next call."""
+        try:
+            return [[self._numbers[word] for word in words] for words in texts]
+        except KeyError:
+            self._make_room(sum(map(len, texts)))
+            return [self._numbers_with_new(words) for words in texts]
 
-    def word(self, word: str) -> WordFeatures:
-        found = self._known.get(word)
-        if found is None:
-            hashes = [word_hash(gram) & _MASK for gram in in_word_grams(word)]
-            found = WordFeatures(word_hash(word), np.array(hashes, dtype=np.int64))
-            if len(self._known) >= _MOST_CACHED:
-                self._known.clear()
-            self._known[word] = found
+    def _make_room(self, wanted: int) -> None:
+        if self._next + wanted > self.size:
+            kept = self._words[: self._known]
+            self._numbers = {word: number for number, word in enumerate(kept)}
+            self._next = self._known
+
+    def _numbers_with_new(self, words: Sequence[str]) -> list[int]:
+        found = []
+        for word in words:
+            number = self._numbers.get(word)
+            if number is None:
+                number = self._next
+                self._next += 1
+                self._words[number] = word
+                self.hashes[number] = word_hash(word)
+                self.added(number, word)
+                self._numbers[word] = number
+            found.append(number)
         return found
 
-    def ids(self, words: Sequence[str]) -> tuple[Ids, Ids]:
-        """Return the distinct word and pair ids, and the distinct in-word n-gram ids."""
-        features = [self.word(word) for word in words]
-        hashes = np.array([each.hash for each in features], dtype=np.int64)
+    def added(self, number: int, word: str) -> None:
+        """Called for each word outside the vocabulary when it gets its number."""
+
+    def word(self, number: int) -> str:
+        return self._words[number]
+
+    def pairs(self, numbers: Sequence[int]) -> Ids:
+        """Return the distinct ids of the words and of the pairs of neighbours."""
+        hashes = self.hashes[numbers]
         pairs = (hashes[:-1] * _PAIR_FACTOR + hashes[1:]) & _MASK
-        grams = {id(each): each.grams for each in features}
-        none = np.zeros(0, dtype=np.int64)
-        return (
-            distinct(np.concatenate([hashes & _MASK, pairs])),
-            distinct(np.concatenate([none, *grams.values()])),
-        )
+        return distinct(np.concatenate([hashes & _MASK, pairs]).astype(np.int32))
+
+
+def gram_ids(word: str) -> list[int]:
+    return [word_hash(gram) & _MASK for gram in in_word_grams(word)]
 
 
 def distinct(ids: Ids) -> Ids:

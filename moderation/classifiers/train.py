@@ -27,8 +27,9 @@ from moderation.classifiers.ensemble import Ensemble
 from moderation.classifiers.train_card import measure, write_card
 from moderation.classifiers.train_linear import fit_head, matrix
 from moderation.classifiers.train_sources import ANY, Example, read_sets, read_terms
-from moderation.classifiers.train_synthetic import composites, synthetic_examples
+from moderation.classifiers.train_synthetic import composites, synthetic_examples, windowed
 from moderation.normalise import fold
+from moderation.scoring import WINDOW
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -37,8 +38,8 @@ WEIGHTS = Path(__file__).with_name("weights")
 # Of a hundred texts, by the digest of their words, these go to the validation split.
 _VALIDATION_SHARE = 10
 _STRENGTH = 6.0
-_LINEAR_SHARE = 0.5
-_COMPOSITES = 9_000
+_LINEAR_SHARE = 0.55
+_COMPOSITES = 14_000
 
 
 def normal_form(text: str) -> str:
@@ -120,6 +121,7 @@ def train(data: Path, out: Path, epochs: int, seed: int, held_out: set[str]) -> 
     random.seed(seed)
     examples = read_examples(data)
     training, validation = split(examples, held_out)
+    training = windowed(training)
     training = training + composites(training, _COMPOSITES)
     print(f"{len(training)} training and {len(validation)} validation texts", flush=True)
     with ProcessPoolExecutor(2) as pool:
@@ -130,8 +132,11 @@ def train(data: Path, out: Path, epochs: int, seed: int, held_out: set[str]) -> 
     for name, values in arrays.items():
         stored |= packed(name, values)
     plain = {"slopes": np.ones(len(OUTPUTS)), "offsets": np.zeros(len(OUTPUTS))}
-    raw = Ensemble.of({**stored, **plain}, "uncalibrated")
-    logits = np.stack([raw.logits(example.text) for example in validation])
+    raw = Ensemble({**stored, **plain}, "uncalibrated")
+    halves = [raw.halves([example.text[:WINDOW]]) for example in validation]
+    logits = np.concatenate(
+        [_LINEAR_SHARE * one + (1 - _LINEAR_SHARE) * other for one, other in halves]
+    )
     stored |= calibrate(logits, validation)
     out.mkdir(parents=True, exist_ok=True)
     path = out / "moderation.npz"
@@ -146,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     default = os.environ.get("TOLLHOUSE_MODERATION_DATA", "../shared/moderation-data")
     parser.add_argument("--data", type=Path, default=Path(default))
     parser.add_argument("--out", type=Path, default=WEIGHTS)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hold-out", nargs="*", default=[], help="sources kept for validation")
     chosen = parser.parse_args(arguments)

@@ -13,6 +13,7 @@ from sklearn.metrics import average_precision_score
 from moderation.categories import HEADS, PROMPT_ATTACK
 from moderation.classifiers.ensemble import Ensemble
 from moderation.classifiers.train_sources import ANY, Example
+from moderation.scoring import WINDOW
 
 _HARMS = [place for place, head in enumerate(HEADS) if head != PROMPT_ATTACK]
 _FLAG_BUDGET, _BLOCK_BUDGET = 0.05, 0.01
@@ -20,7 +21,7 @@ _FLAG_BUDGET, _BLOCK_BUDGET = 0.05, 0.01
 
 def measure(model: Ensemble, validation: Sequence[Example]) -> dict[str, Any]:
     """Return average precision by head and over all, calibration error and thresholds."""
-    scores = np.concatenate([model.score([example.text[:4_000]]) for example in validation])
+    scores = np.concatenate([model.score([example.text[:WINDOW]]) for example in validation])
     top = scores[:, _HARMS].max(1)
     anything = _labels(validation, ANY)
     benign = anything == 0

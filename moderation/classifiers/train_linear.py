@@ -7,23 +7,28 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, vstack
 from sklearn.linear_model import LogisticRegression
 
-from moderation.classifiers.features import BUCKETS, FeatureTable, words_of
+from moderation.classifiers.features import BUCKETS, Lexicon, gram_ids, words_of
 
 Floats = NDArray[np.float32]
 
 
 def matrix(texts: Sequence[str]) -> csr_matrix:
-    """Return one row a text: two blocks of binary features, each of unit length."""
-    table = FeatureTable()
+    """Return one row a text, scaled as `Linear` scales it: words and pairs, then in-word n-grams."""
+    lexicon = Lexicon()
     columns, values, ends = [], [], [0]
     for text in texts:
-        words, grams = table.ids(words_of(text[:4_000]))
-        columns += [words, grams + BUCKETS]
-        for block in (words, grams):
-            values.append(np.full(len(block), 1 / np.sqrt(max(1, len(block))), dtype=np.float32))
-        ends.append(ends[-1] + len(words) + len(grams))
+        words = words_of(text[:4_000])
+        grams = [BUCKETS + gram for word in set(words) for gram in gram_ids(word)]
+        none = np.zeros(0, dtype=np.int32)
+        pairs = lexicon.pairs(lexicon.numbers([words])[0]) if words else none
+        columns.append(np.concatenate([pairs, grams]).astype(np.int64))
+        for count in (len(pairs), len(grams)):
+            values.append(np.full(count, max(1, count) ** -0.5, dtype=np.float32))
+        ends.append(ends[-1] + len(pairs) + len(grams))
     shape = (len(texts), 2 * BUCKETS)
-    return csr_matrix((np.concatenate(values), np.concatenate(columns), ends), shape=shape)
+    found = csr_matrix((np.concatenate(values), np.concatenate(columns), ends), shape=shape)
+    found.sum_duplicates()
+    return found
 
 
 def fit_head(features: csr_matrix, labels: Floats, weights: Floats, strength: float) -> Floats:

@@ -7,9 +7,11 @@ has to look at what is done to whom.
 import random
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from moderation.classifiers.train_sources import ANY, SAFE, Example, harm
+from moderation.scoring import WINDOW
 
 FOLDER = Path(__file__).with_name("synthetic")
 _CHOICE = re.compile(r"\(([^()]*)\)")
@@ -115,22 +117,39 @@ def _term_sentences(terms: Mapping[str, list[str]]) -> Iterator[Example]:
 
 
 def composites(examples: list[Example], count: int, seed: int = 11) -> list[Example]:
-    """Long texts out of short ones: a harmful passage among benign ones, or benign ones alone."""
+    """Windows as inference sees them: a harmful passage among benign text, or benign text alone."""
     chance = random.Random(seed)
-    calm = [e for e in examples if e.labels == SAFE and 30 < len(e.text) < 1_200]
+    calm = [e for e in examples if e.labels == SAFE and len(e.text) > 30]
     rough = [
         e
         for e in examples
-        if e.labels.get(ANY) == 1.0 and e.weight >= 0.5 and 20 < len(e.text) < 800
+        if e.labels.get(ANY) == 1.0 and e.weight >= 0.5 and 20 < len(e.text) < 300
     ]
     found = []
     for number in range(count):
-        around = chance.sample(calm, chance.randint(1, 3))
-        parts = [e.text for e in around]
-        labels = SAFE
-        if number % 2:
-            picked = chance.choice(rough)
-            parts.insert(chance.randint(0, len(parts)), picked.text)
-            labels = picked.labels
-        found.append(Example(" ".join(parts)[:2_500], dict(labels), "composite", 0.7))
+        size = chance.randint(180, WINDOW)
+        picked = chance.choice(rough) if number % 2 else None
+        filler = size - (len(picked.text) if picked else 0)
+        parts: list[str] = []
+        while sum(map(len, parts)) < filler:
+            parts.append(chance.choice(calm).text[: max(30, filler)])
+        text = " ".join(parts)[: max(0, filler)]
+        if picked is not None:
+            cut = chance.choice([0, len(text), text.find(" ", len(text) // 2)])
+            text = " ".join((text[:cut], picked.text, text[cut:]))
+        labels = SAFE if picked is None else picked.labels
+        found.append(Example(text.strip(), dict(labels), "composite", 0.7))
+    return found
+
+
+def windowed(examples: list[Example], most: int = 4) -> list[Example]:
+    """Cut long texts into windows as inference does; only the first two of an attack are sure."""
+    found = []
+    for example in examples:
+        if len(example.text) <= WINDOW:
+            found.append(example)
+            continue
+        starts = range(0, len(example.text) - WINDOW // 3, WINDOW)
+        kept = list(starts)[: most if example.labels.get(ANY) == 0.0 else 2]
+        found += [replace(example, text=example.text[at : at + WINDOW]) for at in kept]
     return found

@@ -93,8 +93,8 @@ def test_folding_twice_changes_nothing_more(text: str) -> None:
     ["a" * 1_000_000, "e" + "\u0301" * 500_000, "\ufdfa" * 100_000, "\x00\xff\ud800" * 100_000],
 )
 def test_hostile_text_folds_in_bounded_time(text: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     view = fold(text)
     LooseStream.of(view)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert len(view.text) <= 4 * len(text)
