@@ -1,6 +1,6 @@
 """Strikes: blocked requests count against their key, and too many suspend it by rule."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from sqlalchemy import func, select, update
@@ -12,11 +12,12 @@ from core.errors import NotFound
 from core.events import ModerationEvent
 from core.tenants import audit, keys
 from core.tenants.models import ApiKey
-from core.tenants.scope import TenantScope, scope_of_operator
+from core.tenants.scope import TenantScope
 from moderation.models import Strike, Suspension
 from moderation.policies import in_force
 
 SUSPENDED_BY = "strike-rule"
+LONGEST_WINDOW_HOURS = 24 * 90
 
 
 def count_blocked(session: Session, events: Sequence[ModerationEvent]) -> int:
@@ -49,9 +50,14 @@ def strikes_of(session: Session, key_id: str, clock: Clock, window_hours: int) -
     return session.scalar(query) or 0
 
 
-def apply_rules(session: Session, clock: Clock, longest_window_hours: int = 24 * 90) -> list[str]:
-    """Suspend every key whose policy's strike rule is met; returns their ids."""
-    since = clock.now() - timedelta(hours=longest_window_hours)
+def apply_rules(
+    session: Session, clock: Clock, scope_of: Callable[[str, str], TenantScope]
+) -> list[str]:
+    """Suspend every key whose policy's strike rule is met; returns their ids.
+
+    `scope_of` makes an operator's scope of a tenant and an actor: only a task may hand it in.
+    """
+    since = clock.now() - timedelta(hours=LONGEST_WINDOW_HOURS)
     found = session.execute(
         select(Strike.tenant_id, Strike.key_id)
         .where(Strike.at > since, Strike.voided_at.is_(None))
@@ -59,7 +65,7 @@ def apply_rules(session: Session, clock: Clock, longest_window_hours: int = 24 *
     ).all()
     suspended = []
     for tenant_id, key_id in found:
-        scope = scope_of_operator(tenant_id, SUSPENDED_BY)
+        scope = scope_of(tenant_id, SUSPENDED_BY)
         if _suspend_if_due(session, scope, clock, key_id):
             suspended.append(key_id)
     return suspended

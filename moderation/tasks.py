@@ -7,6 +7,7 @@ from typing import Any, Final
 from sqlalchemy import func, select
 
 from core.queue import TaskContext, task
+from core.tenants.scope import scope_of_operator
 from moderation.models import Decision
 from moderation.records import forget_before
 from moderation.strikes import apply_rules
@@ -21,7 +22,7 @@ _BATCHES = 200
 def apply_strikes(context: TaskContext) -> list[str]:
     """Suspend the keys whose strike rule is met."""
     with context.database.transaction() as session:
-        suspended = apply_rules(session, context.clock)
+        suspended = apply_rules(session, context.clock, scope_of_operator)
     if suspended:
         log.warning("%d keys were suspended by the strike rule", len(suspended))
     return suspended

@@ -16,7 +16,13 @@ ALLOWED = {
     "core/tenants/bootstrap.py": "the demo tenant of this house",
 }
 # The command line on the machine itself, start-up and scheduled tasks act as the operator.
-OPERATOR_ONLY = ("gateway/commands/", "gateway/first_start.py", "billing/tasks", "gateway/demo")
+OPERATOR_ONLY = (
+    "gateway/commands/",
+    "gateway/first_start.py",
+    "billing/tasks",
+    "moderation/tasks",
+    "gateway/demo",
+)
 
 
 def _calls(path: Path) -> set[str]:
