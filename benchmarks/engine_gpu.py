@@ -32,7 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--check-only", action="store_true", help="try the kernels, measure nothing"
     )
-    parser.add_argument("--only", help="sections by name, comma-separated")
+    parser.add_argument(
+        "--only", help="sections by name, comma-separated; `tune` runs only when named"
+    )
     chosen = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         say("engine_gpu: torch sees no CUDA device, so there is nothing to measure. Run it on a "
@@ -54,14 +56,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure(names: set[str] | None) -> bool:
     from benchmarks.gpu.figures import say_table
-    from benchmarks.gpu.sections import SECTIONS
+    from benchmarks.gpu.sections import OPTIONAL, SECTIONS
     from benchmarks.gpu.timing import run_section
 
     deadline = time.monotonic() + SECONDS
     state = State()
     good = True
     for name, seconds, body in SECTIONS:
-        if names is None or name in names or name == "ceilings":
+        wanted = name not in OPTIONAL if names is None else name in names or name == "ceilings"
+        if wanted:
             good &= run_section(name, seconds, deadline, partial(body, state))
     say_table()
     return good

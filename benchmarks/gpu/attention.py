@@ -1,6 +1,7 @@
 """Paged attention beside torch's flash attention, which has no pages to look up."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -8,9 +9,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.ceilings import Ceilings
-from benchmarks.gpu.figures import figure
+from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.timing import median_ms
-from engine.kernels.attention_launch import choose_splits, paged_attention
+from engine.kernels.attention_launch import Tiles, choose_splits, paged_attention
 from engine.kernels.attention_reference import AttentionShape, AttentionStep
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
@@ -22,6 +23,27 @@ def measure(ceilings: Ceilings) -> None:
         _prefill(length)
     for sequences, keys in ((64, 2048), (8, 8192), (1, 8192)):
         _decode(sequences, keys, ceilings)
+
+
+def tune() -> None:
+    """Says how other tile sizes do; the best belong into `engine/kernels/attention_launch.py`."""
+    for queries, keys, candidates in (
+        (8192, 8192, [(128, 64, 8, 3), (128, 64, 8, 5), (128, 128, 8, 3), (64, 64, 4, 3),
+                      (64, 64, 4, 5), (128, 32, 4, 5)]),
+        (1, 2048, [(16, 64, 4, 3), (16, 64, 4, 5), (16, 32, 4, 5), (16, 128, 4, 3),
+                   (16, 64, 2, 3), (16, 128, 8, 3)]),
+    ):  # fmt: skip
+        sequences = 64 if queries == 1 else 1
+        k, v, tables = _cache(sequences, keys)
+        q = torch.randn(sequences * queries, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+        step = _step(tables, keys, queries)
+        for tiles in (Tiles(*candidate) for candidate in candidates):
+            try:
+                ms = median_ms(partial(paged_attention, q, k, v, step, SHAPE, tiles=tiles), 0.2)
+            except Exception as error:  # too large for the device: the others may fit
+                say(f"  {queries} queries {tiles}: {type(error).__name__}")
+                continue
+            say(f"  {queries} queries {tiles}: {ms:.4f} ms")
 
 
 def _cache(sequences: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:

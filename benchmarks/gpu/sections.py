@@ -60,11 +60,17 @@ def _large(state: Any) -> None:
     decode.with_adapters(model, runner, count=8, rank=16)
 
 
+def _tune(state: Any) -> None:
+    attention.tune()
+
+
+OPTIONAL = {"tune"}  # run only when named
 SECTIONS: list[tuple[str, float, Callable[[Any], None]]] = [
     ("ceilings", 30, _ceilings),
-    ("attention", 60, _attention),
-    ("small", 60, _small),
+    ("attention", 50, _attention),
+    ("small", 80, _small),
     ("throughput", 90, _throughput),
-    ("transformers", 100, _transformers),
+    ("transformers", 90, _transformers),
     ("large", 120, _large),
+    ("tune", 90, _tune),
 ]

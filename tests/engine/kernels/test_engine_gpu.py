@@ -1,6 +1,8 @@
 """The whole engine over the GPU's runner, with steps overlapped, and what its benchmark rests on."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,20 @@ def test_the_table_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert json.loads(printed.out)["score"] == 2.0
     assert printed.err.splitlines()[-1].split() == ["some", "3", "ms", "6", "2", "1.5"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: nothing to refuse")
+def test_without_a_gpu_the_benchmark_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.engine_gpu import main
+
+    assert main(["--check"]) == 1
+    assert "torch sees no CUDA device" in capsys.readouterr().err
+
+
+def test_the_engine_needs_no_triton_without_a_gpu() -> None:
+    code = "import sys; sys.modules['triton'] = None; import engine.runner, engine.loop"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60,
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
