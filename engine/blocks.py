@@ -55,6 +55,10 @@ class BlockPool:
             count += 1
         return count
 
+    def cached_keys(self) -> list[bytes]:
+        """Every key that can be found now."""
+        return list(self._index)
+
     def share(self, block: int) -> None:
         if self.refs[block] == 0:
             self._idle.remove(block)

@@ -47,6 +47,8 @@ from engine.wire import (
 
 log = logging.getLogger("tollhouse.engine.client")
 
+HELLO_AGAIN_S = 2.0  # a Hello waits in ZeroMQ's queue for the engine; again, should it be lost
+
 Item = TokenChunk | Receipt | Exception
 
 
@@ -85,7 +87,9 @@ class EngineClient:
         self._grace_s = grace_s
         self._on_receipt = on_receipt
         self._kv_events = kv_events
-        self._streams: dict[str, Sink] = {}
+        self._streams: dict[str, tuple[Sink, int]] = {}  # the int: Hellos said before it
+        self._hellos = 0
+        self._hello_at = 0.0
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
         self._events: asyncio.Queue[list[KvEvent]] = asyncio.Queue(maxsize=10_000)
@@ -147,7 +151,7 @@ class EngineClient:
         name = request.request_id
         if name in self._streams:
             raise RequestError("duplicate_request", f"{name} is under way")
-        self._streams[name] = sink
+        self._streams[name] = (sink, self._hellos)
         try:
             await self._send(Generate(request))
         except BaseException:
@@ -222,10 +226,19 @@ class EngineClient:
             asyncio.create_task(self._beat()),
             asyncio.create_task(self._watch(self._monitor)),
         ]
-        self._send_soon(self._hello())
+        self._say_hello()
 
-    def _hello(self) -> Hello:
-        return Hello(self.gateway_id, seen=self._seen, kv_events=self._kv_events)
+    def _say_hello(self) -> None:
+        self._hellos += 1
+        self._hello_at = time.monotonic()
+        self._send_soon(
+            Hello(
+                self.gateway_id,
+                seen=self._seen,
+                kv_events=self._kv_events,
+                attempt=self._hellos,
+            )
+        )
 
     async def _send(self, record: Any) -> None:
         if self._socket is None:
@@ -268,12 +281,15 @@ class EngineClient:
                 log.warning("dropped: %s", error)
                 continue
             self._last_heard = time.monotonic()
-            self._take(record, number)
+            try:
+                self._take(record, number)
+            except Exception:
+                log.exception("a %s could not be taken in", type(record).__name__)
 
     def _take(self, record: Any, number: int) -> None:
         if isinstance(record, WhoAreYou):
             self._connected.clear()
-            self._send_soon(self._hello())
+            self._say_hello()
             return
         if isinstance(record, Welcome):
             self._welcome(record)
@@ -305,9 +321,9 @@ class EngineClient:
 
     def _give(self, request_id: str, item: Item) -> None:
         last = not isinstance(item, TokenChunk)
-        sink = self._streams.pop(request_id, None) if last else self._streams.get(request_id)
-        if sink is not None:
-            sink.put_nowait(item)
+        stream = self._streams.pop(request_id, None) if last else self._streams.get(request_id)
+        if stream is not None:
+            stream[0].put_nowait(item)
         elif isinstance(item, Receipt) and self._on_receipt is not None:
             self._on_receipt(item)
 
@@ -315,16 +331,17 @@ class EngineClient:
         self._info, self.stats = welcome.info, welcome.stats
         self._lost_at = None
         alive = set(welcome.under_way)
-        for name in [n for n in self._streams if n not in alive]:
-            self._fail(name, "the engine restarted or lost the request")
+        for name, (_, hellos) in list(self._streams.items()):
+            if name not in alive and hellos < welcome.attempt:
+                self._fail(name, "the engine restarted or lost the request")
         for receipt in welcome.receipts:
             self._give(receipt.request_id, receipt)
         self._connected.set()
 
     def _fail(self, name: str, why: str) -> None:
-        queue = self._streams.pop(name, None)
-        if queue is not None:
-            queue.put_nowait(ConnectionLost(f"{self.address}: {why}"))
+        stream = self._streams.pop(name, None)
+        if stream is not None:
+            stream[0].put_nowait(ConnectionLost(f"{self.address}: {why}"))
 
     def _fail_all(self, why: str) -> None:
         for name in list(self._streams):
@@ -337,8 +354,11 @@ class EngineClient:
         """Heartbeats, and the two ways to find that the engine is gone."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            self._send_soon(Heartbeat() if self.connected else self._hello())
             now = time.monotonic()
+            if self.connected:
+                self._send_soon(Heartbeat())
+            elif now - self._hello_at > HELLO_AGAIN_S:
+                self._say_hello()
             if self._lost_at is not None and now - self._lost_at > self._grace_s:
                 self._fail_all("the connection broke and did not come back")
             if now - self._last_heard > self._silence_s:
@@ -352,4 +372,4 @@ class EngineClient:
             self._connected.clear()
             if self._lost_at is None:
                 self._lost_at = time.monotonic()
-            self._send_soon(self._hello())
+            self._say_hello()

@@ -13,7 +13,7 @@ class Levels:
 
     def __init__(self) -> None:
         self._level: dict[str, float] = {}
-        self._last_left = 0.0  # the level of whoever stopped waiting last
+        self._last_left = ""  # who stopped waiting last
 
     def of(self, tenant: str) -> float:
         return self._level.get(tenant, 0.0)
@@ -23,16 +23,19 @@ class Levels:
 
     def lift(self, tenant: str, floor: float | None) -> None:
         """Whoever was idle starts level with those who waited; `floor` is None when nobody did."""
-        self._level[tenant] = max(self.of(tenant), self._last_left if floor is None else floor)
+        self._level[tenant] = max(
+            self.of(tenant), self.of(self._last_left) if floor is None else floor
+        )
 
     def left(self, tenant: str) -> None:
-        self._last_left = self.of(tenant)
+        self._last_left = tenant
 
     def __len__(self) -> int:
         return len(self._level)
 
     def prune(self, keep: set[str], floor: float) -> None:
         """Forget idle tenants that a lift would raise anyway."""
+        keep = keep | {self._last_left}
         self._level = {t: v for t, v in self._level.items() if t in keep or v > floor}
 
 

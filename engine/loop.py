@@ -81,8 +81,7 @@ class Engine:
         self._overlap = runner.overlapped if config.overlap is None else config.overlap
         self._flight: Flight | None = None
         self._last_end = 0.0
-        self._deadlines: list[tuple[float, int, Request]] = []
-        self._arrivals = 0
+        self._deadlines: list[tuple[float, str]] = []
         self.requests: dict[str, Request] = {}
         self.failures_in_a_row = 0
 
@@ -121,9 +120,8 @@ class Engine:
         now = self._clock()
         request = Request(ask, origin, now, limit)
         self.requests[ask.request_id] = request
-        self._arrivals += 1
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, self._arrivals, request))
+            heapq.heappush(self._deadlines, (request.deadline, ask.request_id))
         self.scheduler.submit(request)
 
     def abandon(self, message: str) -> None:
@@ -282,8 +280,9 @@ class Engine:
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, request = heapq.heappop(self._deadlines)
-            if request.open:
+            _, request_id = heapq.heappop(self._deadlines)
+            request = self.requests.get(request_id)
+            if request is not None and request.open and (request.deadline or now + 1) <= now:
                 self._results.end_request(
                     request, FinishReason.DEADLINE, now, f"{request.ask.deadline_s} s passed"
                 )

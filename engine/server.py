@@ -23,7 +23,7 @@ from engine.listener import Listener
 from engine.loop import Engine
 from engine.monitor import Monitor
 from engine.options import parse
-from engine.protocol import AdapterState, GenerateRequest, Refusal, StepOutput
+from engine.protocol import AdapterState, GenerateRequest, KvEvent, Refusal, StepOutput
 from engine.wire import (
     VERSION,
     Abort,
@@ -214,8 +214,12 @@ class Server:
             receipts=self.engine.receipts.of(hello.gateway_id),
             under_way=under_way,
             number=gateway.sent + 1,
+            attempt=hello.attempt,
         )
         self.gateways.send(gateway, welcome)
+        stored = [key.hex() for key in self.engine.pool.cached_keys()] if hello.kv_events else []
+        if stored:
+            self.gateways.send(gateway, KvEvents([KvEvent("stored", stored)]))
 
     def _generate(self, gateway: Gateway, request: GenerateRequest) -> None:
         try:

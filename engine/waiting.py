@@ -11,6 +11,7 @@ from engine.fairness import FairOrder, Levels
 from engine.sequence import Sequence, Stage
 
 OVERTAKES = 16  # times that a request lets later ones of its tenant go first for their prefix
+TENANTS = 10_000  # counters kept before those of long idle tenants are dropped
 LOOK = 4  # tenants, and requests of a tenant and adapter, that locality compares
 
 
@@ -73,6 +74,7 @@ class Waiting:
         self.size = 0
         self.tokens = 0
         self.by_tenant: dict[str, int] = {}
+        self._prune_at = TENANTS
 
     def share_of(self, seq: Sequence) -> str:
         """Whose counter a sequence is on: its tenant's, or one for all (first come, first served)."""
@@ -86,10 +88,17 @@ class Waiting:
             lane = self._lanes[ask.priority] = Lane(self._levels)
         lane.order.join(share, lift=lift)
         lane.tenants.setdefault(share, TenantQueue()).push(seq)
+        if len(self._levels) > self._prune_at:
+            self._prune(lane)
         seq.stage = Stage.WAITING
         self.size += 1
         self.tokens += len(seq.history)
         self.by_tenant[ask.namespace] = self.by_tenant.get(ask.namespace, 0) + 1
+
+    def _prune(self, lane: Lane) -> None:
+        least = self._levels.of(lane.order.first(1)[0])
+        self._levels.prune({s for each in self._lanes.values() for s in each.tenants}, least)
+        self._prune_at = max(TENANTS, 2 * len(self._levels))
 
     def remove(self, seq: Sequence, stage: Stage) -> None:
         """Take a waiting sequence out and give it its new stage."""

@@ -36,6 +36,7 @@ class Hello:
     version: int = VERSION
     seen: int = 0
     kv_events: bool = False
+    attempt: int = 0  # comes back in the Welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class Welcome:
     receipts: list[Receipt]  # not acknowledged yet by this gateway
     under_way: list[str]  # this gateway's requests that go on; all others are over here
     number: int  # the sequence number from which this gateway's messages go on
+    attempt: int = 0  # of the Hello that this answers: requests sent after it are not judged
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,3 +328,13 @@ def test_the_lazy_heap_gives_the_order_that_sorting_gives(
         assert set(first) == waiting
         assert [levels.of(t) for t in first] == sorted(levels.of(t) for t in waiting)
         assert order.first(2) == first[:2]
+
+
+def test_counters_of_long_idle_tenants_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.waiting.TENANTS", 50)
+    trace = Trace(num_blocks=1024, max_running=4)
+    trace.engine.scheduler.waiting._prune_at = 50
+    for number in range(300):
+        trace.submit(f"t{number}", 4, 2)
+        trace.step()
+    assert len(trace.engine.scheduler.waiting._levels) < 120

@@ -231,6 +231,9 @@ async def test_kv_events_tell_what_is_cached(worker: Worker) -> None:
             events = await anext(aiter(client.kv_events()))
     assert [event.kind for event in events] == ["stored"] * 3
     assert events[1].parent == events[0].hashes[0]
+    async with connected(worker, kv_events=True) as late, asyncio.timeout(10):
+        (everything,) = await anext(aiter(late.kv_events()))
+    assert everything.hashes == [event.hashes[0] for event in events]
 
 
 def start_process(*options: str) -> tuple[subprocess.Popen, str]:

@@ -27,7 +27,7 @@ from tests.engine.test_server import Worker, connected, gather, start_process, w
 
 
 async def test_sigterm_lets_running_requests_finish_and_refuses_new_ones() -> None:
-    process, address = start_process("--listen", "tcp://127.0.0.1:0")
+    process, address = start_process("--listen", "tcp://127.0.0.1:0", "--heartbeat-s", "0.02")
     client = EngineClient(address, heartbeat_s=0.1)
     try:
         await client.connect(20)
@@ -178,3 +178,52 @@ def test_books_that_disagree_stop_the_engine_and_leave_receipts(tmp_path: Path) 
         server.run()
     lines = [json.loads(line) for line in receipts.read_text().splitlines()]
     assert lines[0]["receipt"]["request_id"] == "r"
+
+
+async def test_kills_at_random_lose_no_receipt_that_was_given(tmp_path: Path) -> None:
+    """What a client was told stands in the next engine's book, until it is acknowledged."""
+    address = f"ipc://{tmp_path}/engine.sock"
+    options = ("--listen", address, "--receipts", str(tmp_path / "receipts"))
+    client = EngineClient(address, gateway_id="gw", heartbeat_s=0.1, grace_s=0.3)
+    told: dict[str, Receipt] = {}
+    seen: dict[str, int] = {}
+
+    async def stream(name: str, length: int) -> None:
+        seen[name] = 0
+        try:
+            async for item in client.generate(ask(name, [1, 2, 3], max_tokens=length)):
+                if isinstance(item, TokenChunk):
+                    seen[name] += len(item.tokens)
+                else:
+                    told[name] = item
+        except ConnectionLost:
+            return
+
+    process = None
+    try:
+        for turn in range(3):
+            process, _ = start_process(*options)
+            async with asyncio.timeout(20):
+                while not client.connected:
+                    await client.connect(20)
+            lengths = [2 ** (i % 12) + 1 for i in range(16)]
+            work = [asyncio.create_task(stream(f"{turn}-{i}", n)) for i, n in enumerate(lengths)]
+            await wait_until(lambda turn=turn: sum(n.startswith(f"{turn}-") for n in told) >= 4)
+            process.kill()
+            process.wait(10)
+            process.stdout.close()
+            await asyncio.wait_for(asyncio.gather(*work), 20)
+        process, _ = start_process(*options)
+        await client.connect(20)
+        found = {r.request_id: r for r in (await client.look_up(list(seen))).receipts}
+        assert told.items() <= found.items()
+        assert all(receipt.delivered >= seen[name] for name, receipt in found.items())
+        assert len(told) < len(seen), "no stream was cut: the kills came too late"
+        await client.acknowledge(list(found))
+        assert (await client.look_up(list(seen))).receipts == []
+    finally:
+        await client.close()
+        if process is not None:
+            process.terminate()
+            process.wait(10)
+            process.stdout.close()
