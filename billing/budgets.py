@@ -17,6 +17,7 @@ from core.clock import Clock
 from core.errors import BadRequest
 from core.ids import new_id
 from core.money import Money, decimal_of
+from core.outbound import check_address
 
 WINDOWS = ("day", "week", "month", "total")
 SCOPES = ("tenant", "project", "key")
@@ -107,6 +108,8 @@ def create(
         )
     if cap.units <= 0 or any(not 0 < each <= 1000 for each in thresholds):
         raise BadRequest("A budget and its thresholds are above zero.", param="cap")
+    for url in webhooks:
+        check_address(url)
     account = session.get(BillingAccount, tenant_id)
     if account is not None and account.currency != cap.currency:
         raise BadRequest(

@@ -2,11 +2,8 @@
 tried again with growing pauses, given up on the record after a day.
 """
 
-import json
 import random
 import smtplib
-import urllib.error
-import urllib.request
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from email.message import EmailMessage
@@ -20,6 +17,7 @@ from billing.models import OutboxMessage
 from core.clock import Clock
 from core.database import Database, insert_new
 from core.errors import SettingError
+from core.outbound import post_json
 
 MOST_ATTEMPTS = 12
 TIMEOUT_S = 10.0
@@ -99,7 +97,15 @@ def _try(message: OutboxMessage, clock: Clock, sender: Sender) -> int:
 class NetworkSender:
     """HTTP POST of JSON for webhooks; SMTP for mails."""
 
-    def __init__(self, smtp_url: str, sender_address: str = "billing@tollhouse.invalid") -> None:
+    def __init__(
+        self,
+        smtp_url: str,
+        sender_address: str = "billing@tollhouse.invalid",
+        *,
+        networks: tuple[str, ...] = (),
+    ) -> None:
+        """`networks` are private ones that webhooks may reach besides public addresses."""
+        self._networks = networks
         self._smtp = urlsplit(smtp_url) if smtp_url else None
         self._from = sender_address
 
@@ -110,17 +116,15 @@ class NetworkSender:
             self._mail(message)
 
     def _post(self, message: OutboxMessage) -> None:
-        if not message.target.startswith(("http://", "https://")):
-            raise ValueError("a webhook begins with http:// or https://")
-        request = urllib.request.Request(
+        status = post_json(
             message.target,
-            data=json.dumps(message.payload).encode(),
-            headers={"content-type": "application/json", "idempotency-key": message.dedupe},
-            method="POST",
+            message.payload,
+            {"idempotency-key": message.dedupe},
+            timeout_s=TIMEOUT_S,
+            private=self._networks,
         )
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            if answer.status >= 300:
-                raise OSError(f"the webhook answered {answer.status}")
+        if status >= 300:
+            raise OSError(f"the webhook answered {status}")
 
     def _mail(self, message: OutboxMessage) -> None:
         if self._smtp is None or self._smtp.hostname is None:

@@ -6,6 +6,7 @@ Values come from the environment (`TOLLHOUSE_*`) and from the file that `TOLLHOU
 
 import difflib
 import os
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -76,6 +77,9 @@ class Settings(BaseSettings):
     log_format: Literal["console", "json"] = Field("console", description="Shape of log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least.")
     smtp_url: str = Field("", description="smtp://user:password@host:port for alerts; empty: none.")
+    webhook_networks: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Private networks (CIDR, comma-separated) that tenants' webhooks may reach."
+    )
     public_url: str = Field("", description="Address that links in mails and pages begin with.")
     oidc_issuer: str = Field("", description="OpenID Connect issuer for single sign-on.")
     oidc_client_id: str = Field("", description="OpenID Connect client id.")
@@ -89,6 +93,13 @@ class Settings(BaseSettings):
     def _split_paths(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(Path(part) for part in value.split(":") if part)
+        return value
+
+    @field_validator("webhook_networks", mode="before")
+    @classmethod
+    def _split_networks(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(str(ip_network(part.strip())) for part in value.split(",") if part.strip())
         return value
 
     @property

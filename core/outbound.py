@@ -1,0 +1,105 @@
+"""HTTP to addresses that a tenant chose: to public ones only, pinned, without redirects.
+
+The name is resolved once and the connection goes to that very address, so an answer that changes
+between check and use (DNS rebinding) gains nothing.
+"""
+
+import http.client
+import ipaddress
+import json
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from core.errors import BadRequest, Unavailable
+
+_MOST_READ = 65_536
+_PORTS = {"http": 80, "https": 443}
+
+
+def check_address(url: str) -> None:
+    """BadRequest for what can never be posted to; names are resolved when it is sent."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    plain = parts.hostname and parts.username is None and parts.password is None
+    if parts.scheme not in _PORTS or not plain or port == -1 or not url.isprintable():
+        raise BadRequest(
+            f"{url[:80]!r} is not an address to post to.",
+            next_step="Write https://host/path, without a user name.",
+            param="webhooks",
+        )
+
+
+def post_json(
+    url: str,
+    body: Any,
+    headers: Mapping[str, str],
+    *,
+    timeout_s: float,
+    private: Sequence[str] = (),
+) -> int:
+    """The status of the answer. `private` lists networks (CIDR) that the operator allows besides
+    the public ones. Unavailable where the address may not or cannot be reached."""
+    check_address(url)
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+    address = _resolved(host, port, private)
+    link = _Pinned(host, port, address, timeout_s, secure=parts.scheme == "https")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    sent = {"content-type": "application/json", "user-agent": "tollhouse", **headers}
+    try:
+        link.request("POST", path, json.dumps(body).encode(), sent)
+        answer = link.getresponse()
+        answer.read(_MOST_READ)
+        return answer.status
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise Unavailable(f"{host} does not answer: {reason}.") from None
+    finally:
+        link.close()
+
+
+def is_public(address: str, private: Sequence[str] = ()) -> bool:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    real = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None) or ip
+    if any(real in ipaddress.ip_network(network) for network in private):
+        return True
+    return bool(real.is_global and not real.is_multicast and not real.is_reserved)
+
+
+def _resolved(host: str, port: int, private: Sequence[str]) -> str:
+    """One address; if any that the name gives is not public, none is used."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise Unavailable(f"{host[:80]} has no address.") from None
+    addresses = [str(entry[4][0]) for entry in found]
+    if not addresses or not all(is_public(each, private) for each in addresses):
+        raise Unavailable(
+            f"{host[:80]} is not a public address.",
+            next_step="The operator may allow it by TOLLHOUSE_WEBHOOK_NETWORKS.",
+            code="address_refused",
+        )
+    return addresses[0]
+
+
+class _Pinned(http.client.HTTPConnection):
+    """Speaks to one address, and to no other, whatever the name says by then."""
+
+    def __init__(
+        self, host: str, port: int, address: str, timeout_s: float, *, secure: bool
+    ) -> None:
+        super().__init__(host, port, timeout=timeout_s)
+        self._address = address
+        self._secure = secure
+
+    def connect(self) -> None:
+        self.sock = socket.create_connection((self._address, self.port), self.timeout)
+        if self._secure:
+            context = ssl.create_default_context()
+            self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
