@@ -2,20 +2,20 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from benchmarks.simulation.faults import Crash, Faults
-from billing import prices, usage
+from billing import prices
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import TollhouseError
-from core.events import ModerationEvent, OpenedRequest, SettledBy, UsageEvent, UsageKind
+from core.events import OpenedRequest, SettledBy, UsageEvent, UsageKind
 from core.ids import REQUEST, new_id
 from engine.protocol import FinishReason, Receipt
-from gateway.metering import Counts, usage_event
+from gateway.books import SqlBooks
+from gateway.metering import Counts, engine_count, usage_event
 from gateway.recovery import event_of_receipt
 from gateway.shipper import ship_file
-from gateway.spool import SpoolFile, closing, opening, shipped
+from gateway.spool import Outgoing, SpoolFile, closing, opening, shipped
 
 
 @dataclass
@@ -50,15 +50,13 @@ class Books:
     """The gateway's way to the tables, over a network that may fail and repeat."""
 
     def __init__(self, database: Database, clock: FakeClock, faults: Faults) -> None:
-        self._database, self._clock, self._faults = database, clock, faults
+        self._books, self._faults = SqlBooks(database, clock), faults
 
-    def record(self, events: Any, moderation: list[ModerationEvent]) -> None:
+    def record(self, batch: Outgoing) -> None:
         for _ in range(2 if self._faults.strike("shipment doubled") else 1):
-            mixed = list(events)
             if self._faults.strike("shipment reordered"):
-                self._faults.chance.shuffle(mixed)
-            with self._database.transaction() as session:
-                usage.record(session, mixed, self._clock)
+                self._faults.chance.shuffle(batch.usage)
+            self._books.record(batch)
 
 
 @dataclass
@@ -81,7 +79,7 @@ class Gateway:
         for opened in self.file.open_requests():
             receipt = self.engine.receipts.get(opened.request_id)
             event = event_of_receipt(opened, receipt, self.clock.now())
-            self._commit(closing(event))
+            self._commit(closing(event, engine_count(event, receipt)))
 
     def die(self) -> None:
         """As by kill -9; the last write may be torn."""
@@ -131,7 +129,8 @@ class Gateway:
         self.truth[opened.request_id] = receipt
         if self.faults.strike("gateway dies in the middle", 0.06):
             raise Crash
-        self._commit(closing(_event(opened, receipt, self.clock)))
+        event = _event(opened, receipt, self.clock)
+        self._commit(closing(event, engine_count(event, receipt)))
 
     def ship(self, books: Books) -> None:
         if self.file is None:
