@@ -115,7 +115,7 @@ class Periods:
     """The periods of tenants, found or made. Hold the tenants' locks while one lives."""
 
     session: Session
-    _known: dict[str, list[BillingPeriod]] = field(default_factory=dict)
+    _known: dict[str, list[tuple[datetime, datetime, BillingPeriod]]] = field(default_factory=dict)
 
     def load(self, tenant_ids: Iterable[str], since: datetime) -> None:
         """One query for many tenants."""
@@ -128,13 +128,12 @@ class Periods:
             .execution_options(populate_existing=True)
         )
         for row in rows:
-            if row not in self._known[row.tenant_id]:
-                self._known[row.tenant_id].append(row)
+            self._keep(row)
 
     def around(self, account: BillingAccount, at: datetime) -> BillingPeriod:
         """The period that holds the moment. A new one never overlaps one that is there."""
-        for period in self._known.get(account.tenant_id, ()):
-            if period.starts_at <= at < period.ends_at:
+        for start, end, period in self._known.get(account.tenant_id, ()):
+            if start <= at < end:
                 return period
         start, end = period_around(at, account.anchor_day, account.timezone)
         near = self.session.scalars(
@@ -146,8 +145,7 @@ class Periods:
         ).all()
         for period in near:
             if period.starts_at <= at < period.ends_at:
-                self._known.setdefault(account.tenant_id, []).append(period)
-                return period
+                return self._keep(period)
             if period.ends_at <= at:
                 start = max(start, period.ends_at)
             else:
@@ -157,8 +155,12 @@ class Periods:
         )
         self.session.add(made)
         self.session.flush()
-        self._known.setdefault(account.tenant_id, []).append(made)
-        return made
+        return self._keep(made)
+
+    def _keep(self, period: BillingPeriod) -> BillingPeriod:
+        known = self._known.setdefault(period.tenant_id, [])
+        known.append((period.starts_at, period.ends_at, period))
+        return period
 
     def billed_in(
         self, account: BillingAccount, usage: BillingPeriod, now: datetime

@@ -5,7 +5,7 @@ of rating does.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from psycopg import Connection, sql
@@ -40,6 +40,34 @@ def insert_all(session: Session, table: Table, columns: Sequence[str], rows: Seq
         _insert_sqlite(session, table, columns, rows, "")
 
 
+def add_up(
+    session: Session,
+    table: Table,
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    key: Sequence[str],
+    sums: Sequence[str],
+) -> None:
+    """Insert rows, or add their sums to the row that has their key."""
+    if not rows:
+        return
+    ending = f" on conflict ({', '.join(key)}) do update set "
+    ending += ", ".join(f"{name} = {table.name}.{name} + excluded.{name}" for name in sums)
+    if session.get_bind().dialect.name == "postgresql":
+        staging = _stage(session, table, columns, rows)
+        names = ", ".join(columns)
+        order = ", ".join(key)
+        session.execute(
+            text(
+                f"insert into {table.name} ({names}) select {names} from {staging}"
+                f" order by {order}{ending}"
+            )
+        )
+        session.execute(text(f"truncate {staging}"))
+    else:
+        _insert_sqlite(session, table, columns, rows, ending)
+
+
 def _driver(session: Session) -> Connection[Any]:
     return cast("Connection[Any]", session.connection().connection.driver_connection)
 
@@ -51,9 +79,8 @@ def _copy(driver: Connection[Any], name: str, columns: Sequence[str], rows: Sequ
             copy.write_row(row)
 
 
-def _merge(
-    session: Session, table: Table, columns: Sequence[str], rows: Sequence[Row], key: str
-) -> int:
+def _stage(session: Session, table: Table, columns: Sequence[str], rows: Sequence[Row]) -> str:
+    """Rows in a temporary table of this connection; returns its name."""
     staging = f"incoming_{table.name}"
     session.execute(
         text(
@@ -61,25 +88,23 @@ def _merge(
             " on commit delete rows"
         )
     )
-    driver = _driver(session)
-    _copy(driver, staging, columns, rows)
-    names = _names(columns)
-    with driver.cursor() as cursor:
-        cursor.execute(
-            sql.SQL(
-                "insert into {} ({}) select {} from {} order by {} on conflict ({}) do nothing"
-            ).format(
-                sql.Identifier(table.name),
-                names,
-                names,
-                sql.Identifier(staging),
-                sql.Identifier(key),
-                sql.Identifier(key),
-            )
+    _copy(_driver(session), staging, columns, rows)
+    return staging
+
+
+def _merge(
+    session: Session, table: Table, columns: Sequence[str], rows: Sequence[Row], key: str
+) -> int:
+    staging = _stage(session, table, columns, rows)
+    names = ", ".join(columns)
+    result = session.connection().execute(
+        text(
+            f"insert into {table.name} ({names}) select {names} from {staging} order by {key}"
+            f" on conflict ({key}) do nothing"
         )
-        new = cursor.rowcount
-        cursor.execute(sql.SQL("truncate {}").format(sql.Identifier(staging)))
-    return new
+    )
+    session.execute(text(f"truncate {staging}"))
+    return int(result.rowcount)
 
 
 def _insert_sqlite(
@@ -101,7 +126,9 @@ def _plain(row: Row, moments: list[int]) -> list[Any]:
     for index in moments:
         moment = plain[index]
         if isinstance(moment, datetime):
-            plain[index] = moment.replace(tzinfo=None).isoformat(" ", "microseconds")
+            plain[index] = (
+                moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
+            )
     return plain
 
 

@@ -8,15 +8,20 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import Table, bindparam, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from billing import bulk
 from billing.models import LedgerAccount, LedgerEntry, LedgerTransaction
-from core.database import insert_new
+from core.database import Units, insert_new
 from core.errors import InsufficientQuota, InvariantBroken, NotFound
 from core.ids import TRANSACTION, new_id
 from core.money import Money
+
+ACCOUNTS: Table = LedgerAccount.__table__  # type: ignore[assignment]
+TRANSACTIONS: Table = LedgerTransaction.__table__  # type: ignore[assignment]
+ENTRIES: Table = LedgerEntry.__table__  # type: ignore[assignment]
 
 
 class AccountKind(StrEnum):
@@ -71,18 +76,12 @@ def post_many(session: Session, transactions: Sequence[Transaction]) -> None:
     for transaction in transactions:
         _refuse_unbalanced(transaction)
     accounts = _accounts(session, transactions)
-    session.execute(
-        insert(LedgerTransaction),
+    bulk.insert_all(
+        session,
+        TRANSACTIONS,
+        ("id", "tenant_id", "kind", "reference", "at", "reverses_id", "memo"),
         [
-            {
-                "id": t.id,
-                "tenant_id": t.tenant_id,
-                "kind": t.kind,
-                "reference": t.reference,
-                "at": t.at,
-                "reverses_id": t.reverses_id,
-                "memo": t.memo,
-            }
+            (t.id, t.tenant_id, t.kind, t.reference, t.at, t.reverses_id, t.memo)
             for t in transactions
         ],
     )
@@ -92,15 +91,9 @@ def post_many(session: Session, transactions: Sequence[Transaction]) -> None:
         for entry in t.entries:
             account_id = accounts[(t.tenant_id, entry.account, entry.money.currency)]
             changes[account_id] += entry.money.units
-            entries.append(
-                {
-                    "transaction_id": t.id,
-                    "account_id": account_id,
-                    "units": entry.money.units,
-                    "currency": entry.money.currency,
-                }
-            )
-    session.execute(insert(LedgerEntry), entries)
+            entries.append((t.id, account_id, entry.money.units, entry.money.currency))
+    columns = ("transaction_id", "account_id", "units", "currency")
+    bulk.insert_all(session, ENTRIES, columns, entries)
     _move_balances(session, changes)
 
 
@@ -184,7 +177,7 @@ def _accounts(
             {"tenant_id": tenant_id, "kind": kind.value, "currency": currency, "balance": 0}
             for tenant_id, kind, currency in missing
         ]
-        insert_new(session, LedgerAccount.__table__, rows, "tenant_id", "kind", "currency")  # type: ignore[arg-type]
+        insert_new(session, ACCOUNTS, rows, "tenant_id", "kind", "currency")
         found = _known_accounts(session, {tenant_id for tenant_id, _, _ in wanted})
     return found
 
@@ -203,15 +196,14 @@ def _known_accounts(
 
 
 def _move_balances(session: Session, changes: dict[int, int]) -> None:
-    table = LedgerAccount.__table__
+    moved = update(ACCOUNTS).where(ACCOUNTS.c.id == bindparam("number"))
+    moved = moved.values(balance=ACCOUNTS.c.balance + bindparam("units", type_=Units))
+    # In one order, whoever posts: no deadlocks.
+    rows = [{"number": key, "units": changes[key]} for key in sorted(changes) if changes[key]]
+    if not rows:
+        return
     try:
-        for account_id in sorted(changes):  # one order: no deadlocks
-            if changes[account_id]:
-                session.execute(
-                    update(table)  # type: ignore[arg-type]
-                    .where(table.c.id == account_id)
-                    .values(balance=table.c.balance + changes[account_id])
-                )
+        session.connection().execute(moved, rows)
     except IntegrityError as error:
         raise InsufficientQuota(
             "The wallet does not hold that much.", next_step="Top it up and try again."

@@ -5,10 +5,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Table, delete, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from billing import partitions
+from billing import bulk, partitions
 from billing.models import Charge, DailyUsage, HourlyUsage, UsageEventRow
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 
@@ -131,14 +130,5 @@ def stored(session: Session, table: Table) -> Sums:
 
 
 def _add(session: Session, table: Table, sums: Sums) -> None:
-    rows = [dict(zip(_COLUMNS, (*key, *values), strict=True)) for key, values in sums.items()]
-    if not rows:
-        return
-    rows.sort(key=lambda row: tuple(str(row[name]) for name in KEY))
-    dialect = session.get_bind().dialect.name
-    statement: Any = (postgresql.insert if dialect == "postgresql" else sqlite.insert)(table)
-    statement = statement.on_conflict_do_update(
-        index_elements=list(KEY),
-        set_={name: table.c[name] + statement.excluded[name] for name in SUMS},
-    )
-    session.execute(statement, rows)
+    rows = [(*key, *values) for key, values in sums.items()]
+    bulk.add_up(session, table, _COLUMNS, rows, KEY, SUMS)

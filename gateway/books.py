@@ -1,11 +1,15 @@
 """Where the shipper delivers: the counting-house's and the safety desk's tables, in one commit."""
 
-from dataclasses import astuple
+from operator import attrgetter
 
 from billing import usage
 from core.clock import Clock
 from core.database import Database
 from gateway.spool import Outgoing
+
+_row = attrgetter(
+    "request_id", "engine_id", "prompt_tokens", "cached_tokens", "generated_tokens", "received_at"
+)
 
 
 class SqlBooks:
@@ -17,4 +21,4 @@ class SqlBooks:
         with self._database.transaction() as session:
             usage.record(session, batch.usage, self._clock)
             if batch.receipts:
-                usage.keep_receipts(session, [astuple(each) for each in batch.receipts])
+                usage.keep_receipts(session, [_row(each) for each in batch.receipts])

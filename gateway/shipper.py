@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from gateway.spool import Outgoing, Spool, connect, read_outbox
 
 log = logging.getLogger("tollhouse.shipper")
-BATCH = 1000
+BATCH = 5000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
 
