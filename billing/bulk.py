@@ -4,12 +4,16 @@ By hand because SQLAlchemy builds a dictionary and a parameter list a row, which
 of rating does.
 """
 
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import psycopg
 from psycopg import Connection, sql
 from sqlalchemy import Table, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from core.database import UtcDateTime
@@ -74,7 +78,8 @@ def _driver(session: Session) -> Connection[Any]:
 
 def _copy(driver: Connection[Any], name: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
     statement = sql.SQL("copy {} ({}) from stdin").format(sql.Identifier(name), _names(columns))
-    with driver.cursor() as cursor, cursor.copy(statement) as copy:
+    told = _told_as_usual(f"copy {name}", psycopg.Error)
+    with told, driver.cursor() as cursor, cursor.copy(statement) as copy:
         for row in rows:
             copy.write_row(row)
 
@@ -116,8 +121,18 @@ def _insert_sqlite(
         index for index, name in enumerate(columns) if isinstance(table.c[name].type, UtcDateTime)
     ]
     cursor = cast("Any", session.connection().connection.driver_connection).cursor()
-    cursor.executemany(statement, [_plain(row, moments) for row in rows])
+    with _told_as_usual(statement, sqlite3.Error):
+        cursor.executemany(statement, [_plain(row, moments) for row in rows])
     return int(cursor.rowcount)
+
+
+@contextmanager
+def _told_as_usual(statement: str, base: type[Exception]) -> Iterator[None]:
+    """The driver's errors as SQLAlchemy's, as from every other statement."""
+    try:
+        yield
+    except base as error:
+        raise DBAPIError.instance(statement, None, error, base) from error
 
 
 def _plain(row: Row, moments: list[int]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Billing's tasks, their queues and their schedule, in one place. Each may run twice: twice is once."""
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 from billing import (
     budgets,
@@ -12,8 +12,11 @@ from billing import (
     partitions,
     reconcile,
     rollups,
+    top_ups,
     usage,
 )
+from billing.payments.base import PaymentProvider
+from billing.payments.manual import ManualPayments
 from core import metrics
 from core.queue import TaskContext, task
 
@@ -101,3 +104,14 @@ def deliver_messages(context: TaskContext) -> int:
         context.settings.smtp_url, networks=context.settings.webhook_networks
     )
     return outbox.deliver(context.database, context.clock, sender)
+
+
+@task("billing.top_up", queue="payments", every_s=60.0)
+def top_up(context: TaskContext) -> int:
+    provider = cast(PaymentProvider, context.services.get(PaymentProvider, ManualPayments()))
+    with context.database.transaction() as session:
+        now = context.clock.now()
+        begun = top_ups.due(session, provider.name, now)
+        for payment in begun:
+            provider.collect(session, payment, now)
+    return len(begun)

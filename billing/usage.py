@@ -7,6 +7,7 @@ parked with the reason, listed by `parked`, and tried again by `release`.
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Table, delete, select, update
@@ -35,6 +36,7 @@ PARKED: Table = ParkedEvent.__table__  # type: ignore[assignment]
 RECEIPTS: Table = EngineReceipt.__table__  # type: ignore[assignment]
 _FIELDS = tuple(field.name for field in fields(UsageEvent))
 _COLUMNS = (*_FIELDS, "batch_id")
+_row = attrgetter(*_FIELDS)
 _PARKED_COLUMNS = ("request_id", "tenant_id", "code", "reason", "payload", "parked_at")
 
 
@@ -214,10 +216,6 @@ def _park(session: Session, refused: list[tuple[UsageEvent, Refusal]], now: date
 def _insert_parked(session: Session, rows: list[tuple[Any, ...]]) -> int:
     made = [dict(zip(_PARKED_COLUMNS, row, strict=True)) for row in rows]
     return insert_new(session, PARKED, made, "request_id")
-
-
-def _row(event: UsageEvent) -> tuple[Any, ...]:
-    return tuple([getattr(event, name) for name in _FIELDS])
 
 
 def _to_json(event: UsageEvent) -> dict[str, Any]:

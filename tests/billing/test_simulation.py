@@ -33,7 +33,7 @@ def test_a_planted_fault_is_found_and_replays_exactly(
     stage = Stage(tmp_path, migrated_sqlite)
     said = []
     for _ in range(2):
-        with pytest.raises(Broken, match="seed 3, .*lost") as caught:
+        with pytest.raises(Broken, match=r"seed 3, .*lost") as caught:
             World(3, stage, STEPS).run()
         said.append(str(caught.value))
     stage.database.close()

@@ -1,0 +1,154 @@
+"""Credit notes: they take back part or all of a final invoice, which itself never changes.
+
+The net amount takes its share of the tax with it. What it lowers first is what is still to be paid;
+the rest goes to the wallet, or, if the payment is being refunded, is owed to who paid.
+"""
+
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from billing import credits, settlement
+from billing.accounts import lock_account
+from billing.invoices import FINAL, PAID
+from billing.ledger import AccountKind, Entry, Transaction, post
+from billing.models import CreditNote, Invoice, Seller
+from core.errors import Conflict, NotFound
+from core.ids import TRANSACTION, new_id
+from core.money import Money, units_of_minor
+
+DUE, BALANCE, REFUND = "due", "balance", "refund"
+
+
+def issue(
+    session: Session,
+    *,
+    invoice_id: str,
+    net_minor: int,
+    reason: str,
+    reference: str,
+    at: datetime,
+    refund: bool = False,
+) -> CreditNote:
+    """One note per reference. With `refund` the part that was paid is left for a refund of the
+    payment to return; else it goes to the wallet.
+    """
+    known = session.scalar(select(CreditNote).where(CreditNote.reference == reference))
+    if known is not None:
+        return known
+    invoice = session.get(Invoice, invoice_id)
+    if invoice is None:
+        raise NotFound(f"There is no invoice {invoice_id!r}.", next_step="tollhouse invoice list")
+    lock_account(session, invoice.tenant_id)
+    session.refresh(invoice, with_for_update=True)
+    _refuse_too_much(session, invoice, net_minor)
+    tax_minor = _tax_share(session, invoice, net_minor)
+    gross = net_minor + tax_minor
+    lowers = min(gross, max(0, settlement.open_minor(invoice)))
+    rest = gross - lowers
+    currency = invoice.currency
+    transaction_id = new_id(TRANSACTION)
+    entries = [
+        Entry(AccountKind.REVENUE, Money(units_of_minor(net_minor, currency), currency)),
+        Entry(AccountKind.TAX, Money(units_of_minor(tax_minor, currency), currency)),
+        Entry(AccountKind.RECEIVABLE, Money(-units_of_minor(gross, currency), currency)),
+    ]
+    post(
+        session,
+        Transaction(
+            invoice.tenant_id,
+            "credit_note",
+            f"credit-note:{reference}",
+            at,
+            tuple(entry for entry in entries if entry.money.units),
+            reason,
+            id=transaction_id,
+        ),
+    )
+    to_wallet = rest > 0 and not refund
+    invoice.credited_minor += lowers if to_wallet else gross
+    if to_wallet:
+        credits.grant(
+            session,
+            tenant_id=invoice.tenant_id,
+            kind=credits.PREPAID,
+            money=Money(units_of_minor(rest, currency), currency),
+            reference=f"credit-note:{reference}",
+            at=at,
+            note=f"credit note on invoice {invoice.label}",
+            funded_by=AccountKind.RECEIVABLE,
+        )
+    if invoice.status == FINAL and settlement.open_minor(invoice) <= 0:
+        invoice.status, invoice.settled_at = PAID, at
+    outcome = DUE if rest == 0 else BALANCE if to_wallet else REFUND
+    return _write(
+        session, invoice, net_minor, tax_minor, outcome, reason, reference, at, transaction_id
+    )
+
+
+def _refuse_too_much(session: Session, invoice: Invoice, net_minor: int) -> None:
+    if invoice.status not in (FINAL, PAID):
+        raise Conflict(
+            f"Invoice {invoice.label or invoice.id} is {invoice.status}.",
+            next_step="A credit note corrects a final invoice.",
+        )
+    left = invoice.subtotal_minor - invoice.promo_minor - _noted(session, invoice)[0]
+    if not 0 < net_minor <= left:
+        raise Conflict(
+            f"Of invoice {invoice.label} {left} minor units net are left to credit.",
+            next_step="Credit at most that.",
+        )
+
+
+def _noted(session: Session, invoice: Invoice) -> tuple[int, int]:
+    """Net and tax of the notes so far."""
+    notes = session.scalars(select(CreditNote).where(CreditNote.invoice_id == invoice.id)).all()
+    return sum(note.net_minor for note in notes), sum(note.tax_minor for note in notes)
+
+
+def _tax_share(session: Session, invoice: Invoice, net_minor: int) -> int:
+    """Cumulative, so that the notes of a whole invoice take back all of its tax, to the cent."""
+    net_before, tax_before = _noted(session, invoice)
+    taxable = invoice.subtotal_minor - invoice.promo_minor
+    return invoice.tax_minor * (net_before + net_minor) // taxable - tax_before
+
+
+def _write(
+    session: Session,
+    invoice: Invoice,
+    net_minor: int,
+    tax_minor: int,
+    outcome: str,
+    reason: str,
+    reference: str,
+    at: datetime,
+    transaction_id: str,
+) -> CreditNote:
+    seller = session.scalar(
+        select(Seller)
+        .where(Seller.id == invoice.seller_id)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+    assert seller is not None
+    note = CreditNote(
+        id=new_id("cn"),
+        invoice_id=invoice.id,
+        tenant_id=invoice.tenant_id,
+        seller_id=invoice.seller_id,
+        number=seller.next_credit_note,
+        label=f"{seller.number_prefix}-CN-{seller.next_credit_note:06d}",
+        currency=invoice.currency,
+        net_minor=net_minor,
+        tax_minor=tax_minor,
+        outcome=outcome,
+        reason=reason,
+        reference=reference,
+        transaction_id=transaction_id,
+        issued_at=at,
+    )
+    seller.next_credit_note += 1
+    session.add(note)
+    session.flush()
+    return note

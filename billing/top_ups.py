@@ -1,0 +1,87 @@
+"""Automatic top-up: when a wallet falls below its threshold, ask for one payment, and only one until
+that one is settled.
+"""
+
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from billing import settlement
+from billing.accounts import lock_account
+from billing.models import Payment, TopUp
+from core.errors import BadRequest
+from core.money import Money, round_to_minor
+
+
+def configure(session: Session, tenant_id: str, threshold: Money, amount: Money) -> TopUp:
+    """Below `threshold` in the wallet, ask for `amount`."""
+    account = lock_account(session, tenant_id)
+    if {threshold.currency, amount.currency} != {account.currency}:
+        raise BadRequest(
+            f"The account is in {account.currency}.",
+            next_step=f"Write both amounts in {account.currency}.",
+            code="currency_mismatch",
+        )
+    minor, left = round_to_minor(amount.units, amount.currency)
+    if minor <= 0 or left or threshold.units < 0:
+        raise BadRequest("A top-up is a positive whole amount of minor units.", param="amount")
+    rule = session.get(TopUp, tenant_id)
+    if rule is None:
+        rule = TopUp(tenant_id=tenant_id, enabled=True)
+        session.add(rule)
+    rule.threshold, rule.amount, rule.currency = threshold.units, amount.units, amount.currency
+    rule.enabled = True
+    session.flush()
+    return rule
+
+
+def due(session: Session, provider: str, at: datetime) -> list[Payment]:
+    """Begin the payments that wallets need now; the payment provider collects them."""
+    begun = []
+    rules = session.scalars(
+        select(TopUp).where(TopUp.enabled.is_(True)).order_by(TopUp.tenant_id)
+    ).all()
+    for rule in rules:
+        lock_account(session, rule.tenant_id)
+        session.refresh(rule)
+        if _waits(session, rule) or not _low(session, rule):
+            continue
+        reference = f"top-up:{rule.tenant_id}:{at:%Y%m%d%H%M%S%f}"
+        minor, _ = round_to_minor(rule.amount, rule.currency)
+        begun.append(
+            settlement.begin_payment(
+                session,
+                tenant_id=rule.tenant_id,
+                invoice_id=None,
+                amount_minor=minor,
+                currency=rule.currency,
+                provider=provider,
+                reference=reference,
+                at=at,
+            )
+        )
+        rule.pending_reference, rule.last_at, rule.last_error = reference, at, None
+    session.flush()
+    return begun
+
+
+def _low(session: Session, rule: TopUp) -> bool:
+    return settlement.wallet(session, rule.tenant_id, rule.currency) < rule.threshold
+
+
+def _waits(session: Session, rule: TopUp) -> bool:
+    """Whether the last payment is on its way. One that failed turns the rule off, so that a dead
+    card is not tried forever.
+    """
+    if rule.pending_reference is None:
+        return False
+    payment = session.scalar(select(Payment).where(Payment.reference == rule.pending_reference))
+    if payment is None or payment.status == settlement.SUCCEEDED:
+        rule.pending_reference = None
+        return False
+    if payment.status == settlement.FAILED:
+        rule.pending_reference, rule.enabled = None, False
+        rule.last_error = (payment.failure or "the payment failed")[:120]
+        return True
+    return True

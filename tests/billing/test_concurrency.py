@@ -1,0 +1,105 @@
+"""Many at once on PostgreSQL: no negative wallet, no gap in numbers, no event rated twice."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from billing import invoice_run, invoices, rating, reconcile
+from billing.ledger import AccountKind, Transaction, balance, post, summed_balance, transfer
+from billing.models import BillingPeriod, Charge, Invoice
+from core.clock import FakeClock
+from core.database import Database
+from core.errors import InsufficientQuota
+from core.money import Money
+from tests.billing.conftest import House, house_of
+
+
+@pytest.fixture
+def busy(postgres_database: Database, clock: FakeClock) -> House:
+    return house_of(postgres_database, clock)
+
+
+def at_once(count: int, call: Any) -> list[Any]:
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(call, range(count)))
+
+
+def test_sixty_four_spenders_cannot_overdraw_a_wallet(busy: House) -> None:
+    now = busy.clock.now()
+
+    def _entries(kind: AccountKind, units: int) -> Any:
+        return transfer(kind, AccountKind.PREPAID, Money(units))
+
+    with busy.database.transaction() as session:
+        entries = _entries(AccountKind.CASH, 40)
+        post(session, Transaction("acme", "grant", "fill", now, entries))
+
+    def _spend(number: int) -> bool:
+        try:
+            with busy.database.transaction() as session:
+                entries = transfer(AccountKind.PREPAID, AccountKind.RECEIVABLE, Money(1))
+                post(session, Transaction("acme", "usage", f"spend {number}", now, entries))
+        except InsufficientQuota:
+            return False
+        return True
+
+    spent = at_once(64, _spend)
+    assert sum(spent) == 40
+    with busy.database.read() as session:
+        assert balance(session, "acme", AccountKind.PREPAID, "USD") == 0
+        assert summed_balance(session, "acme", AccountKind.PREPAID, "USD") == 0
+
+
+def test_the_same_cause_posted_by_many_is_posted_once(busy: House) -> None:
+    now = busy.clock.now()
+
+    def _post(_: int) -> str:
+        from sqlalchemy.exc import IntegrityError
+
+        try:
+            with busy.database.transaction() as session:
+                entries = transfer(AccountKind.CASH, AccountKind.PREPAID, Money(7))
+                return post(session, Transaction("acme", "grant", "one cause", now, entries))
+        except IntegrityError:
+            return "refused"
+
+    at_once(16, _post)
+    with busy.database.read() as session:
+        assert balance(session, "acme", AccountKind.PREPAID, "USD") == -7
+
+
+def test_workers_share_batches_and_close_tenants_side_by_side(busy: House) -> None:
+    tenants = [f"t{number}" for number in range(12)]
+    for name in tenants:
+        busy.tenant(name)
+    for _ in range(16):
+        busy.record(*[busy.event(tenant_id=name, output_tokens=999) for name in tenants])
+
+    def _rate(_: int) -> int:
+        total = 0
+        while True:
+            with busy.database.transaction() as session:
+                rated = rating.rate(session, busy.clock, most_events=30)
+            if not rated.batches:
+                return total
+            total += rated.events
+
+    assert sum(at_once(6, _rate)) == 16 * 12
+    with busy.database.read() as session:
+        assert session.scalar(select(func.count()).select_from(Charge)) == 16 * 12
+        periods = list(session.scalars(select(BillingPeriod.id)))
+    busy.clock.advance(days=40)
+
+    def _close(number: int) -> None:
+        with busy.database.transaction() as session:
+            invoices.finalise(session, busy.clock, periods[number % len(periods)])
+
+    at_once(24, _close)
+    with busy.database.read() as session:
+        numbers = list(session.scalars(select(Invoice.number).order_by(Invoice.number)))
+        report = reconcile.audit(session)
+    assert numbers == list(range(1, 13))
+    assert report.clean, report.differences
+    assert invoice_run.run(busy.database, busy.clock).finalised == []
