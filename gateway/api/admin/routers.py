@@ -1,6 +1,16 @@
-"""All routers of people and limits under `/admin/v1`, for the app to include."""
+"""All routers of people, limits and money under `/admin/v1`, for the app to include."""
 
-from gateway.api.admin import adapters, audit, keys, limits, members, roles, tenants
+from gateway.api.admin import (
+    adapters,
+    audit,
+    billing,
+    counting_house,
+    keys,
+    limits,
+    members,
+    roles,
+    tenants,
+)
 
 ROUTERS = (
     tenants.router,
@@ -10,4 +20,6 @@ ROUTERS = (
     adapters.router,
     audit.router,
     roles.router,
+    billing.router,
+    counting_house.router,
 )

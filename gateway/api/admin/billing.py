@@ -1,0 +1,195 @@
+"""/admin/v1 on a tenant's money: its account, invoices, credit and budgets."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import HTMLResponse, Response
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from billing import budgets, invoices
+from billing.documents import invoice_json, invoice_summary, money
+from billing.models import BillingAccount, Budget, CreditGrant, Invoice
+from billing.printing import as_html, as_pdf
+from core.errors import BadRequest, NotFound
+from core.money import Money, units_of
+from core.tenants import audit
+from core.tenants.models import ApiKey, Project
+from gateway.api.admin.access import Allowed, Visit
+from gateway.schemas.billing import NewBudget
+
+router = APIRouter(prefix="/admin/v1", tags=["billing"])
+SeesInvoices = Annotated[Visit, Depends(Allowed("invoices", "read"))]
+SeesBudgets = Annotated[Visit, Depends(Allowed("budgets", "read"))]
+SetsBudgets = Annotated[Visit, Depends(Allowed("budgets", "write"))]
+
+
+@router.get("/billing")
+def get_account(visit: SeesInvoices) -> dict[str, Any]:
+    """The billing account and the credit that is left."""
+    with visit.services.database.read() as session:
+        account = session.get(BillingAccount, visit.scope.tenant_id)
+        if account is None:
+            return {"tenant_id": visit.scope.tenant_id, "opened": False, "credit": []}
+        grants = session.scalars(
+            select(CreditGrant)
+            .where(CreditGrant.tenant_id == account.tenant_id)
+            .order_by(CreditGrant.granted_at.desc())
+            .limit(200)
+        )
+        return describe_account(account) | {"credit": [_grant(each) for each in grants]}
+
+
+@router.get("/invoices")
+def list_invoices(visit: SeesInvoices, limit: int = 100) -> dict[str, Any]:
+    with visit.services.database.read() as session:
+        rows = session.scalars(
+            select(Invoice)
+            .where(Invoice.tenant_id == visit.scope.tenant_id)
+            .order_by(Invoice.period_start.desc())
+            .limit(min(max(limit, 1), 500))
+        )
+        return {"object": "list", "data": [invoice_summary(each) for each in rows]}
+
+
+@router.get("/invoices/{reference}")
+def get_invoice(reference: str, visit: SeesInvoices) -> dict[str, Any]:
+    """By id or number, with every line and the usage that it opens to."""
+    with visit.services.database.read() as session:
+        return invoice_json(session, _own(session, visit, reference))
+
+
+@router.get("/invoices/{reference}/page", response_class=HTMLResponse)
+def get_invoice_page(reference: str, visit: SeesInvoices) -> HTMLResponse:
+    with visit.services.database.read() as session:
+        return HTMLResponse(as_html(invoice_json(session, _own(session, visit, reference))))
+
+
+@router.get("/invoices/{reference}/pdf", response_class=Response)
+def get_invoice_pdf(reference: str, visit: SeesInvoices) -> Response:
+    with visit.services.database.read() as session:
+        document = invoice_json(session, _own(session, visit, reference))
+    return Response(as_pdf(document), media_type="application/pdf")
+
+
+@router.get("/budgets")
+def list_budgets(visit: SeesBudgets) -> dict[str, Any]:
+    now = visit.services.clock.now()
+    with visit.services.database.read() as session:
+        account = session.get(BillingAccount, visit.scope.tenant_id)
+        zone = account.timezone if account else "UTC"
+        rows = session.scalars(
+            select(Budget)
+            .where(Budget.tenant_id == visit.scope.tenant_id, Budget.ended_at.is_(None))
+            .order_by(Budget.created_at, Budget.id)
+        ).all()
+        listed = []
+        for each in rows:
+            window = budgets.window_of(each.window, now, zone)
+            spent = budgets.spent_in(session, each, window)
+            listed.append(_budget(each) | {"spent": money(spent, each.currency)})
+    return {"object": "list", "data": listed}
+
+
+@router.post("/budgets", status_code=201)
+def create_budget(body: NewBudget, visit: SetsBudgets) -> dict[str, Any]:
+    services, tenant_id = visit.services, visit.scope.tenant_id
+    with services.database.transaction() as session:
+        account = session.get(BillingAccount, tenant_id)
+        target = _target(session, tenant_id, body)
+        made = budgets.create(
+            session,
+            services.clock,
+            tenant_id=tenant_id,
+            scope=body.scope,
+            scope_id=target,
+            cap=Money(units_of(body.cap), account.currency if account else "USD"),
+            window=body.window,
+            hard=body.hard,
+            thresholds=tuple(body.thresholds),
+            webhooks=tuple(body.webhooks),
+            emails=tuple(body.emails),
+            name=body.name,
+        )
+        shown = _budget(made)
+        audit.record(session, visit.scope, services.clock, "budget.create", made.id, None, shown)
+    return shown
+
+
+@router.delete("/budgets/{budget_id}")
+def end_budget(budget_id: str, visit: SetsBudgets) -> dict[str, Any]:
+    services = visit.services
+    with services.database.transaction() as session:
+        found = session.get(Budget, budget_id)
+        if found is None or found.tenant_id != visit.scope.tenant_id or found.ended_at:
+            raise NotFound(f"There is no budget {budget_id!r}.", next_step="GET /admin/v1/budgets")
+        before = _budget(found)
+        found.ended_at = services.clock.now()
+        audit.record(session, visit.scope, services.clock, "budget.end", found.id, before, None)
+    return {"ended": budget_id}
+
+
+def describe_account(account: BillingAccount) -> dict[str, Any]:
+    names = (
+        "tenant_id",
+        "currency",
+        "timezone",
+        "anchor_day",
+        "legal_name",
+        "address",
+        "email",
+        "tax_id",
+        "tax_region",
+        "tax_exempt",
+        "collection",
+        "status",
+        "prepaid_only",
+    )
+    return {"opened": True} | {name: getattr(account, name) for name in names}
+
+
+def _own(session: Session, visit: Visit, reference: str) -> Invoice:
+    found = invoices.get(session, reference)
+    if found.tenant_id != visit.scope.tenant_id:
+        raise NotFound(f"There is no invoice {reference!r}.", next_step="GET /admin/v1/invoices")
+    return found
+
+
+def _target(session: Session, tenant_id: str, body: NewBudget) -> str:
+    """What the budget is for, if the tenant has it."""
+    if body.scope == "tenant":
+        return tenant_id
+    table = Project if body.scope == "project" else ApiKey
+    found: Any = session.get(table, body.scope_id)
+    if found is None or found.tenant_id != tenant_id:
+        raise BadRequest(f"There is no {body.scope} {body.scope_id!r}.", param="scope_id")
+    return body.scope_id
+
+
+def _budget(each: Budget) -> dict[str, Any]:
+    names = (
+        "id",
+        "scope",
+        "scope_id",
+        "name",
+        "window",
+        "hard",
+        "thresholds",
+        "webhooks",
+        "emails",
+    )
+    shown = {name: getattr(each, name) for name in names}
+    return shown | {"cap": money(each.cap, each.currency)}
+
+
+def _grant(each: CreditGrant) -> dict[str, Any]:
+    return {
+        "id": each.id,
+        "kind": each.kind,
+        "granted": money(each.granted, each.currency),
+        "remaining": money(each.remaining, each.currency),
+        "priority": each.priority,
+        "granted_at": each.granted_at.isoformat(),
+        "expires_at": each.expires_at.isoformat() if each.expires_at else None,
+        "note": each.note,
+    }

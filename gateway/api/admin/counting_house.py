@@ -1,0 +1,218 @@
+"""/admin/v1 on money, for the operator: prices, plans, taxes, and what is given or taken back."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from sqlalchemy import or_, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from billing import accounts, credit_notes, credits, invoices, prices, subscriptions, taxes
+from billing.documents import minor, money, price_json
+from billing.models import Plan, PriceVersionRow
+from core.errors import Conflict, NotFound
+from core.ids import new_id
+from core.money import Money, units_of
+from core.tenants.models import AuditEntry, Tenant
+from gateway.api.admin.access import OperatorOnly, OperatorVisit
+from gateway.api.admin.billing import describe_account
+from gateway.schemas import billing as bodies
+
+router = APIRouter(prefix="/admin/v1", tags=["counting-house"])
+Reads = Annotated[OperatorVisit, Depends(OperatorOnly("prices", "read"))]
+Writes = Annotated[OperatorVisit, Depends(OperatorOnly("prices", "write"))]
+_PLAN_MONEY = ("base_fee", "seat_fee", "included_usage", "minimum_commitment")
+
+
+@router.get("/prices")
+def list_prices(visit: Reads, model: str = "") -> dict[str, Any]:
+    with visit.services.database.read() as session:
+        query = select(PriceVersionRow).order_by(
+            PriceVersionRow.model, PriceVersionRow.effective_from.desc()
+        )
+        if model:
+            query = query.where(PriceVersionRow.model == model)
+        return {"object": "list", "data": [price_json(each) for each in session.scalars(query)]}
+
+
+@router.post("/prices", status_code=201)
+def save_price(body: bodies.NewPrice, visit: Writes, tenant: str = "") -> dict[str, Any]:
+    """Tried on samples first; 400 says what is wrong with it, 409 which version it overlaps."""
+    clock = visit.services.clock
+    with visit.services.database.transaction() as session:
+        draft = prices.PriceDraft(
+            body.model,
+            body.terms,
+            body.effective_from or clock.now(),
+            body.effective_to,
+            _tenant(session, tenant) if tenant else "",
+            body.adapter,
+            body.currency,
+            body.discount_percent,
+            body.note,
+            visit.actor.id,
+        )
+        made = prices.save(session, clock, draft)
+        shown = price_json(session.get_one(PriceVersionRow, made.id))
+        _record(session, visit, draft.tenant_id, "price.save", made.id, shown)
+    return shown
+
+
+@router.get("/billing-plans")
+def list_plans(visit: Reads) -> dict[str, Any]:
+    with visit.services.database.read() as session:
+        found = session.scalars(select(Plan).order_by(Plan.name))
+        return {"object": "list", "data": [_plan(each) for each in found]}
+
+
+@router.post("/billing-plans", status_code=201)
+def create_plan(body: bodies.NewPlan, visit: Writes) -> dict[str, Any]:
+    fields = body.model_dump()
+    fields |= {name: units_of(fields[name]) for name in _PLAN_MONEY}
+    try:
+        with visit.services.database.transaction() as session:
+            made = Plan(id=new_id("plan"), created_at=visit.services.clock.now(), **fields)
+            session.add(made)
+            session.flush()
+            _record(session, visit, "", "plan.create", made.id, _plan(made))
+            return _plan(made)
+    except IntegrityError:
+        raise Conflict(
+            f"There already is a plan {body.name!r}.", next_step="Choose another name."
+        ) from None
+
+
+@router.post("/tenants/{tenant}/subscription", status_code=201)
+def subscribe(tenant: str, body: bodies.Subscribe, visit: Writes) -> dict[str, Any]:
+    """From now on; what the tenant was on before is prorated."""
+    now = visit.services.clock.now()
+    with visit.services.database.transaction() as session:
+        tenant_id = _account(session, visit, tenant)
+        subscriptions.subscribe(session, tenant_id, body.plan, now, body.seats)
+        shown = {"tenant_id": tenant_id, "plan": body.plan, "seats": body.seats}
+        _record(session, visit, tenant_id, "subscription.change", tenant_id, shown)
+    return shown | {"from": now.isoformat()}
+
+
+@router.post("/tenants/{tenant}/credits", status_code=201)
+def grant_credit(tenant: str, body: bodies.NewCredit, visit: Writes) -> dict[str, Any]:
+    now = visit.services.clock.now()
+    with visit.services.database.transaction() as session:
+        tenant_id = _account(session, visit, tenant)
+        account = accounts.lock_account(session, tenant_id)
+        made = credits.grant(
+            session,
+            tenant_id=tenant_id,
+            kind=body.kind,
+            money=Money(units_of(body.amount), account.currency),
+            reference=f"admin:{tenant_id}:{body.reference}",
+            at=now,
+            priority=body.priority,
+            expires_at=body.expires_at,
+            note=body.note,
+        )
+        shown = {"id": made.id, "kind": made.kind, "granted": money(made.granted, made.currency)}
+        _record(session, visit, tenant_id, "credit.grant", made.id, shown)
+    return shown
+
+
+@router.patch("/tenants/{tenant}/billing")
+def change_account(tenant: str, body: bodies.AccountChange, visit: Writes) -> dict[str, Any]:
+    now = visit.services.clock.now()
+    changes = body.model_dump(exclude_unset=True, exclude_none=True)
+    with visit.services.database.transaction() as session:
+        account = accounts.lock_account(session, _account(session, visit, tenant))
+        if "anchor_day" in changes:
+            accounts.set_anchor(session, account, changes.pop("anchor_day"), now)
+        if "timezone" in changes:
+            accounts.set_timezone(session, account, changes.pop("timezone"), now)
+        for name, value in changes.items():
+            setattr(account, name, value)
+        shown = describe_account(account)
+        _record(session, visit, account.tenant_id, "billing.change", account.tenant_id, shown)
+    return shown
+
+
+@router.post("/tax-rates", status_code=201)
+def add_tax_rate(body: bodies.NewTaxRate, visit: Writes) -> dict[str, Any]:
+    start = body.effective_from or visit.services.clock.now()
+    ppm = units_of(body.percent) // 10**8
+    with visit.services.database.transaction() as session:
+        taxes.add_rate(session, body.region, body.name, ppm, start)
+        shown = {"region": body.region, "name": body.name, "rate_ppm": ppm}
+        _record(session, visit, "", "tax.set", f"{body.region} {body.name}", shown)
+    return shown
+
+
+@router.post("/invoices/{reference}/credit-notes", status_code=201)
+def issue_credit_note(reference: str, body: bodies.NewCreditNote, visit: Writes) -> dict[str, Any]:
+    with visit.services.database.transaction() as session:
+        invoice = invoices.get(session, reference)
+        note = credit_notes.issue(
+            session,
+            invoice_id=invoice.id,
+            net_minor=body.net_minor,
+            reason=body.reason,
+            reference=f"admin:{invoice.id}:{body.reference}",
+            at=visit.services.clock.now(),
+            refund=body.refund,
+        )
+        shown = {
+            "number": note.label,
+            "invoice": invoice.label,
+            "net": minor(note.net_minor, note.currency),
+            "tax": minor(note.tax_minor, note.currency),
+            "outcome": note.outcome,
+        }
+        _record(session, visit, invoice.tenant_id, "credit_note.issue", note.id, shown)
+    return shown
+
+
+def _tenant(session: Session, named: str) -> str:
+    found = session.scalar(select(Tenant.id).where(or_(Tenant.name == named, Tenant.id == named)))
+    if found is None:
+        raise NotFound(f"There is no tenant {named!r}.", next_step="GET /admin/v1/tenants")
+    return found
+
+
+def _account(session: Session, visit: OperatorVisit, named: str) -> str:
+    """The tenant's id, with its billing account opened."""
+    tenant_id = _tenant(session, named)
+    accounts.ensure_account(session, tenant_id, visit.services.clock.now())
+    return tenant_id
+
+
+def _record(
+    session: Session,
+    visit: OperatorVisit,
+    tenant_id: str,
+    action: str,
+    target: str,
+    after: dict[str, Any],
+) -> None:
+    """On the log of the tenant that it concerns, in the same transaction."""
+    session.add(
+        AuditEntry(
+            tenant_id=tenant_id or None,
+            at=visit.services.clock.now(),
+            actor=visit.actor.id,
+            action=action,
+            target=target,
+            before=None,
+            after=after,
+        )
+    )
+
+
+def _plan(each: Plan) -> dict[str, Any]:
+    names = (
+        "id",
+        "name",
+        "currency",
+        "included_seats",
+        "grace_hours",
+        "payment_terms_days",
+        "suspend_after_days",
+    )
+    shown = {name: getattr(each, name) for name in names}
+    return shown | {name: money(getattr(each, name), each.currency) for name in _PLAN_MONEY}

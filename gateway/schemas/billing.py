@@ -1,0 +1,88 @@
+"""Bodies of the admin routes on money. Amounts are decimal strings of the major unit."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Amount = Field(pattern=r"^\d{1,12}(\.\d{1,12})?$", examples=["25.00"])
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NewBudget(Body):
+    scope: Literal["tenant", "project", "key"] = "tenant"
+    scope_id: str = Field("", max_length=40, description="Empty for the tenant itself.")
+    name: str = Field("", max_length=120)
+    cap: str = Amount
+    window: Literal["day", "week", "month", "total"] = "month"
+    hard: bool = Field(True, description="A soft budget only alerts.")
+    thresholds: list[int] = Field(default=[50, 80, 100], max_length=10)
+    webhooks: list[str] = Field(default=[], max_length=5)
+    emails: list[str] = Field(default=[], max_length=10)
+
+
+class NewCredit(Body):
+    kind: Literal["prepaid", "promo"]
+    amount: str = Amount
+    reference: str = Field(min_length=1, max_length=120, description="The same one grants once.")
+    priority: int = Field(100, ge=0, le=1000, description="The lowest is used first.")
+    expires_at: datetime | None = None
+    note: str = Field("", max_length=500)
+
+
+class NewPrice(Body):
+    model: str = Field(min_length=1, max_length=120)
+    adapter: str = "*"
+    currency: str = "USD"
+    effective_from: datetime | None = None
+    effective_to: datetime | None = None
+    discount_percent: str = "0"
+    terms: dict[str, Any] = Field(description="Component to price, as in billing/terms.py.")
+    note: str = Field("", max_length=500)
+
+
+class NewPlan(Body):
+    name: str = Field(min_length=1, max_length=120)
+    currency: str = "USD"
+    base_fee: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
+    seat_fee: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
+    included_seats: int = Field(0, ge=0, le=1_000_000)
+    included_usage: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
+    minimum_commitment: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
+    grace_hours: int = Field(24, ge=0, le=24 * 28)
+    payment_terms_days: int = Field(14, ge=0, le=365)
+    suspend_after_days: int | None = Field(None, ge=0, le=365)
+
+
+class Subscribe(Body):
+    plan: str = Field(min_length=1, max_length=120)
+    seats: int = Field(0, ge=0, le=1_000_000)
+
+
+class AccountChange(Body):
+    legal_name: str | None = Field(None, max_length=200)
+    address: str | None = Field(None, max_length=2000)
+    email: str | None = Field(None, max_length=320)
+    tax_id: str | None = Field(None, max_length=80)
+    tax_region: str | None = Field(None, max_length=20)
+    tax_exempt: bool | None = None
+    prepaid_only: bool | None = None
+    anchor_day: int | None = Field(None, ge=1, le=31)
+    timezone: str | None = Field(None, max_length=64)
+
+
+class NewTaxRate(Body):
+    region: str = Field(min_length=2, max_length=20)
+    name: str = Field(min_length=1, max_length=120)
+    percent: str = Field(pattern=r"^\d{1,2}(\.\d{1,4})?$")
+    effective_from: datetime | None = None
+
+
+class NewCreditNote(Body):
+    net_minor: int = Field(gt=0, description="Without tax, which follows in proportion.")
+    reason: str = Field(min_length=1, max_length=500)
+    reference: str = Field(min_length=1, max_length=120, description="The same one issues once.")
+    refund: bool = False

@@ -1,0 +1,60 @@
+"""The admin routes on money: what they answer agrees with the books."""
+
+from billing import invoice_run, reconcile
+from tests.gateway.admin.conftest import Town
+
+
+def test_prices_plans_credit_and_taxes_reach_the_invoice(town: Town) -> None:
+    acme = town.acme
+    bad = town.as_operator(
+        "POST", "/admin/v1/prices", json={"model": "m", "terms": {"input": "-1"}}
+    )
+    assert bad.status_code == 400 and "never negative" in bad.json()["error"]["message"]
+    price = {"model": "m", "terms": {"input": "2"}}
+    assert town.as_operator("POST", "/admin/v1/prices", json=price).status_code == 201
+    listed = town.as_operator("GET", "/admin/v1/prices", params={"model": "m"}).json()["data"]
+    assert len(listed) == 1
+    plan = {"name": "pro", "base_fee": "31", "minimum_commitment": "100"}
+    assert town.as_operator("POST", "/admin/v1/billing-plans", json=plan).status_code == 201
+    assert town.as_operator("POST", "/admin/v1/billing-plans", json=plan).status_code == 409
+    path = f"/admin/v1/tenants/{acme.name}"
+    made = town.as_operator("POST", f"{path}/subscription", json={"plan": "pro", "seats": 2})
+    assert made.status_code == 201, made.text
+    gift = {"kind": "promo", "amount": "12.50", "reference": "welcome"}
+    first = town.as_operator("POST", f"{path}/credits", json=gift)
+    again = town.as_operator("POST", f"{path}/credits", json=gift)
+    assert first.json()["id"] == again.json()["id"]
+    change = {"tax_region": "DE", "legal_name": "Acme GmbH"}
+    assert town.as_operator("PATCH", f"{path}/billing", json=change).json()["tax_region"] == "DE"
+    rate = {"region": "DE", "name": "VAT", "percent": "19"}
+    assert town.as_operator("POST", "/admin/v1/tax-rates", json=rate).json()["rate_ppm"] == 190_000
+    account = town.call("GET", "/admin/v1/billing", acme.keys["finance"]).json()
+    assert account["legal_name"] == "Acme GmbH"
+    assert account["credit"][0]["remaining"]["amount"] == "12.5"
+    invoice_run.run(town.services.database, town.services.clock, [acme.id])
+    (row,) = town.call("GET", "/admin/v1/invoices", acme.keys["owner"]).json()["data"]
+    shown = town.call("GET", f"/admin/v1/invoices/{row['id']}", acme.keys["owner"]).json()
+    assert {line["kind"] for line in shown["lines"]} >= {"base_fee", "commitment"}
+    page = town.call("GET", f"/admin/v1/invoices/{row['id']}/page", acme.keys["owner"])
+    assert page.status_code == 200 and shown["total"]["text"] in page.text
+    foreign = town.call("GET", f"/admin/v1/invoices/{row['id']}", town.rival.keys["owner"])
+    assert foreign.status_code == 404
+    with town.services.database.read() as session:
+        assert reconcile.audit(session).clean
+
+
+def test_budgets_are_set_and_ended_by_who_may(town: Town) -> None:
+    finance = town.acme.keys["finance"]
+    wanted = {"cap": "25.00", "scope": "project", "scope_id": town.acme.project_id}
+    made = town.call("POST", "/admin/v1/budgets", finance, json=wanted)
+    assert made.status_code == 201, made.text
+    assert made.json()["cap"]["amount"] == "25"
+    stolen = {**wanted, "scope_id": town.rival.project_id}
+    assert town.call("POST", "/admin/v1/budgets", finance, json=stolen).status_code == 400
+    listed = town.call("GET", "/admin/v1/budgets", finance).json()["data"]
+    assert [each["id"] for each in listed] == [made.json()["id"]]
+    assert town.call("GET", "/admin/v1/budgets", town.rival.keys["finance"]).json()["data"] == []
+    path = f"/admin/v1/budgets/{made.json()['id']}"
+    assert town.call("DELETE", path, town.rival.keys["finance"]).status_code == 404
+    assert town.call("DELETE", path, finance).status_code == 200
+    assert town.call("GET", "/admin/v1/budgets", finance).json()["data"] == []
