@@ -7,17 +7,23 @@ also applies what follows a product (a sum, an activation, a factor) while the r
 import torch
 import torch.nn.functional as F
 
+_FLOAT_SIZE = 1 << 20  # a smaller float32 matrix gains less than the op's own overhead
 
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+
+def can_pack(weight: torch.Tensor) -> bool:
+    """Whether this weight, [out, in], is packed: bfloat16 always, float32 where it is large.
+
+    Measured on a 2-core AVX-512 machine: float32 [2816, 1024] takes 0.55 of the plain product's
+    time at 8 rows, 0.67 at 32, 0.87 at 512, and 1.15 at one row.
+    """
     ops = torch.ops.mkldnn
-    return (
-        device.type == "cpu"
-        and dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and bool(ops._is_mkldnn_bf16_supported())
-        and hasattr(ops, "_reorder_linear_weight")
-        and hasattr(ops, "_linear_pointwise")
-    )
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if not (hasattr(ops, "_reorder_linear_weight") and hasattr(ops, "_linear_pointwise")):
+        return False
+    if weight.dtype == torch.float32:
+        return weight.numel() >= _FLOAT_SIZE
+    return weight.dtype == torch.bfloat16 and bool(ops._is_mkldnn_bf16_supported())
 
 
 class Linear:
@@ -25,7 +31,7 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.bias = bias
-        self.packed = can_pack(weight.dtype, weight.device)
+        self.packed = can_pack(weight)
         if self.packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         self.weight = weight
@@ -72,8 +78,8 @@ class GatedLinear(Linear):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._halves: tuple[Linear, Linear] | None = None
-        if can_pack(weight.dtype, weight.device):
-            gate, up = weight.chunk(2)
+        gate, up = weight.chunk(2)
+        if can_pack(gate):
             biases = (None, None) if bias is None else bias.chunk(2)
             self._halves = Linear(gate, biases[0]), Linear(up, biases[1])
             self.packed, self.weight, self.bias = True, weight[:0], None
