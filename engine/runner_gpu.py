@@ -106,17 +106,16 @@ class GpuRunner:
         logits, sampled_rows = self._run(decodes, prefills)
         asking = [row for row in rows if row.sample]
         if not asking:
-            return GpuStep([], None, None)
+            # Waited for all the same: who plans by the pace of steps must see their true time.
+            return GpuStep([], None, self._passed())
         choice = self._sample(asking, logits)
         self._last.index_copy_(0, sampled_rows.long(), choice.tokens)
         return self._send_home(asking, choice)
 
     def collect(self, ticket: GpuStep) -> list[Sampled]:
-        if ticket.choice is None:
-            return []
         if ticket.arrived is not None:
             ticket.arrived.synchronize()
-        return host_samples(ticket.rows, ticket.choice)
+        return [] if ticket.choice is None else host_samples(ticket.rows, ticket.choice)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -215,9 +214,15 @@ class GpuRunner:
         top = None if choice.top is None else (_home(choice.top[0]), _home(choice.top[1]))
         logprobs = None if choice.logprobs is None else _home(choice.logprobs)
         arriving = Choice(_home(choice.tokens), logprobs, top)
+        return GpuStep(rows, arriving, self._passed())
+
+    def _passed(self) -> "torch.cuda.Event | None":
+        """Passes once the device has done all that was launched so far."""
+        if self._device.type != "cuda":
+            return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        return GpuStep(rows, arriving, event)
+        return event
 
 
 def only_greedy(params: SamplingParams) -> bool:

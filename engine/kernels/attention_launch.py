@@ -36,9 +36,9 @@ def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
 
 
 def choose_splits(sequences: int, kv_heads: int, most_keys: int, processors: int) -> int:
-    """Splits of the keys so that a decode step fills the chip about twice: a power of two, and no
-    split below 128 keys. The lengths themselves are never read."""
-    wanted = -(-2 * processors // max(1, sequences * kv_heads))
+    """Splits of the keys so that a decode step fills the chip once and a half: a power of two, and
+    no split below 128 keys. The lengths themselves are never read."""
+    wanted = -(-3 * processors // max(1, 2 * sequences * kv_heads))
     room = max(1, most_keys // 128)
     return min(MOST_SPLITS, _power_of_two(wanted), _power_of_two(room))
 
