@@ -24,14 +24,14 @@ class Worker:
     """A server on a thread of this process."""
 
     def __init__(self, step_s: float = 0.0, **changes: object) -> None:
-        config = make_config(
-            listen="tcp://127.0.0.1:0",
-            metrics_port=0,
-            heartbeat_s=0.1,
-            gateway_timeout_s=0.6,
-            num_blocks=1024,
-            **changes,
-        )
+        settings = {
+            "listen": "tcp://127.0.0.1:0",
+            "metrics_port": 0,
+            "heartbeat_s": 0.1,
+            "gateway_timeout_s": 8.0,
+            "num_blocks": 1024,
+        }
+        config = make_config(**{**settings, **changes})
         pause = (lambda _: time.sleep(step_s)) if step_s else None
         self.server = Server(config, FakeRunner(config, pause=pause))
         self.thread = threading.Thread(target=self.server.run)
@@ -175,21 +175,28 @@ async def test_receipts_are_repeated_to_the_same_gateway_until_acknowledged(
         assert again == []
 
 
+@pytest.fixture
+def impatient_worker() -> Iterator[Worker]:
+    running = Worker(step_s=0.01, gateway_timeout_s=0.8)
+    yield running
+    running.stop()
+
+
 async def test_a_silent_gateway_has_its_requests_ended_and_receipts_kept(
-    slow_worker: Worker,
+    impatient_worker: Worker,
 ) -> None:
-    first = connected(slow_worker, gateway_id="gw")
+    first = connected(impatient_worker, gateway_id="gw")
     client = await first.__aenter__()
     stream = client.generate(ask("r", [1, 2], max_tokens=4000))
     await anext(stream)
     for task in client._tasks:  # the gateway hangs: its connection stays, it says nothing
         task.cancel()
-    engine = slow_worker.server.engine
+    engine = impatient_worker.server.engine
     await wait_until(lambda: not engine.busy)
     assert engine.receipts.find("r").finish_reason == "abort"
     await client.close()
     await stream.aclose()
-    async with connected(slow_worker) as other:
+    async with connected(impatient_worker) as other:
         reply = await other.look_up(["r"])
         assert reply.receipts[0].generated > 0
 
