@@ -4,7 +4,7 @@ A batch is rated once: its mark, the charges and the postings are committed toge
 that dies in the middle leaves nothing, and the next one starts the batch anew.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -111,17 +111,33 @@ def rate(session: Session, clock: Clock, *, most_events: int = 20_000) -> Rated:
     return Rated(len(batches), len(events))
 
 
-def rate_stored(session: Session, clock: Clock, request_ids: Sequence[str]) -> int:
-    """Rate events that are stored, in rated batches, and have no charge: they were parked."""
-    charged = select(Charge.request_id).where(Charge.request_id.in_(request_ids))
-    events = list(
+def release_stored(session: Session, clock: Clock) -> int:
+    """Rate events that lie in rated batches without a charge, because their price was unknown."""
+    parked = select(ParkedEvent.request_id).where(
+        ParkedEvent.released_at.is_(None), ParkedEvent.dismissed_by.is_(None)
+    )
+    known = select(PriceVersionRow.id)
+    events: list[Any] = list(
         session.execute(
-            select(*_READ).where(
-                _EVENT.request_id.in_(request_ids), _EVENT.request_id.not_in(charged)
+            select(*_READ)
+            .outerjoin(Charge, Charge.request_id == _EVENT.request_id)
+            .where(
+                _EVENT.request_id.in_(parked),
+                _EVENT.price_version.in_(known),
+                Charge.request_id.is_(None),
             )
         )
     )
-    return _rate_events(session, events, clock.now(), new_id("late"))
+    now = clock.now()
+    done = _rate_events(session, events, now, new_id("late")) if events else 0
+    charged = select(Charge.request_id)
+    session.execute(
+        update(ParkedEvent)
+        .where(ParkedEvent.released_at.is_(None), ParkedEvent.request_id.in_(charged))
+        .values(released_at=now)
+        .execution_options(synchronize_session=False)
+    )
+    return done
 
 
 def _rate_events(session: Session, events: list[Any], now: datetime, reference: str) -> int:

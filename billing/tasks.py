@@ -10,6 +10,7 @@ from billing import (
     invoices,
     outbox,
     partitions,
+    rating,
     reconcile,
     rollups,
     top_ups,
@@ -31,7 +32,8 @@ def rate_events(context: TaskContext) -> int:
 @task("billing.release_parked", queue="rating", every_s=300.0)
 def release_parked(context: TaskContext) -> int:
     with context.database.transaction() as session:
-        return usage.release(session, context.clock)
+        released = usage.release(session, context.clock)
+        return released + rating.release_stored(session, context.clock)
 
 
 @task("billing.make_partitions", queue="rating", every_s=86_400.0)

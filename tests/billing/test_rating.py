@@ -5,9 +5,17 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, select, text
 
-from billing import credits, ledger, rating, rollups, usage
+from billing import credits, ledger, rating, reconcile, rollups, usage
 from billing.ledger import AccountKind
-from billing.models import Charge, CreditGrant, LedgerEntry, ParkedEvent, UsageBatch, UsageEventRow
+from billing.models import (
+    Charge,
+    CreditGrant,
+    LedgerEntry,
+    ParkedEvent,
+    PriceVersionRow,
+    UsageBatch,
+    UsageEventRow,
+)
 from billing.pricing import Counts
 from core.money import Money
 from tests.billing.conftest import House
@@ -164,3 +172,30 @@ def test_credit_is_used_by_priority_and_expiry_and_pays_what_is_owed(house: Hous
         assert ledger.balance(session, "acme", AccountKind.RECEIVABLE, "USD") == 0
         assert ledger.balance(session, "acme", AccountKind.PREPAID, "USD") == -9_000_000
         assert ledger.balance(session, "acme", AccountKind.PROMO, "USD") == 0
+
+
+def test_an_event_stored_without_a_known_price_is_rated_once_the_price_is_there(
+    house: House,
+) -> None:
+    """Another program may write to the table itself, past the checks of `usage.record`."""
+    strange = house.event(price_version="price_strange")
+    with house.database.transaction() as session:
+        usage._store(session, [usage._row(strange), usage._row(house.event())], house.clock.now())
+    assert house.rate() == 2
+    with house.database.read() as session:
+        assert [row.request_id for row in usage.parked(session)] == [strange.request_id]
+        assert reconcile.audit(session).clean
+    with house.database.transaction() as session:
+        assert rating.release_stored(session, house.clock) == 0
+        known = session.get_one(PriceVersionRow, house.version.id)
+        fields = {c.name: getattr(known, c.name) for c in PriceVersionRow.__table__.columns}
+        strange_price = {**fields, "id": "price_strange", "model": "strange"}
+        session.add(PriceVersionRow(**strange_price))
+        session.flush()
+        assert rating.release_stored(session, house.clock) == 1
+        assert rating.release_stored(session, house.clock) == 0
+        assert usage.parked(session) == []
+    with house.database.read() as session:
+        assert session.get_one(Charge, strange.request_id).amount > 0
+        report = reconcile.audit(session)
+        assert report.clean, report.differences
