@@ -52,3 +52,18 @@ task_retries = Counter("tollhouse_task_retries", "Tasks that failed and are trie
 dead_letters = Counter("tollhouse_dead_letters", "Tasks that failed for good.", ["task"])
 audit_differences = Gauge("tollhouse_audit_differences", "Differences that the last audit found.")
 parked_events = Gauge("tollhouse_parked_events", "Usage events that wait for somebody.")
+spool_waiting = Gauge("tollhouse_spool_records", "Records on disk, not yet in the database.")
+spool_age_seconds = Gauge(
+    "tollhouse_spool_age_seconds", "How long shipping to the database has failed; 0 is well."
+)
+moderation_checks = Counter(
+    "tollhouse_moderation_checks", "Verdicts, by direction and action.", ["direction", "action"]
+)
+moderation_flags = Counter(
+    "tollhouse_moderation_flags", "Categories that fired, by action.", ["category", "action"]
+)
+moderation_seconds = Histogram(
+    "tollhouse_moderation_seconds",
+    "Time of screening a prompt.",
+    buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 1),
+)

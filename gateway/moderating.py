@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from core import metrics
 from core.clock import Clock
 from core.errors import ContentBlocked
 from core.events import ModerationEvent
@@ -52,10 +53,13 @@ class ModerationDesk:
     async def screen(self, request_id: str, principal: Principal, ask: Ask) -> Screened:
         policy = self._policies.policy_of(principal)
         texts = _texts_of(ask)
+        started = self._clock.monotonic()
         if sum(len(each.text) for each in texts) > _INLINE_CHARACTERS:
             verdict = await asyncio.to_thread(self._screener.check_input, texts, policy)
         else:
             verdict = self._screener.check_input(texts, policy)
+        metrics.moderation_seconds.observe(self._clock.monotonic() - started)
+        _count("input", verdict)
         action = "unscanned" if verdict.unscanned else _word(verdict)
         if verdict.would > Action.ALLOW or verdict.unscanned:
             whole = "\x00".join(each.text for each in texts)
@@ -79,6 +83,7 @@ class ModerationDesk:
 
         def _ended(text: str) -> str | None:
             verdict = stream.verdict()
+            _count("output", verdict)
             if verdict.would > Action.ALLOW or verdict.unscanned:
                 self._note(self._event(request_id, principal, "output", verdict, text))
             return _word(verdict)
@@ -170,6 +175,13 @@ def _with_texts(ask: Ask, texts: Sequence[str]) -> Ask:
         else:
             messages.append(message)
     return replace(ask, messages=messages)
+
+
+def _count(direction: str, verdict: Verdict) -> None:
+    action = "unscanned" if verdict.unscanned else verdict.action.word
+    metrics.moderation_checks.labels(direction, action).inc()
+    for category in verdict.flagged:
+        metrics.moderation_flags.labels(category, action).inc()
 
 
 def _word(verdict: Verdict) -> str | None:

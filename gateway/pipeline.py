@@ -89,6 +89,7 @@ class Pipeline:
         visit = Visit(new_id(REQUEST), surface, exchange, self.clock.monotonic())
         token = logs.request_id.set(visit.request_id)
         self.in_flight += 1
+        metrics.in_flight.inc()
         status = 499
         try:
             status = await self._walk(visit)
@@ -102,6 +103,7 @@ class Pipeline:
         finally:
             exchange.done()
             self.in_flight -= 1
+            metrics.in_flight.dec()
             logs.request_id.reset(token)
             metrics.requests.labels(surface.route, str(status)).inc()
             spent = self.clock.monotonic() - visit.started

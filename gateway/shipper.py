@@ -8,11 +8,13 @@ refuses for good is parked with the reason, so that it holds up nothing behind i
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from core import metrics
 from gateway.spool import Outgoing, Spool, connect, read_outbox
 
 log = logging.getLogger("tollhouse.shipper")
@@ -34,6 +36,7 @@ class Shipper:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tollhouse-shipper", daemon=True)
         self._shipped = 0
+        self._ill_since: float | None = None
 
     def start(self) -> None:
         self._thread.start()
@@ -57,6 +60,7 @@ class Shipper:
                 last_round = self._stopping.is_set()
                 try:
                     self._drain(reader)
+                    self._ill_since = None
                     pause = FIRST_PAUSE_S
                 except Exception as error:
                     log.warning(
@@ -64,16 +68,27 @@ class Shipper:
                     )
                     if last_round:
                         return
+                    self._watch()
                     self._stopping.wait(pause)
                     pause = min(pause * 2, LONGEST_PAUSE_S)
                     continue
                 if last_round:
                     return
+                self._watch()
                 self._spool.arrived.wait(1.0)
                 self._stopping.wait(self._pause_s)
                 self._spool.arrived.clear()
         finally:
             reader.close()
+
+    def _watch(self) -> None:
+        """For the alert on a database that has been away for long."""
+        now = time.monotonic()
+        waiting = self.backlog()
+        if waiting and self._ill_since is None:
+            self._ill_since = now
+        metrics.spool_waiting.set(waiting)
+        metrics.spool_age_seconds.set(now - self._ill_since if self._ill_since else 0)
 
     def _drain(self, reader: sqlite3.Connection) -> None:
         while True:

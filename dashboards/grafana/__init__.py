@@ -1,0 +1,1 @@
+"""Grafana boards and Prometheus alerts, written by `boards`."""
