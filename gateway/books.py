@@ -6,6 +6,7 @@ from billing import usage
 from core.clock import Clock
 from core.database import Database
 from gateway.spool import Outgoing
+from moderation.intake import take_in
 
 _row = attrgetter(
     "request_id", "engine_id", "prompt_tokens", "cached_tokens", "generated_tokens", "received_at"
@@ -20,5 +21,7 @@ class SqlBooks:
     def record(self, batch: Outgoing) -> None:
         with self._database.transaction() as session:
             usage.record(session, batch.usage, self._clock)
+            if batch.moderation:
+                take_in(session, batch.moderation)
             if batch.receipts:
                 usage.keep_receipts(session, [_row(each) for each in batch.receipts])

@@ -29,14 +29,6 @@ class Policies(Protocol):
     def policy_of(self, principal: Principal) -> Policy: ...
 
 
-class OnePolicy:
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    def policy_of(self, principal: Principal) -> Policy:
-        return self._policy
-
-
 class ModerationDesk:
     def __init__(
         self,

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
-import billing.tasks  # noqa: F401  registers what billing schedules
+import moderation.tasks  # noqa: F401  both register what they schedule
 from core.queue import InProcessQueue, OnDead, TaskContext
 
 log = logging.getLogger("tollhouse.tasks")

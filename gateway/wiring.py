@@ -33,8 +33,9 @@ from gateway.catalog_view import CatalogView
 from gateway.engine_clients import Engines, make_engines
 from gateway.key_watch import watch_keys
 from gateway.limits import Limiter
-from gateway.moderating import ModerationDesk, OnePolicy
+from gateway.moderating import ModerationDesk
 from gateway.pipeline import Limits, Pipeline
+from gateway.policy_view import PolicyView
 from gateway.price_list import PriceList
 from gateway.recovery import Recovery
 from gateway.routing import Router
@@ -45,7 +46,6 @@ from gateway.spool import Spool, SpoolFile
 from gateway.tasks import LeaderRunner, NoRunner, Runner
 from gateway.upstreams import read_upstreams
 from moderation.classifiers.load import load_classifier
-from moderation.policy import default_policy
 from moderation.screener import Screener
 
 log = logging.getLogger("tollhouse.wiring")
@@ -74,6 +74,7 @@ class Services:
     pipeline: Pipeline
     tasks: Runner
     screener: Screener | None
+    policies: PolicyView
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -85,10 +86,12 @@ class Services:
         # What admission reads from memory is there before the first request comes.
         await asyncio.to_thread(self.prices.refresh)
         await asyncio.to_thread(self.adapters.refresh)
+        await asyncio.to_thread(self.policies.refresh)
         self._run(watch_keys(self.keyring, self.stopping), "keys")
         self._run(self.recovery.run(), "recovery")
         self._run(self.prices.run(), "prices")
         self._run(self.adapters.run(), "adapters")
+        self._run(self.policies.run(), "policies")
         self._run(self.limiter.run(), "leases")
         self.tasks.start()
 
@@ -158,11 +161,12 @@ def build(
         max_in_flight=settings.max_in_flight,
     )
     screener = Screener(load_classifier()) if settings.moderation == "on" else None
+    policies = PolicyView(database)
     pipeline = Pipeline(
         auth=Authenticator(keyring, FailedAttempts(counters, clock)),
         catalog=catalog,
         admission=admission or LimitedAdmission(limiter, prices, clock),
-        safety=safety or make_safety(screener, clock, spool),
+        safety=safety or make_safety(screener, policies, clock, spool),
         router=router,
         spool=spool,
         clock=clock,
@@ -198,6 +202,7 @@ def build(
         pipeline=pipeline,
         tasks=make_tasks(settings, database, clock),
         screener=screener,
+        policies=policies,
     )
 
 
@@ -220,10 +225,12 @@ def make_tasks(settings: Settings, database: Database, clock: Clock) -> Runner:
     return LeaderRunner(settings.data_dir / "tasks.lock", context, keeper(database, clock))
 
 
-def make_safety(screener: Screener | None, clock: Clock, spool: Spool) -> SafetyDesk:
+def make_safety(
+    screener: Screener | None, policies: PolicyView, clock: Clock, spool: Spool
+) -> SafetyDesk:
     if screener is None:
         return NoSafetyDesk()
-    return ModerationDesk(screener, OnePolicy(default_policy()), clock, spool.note)
+    return ModerationDesk(screener, policies, clock, spool.note)
 
 
 def _spool_path(settings: Settings) -> Path:

@@ -2,7 +2,7 @@
 
 from celery import Celery
 
-import billing.tasks  # noqa: F401  registers what billing schedules
+import moderation.tasks  # noqa: F401  both register what they schedule
 from core import celery_queue
 from core.clock import SystemClock
 from core.database import Database

@@ -8,6 +8,7 @@ from gateway.api.admin import (
     keys,
     limits,
     members,
+    policies,
     roles,
     tenants,
 )
@@ -19,6 +20,7 @@ ROUTERS = (
     limits.router,
     adapters.router,
     audit.router,
+    policies.router,
     roles.router,
     billing.router,
     counting_house.router,

@@ -1,0 +1,57 @@
+"""The moderation policies in force, in memory: read from the database every second, off the path."""
+
+import asyncio
+import logging
+
+from sqlalchemy import select
+
+from core.database import Database
+from core.tenants.keys import Principal
+from moderation.models import PolicyVersion
+from moderation.policies import LEVELS
+from moderation.policy import Policy, default_policy
+
+log = logging.getLogger("tollhouse.policies")
+REFRESH_S = 1.0
+
+Place = tuple[str, str, str]  # tenant, level, target
+
+
+class PolicyView:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._default = default_policy()
+        self._in_force: dict[Place, Policy] = {}
+
+    def policy_of(self, principal: Principal) -> Policy:
+        """The key's, else its project's, else its tenant's, else the default."""
+        targets = (principal.key_id, principal.project_id, principal.tenant_id)
+        for level, target in zip(LEVELS, targets, strict=True):
+            found = self._in_force.get((principal.tenant_id, level, target))
+            if found is not None:
+                return found
+        return self._default
+
+    def refresh(self) -> None:
+        """Blocking; run in a thread."""
+        found: dict[Place, Policy] = {}
+        with self._database.read() as session:
+            for row in session.scalars(
+                select(PolicyVersion)
+                .where(PolicyVersion.retired_at.is_(None))
+                .order_by(PolicyVersion.id)
+            ):
+                place = (row.tenant_id, row.level, row.target)
+                known = self._in_force.get(place)
+                same = known is not None and known.version == row.version
+                found[place] = known if same and known else Policy.from_dict(row.document)
+        self._in_force = found
+
+    async def run(self) -> None:
+        """For ever; while the database is down the known policies go on."""
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            try:
+                await asyncio.to_thread(self.refresh)
+            except Exception as error:
+                log.warning("policies could not be refreshed, the known ones stay: %s", error)
