@@ -6,6 +6,8 @@ from pathlib import Path
 from core import logs
 from core.celery_queue import QUEUES, worker_arguments
 from core.settings import load_settings
+from gateway.console import add_json, show
+from gateway.toolbox import toolbox
 
 HELP = "run tasks from the broker: rating, invoices, payments, exports"
 
@@ -17,10 +19,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, default=2, help="processes")
     parser.add_argument("--no-beat", action="store_true", help="leave the schedule to another")
     parser.add_argument("--prefix", default="tollhouse", help="names of the queues begin with it")
+    parser.add_argument("--dead", action="store_true", help="list tasks that failed for good")
+    parser.add_argument(
+        "--replay", nargs="*", type=int, metavar="ID", help="play such tasks again: these, or all"
+    )
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.dead or arguments.replay is not None:
+        return _dead(arguments)
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
 
@@ -35,4 +44,16 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.prefix, queues, concurrency=arguments.concurrency, beat_file=beat
         )
     )
+    return 0
+
+
+def _dead(arguments: argparse.Namespace) -> int:
+    from gateway.dead_tasks import listed, replay
+
+    with toolbox() as tools:
+        if arguments.replay is not None:
+            played = replay(tools, arguments.replay, arguments.prefix)
+            show({"replayed": played}, as_json=arguments.json)
+        else:
+            show(listed(tools), as_json=arguments.json, title="dead tasks")
     return 0

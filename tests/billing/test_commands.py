@@ -113,3 +113,20 @@ def test_a_wrong_price_is_corrected_after_a_look(
     assert call(capsys, "audit")["clean"]
     (invoice,) = call(capsys, "invoice", "run")["invoices"]
     assert invoice["exact"]["amount"] == "0.1"
+
+
+def test_dead_tasks_are_listed_and_replayed(
+    shop: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import billing.tasks
+    from core import dead_letters
+
+    shop.record(shop.event())
+    keep = dead_letters.keeper(shop.database, shop.clock)
+    keep(billing.tasks.rate_events, {}, RuntimeError("the database was away"), 9)
+    (dead,) = call(capsys, "worker", "--dead")
+    assert (dead["task"], dead["attempts"]) == ("billing.rate_events", 9)
+    assert "was away" in dead["error"]
+    assert call(capsys, "worker", "--replay", str(dead["id"])) == {"replayed": 1}
+    assert call(capsys, "worker", "--dead") == []
+    assert shop.rate() == 0  # the replayed task has rated it
