@@ -57,19 +57,27 @@ class Wished:
 def wish_of(ask: Ask, output_estimate: int, *, shares: int = 1) -> Wished:
     """`shares` divides every limit: what one process of so many may give out on its own."""
     takes, slots, rules = [], [], []
-    expected = Counted(ask.prompt_tokens, 0, output_estimate)
-    alone = Counted(ask.prompt_tokens, 0, 0)
+    expected = _by_unit(ask.plan, Counted(ask.prompt_tokens, 0, output_estimate))
+    alone = _by_unit(ask.plan, Counted(ask.prompt_tokens, 0, 0))
+    owners = {
+        Scope.TENANT: ask.tenant_id,
+        Scope.PROJECT: ask.project_id,
+        Scope.KEY: ask.key_id,
+        Scope.MODEL: ask.model,
+    }
     for rule in ask.plan.rules:
-        owner = _owner(rule, ask)
-        if rule.target not in ("", owner):
+        owner = owners[rule.scope]
+        if rule.target and rule.target != owner:
             continue
-        key, limit = f"{rule.name}:{owner}", max(1, rule.limit // shares)
+        key, limit = f"{rule.name}:{owner}", rule.limit
+        if shares > 1:
+            limit = max(1, limit // shares)
         if rule.unit is Unit.CONCURRENT:
             slots.append(Slot(key, limit, rule.shadow))
             continue
-        keep = amount(rule, ask.plan, alone)
+        keep = alone[rule.unit]
         # An estimate above the whole limit is cut to it: only the prompt may make a request too big.
-        wanted = max(keep, min(amount(rule, ask.plan, expected), limit))
+        wanted = max(keep, min(expected[rule.unit], limit))
         takes.append(Take(key, limit, rule.period_s * 1000, wanted, keep, rule.shadow))
         rules.append(rule)
     hold = _hold_of(ask, output_estimate) if ask.money else None
@@ -85,22 +93,21 @@ def covered_by(ask: Ask, held_units: int) -> int | None:
 
 
 def amounts(rules: tuple[LimitRule, ...], plan: Plan, counted: Counted) -> list[int]:
-    return [amount(rule, plan, counted) for rule in rules]
+    """What each rule's bucket is taken for, in their order."""
+    by_unit = _by_unit(plan, counted)
+    return [by_unit[rule.unit] for rule in rules]
 
 
-def amount(rule: LimitRule, plan: Plan, counted: Counted) -> int:
+def _by_unit(plan: Plan, counted: Counted) -> dict[Unit, int]:
     """Cached tokens weigh less by plan, rounded up to a whole token once a request."""
     weighed = counted.prompt_tokens - counted.cached_tokens
     weighed += -(-counted.cached_tokens * plan.cached_permille // 1000)
-    match rule.unit:
-        case Unit.REQUESTS:
-            return 1
-        case Unit.INPUT_TOKENS:
-            return weighed
-        case Unit.OUTPUT_TOKENS:
-            return counted.output_tokens
-        case _:
-            return weighed + counted.output_tokens
+    return {
+        Unit.REQUESTS: 1,
+        Unit.INPUT_TOKENS: weighed,
+        Unit.OUTPUT_TOKENS: counted.output_tokens,
+        Unit.TOTAL_TOKENS: weighed + counted.output_tokens,
+    }
 
 
 def _hold_of(ask: Ask, estimate: int) -> Hold:
@@ -112,15 +119,3 @@ def _hold_of(ask: Ask, estimate: int) -> Hold:
         for limit in ask.money
     )
     return Hold(nano_ceil(need), nano_ceil(want), caps)
-
-
-def _owner(rule: LimitRule, ask: Ask) -> str:
-    match rule.scope:
-        case Scope.TENANT:
-            return ask.tenant_id
-        case Scope.PROJECT:
-            return ask.project_id
-        case Scope.KEY:
-            return ask.key_id
-        case _:
-            return ask.model

@@ -4,7 +4,7 @@ Rules of a tenant are added to those of its plan; one on the same scope, unit an
 the plan's.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
@@ -33,12 +33,12 @@ class LimitRule:
     period_s: int = MINUTE
     target: str = ""  # id of the project or key, name of the model; empty is each one for itself
     shadow: bool = False  # count and report, refuse nothing
+    # `tenant:requests:60`: what headers, metrics and errors call it. Made once, read every request.
+    name: str = field(init=False, compare=False)
 
-    @property
-    def name(self) -> str:
-        """`tenant:requests:60`: what headers, metrics and errors call it."""
+    def __post_init__(self) -> None:
         period = "" if self.unit is Unit.CONCURRENT else f":{self.period_s}"
-        return f"{self.scope}:{self.unit}{period}"
+        object.__setattr__(self, "name", f"{self.scope}:{self.unit}{period}")
 
     @property
     def slot(self) -> tuple[str, str, int, str]:
