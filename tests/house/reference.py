@@ -2,10 +2,13 @@
 `test_reference.py` fails when they are stale.
 """
 
+import argparse
+import importlib
 from pathlib import Path
 
 from core import metrics
 from core.settings import PREFIX, Settings
+from gateway.cli import command_names
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -47,7 +50,35 @@ def metrics_page() -> str:
     return "\n".join(rows) + "\n"
 
 
-PAGES = {"settings.md": settings_page, "metrics.md": metrics_page}
+def commands_page() -> str:
+    rows = [
+        "# Commands",
+        "",
+        "`tollhouse COMMAND --help` shows every option. `--json` prints JSON on every command that",
+        "shows something. Exit 0 done, 1 failed, 2 wrong use.",
+        "",
+        "| command | what it does |",
+        "|---|---|",
+    ]
+    for name in command_names():
+        module = importlib.import_module(f"gateway.commands.{name.replace('-', '_')}")
+        rows.append(f"| `tollhouse {name}` | {module.HELP} |")
+        if not hasattr(module, "configure"):
+            continue
+        parser = argparse.ArgumentParser()
+        module.configure(parser)
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for verb in action._choices_actions:
+                    rows.append(f"| `tollhouse {name} {verb.dest}` | {verb.help} |")
+    return "\n".join(rows) + "\n"
+
+
+PAGES = {
+    "settings.md": settings_page,
+    "metrics.md": metrics_page,
+    "commands.md": commands_page,
+}
 
 if __name__ == "__main__":
     DOCS.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Every setting and every metric stands in the documentation, as the code has it."""
+"""Every setting, metric and command stands in the documentation, as the code has it."""
 
 import pytest
 

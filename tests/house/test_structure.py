@@ -54,7 +54,10 @@ def test_the_layers_hold() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("module", ["engine", "dashboards"])
+@pytest.mark.parametrize(
+    "module",
+    ["gateway.app", "gateway.cli", "engine", "engine.server", "dashboards.app", "billing.tasks"],
+)
 def test_importing_it_loads_no_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
