@@ -115,14 +115,13 @@ class Engine:
         if ask.adapter is not None:
             blocks = self._adapter_blocks(ask.adapter)
         limit = check_request(ask, self.info, self.config, blocks)
+        request = Request(ask, origin, self._clock(), limit)
+        self.scheduler.submit(request)
+        self.requests[ask.request_id] = request
         if ask.adapter is not None:
             self.adapters.accept(ask.adapter)
-        now = self._clock()
-        request = Request(ask, origin, now, limit)
-        self.requests[ask.request_id] = request
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, ask.request_id))
-        self.scheduler.submit(request)
 
     def abandon(self, message: str) -> None:
         """Last words before the process ends: a receipt for everything under way."""

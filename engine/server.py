@@ -17,7 +17,7 @@ import zmq
 
 from engine.batch import Runner
 from engine.config import EngineConfig
-from engine.errors import AdapterError, EngineError, RequestError
+from engine.errors import AdapterError, EngineError, IntegrityError, RequestError
 from engine.gateways import Gateway, Gateways
 from engine.listener import Listener
 from engine.loop import Engine
@@ -41,6 +41,7 @@ from engine.wire import (
     Welcome,
     WireError,
     decode,
+    request_id_of,
 )
 
 log = logging.getLogger("tollhouse.engine")
@@ -151,11 +152,17 @@ class Server:
                 continue
             try:
                 record, _ = decode(data)
+                self._handle(route, record)
             except WireError as error:
-                log.warning("dropped: %s", error)
-                continue
-            self._handle(route, record)
+                self._unreadable(route, data, error)
         return True
+
+    def _unreadable(self, route: bytes, data: bytes, error: WireError) -> None:
+        log.warning("dropped: %s", error)
+        gateway, request_id = self.gateways.at(route), request_id_of(data)
+        if gateway is not None and request_id is not None:
+            refusal = Refusal(request_id, "invalid_request", error.message)
+            self.gateways.send(gateway, refusal)
 
     def _handle(self, route: bytes, record: Any) -> None:
         now = time.monotonic()
@@ -228,6 +235,11 @@ class Server:
             self.engine.submit(request, gateway.gateway_id)
         except (RequestError, AdapterError) as error:
             self.gateways.send(gateway, Refusal(request.request_id, error.code, error.message))
+        except IntegrityError:
+            raise
+        except Exception as error:
+            log.exception("request %s could not be taken", request.request_id)
+            self.gateways.send(gateway, Refusal(request.request_id, "internal", str(error)))
 
     def _unload(self, gateway: Gateway, call: int, digest: str) -> None:
         try:

@@ -169,3 +169,14 @@ def decode(data: bytes) -> tuple[Any, int]:
     except msgspec.MsgspecError as error:
         raise WireError(f"a bad {_KINDS[data[0]].__name__}: {error}") from error
     return record, int.from_bytes(data[1:9], "little")
+
+
+def request_id_of(data: bytes) -> str | None:
+    """The request id of a Generate that `decode` refused, so that its sender can be told."""
+    if not data.startswith(_BYTE[Generate]):
+        return None
+    try:
+        found = msgspec.msgpack.decode(data[9:])["request"]["request_id"]
+    except (msgspec.MsgspecError, KeyError, TypeError, IndexError):
+        return None
+    return found if isinstance(found, str) else None

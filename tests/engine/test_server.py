@@ -115,6 +115,14 @@ async def test_a_refusal_names_its_code_and_the_next_request_is_served(
     assert len((await gather(client, ask("good", [1])))[0]) == 4
 
 
+async def test_a_request_that_cannot_be_read_is_refused_and_does_not_hang(
+    client: EngineClient,
+) -> None:
+    for number, changes in enumerate([{"max_tokens": "many"}, {"prompt": ["one"]}]):
+        with pytest.raises(RequestError, match="a bad Generate"):
+            await gather(client, ask(f"odd{number}", changes.pop("prompt", [1]), **changes))
+
+
 async def test_an_abort_gives_a_last_chunk_and_a_receipt(slow_worker: Worker) -> None:
     async with connected(slow_worker) as client:
         items = []
