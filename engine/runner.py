@@ -131,6 +131,10 @@ class CpuRunner:
         return tokens
 
 
+# A model of fewer bytes is done with a product before a second thread has woken up.
+_SMALL_MODEL = 64 << 20
+
+
 def load_runner(config: EngineConfig) -> Runner:
     """Loads the model that the configuration names and takes its memory.
 
@@ -138,6 +142,8 @@ def load_runner(config: EngineConfig) -> Runner:
     """
     torch.set_num_threads(config.threads or physical_cores())
     model = load_model(config)
+    if config.threads is None and model.bytes < _SMALL_MODEL:
+        torch.set_num_threads(1)
     if model.device.type == "cpu":
         keep_freed_memory()
         collapse_into_huge_pages()

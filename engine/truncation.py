@@ -85,7 +85,10 @@ def _draw_ranked(
 
 
 def _invert(shares: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """The first place at which the cumulated shares exceed u of their total: [rows]."""
+    """The first place at which the cumulated shares exceed u of their total: [rows].
+
+    Always a place of the row, even where a model's logits are not numbers.
+    """
     cumulated = shares.cumsum(-1, dtype=torch.float64)
     target = u[:, None] * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, target, right=True)[:, 0]
+    return torch.searchsorted(cumulated, target, right=True)[:, 0].clamp_(max=shares.shape[-1] - 1)

@@ -4,6 +4,7 @@ import ctypes
 import math
 import mmap
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -35,9 +36,8 @@ def release(tensor: torch.Tensor) -> None:
     page = mmap.PAGESIZE
     start = -(-tensor.data_ptr() // page) * page
     end = (tensor.data_ptr() + tensor.numel() * tensor.element_size()) // page * page
-    libc = ctypes.CDLL(None)
-    if end > start and hasattr(libc, "madvise"):
-        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+    if end > start:
+        _advise(start, end - start, _MADV_DONTNEED)
 
 
 def keep_freed_memory() -> None:
@@ -46,7 +46,7 @@ def keep_freed_memory() -> None:
     A step makes and frees the same large buffers in every layer; by default each comes as fresh
     pages, and faulting them in costs up to ten times the work done on them.
     """
-    libc = ctypes.CDLL(None)
+    libc = _libc()
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
         libc.mallopt(_M_TRIM_THRESHOLD, _LARGE)
@@ -58,9 +58,6 @@ def collapse_into_huge_pages() -> None:
     Decoding one row reads every weight once in order, and the processor's prefetching stops at
     each page's end. Copying takes about a second a gigabyte, so it ends after a few.
     """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "madvise"):
-        return
     left = _COLLAPSED_AT_MOST
     for start, end in _private_memory():
         low, high = -(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE
@@ -68,7 +65,18 @@ def collapse_into_huge_pages() -> None:
         if size >= 8 * _HUGE:
             left -= size
             for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):
-                libc.madvise(ctypes.c_void_p(low), ctypes.c_size_t(size), advice)
+                _advise(low, size, advice)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+def _advise(start: int, size: int, advice: int) -> None:
+    """Does nothing where the system has no such advice."""
+    if hasattr(_libc(), "madvise"):
+        _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), advice)
 
 
 def _private_memory() -> list[tuple[int, int]]:

@@ -57,9 +57,12 @@ class LoraStack:
         for layer, (a, b) in enumerate(zip(self.a, self.b, strict=True)):
             for site, parts in SITES.items():
                 for number, part in enumerate(parts):
-                    rows = a[site][seat, number * rank : (number + 1) * rank].zero_()
-                    columns = b[part][seat].zero_()
+                    rows = a[site][seat, number * rank : (number + 1) * rank]
+                    columns = b[part][seat]
                     pair = weights.matrices.get((layer, part))
+                    if pair is None or pair[0].shape[0] < rank:
+                        rows.zero_()
+                        columns.zero_()
                     if pair is not None:
                         self.sites.add(site)
                         rows[: pair[0].shape[0]] = pair[0]

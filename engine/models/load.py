@@ -31,6 +31,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     decoder: Decoder
+    bytes: int  # of the weight files
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -54,6 +55,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         dtype=dtype,
         device=device,
         decoder=decoder,
+        bytes=sum(path.stat().st_size for path in directory.glob("*.safetensors")),
     )
 
 
