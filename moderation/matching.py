@@ -9,6 +9,10 @@ from typing import Protocol
 
 from moderation.verdict import Action
 
+# Of one rule in one text. From the next one on the whole rest counts as one hit: a text made of
+# nothing but hits must not cost more than any other.
+MOST_HITS = 2_000
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:

@@ -13,7 +13,7 @@ from functools import lru_cache
 import re2
 
 from moderation.errors import BadPattern
-from moderation.matching import Hit
+from moderation.matching import MOST_HITS, Hit
 from moderation.verdict import Action
 
 LONGEST_MATCH = 512
@@ -80,7 +80,7 @@ class PatternMatcher:
         ]
 
     def _spans(self, text: str, start: int) -> Iterator[tuple[int, int]]:
-        refusals = 0
+        refusals = accepted_count = 0
         while start < len(text):
             # One character before `start` goes along, so that ^ and \b see what stands there.
             base = max(0, start - 1)
@@ -95,6 +95,10 @@ class PatternMatcher:
             begin, end = found
             accepted = end - begin <= self.longest and self._accepted(piece[begin:end])
             if accepted:
+                accepted_count += 1
+                if accepted_count > MOST_HITS:
+                    yield base + begin, len(text)
+                    return
                 yield base + begin, base + end
                 start = base + end
                 continue

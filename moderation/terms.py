@@ -7,7 +7,7 @@ from functools import cached_property
 from ahocorasick_rs import AhoCorasick
 
 from moderation.loose import loosen_text
-from moderation.matching import Hit
+from moderation.matching import MOST_HITS, Hit
 from moderation.normalise import fold, lower
 from moderation.verdict import Action
 
@@ -70,6 +70,10 @@ class TermMatcher:
         for number, begin, end in matches:
             if begin >= start and end > best.get(begin, (0, 0))[0] and bounded(text, begin, end):
                 best[begin] = (end, number)
+            if len(best) > MOST_HITS:
+                begin = max(best)
+                best[begin] = (len(text), best[begin][1])
+                break
         return [self._hit(begin, end, keys[number]) for begin, (end, number) in best.items()]
 
     def _hit(self, begin: int, end: int, key: str) -> Hit:

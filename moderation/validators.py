@@ -1,6 +1,7 @@
 """Checks that tell a number that means something from one that only looks like it."""
 
 import ipaddress
+import re
 
 # Lengths by country, from the IBAN registry (SWIFT, ISO 13616).
 _IBAN_COUNTRIES = {
@@ -39,7 +40,7 @@ def luhn_holds(number: str) -> bool:
 def is_card(candidate: str) -> bool:
     """Luhn, a length and a leading digit that issuers use, and not one digit throughout."""
     number = digits_of(candidate)
-    if not 13 <= len(number) <= 19 or number[0] not in "23456" or len(set(number)) < 3:
+    if not 13 <= len(number) <= 19 or number[0] not in "23456" or len(set(number)) < 2:
         return False
     return luhn_holds(number)
 
@@ -73,14 +74,16 @@ def is_ip(candidate: str) -> bool:
 
 
 def is_phone(candidate: str) -> bool:
-    """Seven to fifteen digits (E.164), written as people write telephone numbers."""
+    """Digits as people write telephone numbers: +E.164, a trunk 0, or North America's 3-3-4."""
     number = digits_of(candidate)
-    if not 7 <= len(number) <= 15 or len(set(number)) < 3:
+    if len(set(number)) < 3:
         return False
     if candidate.startswith("+"):
-        return len(number) >= 8
-    grouped = any(c in " .-(" for c in candidate)
-    return grouped and len(number) in {10, 11}
+        return 8 <= len(number) <= 15
+    groups = [len(group) for group in re.split(r"[^0-9]+", candidate) if group]
+    if groups in ([3, 3, 4], [1, 3, 3, 4]):
+        return True
+    return len(groups) > 1 and number.startswith("0") and len(number) in {10, 11}
 
 
 def is_email(candidate: str) -> bool:

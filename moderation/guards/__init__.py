@@ -1,0 +1,1 @@
+"""Second opinions: guard models that generate, and remote moderation APIs."""

@@ -1,0 +1,34 @@
+"""A remote moderation API of OpenAI's shape; the callable posts a body and returns the answer's."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moderation.categories import OPENAI_CATEGORIES
+from moderation.guards.base import Opinion, UnreadableAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModeration:
+    model: str = "omni-moderation-latest"
+    name: str = "remote"
+
+    def questions(self, text: str, role: str) -> Sequence[str]:
+        """Return one JSON body for POST /v1/moderations."""
+        return [json.dumps({"model": self.model, "input": text})]
+
+    def read(self, answers: Sequence[str]) -> Opinion:
+        try:
+            given = json.loads(answers[0])["results"][0]["category_scores"]
+            scores = {
+                name: float(given[name])
+                for name in OPENAI_CATEGORIES
+                if given.get(name) is not None  # older models leave `illicit` out
+            }
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise UnreadableAnswer(
+                f"the remote API's answer has not OpenAI's shape ({type(error).__name__})"
+            ) from None
+        if not scores:
+            raise UnreadableAnswer("the remote API scored no category that we know")
+        return Opinion(scores)

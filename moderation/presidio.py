@@ -1,0 +1,74 @@
+"""Optional: Microsoft Presidio as a further source of personal-data spans (names, places, dates).
+
+Presidio and its language model are the operator's to install; nothing here imports them before
+an adapter is made. It reads whole texts, so it serves inputs and full-mode outputs, not windows.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from moderation.errors import BadPolicy
+from moderation.verdict import Action, Span
+
+_KINDS = {
+    "PERSON": "person",
+    "LOCATION": "location",
+    "NRP": "organisation",
+    "ORGANIZATION": "organisation",
+    "DATE_TIME": "date",
+    "EMAIL_ADDRESS": "email",
+    "PHONE_NUMBER": "phone",
+    "CREDIT_CARD": "card",
+    "IBAN_CODE": "iban",
+    "US_SSN": "us_ssn",
+    "IP_ADDRESS": "ip",
+}
+
+
+class Analyzer(Protocol):
+    """The part of presidio_analyzer.AnalyzerEngine that is used."""
+
+    def analyze(self, *, text: str, language: str, entities: list[str]) -> list[Any]: ...
+
+
+def make_analyzer() -> Analyzer:
+    """Return Presidio's own engine, or say what to install."""
+    try:
+        from presidio_analyzer import (  # type: ignore[import-not-found,unused-ignore]
+            AnalyzerEngine,
+        )
+    except ImportError:
+        raise BadPolicy(
+            "Presidio is not installed.",
+            next_step="Run: pip install presidio-analyzer, and install a spaCy model.",
+        ) from None
+    engine: Analyzer = AnalyzerEngine()
+    return engine
+
+
+def presidio_spans(
+    analyzer: Analyzer,
+    text: str,
+    actions: Mapping[str, Action],
+    *,
+    index: int = 0,
+    at_least: float = 0.5,
+    language: str = "en",
+) -> list[Span]:
+    """Return spans of the kinds that have an action, from Presidio's certainty `at_least` on."""
+    wanted = [name for name, kind in _KINDS.items() if actions.get(kind, Action.ALLOW) > 0]
+    if not wanted:
+        return []
+    found = analyzer.analyze(text=text, language=language, entities=wanted)
+    return [
+        Span(
+            index,
+            each.start,
+            each.end,
+            _KINDS[each.entity_type],
+            "presidio",
+            actions[_KINDS[each.entity_type]],
+        )
+        for each in sorted(found, key=lambda one: (one.start, -one.end))
+        if each.score >= at_least and each.entity_type in wanted
+    ]
