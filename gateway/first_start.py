@@ -22,7 +22,7 @@ from core.tenants.models import Adapter, Tenant
 from core.tenants.scope import scope_of_operator
 from engine.demo.paths import ADAPTERS
 from gateway.adapter_files import read_adapter
-from gateway.model_files import model_name
+from gateway.model_files import model_name, served_names
 from migrations.run import upgrade
 
 DEMO_CREDIT = Money(units_of("10"), "USD")
@@ -43,8 +43,9 @@ def prepare(settings: Settings, database: Database, clock: Clock) -> House:
     upgrade(database)
     embedded = not settings.database_url
     with database.transaction() as session:
-        if settings.model or not settings.upstreams:
-            ensure_default_prices(session, clock, model_name(settings))
+        names = served_names(settings)
+        for name in names:
+            ensure_default_prices(session, clock, name)
         tenants = session.scalar(select(func.count()).select_from(Tenant)) or 0
         known = session.scalar(select(Tenant.id).where(Tenant.name == bootstrap.NAME))
         if not embedded and tenants and known is None:
@@ -61,7 +62,7 @@ def prepare(settings: Settings, database: Database, clock: Clock) -> House:
                 at=clock.now(),
                 note="demo credit",
             )
-        if not settings.model:
+        if not settings.model and model_name(settings) in names:
             _ensure_demo_adapters(session, clock, made.tenant_id, model_name(settings))
         key = _demo_key(session, clock, settings.data_dir, made)
     return House(embedded, bootstrap.NAME, key, made.secret is not None)

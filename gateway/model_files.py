@@ -8,6 +8,7 @@ from core.settings import Settings
 from engine.demo.paths import MODEL_DIR
 from gateway.catalog import ServedModel
 from gateway.tokenizing import load_codec
+from gateway.upstreams import read_upstreams
 
 DEMO_NAME = "tollhouse-demo"
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -44,6 +45,13 @@ def model_name(settings: Settings) -> str:
     if settings.model_name:
         return settings.model_name
     return Path(settings.model.rstrip("/")).name if settings.model else DEMO_NAME
+
+
+def served_names(settings: Settings) -> list[str]:
+    """Public names of what this start serves, the one for newcomers first."""
+    own = model_name(settings)
+    found = [upstream.model or own for upstream in read_upstreams(settings.upstreams)] or [own]
+    return sorted(dict.fromkeys(found), key=lambda name: name != own)
 
 
 def served_model(settings: Settings, directory: Path) -> ServedModel:

@@ -10,7 +10,7 @@ import httpx
 from core.errors import Unavailable
 from core.settings import Settings
 from gateway.first_start import House
-from gateway.model_files import model_name
+from gateway.model_files import served_names
 
 VERSION = "0.1.0"
 _WARM_UP_S = 300.0
@@ -57,7 +57,7 @@ def curl_line(url: str, key: str, model: str) -> str:
 
 def _page(url: str, settings: Settings, house: House, engine_s: float | None) -> str:
     mode = "embedded" if house.embedded else "production"
-    model = model_name(settings)
+    model = served_names(settings)[0]
     lines = [f"Tollhouse {VERSION}  {mode}  data in {settings.data_dir}", ""]
     waited = f", ready in {engine_s:.1f} s" if engine_s is not None else ""
     lines.append(f"  model      {model}{waited}")

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     logs.configure(settings.log_level, settings.log_format)
 
     from gateway import first_start, ready
-    from gateway.model_files import model_name
+    from gateway.model_files import served_names
     from gateway.serving import listen, serve_on, url_of
     from gateway.wiring import make_counters
     from gateway.workers import serve_with_workers
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     with _engines(settings) as (settings, engine_s):
 
         def _ready() -> None:
-            ready.warm_up(url, house, model_name(settings))
+            ready.warm_up(url, house, served_names(settings)[0])
             ready.announce(url, settings, house, engine_s)
 
         if settings.workers > 1:
