@@ -1,6 +1,7 @@
 """The ready line: said once the socket listens and a first answer came; every value is the live one."""
 
 import json
+import logging
 import shlex
 import sys
 import time
@@ -13,12 +14,15 @@ from gateway.first_start import House
 from gateway.model_files import served_names
 
 VERSION = "0.1.0"
-_WARM_UP_S = 300.0
+_WARM_UP_S = 120.0
+_SAY_EVERY_S = 5.0
+log = logging.getLogger("tollhouse.start")
 
 
 def warm_up(url: str, house: House, model: str) -> None:
     """A first answer through the whole house; without a key, readiness alone."""
     deadline = time.monotonic() + _WARM_UP_S
+    say_at = time.monotonic() + _SAY_EVERY_S
     last = ""
     while time.monotonic() < deadline:
         try:
@@ -27,6 +31,9 @@ def warm_up(url: str, house: House, model: str) -> None:
             last = str(error)
         if not last:
             return
+        if time.monotonic() > say_at:
+            say_at += _SAY_EVERY_S
+            log.warning("not ready yet: %s", last)
         time.sleep(0.2)
     raise Unavailable(f"The house did not get ready: {last}", next_step="See the log above.")
 

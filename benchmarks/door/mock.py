@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 CHUNKS = 100
 _CONF = """
-worker_processes 1; pid {home}/nginx.pid; error_log {home}/error.log; daemon off;
+{user} worker_processes 1; pid {home}/nginx.pid; error_log {home}/error.log; daemon off;
 events {{ worker_connections 1024; }}
 http {{
   access_log off; keepalive_requests 100000000; client_body_temp_path {home}/body;
@@ -43,7 +44,9 @@ def mock(home: Path) -> Iterator[tuple[str, str]]:
         _SERVER.format(port=ports[1], home=home, file="stream.txt", kind="text/event-stream"),
     ]
     conf = home / "nginx.conf"
-    conf.write_text(_CONF.format(home=home, servers="".join(servers)))
+    # A worker of another user could not read a private directory.
+    user = "user root;" if os.geteuid() == 0 else ""
+    conf.write_text(_CONF.format(home=home, user=user, servers="".join(servers)))
     process = subprocess.Popen(["nginx", "-c", str(conf), "-p", str(home)], stderr=subprocess.PIPE)
     try:
         for port in ports:
