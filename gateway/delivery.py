@@ -55,13 +55,11 @@ class Delivery:
 
     async def run(self, client: EngineClient, job: Job) -> tuple[Spent, int]:
         """What it came to, and the HTTP status of the answer."""
-        text = client.speaks_text
-        self._choices = [
-            ChoiceOutput(
-                i, None if text else self._head.codec, () if text else self._ask.stop, guard
-            )
-            for i, guard in enumerate(self._guards)
-        ]
+        codec, stops = self._head.codec, self._ask.stop
+        if client.speaks_text:
+            codec, stops = None, ()
+        guards: Sequence[OutputGuard | None] = self._guards or [None] * self._ask.n
+        self._choices = [ChoiceOutput(i, codec, stops, each) for i, each in enumerate(guards)]
         try:
             generation = await client.generate(job)
         except TollhouseError as error:
@@ -81,6 +79,11 @@ class Delivery:
         except asyncio.CancelledError:
             generation.cancel()
             self._meter.close_soon(self._ending("shutdown", 499), generation.receipt)
+            raise
+        except Exception:
+            # A fault of ours must not leave the request open: it is paid as far as it was served.
+            generation.cancel()
+            self._meter.close_soon(self._ending("gateway_fault", 500), generation.receipt)
             raise
 
     async def _pump(self, generation: Generation) -> None:

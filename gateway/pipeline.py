@@ -133,9 +133,9 @@ class Pipeline:
             client = self.router.choose(target, prompt.ids)
             await self.router.ensure_adapter(client, target)
             meter = self._meter(visit, principal, target, prompt, ask, told, client, screened)
-            await meter.open()
             delivery = self._delivery(visit, principal, ask, target, prompt, meter, screened)
             job = _job(visit, principal, ask, target, prompt, told)
+            await meter.open()
             spent, status = await delivery.run(client, job)
             return status
         finally:

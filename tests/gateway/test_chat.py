@@ -4,7 +4,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.gateway.served import MODEL, House
+from tests.gateway.served import MODEL, House, served
 
 HELLO = [{"role": "user", "content": "Hello, who are you? Tell me of tolls and houses."}]
 
@@ -113,3 +113,31 @@ def test_engine_parameters_pass_through(house: House, client: OpenAI) -> None:
     assert (got.temperature, got.top_p, got.seed, got.top_k) == (0, 0.5, 7, 3)
     assert (got.min_p, got.repetition_penalty, got.ignore_eos) == (0.1, 1.5, True)
     assert got.logit_bias == {5: -100}
+
+
+def test_without_moderation_the_answer_is_the_same(
+    house: House, client: OpenAI, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    guarded = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=9, n=2)
+    plain_settings = {"moderation": "off"}
+    with (
+        served(tmp_path_factory.mktemp("plain"), settings=plain_settings) as other,
+        OpenAI(base_url=f"{other.url}/v1", api_key=other.key, max_retries=0) as plain,
+    ):
+        answer = plain.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=9, n=2)
+    said = [choice.message.content for choice in answer.choices]
+    assert said == [choice.message.content for choice in guarded.choices]
+
+
+def test_a_fault_of_ours_is_a_500_that_is_billed_once_and_leaves_nothing_open(
+    house: House, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def _fail(*_arguments: object) -> dict[str, object]:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("gateway.surfaces.chat.usage_object", _fail)
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5)
+    assert "a bug" not in str(caught.value)
+    assert house.last_event()["request_id"] in str(caught.value)
+    assert house.services.spool.file.open_requests() == []

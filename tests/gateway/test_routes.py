@@ -88,7 +88,7 @@ def test_each_surface_passes_every_step(
         timeout=20,
     )
     assert answer.status_code == 200, answer.text
-    assert steps == ["auth", "admission", "moderation", "opened", "guard", "closed"]
+    assert steps == ["auth", "admission", "moderation", "guard", "opened", "closed"]
     event = house.last_event()
     assert (event["route"], event["output_tokens"], event["streamed"]) == (route, 3, stream)
 
