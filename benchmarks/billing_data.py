@@ -89,7 +89,7 @@ select 'req_01k' || lpad(n::text, 23, '0'), :batch, 'org_' || n % :tenants, 'pro
     'key_' || n % 3, 'generation', '/v1/chat/completions', 'demo', :version,
     :start + n * (:seconds * interval '1 second'), :start + n * (:seconds * interval '1 second'),
     500 + n % 1000, n % 400, n % 300, n % 3, 'stop', 200, 'gateway', 1, true, 900, 0, '', 0
-from generate_series(:first, :last) n
+from generate_series(cast(:first as bigint), cast(:last as bigint)) n
 """
 _CHARGES = """
 insert into charges (request_id, tenant_id, price_version, currency, usage_period_id,

@@ -115,6 +115,13 @@ def _one_tenant(
         ensure_account(session, tenant_id, now)
         account = lock_account(session, tenant_id)
         waiting = due_periods(session, account, now)
+        result.unchanged += session.scalars(
+            select(Invoice.id).where(
+                Invoice.tenant_id == tenant_id,
+                Invoice.status != invoices.DRAFT,
+                Invoice.period_end > now - timedelta(days=45),
+            )
+        )
     for period_id in waiting:
         with database.transaction() as session:
             period = session.get_one(BillingPeriod, period_id)
@@ -125,12 +132,3 @@ def _one_tenant(
             invoice = make(session, clock, period_id)
             if invoice is not None:
                 (result.finalised if closable else result.drafted).append(invoice.id)
-    with database.read() as session:
-        recent = session.scalars(
-            select(Invoice.id).where(
-                Invoice.tenant_id == tenant_id,
-                Invoice.status != invoices.DRAFT,
-                Invoice.period_end > now - timedelta(days=45),
-            )
-        )
-        result.unchanged += [each for each in recent if each not in result.finalised]
