@@ -39,6 +39,32 @@ def record(
     session.flush()
 
 
+def record_house(
+    session: Session,
+    clock: Clock,
+    actor: str,
+    action: str,
+    target: str,
+    before: dict[str, Any] | None,
+    after: dict[str, Any] | None,
+) -> None:
+    """For what belongs to no tenant: plans, roles. The operator's acts."""
+    session.add(
+        AuditEntry(
+            tenant_id=None,
+            at=clock.now(),
+            actor=actor,
+            action=action,
+            target=target,
+            before=before,
+            after=after,
+            request_id=request_id.get(),
+        )
+    )
+    epochs.move(session)
+    session.flush()
+
+
 def entries(
     session: Session,
     scope: TenantScope,

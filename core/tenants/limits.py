@@ -7,9 +7,9 @@ from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.errors import BadRequest, Forbidden, NotFound
-from core.tenants import audit
+from core.tenants import audit, plan_store
 from core.tenants.models import LimitRow, Tenant
-from core.tenants.plans import PLANS, LimitRule, Plan, Scope, Unit, with_rules
+from core.tenants.plans import LimitRule, Plan, Scope, Unit, with_rules
 from core.tenants.roles import OPERATOR
 from core.tenants.scope import TenantScope
 
@@ -17,13 +17,7 @@ from core.tenants.scope import TenantScope
 def plan_of(session: Session, tenant: Tenant) -> Plan:
     """The tenant's plan with its own rules in it."""
     rows = session.scalars(select(LimitRow).where(LimitRow.tenant_id == tenant.id))
-    return with_rules(named_plan(tenant.plan), tuple(_rule(row) for row in rows))
-
-
-def named_plan(name: str) -> Plan:
-    if name not in PLANS:
-        raise BadRequest(f"No plan {name!r}: one of {', '.join(PLANS)}.", param="plan")
-    return PLANS[name]
+    return with_rules(plan_store.find(session, tenant.plan), tuple(_rule(row) for row in rows))
 
 
 def set_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule) -> None:
@@ -83,7 +77,7 @@ def _check_own(session: Session, scope: TenantScope, rule: LimitRule, row: Limit
     if row is not None and row.by_operator:
         raise _operators()
     tenant = session.get_one(Tenant, scope.tenant_id)
-    for other in named_plan(tenant.plan).rules:
+    for other in plan_store.find(session, tenant.plan).rules:
         if other.slot == rule.slot and (rule.limit > other.limit or rule.shadow):
             raise Forbidden(
                 f"The plan {tenant.plan} sets {rule.name} to {other.limit}.",

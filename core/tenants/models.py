@@ -133,6 +133,15 @@ class LimitRow(Base):
     by_operator: Mapped[bool] = mapped_column(default=False)  # the tenant may not change it
 
 
+class PlanRow(Base):
+    """A plan that the operator stored: a new one, or another form of one of the code's."""
+
+    __tablename__ = "limit_plans"
+
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    body: Mapped[dict[str, Any]] = mapped_column(Json)
+
+
 class PolicyRule(Base):
     """One line of the role policy, in the columns that casbin's SQLAlchemy adapter reads."""
 

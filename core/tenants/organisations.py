@@ -10,8 +10,7 @@ from core.clock import Clock
 from core.errors import BadRequest, Conflict, Forbidden, NotFound
 from core.ids import PROJECT, TENANT, new_id
 from core.money import MINOR_DIGITS
-from core.tenants import audit
-from core.tenants.limits import named_plan
+from core.tenants import audit, plan_store
 from core.tenants.models import Project, Tenant
 from core.tenants.roles import OPERATOR, ensure_policy
 from core.tenants.scope import TenantScope, scope_of_operator
@@ -32,8 +31,8 @@ def create_tenant(
     actor: str = "operator",
 ) -> Tenant:
     """The operator's act only: the callers are the operator's routes and commands."""
-    _check_slug(name)
-    named_plan(plan)
+    check_slug(name)
+    plan_store.find(session, plan)
     if currency not in MINOR_DIGITS:
         raise BadRequest(f"No currency {currency!r}.", param="currency")
     if session.scalar(select(Tenant.id).where(Tenant.name == name)) is not None:
@@ -97,7 +96,7 @@ def change_tenant(
         merged = {**tenant.settings, **settings}
         tenant.settings = {name: value for name, value in merged.items() if value is not None}
     if plan is not None:
-        tenant.plan = named_plan(plan).name
+        tenant.plan = plan_store.find(session, plan).name
     if status is not None:
         if status not in STATUSES:
             raise BadRequest(f"No status {status!r}: one of {', '.join(STATUSES)}.", param="status")
@@ -127,7 +126,7 @@ def archive_project(session: Session, scope: TenantScope, clock: Clock, project_
 
 
 def create_project(session: Session, scope: TenantScope, clock: Clock, *, name: str) -> Project:
-    _check_slug(name)
+    check_slug(name)
     taken = select(Project.id).where(Project.tenant_id == scope.tenant_id, Project.name == name)
     if session.scalar(taken) is not None:
         raise Conflict(f"A project named {name} exists.", next_step="Choose another name.")
@@ -165,9 +164,10 @@ def describe_project(project: Project) -> dict[str, Any]:
     }
 
 
-def _check_slug(name: str) -> None:
+def check_slug(name: str) -> str:
     if not _SLUG.fullmatch(name):
         raise BadRequest(
             f"{name!r} is not a name: lower-case letters, digits and hyphens, at most 63.",
             param="name",
         )
+    return name

@@ -5,8 +5,8 @@ from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.errors import BadRequest, NotFound
-from core.tenants import epochs
-from core.tenants.models import AuditEntry, PolicyRule
+from core.tenants import audit
+from core.tenants.models import PolicyRule
 from core.tenants.roles import MEMBER_ROLES, OBJECTS, ensure_policy
 
 _ACTS = ("read", "write", "*")
@@ -24,7 +24,9 @@ def grant(session: Session, clock: Clock, actor: str, role: str, obj: str, act: 
         return
     highest = session.scalar(select(func.max(PolicyRule.id))) or 0
     session.add(PolicyRule(id=highest + 1, ptype="p", v0=role, v1=obj, v2=act))
-    _record(session, clock, actor, "role.grant", role, None, f"{act} {obj}")
+    session.flush()
+    after = {"right": f"{act} {obj}"}
+    audit.record_house(session, clock, actor, "role.grant", role, None, after)
 
 
 def withdraw(session: Session, clock: Clock, actor: str, role: str, obj: str, act: str) -> None:
@@ -35,7 +37,8 @@ def withdraw(session: Session, clock: Clock, actor: str, role: str, obj: str, ac
             f"The role {role} has no line `{act} {obj}` of its own.", next_step="List the roles."
         )
     session.execute(delete(PolicyRule).where(PolicyRule.id == row.id))
-    _record(session, clock, actor, "role.withdraw", role, f"{act} {obj}", None)
+    before = {"right": f"{act} {obj}"}
+    audit.record_house(session, clock, actor, "role.withdraw", role, before, None)
 
 
 def _find(session: Session, role: str, obj: str, act: str) -> PolicyRule | None:
@@ -58,31 +61,6 @@ def _check(role: str, obj: str, act: str) -> None:
     ):
         if value not in known:
             raise BadRequest(f"No {name} {value!r}: one of {', '.join(known)}.", param=name)
-
-
-def _record(
-    session: Session,
-    clock: Clock,
-    actor: str,
-    action: str,
-    role: str,
-    before: str | None,
-    after: str | None,
-) -> None:
-    session.add(
-        AuditEntry(
-            tenant_id=None,
-            at=clock.now(),
-            actor=actor,
-            action=action,
-            target=role,
-            before={"right": before} if before else None,
-            after={"right": after} if after else None,
-            request_id="",
-        )
-    )
-    epochs.move(session)
-    session.flush()
 
 
 def _shown(row: PolicyRule) -> dict[str, str]:

@@ -79,6 +79,24 @@ class NewLimit(_Body):
     shadow: bool = Field(False, description="Count and report, refuse nothing.")
 
 
+class PlanLimit(_Body):
+    scope: Literal["tenant", "project", "key", "model"]
+    unit: Literal["requests", "input_tokens", "output_tokens", "total_tokens", "concurrent"]
+    limit: int = Field(gt=0, le=10**12)
+    period_s: Literal[0, 60, 3_600, 86_400] = Field(60, description="0 for concurrent requests.")
+    shadow: bool = False
+
+
+class PlanBody(_Body):
+    limits: list[PlanLimit] = Field(max_length=64)
+    priority: int = Field(1, ge=0, le=9, description="0 is refused first when the house is full.")
+    weight: int = Field(1, ge=1, le=1000)
+    cached_permille: int = Field(1000, ge=0, le=1000, description="Weight of a cached token.")
+    queue_wait_s: float = Field(0.0, ge=0, le=600, description="0 refuses at once.")
+    queue_length: int = Field(0, ge=0, le=100_000)
+    expected_output: int = Field(256, ge=1, le=100_000)
+
+
 class Permission(_Body):
     role: str = Field(min_length=1, max_length=40)
     obj: str = Field(min_length=1, max_length=40)

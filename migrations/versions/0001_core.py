@@ -60,6 +60,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_epochs")),
     )
     op.create_table(
+        "limit_plans",
+        sa.Column("name", sa.String(length=120), nullable=False),
+        sa.Column("body", Json, nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_limit_plans")),
+    )
+    op.create_table(
         "tenants",
         sa.Column("id", sa.String(length=40), nullable=False),
         sa.Column("name", sa.String(length=120), nullable=False),
@@ -195,6 +201,7 @@ def downgrade() -> None:
     op.drop_table("limits")
     op.drop_table("adapters")
     op.drop_table("tenants")
+    op.drop_table("limit_plans")
     op.drop_table("epochs")
     op.drop_table("dead_letters")
     op.drop_table("casbin_rule")

@@ -4,19 +4,38 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
-from core.tenants import limits, organisations
-from core.tenants.plans import PLANS, LimitRule, Plan, Scope, Unit
-from gateway.api.admin.access import Allowed, Visit
-from gateway.schemas.admin import NewLimit
+from core.tenants import limits, organisations, plan_store
+from core.tenants.plans import LimitRule, Scope, Unit
+from gateway.api.admin.access import Allowed, OperatorOnly, OperatorVisit, Visit
+from gateway.schemas.admin import NewLimit, PlanBody
 
 router = APIRouter(prefix="/admin/v1", tags=["limits"])
 Reads = Annotated[Visit, Depends(Allowed("limits", "read"))]
+Operator = Annotated[OperatorVisit, Depends(OperatorOnly("tenants", "write"))]
 Writes = Annotated[Visit, Depends(Allowed("limits", "write"))]
 
 
 @router.get("/plans")
 def list_plans(visit: Reads) -> dict[str, Any]:
-    return {"object": "list", "data": [_plan(plan) for plan in PLANS.values()]}
+    with visit.services.database.read() as session:
+        found = plan_store.all_of(session)
+    return {"object": "list", "data": [plan_store.describe(each) for each in found.values()]}
+
+
+@router.put("/plans/{name}")
+def save_plan(name: str, body: PlanBody, visit: Operator) -> dict[str, Any]:
+    """A new plan, or another form of one that there is; its tenants have it within a second."""
+    plan = plan_store.from_body(organisations.check_slug(name), body.model_dump())
+    with visit.services.database.transaction() as session:
+        plan_store.save(session, visit.services.clock, visit.actor.id, plan)
+    return plan_store.describe(plan)
+
+
+@router.delete("/plans/{name}")
+def remove_plan(name: str, visit: Operator) -> dict[str, Any]:
+    with visit.services.database.transaction() as session:
+        plan_store.remove(session, visit.services.clock, visit.actor.id, name)
+    return {"removed": name}
 
 
 @router.get("/limits")
@@ -49,15 +68,3 @@ def remove_limit(
     with visit.services.database.transaction() as session:
         limits.remove_rule(session, visit.scope, visit.services.clock, rule)
     return {"removed": rule.name, "target": target}
-
-
-def _plan(plan: Plan) -> dict[str, Any]:
-    return {
-        "name": plan.name,
-        "priority": plan.priority,
-        "weight": plan.weight,
-        "cached_token_weight": plan.cached_permille / 1000,
-        "queue_wait_s": plan.queue_wait_s,
-        "queue_length": plan.queue_length,
-        "limits": [limits.describe(rule) for rule in plan.rules],
-    }

@@ -169,3 +169,28 @@ def test_a_developers_key_sees_its_own_project_alone(town: Town) -> None:
     seen = _ok(town.call("GET", "/admin/v1/projects", town.acme.keys["developer"]))["data"]
     assert [each["id"] for each in seen] == [town.acme.project_id]
     assert other["id"] in str(_ok(town.call("GET", "/admin/v1/projects", owner)))
+
+
+def test_the_operator_makes_and_changes_plans(town: Town) -> None:
+    body = {"limits": [{"scope": "key", "unit": "requests", "limit": 2, "period_s": 86_400}]}
+    path = "/admin/v1/plans/tiny"
+    assert town.call("PUT", path, town.acme.keys["owner"], json=body).status_code == 403
+    _ok(town.as_operator("PUT", path, json=body))
+    which = {"tenant": "rival"}
+    _ok(town.as_operator("PATCH", "/admin/v1/tenant", json={"plan": "tiny"}, params=which))
+    shown = _ok(town.as_operator("GET", "/admin/v1/limits", params=which))
+    assert shown["plan"] == "tiny" and shown["data"][0]["limit"] == 2
+    assert town.as_operator("DELETE", path).status_code == 409
+    body["limits"][0]["limit"] = 3
+    _ok(town.as_operator("PUT", path, json=body))
+    time.sleep(1.0)
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    key = town.rival.keys["viewer"]
+    statuses = [
+        town.call("POST", "/v1/chat/completions", key, json=chat).status_code for _ in range(5)
+    ]
+    assert sorted(statuses) == [200, 200, 200, 429, 429]
+    _ok(town.as_operator("PATCH", "/admin/v1/tenant", json={"plan": "standard"}, params=which))
+    _ok(town.as_operator("DELETE", path))
+    twice = {"limits": body["limits"] * 2}
+    assert town.as_operator("PUT", path, json=twice).status_code == 400
