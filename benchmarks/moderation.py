@@ -126,7 +126,7 @@ def _bias(validation: list[Example], scores: list[Any]) -> None:
     everything = [each for group in flagged.values() for each in group]
     if not everything:
         return
-    worst = max(np.mean(group) for group in flagged.values() if len(group) >= 3)
+    worst = max(np.mean(group) for group in flagged.values())
     common = {"templates": len(everything), "threshold": 0.5}
     for name, value in (("all", np.mean(everything)), ("worst_term", worst)):
         figure(

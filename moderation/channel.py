@@ -19,8 +19,8 @@ from moderation.verdict import Action, Span
 
 _log = logging.getLogger(__name__)
 
-# The classifier sees this many characters, of which the last stride is new.
-OUTPUT_WINDOW = 600
+# The classifier sees this many characters, as it does of a prompt; the last stride is new.
+OUTPUT_WINDOW = 400
 # Until the first checkpoint a first piece may leave when its score is under this share of the
 # threshold that would stop it.
 _EARLY_SHARE = 0.5

@@ -1,0 +1,99 @@
+"""The guard's manners: quick to begin, apart by channel and choice, bounded in memory."""
+
+from moderation.guard import StreamGuard, check_output
+from moderation.policy import Policy, default_policy, off_policy
+from moderation.screener import Screener
+from moderation.verdict import Action
+from tests.moderation.harness import BrokenClassifier, WordClassifier, stream
+
+DENY = Policy.from_dict({"output": {"deny": ["forbidden"], "categories": {}, "entities": {}}})
+SCREENER = Screener(WordClassifier(violence="poison"))
+STRICT = Policy.from_dict({"output": {"categories": {"violence": {"block": 0.9}}}})
+
+
+def test_a_harmless_first_piece_leaves_at_once() -> None:
+    guard = StreamGuard(default_policy(), SCREENER)
+    assert guard.feed(0, "Hello").text == "Hello"
+
+
+def test_a_harmful_first_piece_does_not_leave() -> None:
+    guard = StreamGuard(STRICT, SCREENER)
+    assert guard.feed(0, "Take poison").text == ""
+    assert guard.finish(0).blocked
+
+
+def test_a_term_over_two_pieces_is_caught() -> None:
+    left, verdict, blocked = stream(DENY, ["this is forb", "idden ", "fruit"])
+    assert (left, blocked, verdict.action) == ("this is ", True, Action.BLOCK)
+
+
+def test_tool_arguments_are_guarded_too() -> None:
+    guard = StreamGuard(DENY, Screener())
+    assert guard.feed(0, "all is well. ").text.startswith("all is well")
+    assert not guard.feed(0, '{"q": "forb', ("tool", 0)).blocked
+    guard.feed(0, 'idden"}', ("tool", 0))
+    assert guard.finish(0, ("tool", 0)).blocked
+    assert guard.feed(0, "more").blocked, "a choice that is blocked stays blocked on every channel"
+    assert guard.channels(0) == ["content", ("tool", 0)]
+
+
+def test_choices_are_judged_apart() -> None:
+    guard = StreamGuard(DENY, Screener())
+    guard.feed(0, "forbidden ")
+    assert guard.finish(0).blocked
+    assert not guard.all_blocked or guard.channels(1) == []
+    guard.feed(1, "fine ")
+    assert not guard.finish(1).blocked
+    assert not guard.all_blocked
+
+
+def test_after_a_block_nothing_more_leaves() -> None:
+    guard = StreamGuard(STRICT, SCREENER)
+    released = [guard.feed(0, "poison and more words of it ") for _ in range(20)]
+    assert released[-1].blocked
+    assert "".join(each.text for each in released) == ""
+
+
+def test_a_redaction_stands_in_the_place_of_what_it_hides() -> None:
+    policy = Policy.from_dict({"output": {"categories": {}, "entities": {"email": "redact"}}})
+    left, verdict, _ = stream(policy, ["write to bob@", "example", ".com today"])
+    assert left == "write to [EMAIL] today"
+    assert [(span.start, span.end) for span in verdict.spans] == [(9, 24)]
+
+
+def test_an_off_policy_passes_everything() -> None:
+    left, verdict, blocked = stream(off_policy(), ["anything ", "at all"])
+    assert (left, verdict.action, blocked) == ("anything at all", Action.ALLOW, False)
+
+
+def test_a_broken_classifier_closes_the_stream_or_leaves_it_unscanned() -> None:
+    chunks = ["word " * 30]
+    _, closed, blocked = stream(STRICT, chunks, Screener(BrokenClassifier()))
+    assert (blocked, closed.flagged) == (True, ("classifier_failed",))
+    document = {"output": {"categories": {"violence": {"block": 0.9}}}}
+    opened = Policy.from_dict({**document, "on_error": {"classifier": "open"}})
+    left, verdict, blocked = stream(opened, chunks, Screener(BrokenClassifier()))
+    assert (left, blocked, verdict.unscanned) == (chunks[0], False, ("classifier",))
+
+
+def test_a_whole_answer_is_judged_as_its_stream_is() -> None:
+    text = "some calm words first, and then a forbidden one"
+    whole = check_output(Screener(), text, DENY)
+    _, streamed, _ = stream(DENY, list(text))
+    assert (whole.action, whole.flagged, whole.spans) == (
+        streamed.action,
+        streamed.flagged,
+        streamed.spans,
+    )
+    assert whole.texts == ("",)
+
+
+def test_a_long_stream_keeps_little() -> None:
+    guard = StreamGuard(DENY, Screener(WordClassifier()))
+    released = 0
+    for _ in range(4_000):
+        released += len(guard.feed(0, "twenty calm letters ").text)
+    assert released + guard.held(0) == 80_000
+    channel = guard._channels[0, "content"]
+    assert len(channel._fold.view().text) < 8_000
+    assert len(channel._loose.view().text) < 8_000
