@@ -25,11 +25,6 @@ SECTIONS = (
     Section("Safety", "/safety", "moderation"),
     Section("Playground", "/playground", "usage"),
     Section("Team", "/team", "members"),
-    Section("Exports", "/exports", "exports"),
-    Section("Tenants", "/operator/tenants", "tenants", operator=True),
-    Section("Revenue", "/operator/revenue", "costs", operator=True),
-    Section("Reconciliation", "/operator/reconciliation", "costs", operator=True),
-    Section("Health", "/operator/health", "tenants", operator=True),
 )
 
 

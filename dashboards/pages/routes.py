@@ -2,7 +2,7 @@
 
 from starlette.routing import BaseRoute
 
-from dashboards.pages import costs, invoices, keys, overview, playground, signin, usage
+from dashboards.pages import costs, invoices, keys, listings, overview, playground, signin, usage
 
 ROUTES: list[BaseRoute] = [
     *signin.ROUTES,
@@ -12,4 +12,5 @@ ROUTES: list[BaseRoute] = [
     *keys.ROUTES,
     *invoices.ROUTES,
     *playground.ROUTES,
+    *listings.ROUTES,
 ]

@@ -15,7 +15,10 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from billing.invoice_run import rate_all
 from tests.gateway.served import MODEL, House, served
 
-PAGES = ("", "usage", "costs", "keys", "invoices", "playground")
+PAGES = (
+    *("", "usage", "costs", "requests", "keys", "adapters", "limits", "invoices", "safety"),
+    *("playground", "team"),
+)
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 FLAGS = [
     "--no-sandbox",

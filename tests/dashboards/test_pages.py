@@ -14,7 +14,10 @@ from core.tenants.keys import issue
 from core.tenants.scope import scope_of_operator
 from tests.gateway.served import MODEL, House, served
 
-PAGES = ("/", "/usage", "/costs", "/keys", "/invoices", "/playground")
+PAGES = (
+    *("/", "/usage", "/costs", "/requests", "/keys", "/adapters", "/limits", "/invoices"),
+    *("/safety", "/playground", "/team"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +150,32 @@ def test_signing_out_ends_the_session(house: House) -> None:
 @pytest.mark.parametrize("query", ["from=soon", "from=2026-02-01&to=2026-01-01", "by=mood"])
 def test_a_wrong_filter_is_told(owner: httpx.Client, query: str) -> None:
     assert owner.get(f"/dashboard/usage?{query}").status_code == 400
+
+
+def test_a_request_opens_to_its_tokens_and_its_price(house: House, owner: httpx.Client) -> None:
+    answer = httpx.post(
+        f"{house.url}/v1/chat/completions",
+        json={"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]},
+        headers=house.headers,
+        timeout=20,
+    )
+    request_id = answer.headers["x-request-id"]
+    house.events(1)
+    deadline = time.monotonic() + 10
+    while request_id not in owner.get("/dashboard/requests").text:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    rate_all(house.services.database, house.services.clock)
+    page = owner.get(f"/dashboard/requests/{request_id}").text
+    assert f"{answer.json()['usage']['completion_tokens']}</dd>" in re.sub(
+        r"<small>.*?</small>", "", page
+    )
+    assert "Ledger transaction" in page
+    assert owner.get("/dashboard/requests/req_nobody").status_code == 404
+
+
+def test_every_section_of_the_navigation_opens(owner: httpx.Client) -> None:
+    links = re.findall(r'<li><a href="(/dashboard[^"]*)"', owner.get("/dashboard/").text)
+    assert len(links) >= 11
+    for link in links:
+        assert owner.get(link).status_code == 200, link
