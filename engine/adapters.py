@@ -112,16 +112,18 @@ class Adapters:
 
     # Use.
 
-    def usable(self, digest: str | None) -> bool:
+    def slot_to_have(self) -> bool:
+        """Whether a slot is free or held by an adapter that nobody runs on."""
+        return any(a is None or a.users == 0 for a in self._slots)
+
+    def usable(self, digest: str | None, slot_to_have: bool) -> bool:
         """Whether a request with this adapter is worth trying now."""
         if digest is None:
             return True
         adapter = self.known[digest]
         if adapter.place is Place.RESIDENT:
             return True
-        if adapter.place is Place.DRAINING or adapter.reading is not None:
-            return False
-        return any(a is None or a.users == 0 for a in self._slots)
+        return slot_to_have and adapter.place is not Place.DRAINING and adapter.reading is None
 
     def acquire(self, digest: str, spare: int, force: bool = False) -> AdapterHandle | Lack:
         """A handle for one more sequence, loading the weights if needed.
@@ -162,18 +164,21 @@ class Adapters:
             )
 
     def want(self, digest: str, now: float) -> None:
-        """A request waits only for a slot. When it has waited long enough, one adapter is drained:
-        it takes no new sequences, so a busy adapter cannot keep its slot for ever."""
-        since = self._wanted.setdefault(digest, now)
-        if now - since < self._drain_s:
+        """A request waits only for this adapter's slot."""
+        self._wanted.setdefault(digest, now)
+
+    def drain_for_waiting(self, now: float) -> None:
+        """For every adapter that was wanted long enough, one is drained (half of them at most at
+        once): it takes no new sequences, so a busy adapter cannot keep its slot for ever."""
+        aged = sum(now - since >= self._drain_s for since in self._wanted.values())
+        if not aged:
             return
-        draining = sum(a is not None and a.place is Place.DRAINING for a in self._slots)
-        aged = sum(now - t >= self._drain_s for t in self._wanted.values())
-        if draining >= aged:
-            return
+        places = [a.place for a in self._slots if a is not None]
+        most = min(aged, max(1, len(self._slots) // 2))
         busy = [a for a in self._slots if a is not None and a.place is Place.RESIDENT]
-        if busy:
-            self._drain(min(busy, key=lambda a: (a.users, a.last_used)))
+        busy.sort(key=lambda a: (a.users, a.last_used))
+        for adapter in busy[: max(0, most - places.count(Place.DRAINING))]:
+            self._drain(adapter)
 
     def evict_idle(self) -> bool:
         """Free the slot and blocks of the least recently used adapter that nobody runs on."""

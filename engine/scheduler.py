@@ -111,6 +111,7 @@ class Scheduler:
             if seq.decoding and not self._complete(seq):
                 self._add_row(seq, 1)
         self._fill(now)
+        self._adapters.drain_for_waiting(now)
         if not self._rows:
             return None
         self._rows.sort(key=lambda pair: len(pair[1].tokens) > 1)  # stable: decode rows first
@@ -146,7 +147,11 @@ class Scheduler:
         first = self.waiting.first_turn()
         if first is None or all(s.request.ask.priority >= -first[0] for s in self.running):
             return
-        needed = next(self.waiting.candidates(self._adapters.usable, self._hits), None)
+        slot_to_have = self._adapters.slot_to_have()
+        needed = next(
+            self.waiting.candidates(lambda a: self._adapters.usable(a, slot_to_have), self._hits),
+            None,
+        )
         if needed is None:
             return
         priority = needed.request.ask.priority
@@ -272,8 +277,10 @@ class Scheduler:
             return None
         passed: list[Sequence] = []
 
+        slot_to_have = self._adapters.slot_to_have()
+
         def usable(digest: str | None) -> bool:
-            ready = self._adapters.usable(digest)
+            ready = self._adapters.usable(digest, slot_to_have)
             if not ready and digest is not None:
                 self._adapters.want(digest, now)
             return ready

@@ -184,7 +184,7 @@ class Waiting:
         best_hits = 0
         elders: list[Sequence] = []
         for share in near:
-            queue = lane.tenants[share].by_arrival(usable, depth=LOOK)
+            queue = lane.tenants[share].by_arrival(usable, depth=LOOK)[: LOOK * LOOK]
             if not queue:
                 continue
             if queue[0].overtaken >= OVERTAKES:
