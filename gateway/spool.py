@@ -7,6 +7,7 @@ checkpoint. `opened` holds running requests, `outbox` holds what the shipper tak
 """
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -24,6 +25,7 @@ from core.events import EngineCount, ModerationEvent, OpenedRequest, UsageEvent
 log = logging.getLogger("tollhouse.spool")
 
 USAGE = "usage"
+_RETRY_S = 1.0
 MODERATION = "moderation"
 _SCHEMA = """
 create table if not exists opened (request_id text primary key, body blob not null) without rowid;
@@ -167,11 +169,8 @@ class Spool:
 
     async def close(self, event: UsageEvent, receipt: EngineCount | None = None) -> None:
         """Never raises: what the disk refuses now is kept and goes with a later commit."""
-        statements = closing(event, receipt)
-        try:
-            await self._add(statements)
-        except Unavailable:
-            self._retry += statements
+        with contextlib.suppress(Unavailable):
+            await self._add(closing(event, receipt))
 
     def close_soon(self, event: UsageEvent, receipt: EngineCount | None = None) -> None:
         self._queue(closing(event, receipt))
@@ -214,6 +213,8 @@ class Spool:
         log.error("the spool %s cannot be written: %s", self.file.path, error)
         # Openings are refused to their callers; everything else must not be lost.
         self._retry = [each for each in batch if not each[0].startswith("insert into opened")]
+        if self._retry and self._loop is not None:
+            self._loop.call_later(_RETRY_S, self.flush)
         failure = Unavailable(
             "The gateway cannot record usage on its disk, so it serves nothing new.",
             next_step="Free space in TOLLHOUSE_DATA_DIR; records kept in memory follow then.",

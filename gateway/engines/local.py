@@ -111,6 +111,9 @@ class EngineProcess:
                 self._ready.set()
         code = process.wait()
         errors.join(2)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
         if not self._ready.is_set() and not self._stopping.is_set():
             self.problem = self.problem or f"it ended with code {code}"
         self._ready.clear()
