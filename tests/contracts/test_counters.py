@@ -1,7 +1,6 @@
 """What counters in memory and in Redis do alike, to the unit and to the millisecond."""
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -11,22 +10,23 @@ from core.counters import Cap, Counters, Denial, Grant, Hold, Slot, Take, Wish
 from core.counters_memory import MemoryCounters
 from core.counters_redis import RedisCounters
 from tests.conftest import REDIS, need_redis
+from tests.contracts.redis_keys import forget, new_prefix
 
 MINUTE = 60_000
 
 
 @pytest.fixture(params=["memory", "redis"])
 async def counters(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[Counters]:
-    made: Counters
     if request.param == "memory":
-        made = MemoryCounters(clock)
-    else:
-        need_redis()
-        prefix = f"tollhouse-test-{uuid.uuid4().hex[:12]}"
-        # Patient: a loaded machine is not what this suite is about.
-        made = RedisCounters(REDIS, prefix=prefix, clock=clock, timeout_s=10)
+        yield MemoryCounters(clock)
+        return
+    need_redis()
+    prefix = new_prefix()
+    # Patient: a loaded machine is not what this suite is about.
+    made = RedisCounters(REDIS, prefix=prefix, clock=clock, timeout_s=10)
     yield made
     await made.close()
+    forget(prefix)
 
 
 Make = Callable[..., Wish]

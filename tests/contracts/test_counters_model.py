@@ -4,7 +4,6 @@ The model counts in fractions and keeps every reservation in plain lists.
 """
 
 import asyncio
-import uuid
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -18,11 +17,13 @@ from core.counters import BucketState, Cap, Counters, Grant, Hold, Slot, Take, W
 from core.counters_memory import MemoryCounters
 from core.counters_redis import RedisCounters
 from tests.conftest import REDIS, need_redis
+from tests.contracts.redis_keys import forget, new_prefix
 
 # (capacity, period): remainders, a rate below and one above a unit a millisecond.
 BUCKETS = {"a": (7, 60_000), "b": (1_000, 3_600_000), "c": (90_000, 1_000)}
 SLOTS = {"s": 2, "t": 3}
 CAPS = {"m": 1_000, "n": 2_500}
+_PREFIXES: list[str] = []
 
 
 @dataclass
@@ -219,7 +220,8 @@ class CountersMachine(RuleBasedStateMachine):
 
 
 def _redis(clock: FakeClock) -> RedisCounters:
-    prefix = f"tollhouse-test-{uuid.uuid4().hex[:12]}"
+    prefix = new_prefix()
+    _PREFIXES.append(prefix)
     return RedisCounters(REDIS, prefix=prefix, clock=clock, timeout_s=10)
 
 
@@ -249,4 +251,8 @@ def test_redis_follows_the_model() -> None:
     class OnRedis(CountersMachine):
         make = staticmethod(_redis)
 
-    _run(OnRedis)
+    try:
+        _run(OnRedis)
+    finally:
+        for prefix in _PREFIXES:
+            forget(prefix)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -16,15 +15,18 @@ from core.counters import Cap, Denial, Grant, Hold, Slot, Wish
 from core.counters_redis import RedisCounters
 from tests.conftest import REDIS, need_redis
 from tests.contracts.counter_worker import CAP, CAPACITY
+from tests.contracts.redis_keys import forget, new_prefix
 
 WORKER = "tests.contracts.counter_worker"
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def prefix() -> str:
+def prefix() -> Iterator[str]:
     need_redis()
-    return f"tollhouse-test-{uuid.uuid4().hex[:12]}"
+    made = new_prefix()
+    yield made
+    forget(made)
 
 
 @pytest.fixture
