@@ -68,7 +68,16 @@ def random_model(raw: dict[str, Any], dtype: torch.dtype, device: torch.device) 
     spec = model_spec(raw)
     weights = cast(Weights, RandomWeights(dtype, device, spec.tied))
     decoder = Decoder(spec, weights)
-    return LoadedModel("random", "0" * 64, spec, spec.context, dtype, device, decoder)
+    return LoadedModel(
+        name="random",
+        digest="0" * 64,
+        bytes=0,
+        spec=spec,
+        native_context=spec.context,
+        dtype=dtype,
+        device=device,
+        decoder=decoder,
+    )
 
 
 def random_adapter(spec: ModelSpec, rank: int, seed: int, dtype: torch.dtype) -> AdapterWeights:
