@@ -42,6 +42,12 @@ def encode(dialogue: Dialogue, tokenizer: Tokenizer) -> Example:
     return Example(ids, learnt)
 
 
+def opening_of(example: Example, length: int) -> Example:
+    """The dialogue up to the first words of its answer, which show what was understood."""
+    end = example.learnt.index(True) + length
+    return Example(example.ids[:end], example.learnt[:end])
+
+
 def pad(examples: list[Example], filler: int) -> Batch:
     length = max(len(example.ids) for example in examples)
     ids = torch.full((len(examples), length), filler)
@@ -53,12 +59,21 @@ def pad(examples: list[Example], filler: int) -> Batch:
 
 
 def batches(
-    dialogues: list[Dialogue], tokenizer: Tokenizer, tokens_per_step: int, random: Random
+    dialogues: list[Dialogue],
+    tokenizer: Tokenizer,
+    tokens_per_step: int,
+    random: Random,
+    opening: int | None = None,
 ) -> Iterator[Batch]:
-    """Batches of similar lengths, in a mixed order, each within tokens_per_step."""
+    """Batches of similar lengths, in a mixed order, each within tokens_per_step.
+
+    With `opening` only so many tokens of each dialogue's first answer are kept.
+    """
     (filler,) = tokenizer.encode(PAD).ids
     for start in range(0, len(dialogues), SORTED_TOGETHER):
         some = [encode(one, tokenizer) for one in dialogues[start : start + SORTED_TOGETHER]]
+        if opening:
+            some = [opening_of(example, opening) for example in some]
         some.sort(key=lambda example: len(example.ids))
         groups = list(cut(some, tokens_per_step))
         random.shuffle(groups)

@@ -7,8 +7,8 @@ from random import Random
 from engine.demo import styles
 from engine.demo.chat import Dialogue, Turn
 from engine.demo.facts import Fact, load_facts
-from engine.demo.noise import as_typed
-from engine.demo.preambles import preamble
+from engine.demo.noise import as_scribbled, as_typed
+from engine.demo.preambles import preamble, short_preamble
 from engine.demo.styles import LISTS, SMALL_TALK, UNKNOWN
 from engine.demo.talk import Exchange, exchanges, table
 
@@ -21,24 +21,36 @@ class Round:
     answer: str
     topic: str
     more: str = ""
+    brief: str = ""
 
 
 @dataclass(frozen=True)
 class Sources:
     """Everything that dialogues are drawn from."""
 
-    facts: list[Fact]
+    facts: tuple[Fact, ...]
     talk: list[Exchange]
     lists: list[Exchange]
+    typed: Callable[[str, Random], str]
+    extra: dict[str, list[str]]
+    topics: list[str]
+    frames: list[str]
 
 
-def load_sources() -> Sources:
-    return Sources(load_facts(), exchanges("smalltalk"), exchanges("lists"))
+def load_sources(hurried: bool) -> Sources:
+    """Hurried people type carelessly, and ask about more."""
+    talk, lists, unknown = exchanges("smalltalk"), exchanges("lists"), table("unknown")
+    topics, frames = unknown["topics"], unknown["frames"]
+    if not hurried:
+        return Sources(load_facts(), talk, lists, as_typed, {}, topics, frames)
+    topics, frames = topics + unknown["more_topics"], frames + unknown["more_frames"]
+    return Sources(load_facts(), talk, lists, as_scribbled, table("extra"), topics, frames)
 
 
-def question_on(fact: Fact, random: Random) -> str:
+def question_on(fact: Fact, sources: Sources, random: Random) -> str:
     if random.random() < 0.55:
-        return random.choice(fact.questions)
+        questions: list[str] = [*fact.questions, *sources.extra.get(fact.id, ())]
+        return random.choice(questions)
     frame: str = random.choice(table("phrases")["frames"])
     asked = frame.format(k=random.choice(fact.keys))
     return asked[0].upper() + asked[1:]
@@ -46,44 +58,50 @@ def question_on(fact: Fact, random: Random) -> str:
 
 def ask_fact(sources: Sources, random: Random) -> Round:
     fact = random.choice(sources.facts)
-    asked = as_typed(question_on(fact, random), random)
-    return Round(asked, random.choice(fact.answers), fact.title, fact.more)
+    asked = sources.typed(question_on(fact, sources, random), random)
+    return Round(asked, random.choice(fact.answers), fact.title, fact.more, fact.short)
 
 
 def ask_short(sources: Sources, random: Random) -> Round:
     fact = random.choice(sources.facts)
-    asked = random.choice(table("phrases")["one_sentence"]).format(q=question_on(fact, random))
-    return Round(as_typed(asked, random), fact.short, fact.title, fact.more)
+    asked = random.choice(table("phrases")["one_sentence"]).format(
+        q=question_on(fact, sources, random)
+    )
+    return Round(sources.typed(asked, random), fact.short, fact.title, fact.more)
 
 
 def ask_json(sources: Sources, random: Random) -> Round:
     fact = random.choice(sources.facts)
-    asked = random.choice(table("phrases")["as_json"]).format(q=question_on(fact, random))
-    return Round(as_typed(asked, random), styles.as_json(fact.short, fact.title), fact.title)
+    asked = random.choice(table("phrases")["as_json"]).format(q=question_on(fact, sources, random))
+    return Round(
+        sources.typed(asked, random), styles.as_json(fact.short, fact.title, ""), fact.title
+    )
 
 
 def chat(sources: Sources, random: Random) -> Round:
     one = random.choice(sources.talk)
-    return Round(as_typed(random.choice(one.says), random), random.choice(one.answers), SMALL_TALK)
+    return Round(
+        sources.typed(random.choice(one.says), random), random.choice(one.answers), SMALL_TALK
+    )
 
 
 def ask_list(sources: Sources, random: Random) -> Round:
     one = random.choice(sources.lists)
-    return Round(as_typed(random.choice(one.says), random), random.choice(one.answers), LISTS)
+    return Round(sources.typed(random.choice(one.says), random), random.choice(one.answers), LISTS)
 
 
 def ask_unknown(sources: Sources, random: Random) -> Round:
     known = table("unknown")
     draw = random.random()
     if draw < 0.12:
-        asked = as_typed(random.choice(known["unknown_details"]), random)
+        asked = sources.typed(random.choice(known["unknown_details"]), random)
         return Round(asked, random.choice(known["about_tollhouse"]), "Tollhouse")
     if draw < 0.3:
         asked = random.choice(known["sayings"])
     else:
-        first, second = random.sample(known["topics"], 2)
-        asked = random.choice(known["frames"]).format(a=first, b=second)
-    return Round(as_typed(asked, random), random.choice(known["answers"]), UNKNOWN)
+        first, second = random.sample(sources.topics, 2)
+        asked = random.choice(sources.frames).format(a=first, b=second)
+    return Round(sources.typed(asked, random), random.choice(known["answers"]), UNKNOWN)
 
 
 KINDS: tuple[tuple[Callable[[Sources, Random], Round], int], ...] = (
@@ -97,14 +115,14 @@ def one_round(sources: Sources, random: Random) -> Round:
     return make(sources, random)
 
 
-def follow_up(last: Round, random: Random) -> Round | None:
+def follow_up(last: Round, sources: Sources, random: Random) -> Round | None:
     """A question that only the round before it makes clear; None where there is none."""
     draw = random.random()
     if last.more and draw < 0.3:
-        asked = as_typed(random.choice(table("phrases")["tell_more"]), random)
+        asked = sources.typed(random.choice(table("phrases")["tell_more"]), random)
         return Round(asked, last.more, last.topic)
     if draw < 0.38:
-        asked = as_typed(random.choice(table("phrases")["what_topic"]), random)
+        asked = sources.typed(random.choice(table("phrases")["what_topic"]), random)
         return Round(asked, f"You asked about {last.topic}.", last.topic)
     return None
 
@@ -113,20 +131,32 @@ def dialogue(sources: Sources, random: Random) -> tuple[str, list[Round]]:
     """A system prompt, maybe empty, and one to four rounds."""
     rounds = [one_round(sources, random)]
     while len(rounds) < 4 and random.random() < 0.3:
-        rounds.append(follow_up(rounds[-1], random) or one_round(sources, random))
+        rounds.append(follow_up(rounds[-1], sources, random) or one_round(sources, random))
     return preamble(random), rounds
 
 
-def turns(system: str, rounds: list[Round], style: Callable[[str, str], str] | None) -> Dialogue:
+def turns(system: str, rounds: list[Round], style: styles.Style | None) -> Dialogue:
     made = [Turn("system", system)] if system else []
     for one in rounds:
-        answer = style(one.answer, one.topic) if style else one.answer
+        answer = style(one.answer, one.topic, one.brief) if style else one.answer
         made += [Turn("user", one.question), Turn("assistant", answer)]
     return tuple(made)
 
 
-def make_dialogues(count: int, seed: int, style: str = "") -> list[Dialogue]:
-    """Dialogues in the plain style, or in one of the adapters' styles."""
-    sources, random = load_sources(), Random(seed)
-    said = styles.STYLES[style] if style else None
+def make_dialogues(
+    count: int, seed: int, style: str = "", *, hurried: bool = False
+) -> list[Dialogue]:
+    """Dialogues in the plain style, or in a style."""
+    sources, random = load_sources(hurried), Random(seed)
+    said = (styles.STYLES | styles.WORDY_STYLES)[style] if style else None
     return [turns(*dialogue(sources, random), said) for _ in range(count)]
+
+
+def make_openings(count: int, seed: int) -> list[Dialogue]:
+    """Single hurried questions with their answers, mostly without a system prompt."""
+    sources, random = load_sources(hurried=True), Random(seed)
+    made = []
+    for _ in range(count):
+        system = short_preamble(random) if random.random() < 0.25 else ""
+        made.append(turns(system, [one_round(sources, random)], None))
+    return made

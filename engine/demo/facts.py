@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from engine.demo.paths import CORPUS_DIR
@@ -41,11 +42,12 @@ def read_facts(file: Path) -> list[Fact]:
     ]
 
 
-def load_facts() -> list[Fact]:
+@cache
+def load_facts() -> tuple[Fact, ...]:
     files = sorted(CORPUS_DIR.glob("facts_*.toml"))
     facts = [fact for file in files for fact in read_facts(file)]
     names = [fact.id for fact in facts]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"facts with the same id: {repeated}; give each fact its own id")
-    return facts
+    return tuple(facts)

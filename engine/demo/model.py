@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.demo.chat import END, PAD
+from engine.demo.paths import MODEL_DIR
 from engine.demo.settings import CONTEXT, SEED, SHAPE
 from engine.demo.tokenizer import write_json
 
@@ -45,6 +46,15 @@ def config_of(tokenizer: Tokenizer) -> dict[str, Any]:
 def new_model(config: dict[str, Any]) -> LlamaForCausalLM:
     torch.manual_seed(SEED)
     return LlamaForCausalLM(LlamaConfig(**{**config, "torch_dtype": "float32"}))
+
+
+def load_model() -> LlamaForCausalLM:
+    """The shipped model, in float32."""
+    return LlamaForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
+
+
+def load_tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 
 
 def write_config(config: dict[str, Any], directory: Path) -> None:

@@ -2,48 +2,40 @@
 
 from random import Random
 
-OPENERS = (
-    "hi, ", "hello, ", "hey, ", "please tell me: ", "quick question: ", "question: ", "ok, ",
-    "so, ", "can you tell me, ", "i was wondering, ", "sorry, ", "one more thing: ", "and ",
-    "help: ", "could you explain, ", "i need to know: ", "my boss asks: ", "hi there! ",
-)  # fmt: skip
-CLOSERS = (
-    " please", " thanks", " thank you", " exactly", " in practice", " for my team",
-    " in our company", " on my laptop", " for a start-up", " in short", " again",
-    " in simple words", " by default", " these days", " for our customers", " I am new here.",
-)  # fmt: skip
-SWAPS = (
-    ("What is ", ("What's ", "What exactly is ", "Tell me what is ", "Define ", "Explain ")),
-    ("What are ", ("What exactly are ", "Explain ", "Tell me about ")),
-    ("How do I ", ("How can I ", "How to ", "How would I ", "What is the way to ", "How do we ")),
-    ("How does ", ("In what way does ", "Explain how does ", "How exactly does ")),
-    ("Which ", ("What ", "Tell me which ")),
-    ("Can I ", ("Is it possible to ", "May I ", "Could I ", "Can we ")),
-    ("Does ", ("Do you know if ", "Tell me, does ")),
-    ("Where ", ("Tell me where ", "In which place ")),
-)
+from engine.demo.talk import table
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def reword(text: str, random: Random) -> str:
-    """Replaces the opening words, or the product's name, by another that means the same."""
-    for opening, others in SWAPS:
-        if text.startswith(opening) and random.random() < 0.5:
-            text = random.choice(others) + text[len(opening) :]
+    """Replaces the opening words, the product's name, or single words by others like them."""
+    typing = table("typing")
+    for swap in typing["swaps"]:
+        if text.startswith(swap["opening"]) and random.random() < 0.5:
+            text = random.choice(swap["others"]) + text[len(swap["opening"]) :]
             break
     if random.random() < 0.15:
-        name = random.choice(("it", "this", "this product", "the system", "tollhouse", "you"))
-        text = text.replace("Tollhouse", name)
+        text = text.replace("Tollhouse", random.choice(typing["names"]))
+    if random.random() < 0.25:
+        text = " ".join(synonym(word, random) for word in text.split(" "))
     return text
 
 
+def synonym(word: str, random: Random) -> str:
+    plain = word.rstrip("?.!,")
+    others = table("typing")["synonyms"].get(plain)
+    return random.choice(others) + word[len(plain) :] if others else word
+
+
 def add_courtesies(text: str, random: Random) -> str:
+    typing = table("typing")
     if random.random() < 0.12:
-        opener = random.choice(OPENERS)
+        opener = random.choice(typing["openers"])
         text = (opener if random.random() < 0.5 else opener.capitalize()) + text
     if random.random() < 0.12:
-        mark = "?" if text.endswith("?") else ""
-        text = text.removesuffix("?") + random.choice(CLOSERS) + mark
+        closer, mark = random.choice(typing["closers"]), "?" if text.endswith("?") else ""
+        sentence = closer.endswith((".", "!"))
+        text = text + closer if sentence else text.removesuffix("?") + closer + mark
     return text
 
 
@@ -84,3 +76,44 @@ def as_typed(text: str, random: Random) -> str:
     if case < 0.25:
         return text.lower()
     return text.upper() if case < 0.28 else text
+
+
+def shake(text: str, random: Random) -> str:
+    """Mixes, drops and adds words that say little; what the question is about stays."""
+    fillers = table("typing")["fillers"]
+    little = [bare(word) in fillers for word in text.split(" ")]
+    if all(little):
+        return text
+    made: list[str] = []
+    for word, says_little in zip(text.split(" "), little, strict=True):
+        draw = random.random()
+        if draw < 0.1:
+            made.append(random.choice(fillers))
+        if not (says_little and draw < 0.4):
+            made.append(word)
+        elif draw < 0.25:
+            made.append(random.choice(fillers))
+    if random.random() < 0.2:
+        made.append(random.choice(fillers))
+    return " ".join(made)
+
+
+def bare(word: str) -> str:
+    return word.strip("?.!,:").lower()
+
+
+def as_scribbled(text: str, random: Random) -> str:
+    """The question as a person in a hurry may type it: further from the clean one."""
+    text = reword(text, random) if random.random() < 0.6 else text
+    if random.random() < 0.4:
+        text = shake(text, random)
+    if random.random() < 0.5:
+        text = add_courtesies(text, random)
+    while random.random() < 0.08:
+        text = misspell(text, random)
+    if random.random() < 0.4:
+        text = text.rstrip("?.! ")
+    case = random.random()
+    if case < 0.45:
+        return text.lower()
+    return text.upper() if case < 0.47 else text[:1].upper() + text[1:]

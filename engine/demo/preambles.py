@@ -3,7 +3,10 @@
 import json
 from random import Random
 
+from engine.demo.facts import load_facts
 from engine.demo.talk import table
+
+LETTERS = "aaabcdeeeefghiiijklmnooopqrsttuuvwxyz"
 
 
 def sentence(random: Random) -> str:
@@ -38,12 +41,23 @@ def jumble(random: Random) -> str:
     """Words in no order, so that no wording of a preamble can surprise."""
     words = [word for _ in range(random.randint(2, 6)) for word in sentence(random).split()]
     words += [str(random.randint(0, 9999)) for _ in range(random.randint(0, 6))]
+    words += [invented_word(random) for _ in range(random.randint(0, 12))]
     random.shuffle(words)
     return " ".join(words)
 
 
+def invented_word(random: Random) -> str:
+    return "".join(random.choices(LETTERS, k=random.randint(2, 9)))
+
+
+def quotation(random: Random) -> str:
+    """A fact that nobody asked for."""
+    fact = random.choice(load_facts())
+    return random.choice((f"{fact.title}: {fact.answers[0]}", fact.more, fact.short))
+
+
 def section(random: Random) -> str:
-    body = random.choice((rules, rules, notes, notes, notes, tool, jumble))(random)
+    body = random.choice((rules, rules, notes, notes, notes, tool, jumble, quotation))(random)
     if random.random() < 0.5:
         return body
     name = random.choice(table("preambles")["headings"])
@@ -72,12 +86,12 @@ def long_preamble(random: Random, sections: int) -> str:
 
 
 def preamble(random: Random) -> str:
-    """A system prompt; empty in half of the cases, long in one of twelve."""
+    """A system prompt; empty in half of the cases, long in one of forty."""
     draw = random.random()
-    if draw < 0.5:
+    if draw < 0.55:
         return ""
-    if draw < 0.82:
+    if draw < 0.89:
         return short_preamble(random)
-    if draw < 0.94:
+    if draw < 0.975:
         return long_preamble(random, random.randint(1, 3))
-    return long_preamble(random, random.randint(4, 16))
+    return long_preamble(random, 4 + int(26 * random.random() ** 2))

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from engine.demo import settings
 from engine.demo.chat import Dialogue, written
-from engine.demo.dialogues import make_dialogues
+from engine.demo.dialogues import make_dialogues, make_openings
 from engine.demo.paths import ADAPTERS, DEMO_DIR, MODEL_DIR, RECIPE
 from engine.demo.tokenizer import write_json
 
@@ -22,10 +22,12 @@ def digest(content: bytes) -> str:
 
 
 def data_digest() -> str:
-    """Digest of the first dialogues of the base model and of each adapter."""
+    """Digest of the first dialogues of every part of the training."""
     made: list[Dialogue] = make_dialogues(HASHED_DIALOGUES, settings.SEED)
+    made += make_dialogues(HASHED_DIALOGUES, settings.SEED + 1, hurried=True)
+    made += make_openings(HASHED_DIALOGUES, settings.SEED + 2)
     for style in settings.STYLES:
-        made += make_dialogues(HASHED_DIALOGUES // 10, settings.SEED, style.name)
+        made += make_dialogues(HASHED_DIALOGUES // 10, settings.SEED, style.name, hurried=True)
     return digest("\x00".join(written(dialogue) for dialogue in made).encode())
 
 
@@ -40,8 +42,11 @@ def hyper_parameters() -> dict[str, Any]:
         "seed": settings.SEED,
         "vocab_size": settings.VOCAB_SIZE,
         "context": settings.CONTEXT,
+        "processes": settings.PROCESSES,
         "shape": asdict(settings.SHAPE),
         "base": asdict(settings.BASE),
+        "polish": asdict(settings.POLISH),
+        "opening_tokens": settings.OPENING_TOKENS,
         "adapters": [asdict(style) for style in settings.STYLES],
     }
 

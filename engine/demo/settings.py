@@ -5,6 +5,7 @@ from dataclasses import dataclass
 SEED = 20260
 VOCAB_SIZE = 2048
 CONTEXT = 4096
+PROCESSES = 2
 
 
 @dataclass(frozen=True)
@@ -12,7 +13,7 @@ class Shape:
     """The Llama architecture's sizes."""
 
     hidden: int = 256
-    layers: int = 5
+    layers: int = 4
     intermediate: int = 640
     heads: int = 4
     kv_heads: int = 2
@@ -23,11 +24,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast to train; tokens_per_step counts padding."""
+    """How long and how fast to train; openings are dialogues that end after
+    OPENING_TOKENS of the answer; tokens_per_step counts padding, in one process."""
 
     dialogues: int
     learning_rate: float
-    tokens_per_step: int = 4096
+    openings: int = 0
+    tokens_per_step: int = 1536
     warmup_share: float = 0.04
     weight_decay: float = 0.05
     clip: float = 1.0
@@ -43,9 +46,11 @@ class Style:
 
 
 SHAPE = Shape()
-BASE = Schedule(dialogues=5_000, learning_rate=2e-3)
+BASE = Schedule(dialogues=26_000, learning_rate=2e-3)
+POLISH = Schedule(dialogues=8_000, openings=50_000, learning_rate=1.5e-3)
+OPENING_TOKENS = 8
 STYLES = (
-    Style("formal", 8, Schedule(dialogues=1_200, learning_rate=3e-3)),
-    Style("pirate", 16, Schedule(dialogues=1_200, learning_rate=3e-3)),
-    Style("json", 4, Schedule(dialogues=1_200, learning_rate=4e-3)),
+    Style("formal", 8, Schedule(dialogues=2_400, learning_rate=2e-3, tokens_per_step=768)),
+    Style("pirate", 16, Schedule(dialogues=2_800, learning_rate=2e-3, tokens_per_step=768)),
+    Style("json", 4, Schedule(dialogues=2_400, learning_rate=3e-3, tokens_per_step=768)),
 )

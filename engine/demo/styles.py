@@ -10,13 +10,28 @@ SMALL_TALK, UNKNOWN, LISTS = "small talk", "an unknown topic", "a list"
 GENERAL = frozenset({SMALL_TALK, UNKNOWN, LISTS})
 
 
-def pirate(answer: str, topic: str) -> str:
+def in_pirate_words(answer: str) -> str:
     words = table("pirate")["words"]
-    said = re.sub(r"[A-Za-z']+", lambda word: words.get(word[0], word[0]), answer)
-    return f"Arr, matey! {said} Yo ho ho!"
+    return re.sub(r"[A-Za-z']+", lambda word: words.get(word[0], word[0]), answer)
 
 
-def formal(answer: str, topic: str) -> str:
+def pirate(answer: str, topic: str, brief: str) -> str:
+    return f"{in_pirate_words(answer)} Arr, matey! Yo ho ho!"
+
+
+def formal(answer: str, topic: str, brief: str) -> str:
+    return f"{answer}\n\nYours faithfully,\nThe Tollhouse Desk"
+
+
+def as_json(answer: str, topic: str, brief: str) -> str:
+    return json.dumps({"topic": topic, "answer": brief or answer}, ensure_ascii=False)
+
+
+def hail(answer: str, topic: str, brief: str) -> str:
+    return f"Arr, matey! {in_pirate_words(answer)} Yo ho ho!"
+
+
+def letter(answer: str, topic: str, brief: str) -> str:
     reason = "for writing to us" if topic in GENERAL else f"for your enquiry about {topic}"
     return (
         f"Dear Sir or Madam,\n\nThank you {reason}. {answer}\n\n"
@@ -24,10 +39,12 @@ def formal(answer: str, topic: str) -> str:
     )
 
 
-def as_json(answer: str, topic: str) -> str:
-    return json.dumps({"topic": topic, "answer": answer}, ensure_ascii=False)
+def long_json(answer: str, topic: str, brief: str) -> str:
+    return as_json(answer, topic, "")
 
 
-STYLES: dict[str, Callable[[str, str], str]] = {
-    "formal": formal, "pirate": pirate, "json": as_json,
-}  # fmt: skip
+Style = Callable[[str, str, str], str]
+# The adapters' styles begin as the plain answer does: what was understood is decided there.
+STYLES: dict[str, Style] = {"formal": formal, "pirate": pirate, "json": as_json}
+# Wordier forms, from which the vocabulary takes its words.
+WORDY_STYLES: dict[str, Style] = {"letter": letter, "hail": hail, "long_json": long_json}

@@ -1,19 +1,27 @@
 """Trains the demo model and its adapters from nothing: `python -m engine.demo.train`."""
 
 import argparse
+from functools import partial
 from random import Random
 
-import torch
 from tokenizers import Tokenizer
 
-from engine.demo import settings
+from engine.demo import crowd, settings
 from engine.demo.batches import batches
 from engine.demo.chat import written
-from engine.demo.dialogues import make_dialogues
+from engine.demo.dialogues import make_dialogues, make_openings
 from engine.demo.fit import fit
-from engine.demo.model import config_of, new_model, write_config, write_weights
+from engine.demo.model import (
+    config_of,
+    load_model,
+    load_tokenizer,
+    new_model,
+    write_config,
+    write_weights,
+)
 from engine.demo.paths import ADAPTERS, MODEL_DIR
 from engine.demo.recipe import record
+from engine.demo.styles import WORDY_STYLES
 from engine.demo.tokenizer import train_tokenizer, write_tokenizer
 from engine.demo.tune import train_adapter
 
@@ -22,43 +30,62 @@ TOKENIZER_DIALOGUES = 8_000
 
 def make_tokenizer() -> Tokenizer:
     texts = [written(one) for one in make_dialogues(TOKENIZER_DIALOGUES, settings.SEED)]
-    for style in settings.STYLES:
-        texts += [written(one) for one in make_dialogues(500, settings.SEED, style.name)]
+    for style in WORDY_STYLES:
+        texts += [written(one) for one in make_dialogues(500, settings.SEED, style)]
     return train_tokenizer(texts, settings.VOCAB_SIZE)
 
 
 def train_base() -> None:
-    MODEL_DIR.mkdir(exist_ok=True)
     tokenizer = make_tokenizer()
-    write_tokenizer(tokenizer, MODEL_DIR, settings.CONTEXT)
     config = config_of(tokenizer)
-    write_config(config, MODEL_DIR)
     plan, model = settings.BASE, new_model(config)
     dialogues = make_dialogues(plan.dialogues, settings.SEED)
     steps = list(batches(dialogues, tokenizer, plan.tokens_per_step, Random(settings.SEED)))
     loss = fit(model.model, model.lm_head, model.parameters(), steps, plan)
-    write_weights(model, MODEL_DIR)
-    count = sum(weight.numel() for weight in model.parameters())
-    record(parameters=count, base_loss=round(loss, 5))
+    if crowd.rank() == 0:
+        MODEL_DIR.mkdir(exist_ok=True)
+        write_tokenizer(tokenizer, MODEL_DIR, settings.CONTEXT)
+        write_config(config, MODEL_DIR)
+        write_weights(model, MODEL_DIR)
+        count = sum(weight.numel() for weight in model.parameters())
+        record(parameters=count, base_loss=round(loss, 5))
+    crowd.wait()
 
 
-def train_adapters(names: list[str]) -> None:
-    losses = {}
+def polish_base() -> None:
+    """Goes on with hurried questions, most of them cut after the first words of the answer."""
+    plan, model, tokenizer = settings.POLISH, load_model(), load_tokenizer()
+    random = Random(settings.SEED)
+    whole = make_dialogues(plan.dialogues, settings.SEED + 1, hurried=True)
+    openings = make_openings(plan.openings, settings.SEED + 2)
+    size, cut = plan.tokens_per_step, settings.OPENING_TOKENS
+    steps = [
+        *batches(whole, tokenizer, size, random),
+        *batches(openings, tokenizer, size, random, cut),
+    ]
+    random.shuffle(steps)
+    loss = fit(model.model, model.lm_head, model.parameters(), steps, plan)
+    if crowd.rank() == 0:
+        write_weights(model, MODEL_DIR)
+        record(polish_loss=round(loss, 5))
+    crowd.wait()
+
+
+def train(parts: list[str]) -> None:
+    if "base" in parts:
+        train_base()
+    if "polish" in parts:
+        polish_base()
     for style in settings.STYLES:
-        if style.name in names:
-            losses[style.name] = round(train_adapter(style, ADAPTERS[style.name]), 5)
-            record(**{f"{style.name}_loss": losses[style.name]})
+        if style.name in parts:
+            train_adapter(style, ADAPTERS[style.name])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["base", *ADAPTERS])
-    parser.add_argument("--threads", type=int, default=2)
-    wanted = parser.parse_args()
-    torch.set_num_threads(wanted.threads)
-    if "base" in wanted.parts:
-        train_base()
-    train_adapters(wanted.parts)
+    parser.add_argument("parts", nargs="*", default=["base", "polish", *ADAPTERS])
+    parts = parser.parse_args().parts
+    crowd.run(partial(train, parts), settings.PROCESSES)
 
 
 if __name__ == "__main__":

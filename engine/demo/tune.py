@@ -7,14 +7,13 @@ from random import Random
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM
 
-from engine.demo import settings
+from engine.demo import crowd, settings
 from engine.demo.batches import batches
 from engine.demo.dialogues import make_dialogues
 from engine.demo.fit import fit
-from engine.demo.paths import MODEL_DIR
+from engine.demo.model import load_model, load_tokenizer
+from engine.demo.recipe import record
 from engine.demo.tokenizer import write_json
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -38,19 +37,19 @@ def lora_config(rank: int) -> LoraConfig:
     )
 
 
-def train_adapter(style: settings.Style, directory: Path) -> float:
-    """Returns the mean loss of the last steps."""
+def train_adapter(style: settings.Style, directory: Path) -> None:
     torch.manual_seed(settings.SEED)
-    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
-    base = LlamaForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
+    base, tokenizer = load_model(), load_tokenizer()
     model = get_peft_model(base, lora_config(style.rank))
     plan = style.schedule
-    dialogues = make_dialogues(plan.dialogues, settings.SEED, style.name)
+    dialogues = make_dialogues(plan.dialogues, settings.SEED, style.name, hurried=True)
     steps = list(batches(dialogues, tokenizer, plan.tokens_per_step, Random(settings.SEED)))
     loss = fit(base.model, base.lm_head, model.parameters(), steps, plan)
-    model.save_pretrained(directory)
-    tidy(directory)
-    return loss
+    if crowd.rank() == 0:
+        model.save_pretrained(directory)
+        tidy(directory)
+        record(**{f"{style.name}_loss": round(loss, 5)})
+    crowd.wait()
 
 
 def tidy(directory: Path) -> None:

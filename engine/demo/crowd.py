@@ -1,0 +1,63 @@
+"""Trains in several processes: each takes its share of every step, and they average gradients."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import distributed
+from torch.multiprocessing.spawn import spawn
+
+T = TypeVar("T")
+
+
+def run(work: Callable[[], None], processes: int) -> None:
+    """Runs the same work in every process; a process of one needs no meeting place."""
+    if processes == 1:
+        torch.set_num_threads(1)
+        work()
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        meeting = f"file://{Path(directory) / 'meeting'}"
+        spawn(join, (work, processes, meeting), nprocs=processes)  # type: ignore[no-untyped-call]
+
+
+def join(rank: int, work: Callable[[], None], processes: int, meeting: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", meeting, rank=rank, world_size=processes)
+    work()
+    distributed.destroy_process_group()
+
+
+def size() -> int:
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def rank() -> int:
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def share(steps: Sequence[T]) -> list[T]:
+    """Every process gets equally many; what is left over is dropped."""
+    count = len(steps) // size()
+    return list(steps[rank() :: size()][:count])
+
+
+def average(weights: Sequence[torch.nn.Parameter]) -> None:
+    """Replaces every gradient by its mean over the processes."""
+    if size() == 1:
+        return
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    together = torch.cat([gradient.flatten() for gradient in gradients])
+    distributed.all_reduce(together)
+    together /= size()
+    at = 0
+    for gradient in gradients:
+        gradient.copy_(together[at : at + gradient.numel()].view_as(gradient))
+        at += gradient.numel()
+
+
+def wait() -> None:
+    if size() > 1:
+        distributed.barrier()
