@@ -141,7 +141,8 @@ class OpenAIEngine:
         async with self._session.post(url, data=body) as answer:
             if answer.status >= 400:
                 raise _refused(answer.status, await answer.read())
-            if not job.ask.stream:
+            # The answer says what it is: some servers stream, or do not, whatever was asked.
+            if answer.content_type != "text/event-stream":
                 _whole(orjson.loads(await answer.read()), mailbox, count)
                 return
             async for line in answer.content:
