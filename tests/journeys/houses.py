@@ -132,7 +132,10 @@ async def _stream(client: httpx.AsyncClient, number: int, max_tokens: int) -> Se
     }
     try:
         async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-            seen.request_id = answer.headers.get("x-request-id", "")
+            if answer.status_code != 200:  # refused: nothing was opened, nothing is owed
+                seen.failed = True
+                return seen
+            seen.request_id = answer.headers["x-request-id"]
             async for line in answer.aiter_lines():
                 _read(line, seen)
     except httpx.HTTPError:
