@@ -13,6 +13,10 @@ import pytest
 from core.clock import FakeClock
 from core.database import Database
 
+# Without a GPU the kernels run in Triton's interpreter; whatever imports Triton first decides.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.1:5432/postgres")
 REDIS = os.environ.get("TOLLHOUSE_TEST_REDIS", "redis://127.0.0.1:6379/0")
 RABBITMQ = os.environ.get("TOLLHOUSE_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672")

@@ -1,8 +1,3 @@
-"""Without a GPU the kernels run in Triton's interpreter; the switch must come before the import."""
-
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+"""The kernels' tests run on the device where there is one, and in Triton's interpreter otherwise: the
+root `conftest` sets the switch before anything imports Triton.
+"""
