@@ -119,6 +119,7 @@ class Pipeline:
         ask = surface.parse(raw)
         target = self.catalog.resolve(principal, ask.model)
         prompt = await prepare(ask, target.model.codec, target.model.context_length, principal)
+        ask = prompt.ask
         visit.booking = await self.admission.book(
             _wanted(visit, principal, target, prompt, ask, told)
         )
@@ -130,6 +131,7 @@ class Pipeline:
                 prompt = await prepare(
                     ask, target.model.codec, target.model.context_length, principal
                 )
+                ask = prompt.ask
             client = self.router.choose(target, prompt.ids)
             await self.router.ensure_adapter(client, target)
             meter = self._meter(visit, principal, target, prompt, ask, told, client, screened)

@@ -5,20 +5,26 @@ Static first, dynamic last, so that prefixes are shared. `prepare` is all that t
 
 import asyncio
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from core.errors import BadRequest, ContextLengthExceeded
 from core.tenants.keys import Principal
 from gateway.ask import Ask
 from gateway.exchange import Headers
+from gateway.prompt_order import PromptOrder, Volatile, arrange
 from gateway.tokenizing import TextCodec
+from gateway.volatile import volatile_rule
 
+ORDER_HEADER = "x-tollhouse-prompt-order"
+_ORDERS = frozenset(PromptOrder)
 _INLINE_CHARACTERS = 20_000  # longer prompts are encoded in a thread
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    ask: Ask  # as it goes to the engine: in the tenant's order
     ids: list[int]
     max_tokens: int  # of output for each choice: what was asked for, within the context
     texts: tuple[str, ...] = ()  # what the safety desk screens
@@ -32,8 +38,10 @@ class Prompt:
 async def prepare(
     ask: Ask, codec: TextCodec | None, context_length: int, principal: Principal
 ) -> Prompt:
+    ask, order = in_order(ask, principal)
+    headers = {ORDER_HEADER: order} if order else {}
     if codec is None:
-        return _estimated(ask, context_length)
+        return replace(_estimated(ask, context_length), headers=headers, order=order)
     if isinstance(ask.prompt, list):
         ids = _checked(ask.prompt, codec.vocab_size)
     else:
@@ -47,7 +55,38 @@ async def prepare(
         raise BadRequest(
             "The prompt is empty.", next_step="Send at least one token.", param=_field(ask)
         )
-    return Prompt(ids, _room(ask, len(ids), context_length), texts_of(ask))
+    room = _room(ask, len(ids), context_length)
+    return Prompt(ask, ids, room, texts_of(ask), headers, order)
+
+
+def in_order(ask: Ask, principal: Principal) -> tuple[Ask, str | None]:
+    """The tenant's order (`off`, `safe` or `full` under `prompt_order` in its settings), and what
+    it changed: `safe`, or `full:tools+volatile`. Nothing is told of a prompt without messages.
+    """
+    wanted = principal.settings.get("prompt_order", PromptOrder.SAFE)
+    if ask.messages is None or wanted not in _ORDERS:
+        return ask, None
+    order = PromptOrder(wanted)
+    if order is not PromptOrder.FULL and not ask.tools:
+        return ask, order.value
+    rules = principal.settings.get("volatile") or {}
+    try:
+        rule = _rule(tuple(rules.get("kinds", ("dates", "ids"))), tuple(rules.get("patterns", ())))
+    except ValueError as error:
+        raise BadRequest(
+            f"The organisation's rules of volatile blocks are wrong: {error}.",
+            next_step="An admin can mend `volatile` in the organisation's settings.",
+        ) from None
+    made = arrange(order, ask.messages, ask.tools or (), rule)
+    if not made.changed:
+        return ask, order.value
+    changed = replace(ask, messages=made.messages, tools=made.tools or None)
+    return changed, f"{order.value}:{'+'.join(made.changed)}"
+
+
+@cache
+def _rule(kinds: tuple[str, ...], patterns: tuple[str, ...]) -> Volatile:
+    return volatile_rule(kinds, patterns)
 
 
 def texts_of(ask: Ask) -> tuple[str, ...]:
@@ -120,7 +159,7 @@ def _estimated(ask: Ask, context_length: int) -> Prompt:
     texts = texts_of(ask)
     size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
     count = max(1, size // 4 + 4 * len(texts))
-    return Prompt([0] * count, _room(ask, count, context_length), texts)
+    return Prompt(ask, [0] * count, _room(ask, count, context_length), texts)
 
 
 def _field(ask: Ask) -> str:
