@@ -88,7 +88,7 @@ def test_the_demo_key_is_in_a_private_file_and_opens_every_demo_model(
                 model=name,
                 messages=[{"role": "user", "content": "What is Tollhouse?"}],
                 temperature=0,
-                max_tokens=30,
+                max_tokens=200,
             )
             .choices[0]
             .message.content
