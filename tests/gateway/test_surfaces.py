@@ -55,7 +55,6 @@ def test_messages_answer_in_anthropic_shape(claude: Anthropic, house: House) -> 
     cached = again.usage.cache_read_input_tokens
     assert cached and cached % 16 == 0
     assert again.usage.input_tokens + cached == first.usage.input_tokens
-    assert again.usage.input_tokens == first.usage.input_tokens - 16
     event = house.last_event()
     assert event["input_tokens"] == first.usage.input_tokens
     counted = claude.messages.count_tokens(model=MODEL, system="Be kind.", messages=HELLO)
