@@ -40,7 +40,7 @@ def check(seen: list[Seen], events: dict[str, dict[str, Any]]) -> None:
         if not each.request_id:
             continue
         event = events[each.request_id]
-        assert each.chunks <= event["output_tokens"] + event["waived_tokens"]
+        assert each.chunks <= event["output_tokens"] + event["waived_tokens"], event
         if each.usage is not None:
             assert each.usage["completion_tokens"] == event["output_tokens"]
             assert each.usage["prompt_tokens"] == event["input_tokens"]

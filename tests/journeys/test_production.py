@@ -1,17 +1,19 @@
-"""The same house on PostgreSQL and Redis: two gateway workers, an engine elsewhere, kill -9."""
+"""The same house in production: PostgreSQL, Redis, RabbitMQ, engines and workers elsewhere, kill -9."""
 
 import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REDIS, need_redis
+from tests.conftest import RABBITMQ, REDIS, need_rabbitmq, need_redis
 from tests.journeys.houses import ROOT, Command, audit_when_settled, serve, streams
 from tests.journeys.test_kill import check, events_of, in_the_middle
 
@@ -65,3 +67,111 @@ def test_a_killed_worker_on_postgresql_loses_and_doubles_nothing(
         engine.terminate()
         engine.wait(60)
         engine.stdout.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_whole_house_survives_the_death_of_an_engine_a_gateway_and_a_worker(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    need_redis()
+    need_rabbitmq()
+    places = [f"tcp://127.0.0.1:{_free_port()}" for _ in range(2)]
+    command = Command(
+        tmp_path,
+        {
+            "TOLLHOUSE_DATABASE_URL": postgres_url,
+            "TOLLHOUSE_REDIS_URL": REDIS,
+            "TOLLHOUSE_BROKER_URL": RABBITMQ,
+            "TOLLHOUSE_WORKERS": "4",
+            "TOLLHOUSE_UPSTREAMS": " ".join(places),
+        },
+    )
+    prefix = f"test-{uuid.uuid4().hex[:10]}"
+    engines = [_engine(command, place) for place in places]
+    worker = None
+    try:
+        house = serve(command)  # it makes the schema that the worker needs
+        worker = _worker(command, prefix)
+        try:
+
+            def _strike() -> None:
+                engines[0].kill()
+                time.sleep(6.0)  # until the gateways have missed the engine's heartbeats
+                os.kill(house.children()[0], signal.SIGKILL)
+                os.killpg(worker.pid, signal.SIGKILL)
+
+            seen = in_the_middle(house, _strike)
+            assert any(each.chunks for each in seen)
+            _reap(engines[0])
+            engines[0] = _engine(command, places[0])
+            _reap(worker)
+            worker = _worker(command, prefix)
+            report = audit_when_settled(command)
+            assert (report["lost"], report["duplicated"], report["ledger_error"]) == (0, 0, "0")
+            events = events_of(postgres_url)
+            # Where a request's engine and its gateway both died, nobody is left who counted: it is
+            # closed at zero, in the customer's favour.
+            unseen = {key for key, event in events.items() if event["settled_by"] == "expiry"}
+            assert all(events[key]["output_tokens"] == 0 for key in unseen)
+            check([each for each in seen if each.request_id not in unseen], events)
+            deadline = time.monotonic() + 60
+            while asyncio.run(streams(house, 2, max_tokens=4))[0].usage is None:
+                assert time.monotonic() < deadline
+        finally:
+            assert house.stop() == 0
+    finally:
+        if worker is not None:
+            os.killpg(worker.pid, signal.SIGKILL)
+            _reap(worker)
+        for engine in engines:
+            engine.terminate()
+            _reap(engine)
+        _sweep(prefix)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _engine(command: Command, place: str) -> "subprocess.Popen[str]":
+    receipts = command.data_dir / f"receipts-{place.rpartition(':')[2]}.log"
+    engine = command.start(
+        "engine",
+        *("--model", str(ROOT / "engine/demo/weights"), "--listen", place),
+        *("--receipts", str(receipts)),
+    )
+    assert engine.stdout is not None
+    assert json.loads(engine.stdout.readline())["event"] == "ready"
+    return engine
+
+
+def _worker(command: Command, prefix: str) -> "subprocess.Popen[str]":
+    log = (command.data_dir / "worker.txt").open("a")
+    with log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gateway.cli", "worker", "--prefix", prefix],
+            cwd=ROOT,
+            env=command.environment | {"C_FORCE_ROOT": "1"},
+            stdout=log,
+            stderr=log,
+            text=True,
+            process_group=0,
+        )
+
+
+def _reap(process: "subprocess.Popen[str]") -> None:
+    process.wait(60)
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _sweep(prefix: str) -> None:
+    from kombu import Connection
+
+    from core.celery_queue import QUEUES
+
+    with Connection(RABBITMQ) as connection:
+        for name in QUEUES:
+            connection.default_channel.queue_delete(f"{prefix}.{name}")
