@@ -14,17 +14,21 @@ class SpoolCounts:
     running: int = 0  # requests that are open now
     unshipped: int = 0  # ended, on their way to the database
     parked: int = 0  # refused by the database for good
+    oldest: float | None = None  # when a file with unshipped records last changed, Unix seconds
 
 
 def spool_counts(settings: Settings) -> SpoolCounts:
     running = unshipped = parked = 0
+    changed: list[float] = []
     for path in sorted((settings.data_dir / "spool").glob("*.db")):
         try:
             found = _counts(path)
-        except sqlite3.Error:
+            if found[1]:
+                changed.append(path.stat().st_mtime)
+        except (sqlite3.Error, FileNotFoundError):
             continue  # it was just removed by its owner, empty
         running, unshipped, parked = running + found[0], unshipped + found[1], parked + found[2]
-    return SpoolCounts(running, unshipped, parked)
+    return SpoolCounts(running, unshipped, parked, min(changed, default=None))
 
 
 def wait_until_shipped(settings: Settings, timeout_s: float = 5.0) -> SpoolCounts:

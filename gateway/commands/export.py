@@ -4,7 +4,7 @@ import argparse
 import hashlib
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +18,7 @@ from billing.exports.formats import Format, encode
 from billing.exports.subjects import SUBJECTS, Period
 from core.errors import BadRequest
 from core.tenants.scope import scope_of_operator
+from gateway.commands._dates import moment_of
 from gateway.commands._tenants import tenant_id_of
 from gateway.console import add_json, say, show
 from gateway.spool_watch import wait_until_shipped
@@ -108,18 +109,8 @@ def _write(path: Path, chunks: Iterator[bytes]) -> dict[str, object]:
 
 
 def _period(now: datetime, start: str | None, end: str | None) -> Period:
-    until = _moment(end) or now
-    since = _moment(start) or until - timedelta(days=31)
+    until = moment_of(end) if end else now
+    since = moment_of(start) if start else until - timedelta(days=31)
     if since >= until:
         raise BadRequest("--from is not before --to.")
     return Period(since, until)
-
-
-def _moment(text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadRequest(f"{text!r} is no date.", next_step="Write it as 2026-01-31.") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

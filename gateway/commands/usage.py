@@ -1,14 +1,13 @@
 """`tollhouse usage`: what was used and what it cost, by day; what is parked; roll-ups made anew."""
 
 import argparse
-from datetime import UTC, datetime
 
 from sqlalchemy import func, select
 
 from billing import invoice_run, rollups, usage
 from billing.models import DailyUsage
-from core.errors import BadRequest
 from core.money import decimal_of
+from gateway.commands._dates import moment_of
 from gateway.commands._tenants import tenant_id_of
 from gateway.console import add_json, show
 from gateway.spool_watch import wait_until_shipped
@@ -53,9 +52,9 @@ def _show(arguments: argparse.Namespace) -> int:
         with tools.database.read() as session:
             query = query.where(DailyUsage.tenant_id == tenant_id_of(session, arguments.tenant))
             if arguments.start:
-                query = query.where(DailyUsage.at >= _day(arguments.start))
+                query = query.where(DailyUsage.at >= moment_of(arguments.start))
             if arguments.end:
-                query = query.where(DailyUsage.at < _day(arguments.end))
+                query = query.where(DailyUsage.at < moment_of(arguments.end))
             rows = session.execute(query.order_by(DailyUsage.at, group)).all()
     shown = [
         {
@@ -106,11 +105,3 @@ def _rebuild(arguments: argparse.Namespace) -> int:
         hours, days = rollups.rebuild(session)
     show({"hours": hours, "days": days}, as_json=arguments.json)
     return 0
-
-
-def _day(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadRequest(f"{text!r} is no date.", next_step="Write it as 2026-01-31.") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,11 +1,9 @@
 """The data directory, the database and its schema, the spools, and what lies aside in them."""
 
 import shutil
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 from sqlalchemy import func, select
 
@@ -15,6 +13,7 @@ from core.database import Database
 from core.queue_models import DeadLetter
 from core.settings import Settings
 from gateway.doctor.check import Finding, bad, good, unused, warn
+from gateway.spool_watch import spool_counts
 from migrations.run import current, head
 
 LEAST_FREE = 2**30
@@ -71,17 +70,13 @@ def clock_skew(settings: Settings, clock: Clock) -> Finding:
 
 def spools(settings: Settings, clock: Clock) -> Finding:
     """Records that are on disk here and not yet in the database."""
-    waiting = parked = opened = 0
-    oldest: float | None = None
-    for path in (settings.data_dir / "spool").glob("*.db"):
-        counts = _spool_counts(path)
-        waiting, parked, opened = waiting + counts[0], parked + counts[1], opened + counts[2]
-        if counts[0]:
-            oldest = min(oldest or path.stat().st_mtime, path.stat().st_mtime)
-    said = f"{waiting} records to ship, {opened} requests open, {parked} parked"
-    if parked:
+    found = spool_counts(settings)
+    said = (
+        f"{found.unshipped} records to ship, {found.running} requests open, {found.parked} parked"
+    )
+    if found.parked:
         return bad(said, "Parked records could not be stored; the gateway's log says why.")
-    if oldest is not None and clock.now().timestamp() - oldest > MOST_SPOOL_AGE_S:
+    if found.oldest is not None and clock.now().timestamp() - found.oldest > MOST_SPOOL_AGE_S:
         return warn(said, "Start a gateway on this data directory: it ships what lies here.")
     return good(said)
 
@@ -119,16 +114,3 @@ def _opened(settings: Settings) -> Iterator[Database]:
         yield database
     finally:
         database.close()
-
-
-def _spool_counts(path: Path) -> tuple[int, int, int]:
-    """To ship, parked, open. Reads beside a running gateway: WAL lets it."""
-    try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=2)) as connection:
-            row = connection.execute(
-                "select (select count(*) from outbox), (select count(*) from parked),"
-                " (select count(*) from opened)"
-            ).fetchone()
-    except sqlite3.Error:
-        return 0, 0, 0  # being made or removed at this moment
-    return row[0], row[1], row[2]
