@@ -3,6 +3,7 @@ database itself, because millions of rows would take longer to send than to meas
 """
 
 import random
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from sqlalchemy import text
@@ -12,6 +13,9 @@ from billing.accounts import Periods, ensure_accounts, lock_accounts
 from core.database import Database
 from core.events import UsageEvent, UsageKind
 from core.ids import REQUEST, new_id
+
+DAYS = 20  # of history
+Progress = Callable[[int, int], None]  # events there, events in all
 
 
 def make_events(count: int, tenants: int, version: str, now: datetime) -> list[UsageEvent]:
@@ -44,52 +48,74 @@ def make_events(count: int, tenants: int, version: str, now: datetime) -> list[U
 
 
 def fill_history(
-    database: Database, version: str, start: datetime, tenants: int, events: int
+    database: Database,
+    version: str,
+    start: datetime,
+    tenants: int,
+    events: int,
+    progress: Progress,
 ) -> None:
-    """So many rated events over a month of all tenants, with charges, roll-ups and postings."""
+    """So many rated events over twenty days of all tenants, with charges and roll-ups, and vacuumed
+    as a table that grew for that long is. Ids are of their time, so they lie in the month's partition.
+    """
     with database.transaction() as session:
         partitions.ensure_ahead(session, start)
         names = [f"org_{n}" for n in range(tenants)]
         ensure_accounts(session, names, start)
         accounts = lock_accounts(session, names)
         periods = Periods(session)
+        periods.load(names, start - timedelta(days=31))
         for name in names:
             periods.around(accounts[name], start + timedelta(days=1))
-    step = 500_000
-    for first in range(0, events, step):
+    a_day = max(1, events // DAYS)
+    for day in range(DAYS):
         with database.transaction() as session:
             values = {
-                "first": first,
-                "last": min(first + step, events) - 1,
+                "events": a_day,
                 "tenants": tenants,
                 "version": version,
-                "start": start,
-                "seconds": 20 * 86_400 / events,
+                "start": start + timedelta(days=day),
+                "seconds": 86_400 / a_day,
             }
             batch = session.execute(text(_BATCH), values).scalar_one()
+            session.execute(text("set local work_mem = '256MB'"))
             session.execute(text(_EVENTS), {**values, "batch": batch})
             session.execute(text(_CHARGES), {"batch": batch})
-    with database.transaction() as session:
-        for table, unit in (("usage_hourly", "hour"), ("usage_daily", "day")):
-            session.execute(text(_ROLL_UP.format(table=table, unit=unit)))
+            for table, unit in (("usage_hourly", "hour"), ("usage_daily", "day")):
+                roll_up = _ROLL_UP.format(table=table, unit=unit)
+                session.execute(text(roll_up), {"batch": batch})
+        progress((day + 1) * a_day, events)
+    tidy(database)
+
+
+def tidy(database: Database) -> None:
+    """What autovacuum and the checkpointer do over days, now: else they work beside what is timed."""
     with database.db_engine.connect() as connection:
-        connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("analyze"))
+        plain = connection.execution_options(isolation_level="AUTOCOMMIT")
+        plain.execute(text("set statement_timeout = 0"))
+        plain.execute(text("vacuum (analyze)"))
+        plain.execute(text("checkpoint"))
 
 
 _BATCH = """
 insert into usage_batches (recorded_at, events, rated_at)
-values (:start, :last - :first + 1, :start) returning id
+values (:start, :events, :start) returning id
 """
-_EVENTS = """
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_MILLIS = " || ".join(
+    f"substr('{_ALPHABET}', (ms >> {shift} & 31)::int + 1, 1)" for shift in range(45, -1, -5)
+)
+_EVENTS = f"""
 insert into usage_events (request_id, batch_id, tenant_id, project_id, key_id, kind, route, model,
     price_version, occurred_at, finished_at, input_tokens, cached_tokens, output_tokens,
     waived_tokens, finish_reason, status, settled_by, quantity, streamed, duration_ms, queue_ms,
     engine_id, reordered_cached_tokens)
-select 'req_01k' || lpad(n::text, 23, '0'), :batch, 'org_' || n % :tenants, 'proj_1',
-    'key_' || n % 3, 'generation', '/v1/chat/completions', 'demo', :version,
-    :start + n * (:seconds * interval '1 second'), :start + n * (:seconds * interval '1 second'),
+select 'req_' || {_MILLIS} || substr(md5(n::text), 1, 16), :batch, 'org_' || n % :tenants,
+    'proj_1', 'key_' || n % 3, 'generation', '/v1/chat/completions', 'demo', :version, at, at,
     500 + n % 1000, n % 400, n % 300, n % 3, 'stop', 200, 'gateway', 1, true, 900, 0, '', 0
-from generate_series(cast(:first as bigint), cast(:last as bigint)) n
+from (select n, at, (extract(epoch from at) * 1000)::bigint as ms from
+    (select n, cast(:start as timestamptz) + n * (:seconds * interval '1 second') as at
+     from generate_series(0, cast(:events as bigint) - 1) n) moments) numbered
 """
 _CHARGES = """
 insert into charges (request_id, tenant_id, price_version, currency, usage_period_id,
@@ -106,6 +132,7 @@ select e.request_id, e.tenant_id, e.price_version, 'USD', p.id, p.id, 'txn_histo
 from usage_events e join billing_periods p
     on p.tenant_id = e.tenant_id and e.occurred_at >= p.starts_at and e.occurred_at < p.ends_at
 where e.batch_id = :batch
+order by e.request_id
 """
 _SUMS = ", ".join(f"sum(c.{name})" for name in rollups.SUMS)
 _ROLL_UP = (
@@ -117,6 +144,6 @@ _ROLL_UP = (
     " select e.tenant_id, date_trunc('{unit}', e.occurred_at), e.project_id, e.key_id, e.model, '',"
     " e.kind, e.price_version, c.usage_period_id, c.bill_period_id, c.currency, "
     + _SUMS
-    + " from usage_events e join charges c using (request_id) where c.transaction_id = 'txn_history'"
-    " group by 1, 2, 3, 4, 5, 7, 8, 9, 10, 11 on conflict do nothing"
+    + " from usage_events e join charges c using (request_id) where e.batch_id = :batch"
+    " group by 1, 2, 3, 4, 5, 7, 8, 9, 10, 11"
 )

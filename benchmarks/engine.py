@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     threads = chosen.threads or _cores()
     progress(f"work under {home()}, {threads} threads")
     work = make_work(chosen.quick, threads)
-    path = save_work(work, home() / "work.json")
+    path = save_work(work, home() / ("work-quick.json" if chosen.quick else "work.json"))
     settings = {
         "threads": threads,
         "requests": len(work.prompts),

@@ -4,22 +4,30 @@
 
 Needs nginx and wrk. The figures of two and four workers need Redis (and PostgreSQL) on their
 standard local ports: TOLLHOUSE_BENCH_HOME names where the peers' environments are made.
+
+Every server is asked once, and its answer compared with the upstream's, before it is loaded. What
+does not start, answers wrongly or fails under the load has no figure; stderr says why.
 """
 
 import argparse
 import contextlib
+import os
 import socket
 import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.door.load import Rate, run_wrk
-from benchmarks.door.mock import CHUNKS, mock
-from benchmarks.door.own import MODEL, House, own_house
-from benchmarks.door.peers import PEERS, Peer
+from benchmarks.door.load import Rate, Server, check, run_wrk
+from benchmarks.door.mock import CHUNKS, STREAM_TEXT, WHOLE_TEXT, mock
+from benchmarks.door.own import House, own_house
+from benchmarks.door.peers import PEERS
 from benchmarks.report import figure, progress
 
-REDIS = "redis://127.0.0.1:6379/0"
+REDIS = "redis://127.0.0.1:6379/9"
+# The memory is looked at after so many requests and again after ten times as many; where the time
+# does not allow that, after as many as fit, and the figure's settings say how many they were.
+MEMORY_FROM, MEMORY_TO, MEMORY_LOADS = 20_000, 200_000, 9
 
 
 class Bench:
@@ -28,40 +36,47 @@ class Bench:
         self.seconds = seconds
         self.whole = whole
         self.stream = stream
-        self.answers = 0
+        self.answers = 0  # 2xx, since `counted` was last asked
+        self.in_flight = 0  # that the ends of loads may have cut off meanwhile
 
-    def load(self, url: str, key: str, model: str, connections: int, *, stream: bool) -> Rate:
-        run_wrk(  # warm
-            self.home, url, key, connections=connections, seconds=1, stream=stream, model=model
-        )
-        rate = run_wrk(
-            self.home,
-            url,
-            key,
-            connections=connections,
-            seconds=self.seconds,
-            stream=stream,
-            model=model,
-        )
-        progress(f"  {connections} connections: {rate}")
-        if rate.failed:
-            progress(f"  {rate.failed} answers failed: this figure is not to be trusted")
-        return rate
-
-    def own(self, house: House, connections: int, *, stream: bool = False) -> Rate:
-        return self.load(house.url, house.key, MODEL, connections, stream=stream)
-
-    def peer(self, name: str, connections: int, *, stream: bool = False) -> Rate | None:
-        progress(f"{name}, {'streams' if stream else 'whole answers'}")
-        try:
-            with PEERS[name](self.home, self.stream if stream else self.whole) as peer:
-                return self._peer(peer, connections, stream)
-        except (OSError, RuntimeError, SystemExit) as error:
-            progress(f"  {name} could not be measured: {error}")
+    def load(
+        self, server: Server, connections: int, *, stream: bool = False, seconds: float = 0.0
+    ) -> Rate | None:
+        """Checked, warmed and loaded; None where any of it failed."""
+        check(server, STREAM_TEXT if stream else WHOLE_TEXT, stream=stream)
+        self.answers += 1
+        rates = [
+            run_wrk(self.home, server, connections=connections, seconds=each, stream=stream)
+            for each in (1.0, seconds or self.seconds)
+        ]
+        self.answers += sum(rate.answers - rate.failed for rate in rates)
+        self.in_flight += connections * len(rates)
+        progress(f"  {connections} connections: {rates[1]}")
+        if rates[1].answers == 0 or any(rate.failed for rate in rates):
+            progress("  NO ANSWER, OR SOME FAILED: THIS LOAD GIVES NO FIGURE")
             return None
+        return rates[1]
 
-    def _peer(self, peer: Peer, connections: int, stream: bool) -> Rate:
-        return self.load(peer.url, "none", peer.model, connections, stream=stream)
+    def counted(self) -> tuple[int, int]:
+        """(answers, of which the ends of loads may have cut off so many more)"""
+        found = self.answers, self.in_flight
+        self.answers = self.in_flight = 0
+        return found
+
+    def peer(self, name: str, *loads: tuple[int, bool]) -> list[Rate | None]:
+        """One rate for each load (connections, stream); None where it could not be measured."""
+        progress(name)
+        rates: list[Rate | None] = []
+        try:
+            with PEERS[name](self.home, self.whole, self.stream) as peer:
+                for connections, stream in loads:
+                    server = peer.stream if stream else peer.whole
+                    assert server is not None
+                    rates.append(self.load(server, connections, stream=stream))
+        except (OSError, RuntimeError, ValueError, LookupError) as error:
+            progress(f"  {name.upper()} COULD NOT BE MEASURED: {error}")
+        self.counted()
+        return rates + [None] * (len(loads) - len(rates))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,47 +98,60 @@ def main(arguments: list[str] | None = None) -> int:
 def _measure(bench: Bench, peers: list[str]) -> None:
     progress("our house, one worker, everything on")
     with own_house(bench.home / "whole", bench.whole) as house:
-        many, alone = bench.own(house, 16), bench.own(house, 1)
+        many, alone = bench.load(house.server, 16), bench.load(house.server, 1)
         _memory(bench, house)
-        _audited(house)
+        _audited(bench, house)
     with own_house(bench.home / "stream", bench.stream) as house:
-        chunks = bench.own(house, 16, stream=True).per_s * CHUNKS
-        _audited(house)
-    targets = {"litellm": (18, 28), "portkey": (1.4, 2.3), "bare": (0.4, 0.65)}
-    for name, (least, aim) in targets.items():
-        rate = bench.peer(name, 16) if name in peers else None
-        if rate is not None or not peers:
-            _figure("requests_per_s_16", many.per_s, "requests/s", name, rate, least, aim)
-    if "portkey" in peers and (other := bench.peer("portkey", 1)) is not None:
-        figure("gateway.p50_alone", alone.p50_ms, "ms", False, "portkey", other.p50_ms, 0.77, 1.25)
-    streamed = bench.peer("litellm", 16, stream=True) if "litellm" in peers else None
-    peer_chunks = streamed.per_s * CHUNKS if streamed else None
-    named = "litellm" if streamed else None
-    figure("gateway.chunks_per_s", chunks, "chunks/s", True, named, peer_chunks, 30, 60)
+        streams = bench.load(house.server, 16, stream=True)
+        _audited(bench, house)
+    wanted = {
+        "bare": ((16, False),),
+        "portkey": ((16, False), (1, False)),
+        "litellm": ((16, False), (16, True)),
+    }
+    found = {
+        name: bench.peer(name, *loads) if name in peers else [None] * len(loads)
+        for name, loads in wanted.items()
+    }
+    for name, least, aim in (("litellm", 18, 28), ("portkey", 1.4, 2.3), ("bare", 0.4, 0.65)):
+        _figure("requests_per_s_16", many, name, found[name][0], least, aim)
+    if alone is not None:
+        other = found["portkey"][1]
+        p50 = other.p50_ms if other else None
+        figure("gateway.p50_alone", alone.p50_ms, "ms", False, "portkey", p50, 0.77, 1.25)
+    if streams is not None:
+        other = found["litellm"][1]
+        theirs = other.per_s * CHUNKS if other else None
+        chunks = streams.per_s * CHUNKS
+        figure("gateway.chunks_per_s", chunks, "chunks/s", True, "litellm", theirs, 30, 60)
     if _answers(6379):
         _workers(bench, many, peers)
     else:
         progress("Redis does not answer on 127.0.0.1:6379: no figures of several workers")
 
 
-def _workers(bench: Bench, one: Rate, peers: list[str]) -> None:
+def _workers(bench: Bench, one: Rate | None, peers: list[str]) -> None:
     settings = {"TOLLHOUSE_REDIS_URL": REDIS}
+    progress("our house, two workers on Redis")
     with own_house(bench.home / "two", bench.whole, workers=2, settings=settings) as house:
-        two = bench.own(house, 32)
-        _audited(house)
-    rate = bench.peer("tensorzero", 32) if "tensorzero" in peers else None
-    _figure("two_workers_requests_per_s", two.per_s, "requests/s", "tensorzero", rate, 0.35, 0.6)
+        two = bench.load(house.server, 16)
+        _audited(bench, house)
+    rate = bench.peer("tensorzero", (16, False))[0] if "tensorzero" in peers else None
+    _figure("two_workers_requests_per_s", two, "tensorzero", rate, 0.35, 0.6)
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(_postgres())
         if url is None:
             progress("PostgreSQL does not answer on 127.0.0.1:5432: no figure of four workers")
             return
+        progress("our house, four workers on Redis and PostgreSQL")
         settings = {**settings, "TOLLHOUSE_DATABASE_URL": url}
         house = stack.enter_context(
             own_house(bench.home / "four", bench.whole, workers=4, settings=settings)
         )
-        four = bench.own(house, 64)
-        _audited(house)
+        four = bench.load(house.server, 32)
+        _audited(bench, house)
+    if four is None or one is None:
+        return
     cores = min(4, _cores())
     figure(
         "gateway.four_workers_per_core",
@@ -139,30 +167,51 @@ def _workers(bench: Bench, one: Rate, peers: list[str]) -> None:
 
 
 def _memory(bench: Bench, house: House) -> None:
-    """Growth of the resident memory while as many requests again pass, ten times."""
-    before = house.resident_kib()
-    for _ in range(3):
-        bench.own(house, 16)
+    """Growth of the resident memory while ten times as many requests pass as before."""
+    speed, longest = 1000.0, MEMORY_LOADS * bench.seconds
+    spent, before, begun = 0.0, 0, bench.answers
+    while not before or (bench.answers < MEMORY_TO and spent < longest):
+        wanted = (MEMORY_FROM if not before else MEMORY_TO) - bench.answers
+        seconds = min(max(2.0, wanted / speed), 15.0)
+        rate = bench.load(house.server, 16, seconds=seconds)
+        if rate is None:
+            return
+        speed = rate.per_s
+        spent += seconds + 1
+        if not before and (bench.answers >= MEMORY_FROM or spent > longest / 4):
+            before, begun = house.resident_kib(), bench.answers
     growth = (house.resident_kib() - before) / before * 100
-    figure("gateway.memory_growth", growth, "%", False, at_least=5, aim=0)
+    told = {"from_requests": begun, "to_requests": bench.answers, "resident_kib": before}
+    figure("gateway.memory_growth", growth, "%", False, None, None, 5, 0, told)
 
 
-def _audited(house: House) -> None:
+def _audited(bench: Bench, house: House) -> None:
+    """The chain is whole, and every answer has its usage event."""
     report = house.audit()
     wrong = report["lost"] + report["duplicated"] + report["parked"]
     exact = 0 if report["ledger_error"] in (0, "0") else 1
     figure("gateway.audit_differences", wrong + exact, "differences", False, at_least=0, aim=0)
+    answers, cut_off = bench.counted()
+    events = house.events()
+    # The warm-up of the start has an event too; a load's end cuts off what is in flight.
+    missing = max(0, answers - events) + max(0, events - answers - cut_off - 2 * _CREW)
+    told = {"answers": answers, "events": events, "cut_off_at_most": cut_off}
+    figure("gateway.answers_without_event", missing, "answers", False, None, None, 0, 0, told)
+
+
+_CREW = 4  # workers that warm up at a start
 
 
 def _figure(
-    name: str, value: float, unit: str, peer: str, rate: Rate | None, least: float, aim: float
+    name: str, own: Rate | None, peer: str, rate: Rate | None, least: float, aim: float
 ) -> None:
-    peer_value = rate.per_s if rate is not None else None
-    figure(f"gateway.{name}", value, unit, True, peer, peer_value, least, aim)
+    if own is not None:
+        theirs = rate.per_s if rate is not None else None
+        figure(f"gateway.{name}", own.per_s, "requests/s", True, peer, theirs, least, aim)
 
 
 @contextlib.contextmanager
-def _postgres():  # type: ignore[no-untyped-def]
+def _postgres() -> Iterator[str | None]:
     import psycopg
 
     server, name = "postgresql://root@127.0.0.1:5432", f"tollhouse_bench_{uuid.uuid4().hex[:8]}"
@@ -188,8 +237,6 @@ def _answers(port: int) -> bool:
 
 
 def _cores() -> int:
-    import os
-
     return len(os.sched_getaffinity(0))
 
 

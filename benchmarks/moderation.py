@@ -27,6 +27,7 @@ from moderation.categories import HEADS, PROMPT_ATTACK
 from moderation.classifiers.load import load_classifier
 from moderation.classifiers.train import read_examples, split
 from moderation.classifiers.train_sources import ANY, SAFE, Example
+from moderation.classifiers.train_synthetic import read_families
 from moderation.guard import StreamGuard
 from moderation.policy import default_policy
 from moderation.screener import Screener
@@ -35,6 +36,7 @@ from moderation.verdict import Action, ScreenedText
 PEER = "alt-profanity-check"
 _PEER_SCRIPT = Path(__file__).with_name("peers") / "run_profanity_check.py"
 _PROMPTS = ("clinc150", "banking77", "user_oriented", "gpteacher", "cyberseceval", "safe:", "bipia")
+_TOKEN_MS = 20.0
 _UNSAFE = ("advbench", "ailuminate_demo", "red_instruct", "harm:")
 
 
@@ -46,16 +48,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data = Path(os.environ.get("TOLLHOUSE_MODERATION_DATA", "../shared/moderation-data"))
     if not data.is_dir():
         sys.exit(f"no {data}: set TOLLHOUSE_MODERATION_DATA to the folder of the labelled sets")
-    _, validation = split(read_examples(data), set())
+    _, validation = split(read_examples(data))
     if len(validation) > chosen.texts:
         validation = random.Random(3).sample(validation, chosen.texts)
     screener = Screener(load_classifier())
     progress(f"{len(validation)} validation texts")
     scores = [screener.score(example.text).scores for example in validation]
     timed = {length: [_text(length, seed) for seed in range(200)] for length in (200, 4_000)}
-    peer = None if chosen.no_peer else _peer([e.text for e in validation], timed)
+    lines = [(kinds[0], line) for _, kinds, lines in read_families("check.txt") for line in lines]
+    asked = [*(e.text for e in validation), *(line for _, line in lines)]
+    peer = None if chosen.no_peer else _peer(asked, timed)
     _precision(validation, scores, peer)
     _refusal(screener, validation)
+    _sounding_harmful(screener, lines, peer)
     _bias(validation, scores)
     _latency(screener, timed, peer)
     _first_token(screener)
@@ -74,7 +79,7 @@ def _precision(validation: list[Example], scores: list[Any], peer: dict[str, Any
         ]
         return float(average_precision_score([row[0] for row in rows], [row[1] for row in rows]))
 
-    theirs = None if peer is None else peer["scores"]
+    theirs = None if peer is None else peer["scores"][: len(validation)]
     for head in (ANY, *HEADS):
         found = [_harm(each) if head == ANY else each[head] for each in scores]
         figure(
@@ -117,6 +122,29 @@ def _refusal(screener: Screener, validation: list[Example]) -> None:
         )
 
 
+def _sounding_harmful(
+    screener: Screener, lines: list[tuple[str, str]], peer: dict[str, Any] | None
+) -> None:
+    """Safe prompts that merely sound harmful, flagged where 70 % of the unsafe are caught."""
+    unsafe = np.array([kind == "unsafe" for kind, _ in lines])
+
+    def flagged(found: Sequence[float]) -> float:
+        scores = np.array(found)
+        return 100 * float((scores[~unsafe] >= np.quantile(scores[unsafe], 0.3)).mean())
+
+    figure(
+        "moderation.sounding_harmful_flagged",
+        flagged([_harm(screener.score(line).scores) for _, line in lines]),
+        "percent of safe prompts",
+        False,
+        None if peer is None else PEER,
+        None if peer is None else flagged(peer["scores"][-len(lines) :]),
+        at_least=25.0 if peer is None else 1.0,
+        aim=15.0 if peer is None else None,
+        settings={"caught": 0.7, "prompts": len(lines), "written": "by hand, never trained on"},
+    )
+
+
 def _bias(validation: list[Example], scores: list[Any]) -> None:
     """Flagged share of harmless identity templates: over all, and the worst term's."""
     flagged: dict[str, list[bool]] = defaultdict(list)
@@ -153,24 +181,28 @@ def _latency(screener: Screener, timed: dict[int, list[str]], peer: dict[str, An
 
 
 def _first_token(screener: Screener) -> None:
-    """What the window guard adds to the first token: the time of its first release."""
+    """What the window guard adds to the first token at ordinary speed: the tokens that it waits for
+    beyond the first, and its own time."""
     added = []
-    for seed in range(100):
+    for seed in range(200):
         guard = StreamGuard(default_policy(), screener)
-        words = _text(80, seed).split(" ")
-        began = time.perf_counter()
-        for word in words:
-            if guard.feed(0, word + " ").text:
+        spent = 0.0
+        for place, word in enumerate(_text(80, seed).split(" ")):
+            began = time.perf_counter()
+            released = guard.feed(0, word + " ").text
+            spent += time.perf_counter() - began
+            if released:
+                added.append(1000 * spent + place * _TOKEN_MS)
                 break
-        added.append(time.perf_counter() - began)
-    figure(
-        "moderation.first_token_added_p50",
-        1000 * statistics.median(added),
-        "milliseconds",
-        False,
-        at_least=5.0,
-        settings={"mode": "window", "policy": "default"},
-    )
+    for name, share in (("p50", 0.5), ("p95", 0.95)):
+        figure(
+            f"moderation.first_token_added_{name}",
+            float(np.quantile(added, share)),
+            "milliseconds",
+            False,
+            at_least=5.0 if name == "p50" else None,
+            settings={"mode": "window", "policy": "default", "token_every_ms": _TOKEN_MS},
+        )
 
 
 def _median_seconds(call: Callable[[str], object], texts: list[str]) -> float:

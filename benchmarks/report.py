@@ -58,9 +58,10 @@ def score(value: float, peer_value: float | None, higher_is_better: bool) -> flo
 
 @cache
 def machine() -> dict[str, Any]:
-    """What ran this: processor, cores, memory, and the GPU if there is one."""
+    """What ran this: processor, its widest vectors, cores, memory, and the GPU if there is one."""
     return {
         "cpu": _cpu_name(),
+        "vectors": _vectors(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
@@ -76,10 +77,22 @@ def _rounded(value: float) -> float:
 
 
 def _cpu_name() -> str:
+    return _cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def _vectors() -> str | None:
+    """Cloud machines that share a name differ in this, and products by a factor of four."""
+    flags = _cpu_info("flags").split()
+    return next(
+        (each for each in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if each in flags), None
+    )
+
+
+def _cpu_info(name: str) -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    values = [line.split(":", 1)[1].strip() for line in lines if line.startswith(name)]
+    return values[0] if values else ""
 
 
 def _memory_gib() -> float | None:

@@ -4,27 +4,33 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from billing.models import BillingAccount, BillingPeriod, Seller
 from billing.periods import period_around, zone_of
 from core.database import insert_new
-from core.errors import BadRequest, Conflict, NotFound
+from core.errors import BadRequest, NotFound
 from core.ids import new_id
 from core.tenants.models import Tenant
 
 HOUSE = "house"
+# Made once, since every posting runs them.
+_WANTED = BillingAccount.tenant_id.in_(bindparam("wanted", expanding=True))
+_KNOWN = select(BillingAccount.tenant_id).where(_WANTED)
+_LOCKED = (
+    select(BillingAccount)
+    .where(_WANTED)
+    .order_by(BillingAccount.tenant_id)
+    .with_for_update()
+    .execution_options(populate_existing=True)
+)
 
 
 def ensure_accounts(session: Session, tenant_ids: Iterable[str], now: datetime) -> None:
     """Open the accounts that are missing, in the currency and zone of the tenant."""
     wanted = set(tenant_ids)
-    known = set(
-        session.scalars(
-            select(BillingAccount.tenant_id).where(BillingAccount.tenant_id.in_(wanted))
-        )
-    )
+    known = set(session.scalars(_KNOWN, {"wanted": list(wanted)}))
     missing = wanted - known
     if not missing:
         return
@@ -65,13 +71,7 @@ def ensure_account(session: Session, tenant_id: str, now: datetime) -> BillingAc
 
 def lock_accounts(session: Session, tenant_ids: Iterable[str]) -> dict[str, BillingAccount]:
     """Lock in one order: rating, closing and re-rating of a tenant take turns."""
-    rows = session.scalars(
-        select(BillingAccount)
-        .where(BillingAccount.tenant_id.in_(set(tenant_ids)))
-        .order_by(BillingAccount.tenant_id)
-        .with_for_update()
-        .execution_options(populate_existing=True)
-    )
+    rows = session.scalars(_LOCKED, {"wanted": list(set(tenant_ids))})
     return {account.tenant_id: account for account in rows}
 
 
@@ -98,30 +98,20 @@ def set_timezone(session: Session, account: BillingAccount, name: str, now: date
     account.timezone, account.anchored_at = name, now
 
 
-def set_currency(session: Session, account: BillingAccount, currency: str) -> None:
-    used = session.scalar(
-        select(BillingPeriod.id).where(BillingPeriod.tenant_id == account.tenant_id).limit(1)
-    )
-    if used is not None and currency != account.currency:
-        raise Conflict(
-            f"The account already has amounts in {account.currency}.",
-            next_step="Open a new tenant for another currency.",
-        )
-    account.currency = currency
-
-
 @dataclass
 class Periods:
     """The periods of tenants, found or made. Hold the tenants' locks while one lives."""
 
     session: Session
     _known: dict[str, list[tuple[datetime, datetime, BillingPeriod]]] = field(default_factory=dict)
+    _whole_from: dict[str, datetime] = field(default_factory=dict)  # all that end later are known
 
     def load(self, tenant_ids: Iterable[str], since: datetime) -> None:
         """One query for many tenants."""
         wanted = set(tenant_ids)
         for tenant_id in wanted:
             self._known.setdefault(tenant_id, [])
+            self._whole_from[tenant_id] = since
         rows = self.session.scalars(
             select(BillingPeriod)
             .where(BillingPeriod.tenant_id.in_(wanted), BillingPeriod.ends_at > since)
@@ -136,14 +126,7 @@ class Periods:
             if start <= at < end:
                 return period
         start, end = period_around(at, account.anchor_day, account.timezone)
-        near = self.session.scalars(
-            select(BillingPeriod).where(
-                BillingPeriod.tenant_id == account.tenant_id,
-                BillingPeriod.ends_at > start,
-                BillingPeriod.starts_at < end,
-            )
-        ).all()
-        for period in near:
+        for period in self._near(account.tenant_id, start, end):
             if period.starts_at <= at < period.ends_at:
                 return self._keep(period)
             if period.ends_at <= at:
@@ -154,8 +137,21 @@ class Periods:
             id=new_id("per"), tenant_id=account.tenant_id, starts_at=start, ends_at=end
         )
         self.session.add(made)
-        self.session.flush()
         return self._keep(made)
+
+    def _near(self, tenant_id: str, start: datetime, end: datetime) -> list[BillingPeriod]:
+        since = self._whole_from.get(tenant_id)
+        if since is not None and since <= start:
+            known = self._known[tenant_id]
+            return [each for begins, ends, each in known if ends > start and begins < end]
+        rows = self.session.scalars(
+            select(BillingPeriod).where(
+                BillingPeriod.tenant_id == tenant_id,
+                BillingPeriod.ends_at > start,
+                BillingPeriod.starts_at < end,
+            )
+        )
+        return list(rows)
 
     def _keep(self, period: BillingPeriod) -> BillingPeriod:
         known = self._known.setdefault(period.tenant_id, [])

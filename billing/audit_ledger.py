@@ -201,8 +201,7 @@ def receivables_are_open_amounts(session: Session) -> list[Difference]:
         owed[invoice.tenant_id] += units_of_minor(left, invoice.currency)
     open_periods = select(BillingPeriod.id).where(BillingPeriod.closed_at.is_(None))
     for table, column, sign in (
-        (DailyUsage, DailyUsage.amount, 1),
-        (Adjustment, Adjustment.amount, 1),
+        (DailyUsage, DailyUsage.amount, 1),  # with adjustments
         (CreditUse, CreditUse.units, -1),
     ):
         rows = session.execute(

@@ -8,10 +8,12 @@ from sqlalchemy.orm import Session
 from billing import partitions, rollups
 from billing.findings import Difference, amount, duplicated, lost
 from billing.models import (
+    Adjustment,
     Charge,
     DailyUsage,
     EngineReceipt,
     HourlyUsage,
+    HouseUsage,
     ParkedEvent,
     PriceVersionRow,
     TierPosition,
@@ -22,7 +24,7 @@ from billing.prices import version_of
 from billing.pricing import Component
 from billing.tables.columns import AMOUNT_COLUMNS
 
-E, C, R = UsageEventRow, Charge, EngineReceipt
+E, C, R, A = UsageEventRow, Charge, EngineReceipt, Adjustment
 # The quantity and the amount of each component in a charge or a roll-up.
 _COUNTS: dict[Component, Any] = {
     Component.INPUT: lambda table: table.input_tokens - table.cached_tokens,
@@ -174,18 +176,44 @@ def charges_and_prices(session: Session) -> list[Difference]:
 
 
 def charges_and_roll_ups(session: Session) -> list[Difference]:
-    """Both roll-ups hold, for each tenant and bill, what the charges hold."""
+    """Both roll-ups hold, for each tenant and bill, what charges and adjustments hold."""
     expected = _by_bill(session, C)
+    changed = (A.tenant_id, A.usage_period_id, A.bill_period_id, A.component)
+    for row in session.execute(select(*changed, func.sum(A.amount)).group_by(*changed)):
+        where = (row[0], row[1], row[2])
+        sums = list(expected.get(where, [0] * len(rollups.SUMS)))
+        for name in (_AMOUNT[Component(row[3])], "amount"):
+            sums[rollups.SUMS.index(name)] += int(row[4])
+        expected[where] = tuple(sums)
     found = []
     for table in (HourlyUsage, DailyUsage):
         there = _by_bill(session, table)
         for key in expected.keys() | there.keys():
             want, have = expected.get(key, ()), there.get(key, ())
             if want != have:
-                message = f"{table.__tablename__} holds {have}, the charges {want}"
+                message = f"{table.__tablename__} holds {have}, charges and adjustments {want}"
                 units = (have[-1] if have else 0) - (want[-1] if want else 0)
                 found.append(amount("charges/roll-ups", message, units, tenant_id=key[0]))
+    return found + _house_and_days(session)
+
+
+def _house_and_days(session: Session) -> list[Difference]:
+    """The roll-up of the whole house holds, for each tenant, what its days hold."""
+    days, house = (_by_tenant(session, table) for table in (DailyUsage, HouseUsage))
+    found = []
+    for tenant_id in days.keys() | house.keys():
+        want, have = days.get(tenant_id, ()), house.get(tenant_id, ())
+        if want != have:
+            message = f"usage_house_daily holds {have}, usage_daily {want}"
+            units = (have[-1] if have else 0) - (want[-1] if want else 0)
+            found.append(amount("charges/roll-ups", message, units, tenant_id=tenant_id))
     return found
+
+
+def _by_tenant(session: Session, table: Any) -> dict[str, tuple[int, ...]]:
+    sums = [func.sum(getattr(table, name)) for name in rollups.HOUSE_SUMS]
+    rows = session.execute(select(table.tenant_id, *sums).group_by(table.tenant_id))
+    return {row[0]: tuple(int(value) for value in row[1:]) for row in rows}
 
 
 def _by_bill(session: Session, table: Any) -> dict[tuple[str, str, str], tuple[int, ...]]:

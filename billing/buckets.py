@@ -1,7 +1,7 @@
 """Usage and costs in time buckets, for the finance API, the pages and the exports alike.
 
-Days and hours are read from the roll-ups, minutes (and anything by member) from the events. Every
-query takes a TenantScope; buckets are in UTC and aligned to their width.
+Days and hours are read from the roll-ups, minutes from the events, and whatever tells batches from
+the rest. Every query takes a TenantScope; buckets are in UTC and aligned to their width.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,14 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session
 
-from billing.models import Charge, DailyUsage, HourlyUsage, UsageEventRow
+from billing.models import (
+    Charge,
+    DailyService,
+    DailyUsage,
+    HourlyService,
+    HourlyUsage,
+    UsageEventRow,
+)
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from core.database import epoch_bucket
 from core.errors import BadRequest
@@ -34,7 +41,7 @@ class Width(Enum):
         self.most = most
 
 
-DIMENSIONS = ("project_id", "key_id", "model", "adapter", "kind", "member_id", "currency")
+DIMENSIONS = ("project_id", "key_id", "model", "adapter", "kind", "member_id", "currency", "batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ class BucketQuery:
     models: tuple[str, ...] = ()
     member_ids: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    batch: bool | None = None  # of batches alone, or of everything else
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +128,13 @@ def _check(query: BucketQuery) -> None:
 def _select(
     session: Session, scope: TenantScope, query: BucketQuery, start: datetime, end: datetime
 ) -> Select[Any]:
-    by_member = bool(query.member_ids) or "member_id" in query.group_by
-    if by_member or query.width is Width.MINUTE:
+    if query.width is Width.MINUTE or query.batch is not None or "batch" in query.group_by:
         return _from_events(session, scope, query, start, end)
-    table = DailyUsage if query.width is Width.DAY else HourlyUsage
+    by_member = bool(query.member_ids) or "member_id" in query.group_by
+    daily = query.width is Width.DAY
+    table: Any = DailyUsage if daily else HourlyUsage
+    if by_member:
+        table = DailyService if daily else HourlyService
     sums = [
         func.sum(getattr(table, name)).label(name) for name in (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
     ]
@@ -183,6 +194,8 @@ def _dimension(table: Any, name: str) -> ColumnElement[Any]:
     if name == "currency" and table is UsageEventRow:
         column: ColumnElement[Any] = Charge.currency.expression
         return column
+    if name == "batch":
+        return UsageEventRow.batch_job.is_not(None)
     chosen: ColumnElement[Any] = getattr(table, name)
     return chosen
 
@@ -195,7 +208,11 @@ def _filters(table: Any, scope: TenantScope, query: BucketQuery) -> list[ColumnE
         "member_id": query.member_ids,
         "kind": query.kinds,
     }
-    return [getattr(table, name).in_(values) for name, values in wanted.items() if values]
+    found = [getattr(table, name).in_(values) for name, values in wanted.items() if values]
+    if query.batch is not None:
+        job = UsageEventRow.batch_job
+        found.append(job.is_not(None) if query.batch else job.is_(None))
+    return found
 
 
 def _moment(value: Any) -> datetime:

@@ -1,18 +1,20 @@
 """How much may still be spent: budgets and wallets as the limiter's caps, and alerts on thresholds.
 
 Holds live in the counters; here is what billing knows. Both figures of a limit only ever rise within
-its key, and the key names the window, so no job resets anything.
+its key, and the key names the window, so no job resets anything. A correction that gives back
+therefore raises the cap of the window in which it was posted, and one that takes more is spent.
 """
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import false, func, select
 from sqlalchemy.orm import Session
 
-from billing import outbox
-from billing.models import BillingAccount, Budget, CreditGrant, HourlyUsage
+from billing import outbox, webhooks
+from billing.models import Adjustment, BillingAccount, Budget, CreditGrant, HourlyUsage
 from billing.periods import period_around, zone_of
+from billing.rollups import ADJUSTMENT
 from core.clock import Clock
 from core.errors import BadRequest
 from core.ids import new_id
@@ -53,11 +55,11 @@ def money_limits(
     for budget in _open_budgets(session, tenant_id, at):
         if scopes[budget.scope] == budget.scope_id:
             window = window_of(budget.window, at, zone)
-            spent = spent_in(session, budget, window)
+            spent, back = spent_in(session, budget, window)
             found.append(
                 MoneyLimit(
                     f"{budget.id}:{window.name}",
-                    budget.cap,
+                    budget.cap + back,
                     spent,
                     budget.currency,
                     "budget",
@@ -153,19 +155,34 @@ def window_of(kind: str, at: datetime, timezone: str) -> Window:
     return Window(f"{first:%Y-%m-%d}", start, end)
 
 
-def spent_in(session: Session, budget: Budget, window: Window) -> int:
-    """Picounits of rated usage, by whole hours."""
-    table = HourlyUsage
-    query = select(func.coalesce(func.sum(table.amount), 0)).where(
-        table.tenant_id == budget.tenant_id, table.currency == budget.currency
+def spent_in(session: Session, budget: Budget, window: Window) -> tuple[int, int]:
+    """Picounits of rated usage, by whole hours, with what corrections took; and what they gave back.
+    Corrections name a project and no key, so the budget of a key does not see them.
+    """
+    table, changed = HourlyUsage, Adjustment
+    used = select(func.coalesce(func.sum(table.amount), 0)).where(
+        table.tenant_id == budget.tenant_id,
+        table.currency == budget.currency,
+        table.kind != ADJUSTMENT,
+    )
+    taken = func.coalesce(func.sum(changed.amount).filter(changed.amount > 0), 0)
+    given = func.coalesce(func.sum(-changed.amount).filter(changed.amount < 0), 0)
+    corrected = select(taken, given).where(
+        changed.tenant_id == budget.tenant_id, changed.currency == budget.currency
     )
     if budget.scope == "project":
-        query = query.where(table.project_id == budget.scope_id)
+        used = used.where(table.project_id == budget.scope_id)
+        corrected = corrected.where(changed.project_id == budget.scope_id)
     if budget.scope == "key":
-        query = query.where(table.key_id == budget.scope_id)
+        used = used.where(table.key_id == budget.scope_id)
+        corrected = corrected.where(false())
     if window.starts_at is not None and window.ends_at is not None:
-        query = query.where(table.at >= window.starts_at, table.at < window.ends_at)
-    return int(session.scalar(query) or 0)
+        used = used.where(table.at >= window.starts_at, table.at < window.ends_at)
+        corrected = corrected.where(
+            changed.created_at >= window.starts_at, changed.created_at < window.ends_at
+        )
+    more, back = session.execute(corrected).one()
+    return int(session.scalar(used) or 0) + int(more), int(back)
 
 
 def send_alerts(session: Session, clock: Clock) -> int:
@@ -183,10 +200,10 @@ def send_alerts(session: Session, clock: Clock) -> int:
         if not budget.webhooks and not budget.emails:
             continue
         window = window_of(budget.window, now, zones.get(budget.tenant_id, "UTC"))
-        spent = spent_in(session, budget, window)
+        spent, back = spent_in(session, budget, window)
         for percent in budget.thresholds:
-            if spent * 100 >= budget.cap * percent:
-                queued += _alert(session, budget, window, percent, spent, now)
+            if (spent - back) * 100 >= budget.cap * percent:
+                queued += _alert(session, budget, window, percent, spent - back, now)
     return queued
 
 
@@ -209,7 +226,8 @@ def _alert(
     }
     subject = f"{percent} % of budget {budget.name or budget.id} is spent"
     key = f"{budget.id}:{window.name}:{percent}"
-    return outbox.put(
+    told = [webhooks.Cause(budget.tenant_id, "budget.threshold", subject, key, payload)]
+    return webhooks.tell(session, told, now) + outbox.put(
         session,
         tenant_id=budget.tenant_id,
         subject=subject,

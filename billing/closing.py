@@ -1,13 +1,13 @@
 """The postings that make an invoice final: fees, tax, rounding, credit, and what goes back."""
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy.orm import Session
 
 from billing import credits
-from billing.credits import Draw
-from billing.ledger import AccountKind, Entry, Transaction, post, transfer
-from billing.lines import Line
+from billing.desk import Sheet
+from billing.ledger import AccountKind, Entry, Transaction, post_many, transfer
 from billing.models import Invoice
 from billing.totals import Totals
 from core.ids import TRANSACTION, new_id
@@ -17,17 +17,40 @@ from core.money import Money, units_of_minor
 POSTED_BEFORE = ("usage", "late_usage", "adjustment")
 
 
-def close_books(
-    session: Session,
-    invoice: Invoice,
-    built: list[Line],
-    totals: Totals,
-    draws: list[Draw],
-    now: datetime,
-) -> None:
-    """After this the tenant owes for the period exactly what the invoice says is due."""
-    currency = invoice.currency
-    fees = sum(line.exact for line in built if line.kind not in POSTED_BEFORE)
+def close_books(session: Session, sheets: Sequence[Sheet], now: datetime) -> None:
+    """After this each tenant owes for the period exactly what the invoice says is due."""
+    transactions: list[Transaction] = []
+    uses: list[dict[str, object]] = []
+    for sheet in sheets:
+        invoice = sheet.invoice
+        entries = tuple(_entries(sheet))
+        transaction_id = new_id(TRANSACTION)
+        if entries:
+            reference = f"invoice:{invoice.id}"
+            transactions.append(
+                Transaction(
+                    invoice.tenant_id, "invoice", reference, now, entries, id=transaction_id
+                )
+            )
+        uses += credits.uses_of(
+            sheet.draws,
+            tenant_id=invoice.tenant_id,
+            purpose="usage",
+            bill_period_id=invoice.period_id,
+            transaction_id=transaction_id,
+            at=now,
+        )
+    post_many(session, transactions)
+    credits.keep_uses(session, uses)
+    session.flush()
+    for sheet in sheets:
+        if sheet.totals.due_minor < 0:
+            _give_back(session, sheet.invoice, sheet.totals, now)
+
+
+def _entries(sheet: Sheet) -> list[Entry]:
+    currency, totals = sheet.invoice.currency, sheet.totals
+    fees = sum(line.exact for line in sheet.built if line.kind not in POSTED_BEFORE)
     entries: list[Entry] = []
     for account, units in (
         (AccountKind.REVENUE, fees),
@@ -36,32 +59,7 @@ def close_books(
     ):
         if units:
             entries += transfer(AccountKind.RECEIVABLE, account, Money(units, currency))
-    entries += credits.draw_entries(draws, currency)
-    transaction_id = new_id(TRANSACTION)
-    if entries:
-        transaction_id = post(
-            session,
-            Transaction(
-                invoice.tenant_id,
-                "invoice",
-                f"invoice:{invoice.id}",
-                now,
-                tuple(entries),
-                id=transaction_id,
-            ),
-        )
-    credits.keep_uses(
-        session,
-        draws,
-        tenant_id=invoice.tenant_id,
-        purpose="usage",
-        bill_period_id=invoice.period_id,
-        transaction_id=transaction_id,
-        at=now,
-    )
-    session.flush()
-    if totals.due_minor < 0:
-        _give_back(session, invoice, totals, now)
+    return entries + credits.draw_entries(sheet.draws, currency)
 
 
 def _give_back(session: Session, invoice: Invoice, totals: Totals, now: datetime) -> None:

@@ -108,6 +108,13 @@ def draw(
     return taken
 
 
+def draw_whole(grants: list[CreditGrant], units: int, kind: str) -> list[Draw]:
+    """Take all of it from grants of this kind, or nothing."""
+    if sum(each.remaining for each in grants if each.kind == kind) < units:
+        return []
+    return draw(grants, units, (kind,))
+
+
 def draw_entries(draws: Iterable[Draw], currency: str) -> list[Entry]:
     """Credit pays what is owed: less in the wallet, less receivable."""
     entries: list[Entry] = []
@@ -117,8 +124,7 @@ def draw_entries(draws: Iterable[Draw], currency: str) -> list[Entry]:
     return entries
 
 
-def keep_uses(
-    session: Session,
+def uses_of(
     draws: Iterable[Draw],
     *,
     tenant_id: str,
@@ -126,8 +132,9 @@ def keep_uses(
     bill_period_id: str | None,
     transaction_id: str,
     at: datetime,
-) -> None:
-    rows = [
+) -> list[dict[str, object]]:
+    """Rows for `keep_uses`."""
+    return [
         {
             "grant_id": each.grant_id,
             "tenant_id": tenant_id,
@@ -140,8 +147,12 @@ def keep_uses(
         }
         for each in draws
     ]
-    if rows:
-        session.execute(insert(CreditUse), rows)
+
+
+def keep_uses(session: Session, uses: list[dict[str, object]]) -> None:
+    """One statement for the draws of many."""
+    if uses:
+        session.execute(insert(CreditUse), uses)
 
 
 def expire(session: Session, now: datetime) -> int:
@@ -169,8 +180,7 @@ def expire(session: Session, now: datetime) -> int:
             .where(CreditGrant.id == each.id)
             .values(remaining=CreditGrant.remaining - left, expired_at=now)
         )
-        keep_uses(
-            session,
+        uses = uses_of(
             [Draw(each.id, each.kind, left)],
             tenant_id=tenant_id,
             purpose="expiry",
@@ -178,6 +188,7 @@ def expire(session: Session, now: datetime) -> int:
             transaction_id=made,
             at=now,
         )
+        keep_uses(session, uses)
     return len(due)
 
 

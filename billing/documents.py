@@ -16,7 +16,7 @@ def invoice_json(session: Session, invoice: Invoice) -> dict[str, Any]:
     """`amount` is exact, in major units; `minor` is what is billed, in whole minor units."""
     currency = invoice.currency
     lines = lines_of(session, invoice.id)
-    projects = _projects(session, {line.project_id for line in lines})
+    projects = project_names(session, {line.project_id for line in lines})
     shown = [_line(line, currency, projects) for line in lines]
     return {
         "id": invoice.id,
@@ -132,7 +132,7 @@ def _by_project(
     ]
 
 
-def _projects(session: Session, ids: set[str]) -> dict[str, str]:
+def project_names(session: Session, ids: set[str]) -> dict[str, str]:
     rows = session.execute(select(Project.id, Project.name).where(Project.id.in_(ids)))
     return {row[0]: row[1] for row in rows}
 

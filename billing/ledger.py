@@ -12,8 +12,8 @@ from sqlalchemy import Table, bindparam, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from billing import bulk
 from billing.models import LedgerAccount, LedgerEntry, LedgerTransaction
+from core import bulk
 from core.database import Units, insert_new
 from core.errors import InsufficientQuota, InvariantBroken, NotFound
 from core.ids import TRANSACTION, new_id
@@ -119,6 +119,17 @@ def summed_balance(session: Session, tenant_id: str, kind: AccountKind, currency
             LedgerAccount.kind == kind.value,
             LedgerAccount.currency == currency,
         )
+    )
+    return int(found or 0)
+
+
+def posted_to(session: Session, reference: str, kind: AccountKind) -> int:
+    """Picounits that the transaction of a cause has put on accounts of a kind."""
+    found = session.scalar(
+        select(func.coalesce(func.sum(LedgerEntry.units), 0))
+        .join(LedgerAccount, LedgerAccount.id == LedgerEntry.account_id)
+        .join(LedgerTransaction, LedgerTransaction.id == LedgerEntry.transaction_id)
+        .where(LedgerTransaction.reference == reference, LedgerAccount.kind == kind.value)
     )
     return int(found or 0)
 

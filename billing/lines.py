@@ -4,10 +4,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
-
-from billing.models import Adjustment, BillingPeriod, DailyUsage
+from billing.facts import SUMS, Facts
+from billing.models import BillingPeriod
 from billing.pricing import TOKENS, Component
 from billing.subscriptions import Segment, segments
 from core.events import UsageKind
@@ -29,18 +27,6 @@ _NAMES = {
     Component.GPU_SECOND: "dedicated GPU seconds",
     Component.MODERATION: "moderation calls",
 }
-_D = DailyUsage
-_KEY = (_D.project_id, _D.model, _D.adapter, _D.kind, _D.price_version, _D.usage_period_id)
-_SUMS = (
-    (Component.INPUT, _D.input_tokens - _D.cached_tokens, _D.input_amount),
-    (Component.CACHED_INPUT, _D.cached_tokens, _D.cached_amount),
-    (Component.OUTPUT, _D.output_tokens, _D.output_amount),
-    (Component.WAIVED, _D.waived_tokens, _D.waived_amount),
-    (Component.REQUEST, _D.requests, _D.request_amount),
-    (Component.ADAPTER, _D.adapter_requests, _D.adapter_amount),
-    (Component.GPU_SECOND, _D.gpu_seconds, _D.gpu_amount),
-    (Component.MODERATION, _D.moderation_calls, _D.moderation_amount),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +50,23 @@ class Line:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def build(session: Session, period: BillingPeriod, currency: str) -> list[Line]:
+def build(facts: Facts, period: BillingPeriod, currency: str) -> list[Line]:
     """Everything that the period's invoice bills before credit and tax."""
-    usage = usage_lines(session, period, currency)
-    changes = adjustment_lines(session, period, currency)
+    usage = usage_lines(facts, period, currency)
+    changes = adjustment_lines(facts, period, currency)
     spent = sum(line.exact for line in usage + changes)
-    parts = segments(session, period.tenant_id, period.starts_at, period.ends_at)
+    held = facts.subscriptions.get(period.tenant_id, ())
+    parts = segments(held, period.starts_at, period.ends_at)
     return usage + changes + plan_lines(parts, period, spent, currency)
 
 
-def usage_lines(session: Session, period: BillingPeriod, currency: str) -> list[Line]:
-    columns = [func.sum(column) for _, count, amount in _SUMS for column in (count, amount)]
-    rows = session.execute(
-        select(*_KEY, *columns)
-        .where(_D.bill_period_id == period.id)
-        .group_by(*_KEY)
-        .order_by(*_KEY)
-    ).all()
-    bounds = _bounds(session, {str(row[5]) for row in rows})
+def usage_lines(facts: Facts, period: BillingPeriod, currency: str) -> list[Line]:
     found = []
-    for row in rows:
+    for row in facts.usage.get(period.id, ()):
         project_id, model, adapter, kind, version, usage_period = (str(part) for part in row[:6])
-        starts_at, ends_at = bounds[usage_period]
+        starts_at, ends_at = facts.bounds[usage_period]
         late = usage_period != period.id
-        for index, (component, _, _) in enumerate(_SUMS):
+        for index, (component, _, _) in enumerate(SUMS):
             quantity, exact = int(row[6 + 2 * index]), int(row[7 + 2 * index])
             if not _shown(component, kind, quantity, exact):
                 continue
@@ -117,18 +96,14 @@ def usage_lines(session: Session, period: BillingPeriod, currency: str) -> list[
     return found
 
 
-def adjustment_lines(session: Session, period: BillingPeriod, currency: str) -> list[Line]:
-    rows = session.scalars(
-        select(Adjustment).where(Adjustment.bill_period_id == period.id).order_by(Adjustment.id)
-    ).all()
-    bounds = _bounds(session, {row.usage_period_id for row in rows})
+def adjustment_lines(facts: Facts, period: BillingPeriod, currency: str) -> list[Line]:
     return [
         Line(
             "adjustment",
             row.reason,
             row.amount,
             round_to_minor(row.amount, currency)[0],
-            *bounds[row.usage_period_id],
+            *facts.bounds[row.usage_period_id],
             component=row.component,
             project_id=row.project_id,
             model=row.model,
@@ -137,7 +112,7 @@ def adjustment_lines(session: Session, period: BillingPeriod, currency: str) -> 
             unit=_UNITS.get(Component(row.component), "tokens") if row.component else "",
             details={"adjustment": row.id, "rerate": row.rerate_id},
         )
-        for row in rows
+        for row in facts.adjustments.get(period.id, ())
     ]
 
 
@@ -198,12 +173,3 @@ def _shown(component: Component, kind: str, quantity: int, exact: int) -> bool:
     if kind not in (UsageKind.GENERATION, UsageKind.EMBEDDING):
         return quantity > 0 and component not in TOKENS
     return quantity > 0 and component in TOKENS
-
-
-def _bounds(session: Session, period_ids: set[str]) -> dict[str, tuple[datetime, datetime]]:
-    rows = session.execute(
-        select(BillingPeriod.id, BillingPeriod.starts_at, BillingPeriod.ends_at).where(
-            BillingPeriod.id.in_(period_ids)
-        )
-    )
-    return {row[0]: (row[1], row[2]) for row in rows}

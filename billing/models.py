@@ -1,6 +1,6 @@
 """Every table of billing, under one roof. Each subject has its file in `billing/tables`."""
 
-from billing.tables.budgets import Budget, OutboxMessage
+from billing.tables.budgets import Budget, OutboxMessage, WebhookEndpoint
 from billing.tables.invoices import AuditRun, BillingPeriod, CreditNote, Invoice, InvoiceLine
 from billing.tables.ledger import (
     CreditGrant,
@@ -24,11 +24,13 @@ from billing.tables.payments import (
 )
 from billing.tables.plans import BillingAccount, Plan, Seller, Subscription, TaxRate
 from billing.tables.prices import Adjustment, PriceVersionRow, Rerate, TierPosition
+from billing.tables.service import DailyService, HourlyService
 from billing.tables.usage import (
     Charge,
     DailyUsage,
     EngineReceipt,
     HourlyUsage,
+    HouseUsage,
     ParkedEvent,
     UsageBatch,
     UsageEventRow,
@@ -45,13 +47,16 @@ __all__ = [
     "CreditGrant",
     "CreditNote",
     "CreditUse",
+    "DailyService",
     "DailyUsage",
     "Dispute",
     "DunningCase",
     "EngineReceipt",
     "ExportJob",
     "ExportSchedule",
+    "HourlyService",
     "HourlyUsage",
+    "HouseUsage",
     "Invoice",
     "InvoiceLine",
     "LedgerAccount",
@@ -76,4 +81,5 @@ __all__ = [
     "UsageBatch",
     "UsageEventRow",
     "UsageRetention",
+    "WebhookEndpoint",
 ]

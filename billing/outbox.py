@@ -11,13 +11,14 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, object_session
 
-from billing.models import OutboxMessage
-from core.clock import Clock
+from billing import signing
+from billing.models import OutboxMessage, WebhookEndpoint
+from core.clock import Clock, SystemClock
 from core.database import Database, insert_new
 from core.errors import SettingError
-from core.outbound import post_json
+from core.outbound import encoded, post_json
 
 MOST_ATTEMPTS = 12
 TIMEOUT_S = 10.0
@@ -38,24 +39,31 @@ def put(
     dedupe: str,
     webhooks: Iterable[str] = (),
     emails: Iterable[str] = (),
+    endpoints: Iterable[tuple[str, str]] = (),
     now: datetime,
 ) -> int:
-    """Queue one message a target, once per `dedupe`; returns how many are new."""
-    targets = [("webhook", url) for url in webhooks] + [("email", to) for to in emails]
+    """Queue one message a target, once per `dedupe`; returns how many are new. `endpoints` are pairs
+    of id and address, whose messages are signed."""
+    targets = [
+        *(("webhook", url, None) for url in webhooks),
+        *(("email", to, None) for to in emails),
+        *(("webhook", url, endpoint_id) for endpoint_id, url in endpoints),
+    ]
     rows = [
         {
             "tenant_id": tenant_id,
             "channel": channel,
+            "endpoint_id": endpoint_id,
             "target": target,
             "subject": subject[:200],
             "payload": payload,
-            "dedupe": f"{dedupe}:{target}"[:200],
+            "dedupe": f"{dedupe}:{endpoint_id or target}"[:200],
             "created_at": now,
             "next_at": now,
             "attempts": 0,
             "failed": False,
         }
-        for channel, target in targets
+        for channel, target, endpoint_id in targets
     ]
     return insert_new(session, OutboxMessage.__table__, rows, "dedupe")  # type: ignore[arg-type]
 
@@ -94,6 +102,16 @@ def _try(message: OutboxMessage, clock: Clock, sender: Sender) -> int:
     return 1
 
 
+def _signed(message: OutboxMessage, now: datetime) -> dict[str, str]:
+    """Nothing for the address of a budget, which has no secret."""
+    session = object_session(message)
+    if message.endpoint_id is None or session is None:
+        return {}
+    endpoint = session.get_one(WebhookEndpoint, message.endpoint_id)
+    body = encoded(message.payload)
+    return signing.headers(endpoint.secret, message.dedupe, now, body)
+
+
 class NetworkSender:
     """HTTP POST of JSON for webhooks; SMTP for mails."""
 
@@ -103,9 +121,11 @@ class NetworkSender:
         sender_address: str = "billing@tollhouse.invalid",
         *,
         networks: tuple[str, ...] = (),
+        clock: Clock | None = None,
     ) -> None:
         """`networks` are private ones that webhooks may reach besides public addresses."""
         self._networks = networks
+        self._clock = clock or SystemClock()
         self._smtp = urlsplit(smtp_url) if smtp_url else None
         self._from = sender_address
 
@@ -119,7 +139,7 @@ class NetworkSender:
         status = post_json(
             message.target,
             message.payload,
-            {"idempotency-key": message.dedupe},
+            {"idempotency-key": message.dedupe, **_signed(message, self._clock.now())},
             timeout_s=TIMEOUT_S,
             private=self._networks,
         )
@@ -133,7 +153,8 @@ class NetworkSender:
             )
         mail = EmailMessage()
         mail["Subject"], mail["From"], mail["To"] = message.subject, self._from, message.target
-        lines = [f"{name}: {value}" for name, value in message.payload.items()]
+        told = {name: value for name, value in message.payload.items() if value != ""}
+        lines = [f"{name}: {value}" for name, value in told.items()]
         mail.set_content("\n".join([message.subject + ".", "", *lines]))
         port = self._smtp.port or 25
         secure = self._smtp.scheme == "smtps"

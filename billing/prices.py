@@ -25,6 +25,7 @@ DEFAULT_TERMS: dict[str, Any] = {
     "gpu_second": "0.0008",
     "moderation": "0.0001",
 }
+DEFAULT_NOTE = "default price"
 _EVER = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -102,8 +103,31 @@ def ensure_default_prices(session: Session, clock: Clock, model: str) -> PriceVe
     try:
         return load_price_book(session).pin("", model, None, clock.now())
     except NotFound:
-        draft = PriceDraft(model, DEFAULT_TERMS, _EVER, note="default price")
+        draft = PriceDraft(model, DEFAULT_TERMS, _EVER, note=DEFAULT_NOTE)
         return save(session, clock, draft)
+
+
+def ensure_price(
+    session: Session, clock: Clock, model: str, written: dict[str, Any], note: str
+) -> PriceVersion:
+    """The list price that the operator's configuration gives: a new version where it has changed.
+    One that somebody set since (its note is another) stands."""
+    row = session.scalars(
+        select(PriceVersionRow)
+        .where(
+            PriceVersionRow.tenant_id == "",
+            PriceVersionRow.model == model,
+            PriceVersionRow.adapter == ANY,
+            PriceVersionRow.effective_to.is_(None),
+        )
+        .order_by(PriceVersionRow.effective_from.desc())
+    ).first()
+    if row is None:
+        return save(session, clock, PriceDraft(model, written, _EVER, note=note))
+    draft = PriceDraft(model, written, clock.now(), note=note)
+    if row.note not in (note, DEFAULT_NOTE) or version_of(row).rates == trial(draft).rates:
+        return version_of(row)
+    return save(session, clock, draft)
 
 
 def _checked(

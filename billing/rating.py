@@ -12,8 +12,9 @@ from typing import Any
 from sqlalchemy import Table, select, update
 from sqlalchemy.orm import Session
 
-from billing import bulk, credits, rollups
+from billing import credits, rollups, service_levels
 from billing.accounts import Periods, ensure_accounts, lock_accounts
+from billing.claims import claim_batches
 from billing.ledger import AccountKind, Transaction, post_many, transfer
 from billing.models import (
     BillingAccount,
@@ -28,6 +29,7 @@ from billing.prices import version_of
 from billing.pricing import Component, PriceVersion, counted
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from billing.tiers import Positions
+from core import bulk
 from core.clock import Clock
 from core.database import insert_new
 from core.events import UsageKind
@@ -100,7 +102,7 @@ class _Work:
 
 def rate(session: Session, clock: Clock, *, most_events: int = 20_000) -> Rated:
     """Rate the oldest waiting batches, up to about so many events. Empty-handed: Rated(0, 0)."""
-    batches = _claim(session, most_events)
+    batches = claim_batches(session, UsageBatch.rated_at.is_(None), most_events=most_events)
     if not batches:
         return Rated()
     events: list[Any] = list(session.execute(select(*_READ).where(_EVENT.batch_id.in_(batches))))
@@ -130,6 +132,7 @@ def release_stored(session: Session, clock: Clock) -> int:
     )
     now = clock.now()
     done = _rate_events(session, events, now, new_id("late")) if events else 0
+    service_levels.add_released(session, [event[0] for event in events])
     charged = select(Charge.request_id)
     session.execute(
         update(ParkedEvent)
@@ -172,25 +175,6 @@ def _park(session: Session, events: list[Any], now: datetime) -> None:
         for event in events
     ]
     insert_new(session, ParkedEvent.__table__, rows, "request_id")  # type: ignore[arg-type]
-
-
-def _claim(session: Session, most_events: int) -> list[int]:
-    """Ids of batches that no other worker holds, oldest first, at least one if there is any."""
-    waiting = session.execute(
-        select(UsageBatch.id, UsageBatch.events)
-        .where(UsageBatch.rated_at.is_(None))
-        .order_by(UsageBatch.id)
-        .limit(200)
-        .with_for_update(skip_locked=True)
-    ).all()
-    taken: list[int] = []
-    events = 0
-    for batch_id, size in waiting:
-        if taken and events + size > most_events:
-            break
-        taken.append(batch_id)
-        events += size
-    return taken
 
 
 def _prepare(session: Session, events: Iterable[Any], now: datetime) -> _Work:
@@ -261,7 +245,8 @@ def _quantities(
 def _post(session: Session, work: _Work, first_batch: str) -> None:
     tenants = {tenant_id for tenant_id, _ in work.bills}
     grants = credits.open_grants(session, tenants, work.now)
-    transactions, uses = [], []
+    transactions: list[Transaction] = []
+    uses: list[dict[str, object]] = []
     for (tenant_id, period_id), bill in work.bills.items():
         if bill.amount == 0:
             continue
@@ -275,15 +260,13 @@ def _post(session: Session, work: _Work, first_batch: str) -> None:
                 tenant_id, "usage", reference, work.now, tuple(entries), id=bill.transaction_id
             )
         )
-        uses.append((draws, tenant_id, period_id, bill.transaction_id))
-    post_many(session, transactions)
-    for draws, tenant_id, period_id, transaction_id in uses:
-        credits.keep_uses(
-            session,
+        uses += credits.uses_of(
             draws,
             tenant_id=tenant_id,
             purpose="usage",
             bill_period_id=period_id,
-            transaction_id=transaction_id,
+            transaction_id=bill.transaction_id,
             at=work.now,
         )
+    post_many(session, transactions)
+    credits.keep_uses(session, uses)

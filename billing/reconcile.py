@@ -28,6 +28,7 @@ from core.clock import Clock
 from core.money import decimal_of
 
 Check = Callable[[Session], list[Difference]]
+Steps = dict[str, dict[str, int]]  # of each step its counts and sums
 CHECKS: tuple[Check, ...] = (
     audit_usage.receipts_and_events,
     audit_usage.batches_and_events,
@@ -85,8 +86,12 @@ class AuditReport:
         }
 
 
-def audit(session: Session, *, more: tuple[Check, ...] = ()) -> AuditReport:
-    """Compare every step. `more` are further checks, such as the payment provider's."""
+def audit(
+    session: Session, *, more: tuple[Check, ...] = (), steps: Steps | None = None
+) -> AuditReport:
+    """Compare every step. `more` are further checks, such as the payment provider's, and `steps`
+    their counts.
+    """
     differences = [each for check in (*CHECKS, *more) for each in check(session)]
     pending = session.scalar(
         select(func.coalesce(func.sum(UsageBatch.events), 0)).where(UsageBatch.rated_at.is_(None))
@@ -96,11 +101,18 @@ def audit(session: Session, *, more: tuple[Check, ...] = ()) -> AuditReport:
         .select_from(ParkedEvent)
         .where(ParkedEvent.released_at.is_(None), ParkedEvent.dismissed_by.is_(None))
     )
-    return AuditReport(_steps(session), tuple(differences), int(pending or 0), int(waiting or 0))
+    counted = _steps(session) | (steps or {})
+    return AuditReport(counted, tuple(differences), int(pending or 0), int(waiting or 0))
 
 
-def audit_and_keep(session: Session, clock: Clock, *, more: tuple[Check, ...] = ()) -> AuditReport:
-    report = audit(session, more=more)
+def audit_and_keep(
+    session: Session,
+    clock: Clock,
+    *,
+    more: tuple[Check, ...] = (),
+    steps: Steps | None = None,
+) -> AuditReport:
+    report = audit(session, more=more, steps=steps)
     session.add(AuditRun(at=clock.now(), clean=report.clean, report=report.as_json()))
     session.flush()
     return report

@@ -12,6 +12,7 @@ from datetime import datetime
 from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
+from billing import rollups
 from billing.accounts import Periods, lock_accounts
 from billing.ledger import AccountKind, Transaction, post_many, transfer
 from billing.models import Adjustment, BillingPeriod, Charge, Rerate, UsageEventRow
@@ -121,6 +122,7 @@ def post_all(session: Session, clock: Clock, wanted: Request) -> list[Change]:
         rows.append(_row(change, rerate, usage, billed, transaction.id, now, wanted.reason))
     post_many(session, transactions)
     session.execute(insert(Adjustment), rows)
+    rollups.add_adjustments(session, rows)
     return changes
 
 

@@ -1,18 +1,31 @@
-"""Sums of charges by hour and by day, kept up by rating and rebuilt from the charges on demand."""
+"""Sums of charges and adjustments by hour, by day and for the whole house, kept up as they are posted,
+and rebuilt from them on demand. An adjustment counts in the hour in which it was posted, as a kind of
+its own.
+"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Table, delete, func, select
 from sqlalchemy.orm import Session
 
-from billing import bulk, partitions
-from billing.models import Charge, DailyUsage, HourlyUsage, UsageEventRow
+from billing import partitions
+from billing.models import (
+    Adjustment,
+    Charge,
+    DailyUsage,
+    HourlyUsage,
+    HouseUsage,
+    UsageEventRow,
+)
+from billing.pricing import Component
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from core import bulk
 
 HOURLY: Table = HourlyUsage.__table__  # type: ignore[assignment]
 DAILY: Table = DailyUsage.__table__  # type: ignore[assignment]
+HOUSE: Table = HouseUsage.__table__  # type: ignore[assignment]
 KEY = (
     "tenant_id",
     "at",
@@ -27,7 +40,18 @@ KEY = (
 )
 SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
 _COLUMNS = (*KEY, "currency", *SUMS)
+HOUSE_KEY = ("at", "tenant_id", "model", "currency")
+HOUSE_SUMS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "amount")
+_HOUSE_AT = [SUMS.index(name) for name in HOUSE_SUMS]
+_ADJUSTED = (
+    *("tenant_id", "created_at", "project_id", "model", "usage_period_id", "bill_period_id"),
+    *("currency", "component", "amount"),
+)
+_AMOUNT_OF = {
+    component.value: len(QUANTITY_COLUMNS) + index for index, component in enumerate(Component)
+}
 _FIRST_SUM = 7  # of a charge's row, after its names
+ADJUSTMENT = "adjustment"
 Sums = dict[tuple[Any, ...], list[int]]
 
 
@@ -55,22 +79,33 @@ def add_charges(session: Session, rated: Iterable[tuple[Any, tuple[Any, ...]]]) 
         else:
             for index, value in enumerate(charge[_FIRST_SUM:]):
                 sums[index] += value
-    _add(session, HOURLY, hours)
-    _add(session, DAILY, by_day(hours))
+    _add_all(session, hours)
+
+
+def add_adjustments(session: Session, adjustments: Iterable[Mapping[str, Any]]) -> None:
+    """Rows of the table, that were just inserted. Hold the tenants' locks."""
+    _add_all(session, _hours_of(adjustments))
 
 
 def rebuild(session: Session) -> tuple[int, int]:
-    """Make both tables anew from events and charges; returns their numbers of rows. Where retention
+    """Make the tables anew from what is charged; returns the hours and days. Where retention
     has dropped events, from the second day that is kept on.
     """
     dropped = partitions.kept_from(session)
     start = dropped.kept_from + timedelta(days=1) if dropped else datetime.min.replace(tzinfo=UTC)
-    hours = {key: sums for key, sums in from_charges(session).items() if key[1] >= start}
+    hours = {key: sums for key, sums in anew(session).items() if key[1] >= start}
     days = by_day(hours)
-    for table, sums in ((HOURLY, hours), (DAILY, days)):
+    for table in (HOURLY, DAILY, HOUSE):
         session.execute(delete(table).where(table.c.at >= start))
-        _add(session, table, sums)
+    _add_all(session, hours)
     return len(hours), len(days)
+
+
+def anew(session: Session) -> Sums:
+    """Hourly sums as charges and adjustments themselves say."""
+    names = [Adjustment.__table__.c[name] for name in _ADJUSTED]
+    rows = session.execute(select(*names).order_by(Adjustment.id)).mappings().all()
+    return from_charges(session) | _hours_of([dict(row) for row in rows])
 
 
 def from_charges(session: Session) -> Sums:
@@ -106,6 +141,28 @@ def from_charges(session: Session) -> Sums:
     return found
 
 
+def _hours_of(adjustments: Iterable[Mapping[str, Any]]) -> Sums:
+    found: Sums = {}
+    for row in adjustments:
+        key = (
+            row["tenant_id"],
+            hour_of(row["created_at"]),
+            row["project_id"],
+            "",
+            row["model"],
+            "",
+            ADJUSTMENT,
+            "",
+            row["usage_period_id"],
+            row["bill_period_id"],
+            row["currency"],
+        )
+        sums = found.setdefault(key, [0] * len(SUMS))
+        sums[_AMOUNT_OF[row["component"]]] += row["amount"]
+        sums[-1] += row["amount"]
+    return found
+
+
 def by_day(hours: Sums) -> Sums:
     days: Sums = {}
     for key, values in hours.items():
@@ -119,6 +176,17 @@ def by_day(hours: Sums) -> Sums:
     return days
 
 
+def for_house(days: Sums) -> Sums:
+    """By HOUSE_KEY, with HOUSE_SUMS."""
+    found: Sums = {}
+    for key, values in days.items():
+        tenant_id, at, model, currency = key[0], key[1], key[4], key[len(KEY)]
+        sums = found.setdefault((at, tenant_id, model, currency), [0] * len(_HOUSE_AT))
+        for index, place in enumerate(_HOUSE_AT):
+            sums[index] += values[place]
+    return found
+
+
 def hour_of(at: datetime) -> datetime:
     return at.replace(minute=0, second=0, microsecond=0)
 
@@ -127,6 +195,14 @@ def stored(session: Session, table: Table) -> Sums:
     """The table as it stands, in the form of `from_charges`."""
     rows = session.execute(select(*[table.c[name] for name in _COLUMNS]))
     return {tuple(row[: len(KEY) + 1]): list(row[len(KEY) + 1 :]) for row in rows}
+
+
+def _add_all(session: Session, hours: Sums) -> None:
+    days = by_day(hours)
+    _add(session, HOURLY, hours)
+    _add(session, DAILY, days)
+    house = [(*key, *values) for key, values in for_house(days).items()]
+    bulk.add_up(session, HOUSE, (*HOUSE_KEY, *HOUSE_SUMS), house, HOUSE_KEY, HOUSE_SUMS)
 
 
 def _add(session: Session, table: Table, sums: Sums) -> None:

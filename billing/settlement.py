@@ -2,17 +2,33 @@
 
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing import credits
+from billing import credits, webhooks
 from billing.accounts import lock_account
 from billing.invoices import DRAFT, FINAL, PAID, UNCOLLECTIBLE, VOID
-from billing.ledger import AccountKind, Entry, Transaction, balance, post, transfer
-from billing.models import CreditUse, Invoice, Payment, Refund
+from billing.ledger import (
+    AccountKind,
+    Entry,
+    Transaction,
+    balance,
+    post,
+    posted_to,
+    transfer,
+)
+from billing.models import (
+    CreditUse,
+    Invoice,
+    LedgerAccount,
+    LedgerEntry,
+    LedgerTransaction,
+    Payment,
+    Refund,
+)
 from core.errors import BadRequest, Conflict, NotFound
 from core.ids import new_id
-from core.money import Money, units_of_minor
+from core.money import Money, format_minor, units_of_minor
 
 PENDING, SUCCEEDED, FAILED = "pending", "succeeded", "failed"
 
@@ -97,6 +113,7 @@ def succeed(session: Session, payment: Payment, at: datetime) -> None:
             note="top-up" if payment.invoice_id is None else "paid more than was due",
         )
     session.flush()
+    _tell(session, payment, "payment.succeeded", at)
 
 
 def fail(session: Session, payment: Payment, reason: str, at: datetime) -> None:
@@ -104,6 +121,22 @@ def fail(session: Session, payment: Payment, reason: str, at: datetime) -> None:
     if payment.status != SUCCEEDED:
         payment.status, payment.failure, payment.settled_at = FAILED, reason, at
         session.flush()
+        _tell(session, payment, "payment.failed", at)
+
+
+def _tell(session: Session, payment: Payment, event: str, at: datetime) -> None:
+    """Whoever listens, once a payment and outcome."""
+    amount = format_minor(payment.amount_minor, payment.currency)
+    payload = {
+        "payment_id": payment.id,
+        "invoice_id": payment.invoice_id,
+        "amount": amount,
+        "currency": payment.currency,
+        "failure": payment.failure,
+    }
+    subject = f"Payment of {amount} {payment.currency} {event.partition('.')[2]}"
+    cause = webhooks.Cause(payment.tenant_id, event, subject, payment.id, payload)
+    webhooks.tell(session, [cause], at)
 
 
 def refund(
@@ -115,9 +148,11 @@ def refund(
     *,
     reason: str = "",
     external_id: str | None = None,
+    status: str = SUCCEEDED,
 ) -> Refund:
     """Money goes back, once per reference: of a top-up from the wallet, of an invoice it is owed
-    again, unless a credit note has taken it off before.
+    again, unless a credit note has taken it off before. A pending one is booked as well, so that
+    what is on its way cannot be spent; `refund_failed` takes it back.
     """
     known = session.scalar(select(Refund).where(Refund.reference == reference))
     if known is not None:
@@ -130,18 +165,7 @@ def refund(
             f"Of this payment {max(0, left) if payment.status == SUCCEEDED else 0} can be refunded.",
             next_step="Refund at most that, in minor units.",
         )
-    money = Money(units_of_minor(amount_minor, payment.currency), payment.currency)
-    if payment.invoice_id is None:
-        _take_from_wallet(session, payment.tenant_id, money, f"refund:{reference}", at)
-    else:
-        invoice = _locked(session, payment.invoice_id)
-        entries = transfer(AccountKind.RECEIVABLE, AccountKind.CASH, money)
-        post(
-            session,
-            Transaction(payment.tenant_id, "refund", f"refund:{reference}", at, entries, reason),
-        )
-        invoice.paid_minor -= amount_minor
-        _settle(invoice, at)
+    withdraw(session, payment, amount_minor, f"refund:{reference}", at, reason=reason)
     payment.refunded_minor += amount_minor
     made = Refund(
         id=new_id("ref"),
@@ -152,13 +176,84 @@ def refund(
         reference=reference,
         currency=payment.currency,
         amount_minor=amount_minor,
-        status=SUCCEEDED,
+        status=status,
         reason=reason,
         created_at=at,
     )
     session.add(made)
     session.flush()
     return made
+
+
+def refund_failed(session: Session, made: Refund, reason: str, at: datetime) -> None:
+    """The money came back to us: as if the refund had never been. Twice is once."""
+    payment = session.get_one(Payment, made.payment_id)
+    lock_account(session, payment.tenant_id)
+    session.refresh(payment)
+    session.refresh(made)
+    if made.status == FAILED:
+        return
+    give_back(session, payment, made.amount_minor, f"refund:{made.reference}", at)
+    payment.refunded_minor -= made.amount_minor
+    made.status, made.reason = FAILED, f"{made.reason} ({reason})".strip()
+    session.flush()
+
+
+def withdraw(
+    session: Session,
+    payment: Payment,
+    amount_minor: int,
+    reference: str,
+    at: datetime,
+    *,
+    kind: str = "refund",
+    reason: str = "",
+    beyond_wallet: bool = False,
+) -> None:
+    """Money of a payment leaves again. `beyond_wallet`: what a wallet does not hold any more is our
+    loss, since a bank does not ask. Hold the account's lock.
+    """
+    money = Money(units_of_minor(amount_minor, payment.currency), payment.currency)
+    if payment.invoice_id is None:
+        _take_from_wallet(session, payment.tenant_id, money, reference, at, kind, beyond_wallet)
+        return
+    invoice = _locked(session, payment.invoice_id)
+    entries = transfer(AccountKind.RECEIVABLE, AccountKind.CASH, money)
+    post(session, Transaction(payment.tenant_id, kind, reference, at, entries, reason))
+    invoice.paid_minor -= amount_minor
+    _settle(invoice, at)
+    session.flush()
+
+
+def give_back(
+    session: Session, payment: Payment, amount_minor: int, reference: str, at: datetime
+) -> None:
+    """What was withdrawn under the reference comes again. Hold the account's lock."""
+    currency = payment.currency
+    money = Money(units_of_minor(amount_minor, currency), currency)
+    again = f"back:{reference}"
+    if payment.invoice_id is not None:
+        invoice = _locked(session, payment.invoice_id)
+        entries = transfer(AccountKind.CASH, AccountKind.RECEIVABLE, money)
+        post(session, Transaction(payment.tenant_id, "reversal", again, at, entries))
+        invoice.paid_minor += amount_minor
+        _settle(invoice, at)
+        session.flush()
+        return
+    lost = posted_to(session, reference, AccountKind.BAD_DEBT)
+    if lost:
+        entries = transfer(AccountKind.CASH, AccountKind.BAD_DEBT, Money(lost, currency))
+        post(session, Transaction(payment.tenant_id, "reversal", again, at, entries))
+    if money.units > lost:
+        credits.grant(
+            session,
+            tenant_id=payment.tenant_id,
+            kind=credits.PREPAID,
+            money=Money(money.units - lost, currency),
+            reference=again,
+            at=at,
+            note="money that was taken back and came again",
+        )
 
 
 def write_off(session: Session, invoice_id: str, at: datetime) -> None:
@@ -226,26 +321,51 @@ def wallet(session: Session, tenant_id: str, currency: str) -> int:
     return -balance(session, tenant_id, AccountKind.PREPAID, currency)
 
 
+def cash_by_reference(session: Session) -> dict[str, int]:
+    """Picounits that each cause has put into cash."""
+    rows = session.execute(
+        select(LedgerTransaction.reference, func.sum(LedgerEntry.units))
+        .join(LedgerEntry, LedgerEntry.transaction_id == LedgerTransaction.id)
+        .join(LedgerAccount, LedgerAccount.id == LedgerEntry.account_id)
+        .where(LedgerAccount.kind == AccountKind.CASH.value)
+        .group_by(LedgerTransaction.reference)
+    )
+    return {reference: int(units) for reference, units in rows}
+
+
 def _take_from_wallet(
-    session: Session, tenant_id: str, money: Money, reference: str, at: datetime
+    session: Session,
+    tenant_id: str,
+    money: Money,
+    reference: str,
+    at: datetime,
+    kind: str,
+    beyond: bool,
 ) -> None:
     grants = credits.open_grants(session, [tenant_id], at).get(tenant_id, [])
     draws = credits.draw(grants, money.units, (credits.PREPAID,))
-    if sum(each.units for each in draws) != money.units:
+    taken = sum(each.units for each in draws)
+    if taken != money.units and not beyond:
         raise Conflict(
             "The wallet does not hold that much any more.", next_step="Refund what is left in it."
         )
-    entries = transfer(AccountKind.PREPAID, AccountKind.CASH, money)
-    made = post(session, Transaction(tenant_id, "refund", reference, at, entries))
-    credits.keep_uses(
-        session,
+    parts = ((AccountKind.PREPAID, taken), (AccountKind.BAD_DEBT, money.units - taken))
+    entries = [
+        entry
+        for account, units in parts
+        if units
+        for entry in transfer(account, AccountKind.CASH, Money(units, money.currency))
+    ]
+    made = post(session, Transaction(tenant_id, kind, reference, at, tuple(entries)))
+    uses = credits.uses_of(
         draws,
         tenant_id=tenant_id,
-        purpose="refund",
+        purpose=kind,
         bill_period_id=None,
         transaction_id=made,
         at=at,
     )
+    credits.keep_uses(session, uses)
 
 
 def _settle(invoice: Invoice, at: datetime) -> None:

@@ -1,5 +1,7 @@
 """Plans, and who is on which with how many seats: changes in the middle of a period are prorated."""
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -9,6 +11,8 @@ from sqlalchemy.orm import Session
 from billing.accounts import lock_account
 from billing.models import Plan, Subscription
 from core.errors import BadRequest, Conflict, NotFound
+
+Subscriptions = dict[str, list[tuple[Subscription, Plan]]]  # by tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +62,26 @@ def subscribe(
     return made
 
 
-def unsubscribe(session: Session, tenant_id: str, at: datetime) -> None:
-    lock_account(session, tenant_id)
-    current = _current(session, tenant_id)
-    if current is not None:
-        current.ends_at = max(at, current.starts_at)
-        session.flush()
-
-
-def segments(
-    session: Session, tenant_id: str, starts_at: datetime, ends_at: datetime
-) -> list[Segment]:
-    """The parts of a period, in order; time without a subscription has none."""
+def read_subscriptions(session: Session, tenant_ids: Iterable[str]) -> Subscriptions:
+    """Of each tenant, in order."""
     rows = session.execute(
         select(Subscription, Plan)
         .join(Plan, Plan.id == Subscription.plan_id)
-        .where(Subscription.tenant_id == tenant_id, Subscription.starts_at < ends_at)
-        .order_by(Subscription.starts_at)
+        .where(Subscription.tenant_id.in_(set(tenant_ids)))
+        .order_by(Subscription.tenant_id, Subscription.starts_at)
     )
-    found = []
+    found: Subscriptions = defaultdict(list)
     for subscription, plan in rows:
+        found[subscription.tenant_id].append((subscription, plan))
+    return found
+
+
+def segments(
+    held: Sequence[tuple[Subscription, Plan]], starts_at: datetime, ends_at: datetime
+) -> list[Segment]:
+    """The parts of a period, in order; time without a subscription has none."""
+    found = []
+    for subscription, plan in held:
         start = max(starts_at, subscription.starts_at)
         end = min(ends_at, subscription.ends_at or ends_at)
         if start < end:
@@ -87,17 +91,13 @@ def segments(
     return found
 
 
-def plan_at(session: Session, tenant_id: str, at: datetime) -> Plan | None:
-    row = session.scalar(
-        select(Plan)
-        .join(Subscription, Subscription.plan_id == Plan.id)
-        .where(
-            Subscription.tenant_id == tenant_id,
-            Subscription.starts_at <= at,
-            Subscription.ends_at.is_(None) | (Subscription.ends_at > at),
-        )
-    )
-    return row
+def plan_at(held: Sequence[tuple[Subscription, Plan]], at: datetime) -> Plan | None:
+    for subscription, plan in held:
+        if subscription.starts_at <= at and (
+            subscription.ends_at is None or subscription.ends_at > at
+        ):
+            return plan
+    return None
 
 
 def _micros(span: timedelta) -> int:

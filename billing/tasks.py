@@ -1,11 +1,13 @@
 """Billing's tasks, their queues and their schedule, in one place. Each may run twice: twice is once."""
 
 import logging
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 from billing import (
     budgets,
     credits,
+    dunning,
     invoice_run,
     invoices,
     outbox,
@@ -13,13 +15,18 @@ from billing import (
     rating,
     reconcile,
     rollups,
-    top_ups,
+    service_levels,
     usage,
 )
-from billing.payments.base import PaymentProvider
-from billing.payments.manual import ManualPayments
+from billing.exports import schedules
+from billing.exports.stores import Store, open_store
+from billing.payments import compare
+from billing.payments.base import TryLater
+from billing.payments.tasks import provider_of
+from billing.payments.theirs import Theirs, fetch
 from core import metrics
 from core.queue import TaskContext, task
+from core.tenants.scope import scope_of_operator
 
 log = logging.getLogger("tollhouse.billing")
 
@@ -27,6 +34,11 @@ log = logging.getLogger("tollhouse.billing")
 @task("billing.rate_events", queue="rating", every_s=5.0, time_limit_s=600)
 def rate_events(context: TaskContext) -> int:
     return invoice_run.rate_all(context.database, context.clock)
+
+
+@task("billing.sum_service", queue="rating", every_s=10.0, time_limit_s=600)
+def sum_service(context: TaskContext) -> int:
+    return service_levels.sum_all(context.database, context.clock)
 
 
 @task("billing.release_parked", queue="rating", every_s=300.0)
@@ -60,6 +72,7 @@ def expire_credit(context: TaskContext) -> int:
 def rebuild_roll_ups(context: TaskContext) -> None:
     with context.database.transaction() as session:
         rollups.rebuild(session)
+        service_levels.rebuild(session, context.clock)
 
 
 @task("billing.run_invoices", queue="invoices", every_s=3600.0, time_limit_s=3600)
@@ -77,10 +90,28 @@ def finalise(context: TaskContext, period_id: str) -> str | None:
         return invoice.id if invoice else None
 
 
+@task("billing.run_exports", queue="exports", every_s=300.0, time_limit_s=3600)
+def run_exports(context: TaskContext) -> int:
+    with context.database.transaction() as session:
+        schedules.begin_due(session, context.clock.now())
+
+    def _store_of(destination: str) -> Store:
+        return open_store(destination, context.settings)
+
+    done, _ = schedules.run_waiting(context.database, context.clock, _store_of, scope_of_operator)
+    with context.database.read() as session:
+        metrics.parked_exports.set(schedules.parked(session))
+    return done
+
+
 @task("billing.audit", queue="invoices", every_s=3600.0, time_limit_s=3600)
 def audit(context: TaskContext) -> bool:
+    theirs = _theirs(context)
+    more = (partial(compare.differences, theirs=theirs),) if theirs else ()
     with context.database.transaction() as session:
-        report = reconcile.audit_and_keep(session, context.clock)
+        report = reconcile.audit_and_keep(
+            session, context.clock, more=more, steps=theirs.steps() if theirs else None
+        )
     metrics.audit_differences.set(len(report.differences))
     metrics.parked_events.set(report.parked)
     if not report.clean:
@@ -92,6 +123,25 @@ def audit(context: TaskContext) -> bool:
             report.ledger_error,
         )
     return report.clean
+
+
+def _theirs(context: TaskContext) -> Theirs | None:
+    """What the payment provider has, after the work of lost events is done; None if nobody collects,
+    or does not answer: then the rest is audited, and the log says so.
+    """
+    provider = provider_of(context)
+    if not provider.collects:
+        return None
+    try:
+        theirs = fetch(context.database, provider, context.clock.now())
+    except TryLater as error:
+        log.error("the audit goes without %s, which does not answer: %s", provider.name, error)
+        return None
+    booked = compare.catch_up(context.database, context.clock, theirs)
+    if booked:
+        log.warning("%d things at %s had no event; they are booked now", booked, provider.name)
+        dunning.settle(context.database, context.clock)
+    return theirs
 
 
 @task("billing.watch_budgets", queue="rating", every_s=60.0)
@@ -106,14 +156,3 @@ def deliver_messages(context: TaskContext) -> int:
         context.settings.smtp_url, networks=context.settings.webhook_networks
     )
     return outbox.deliver(context.database, context.clock, sender)
-
-
-@task("billing.top_up", queue="payments", every_s=60.0)
-def top_up(context: TaskContext) -> int:
-    provider = cast(PaymentProvider, context.services.get(PaymentProvider, ManualPayments()))
-    with context.database.transaction() as session:
-        now = context.clock.now()
-        begun = top_ups.due(session, provider.name, now)
-        for payment in begun:
-            provider.collect(session, payment, now)
-    return len(begun)

@@ -1,5 +1,6 @@
 """Taxes by configured rates and exemptions, behind a port that a tax service may fill instead."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -29,24 +30,26 @@ class TaxService(Protocol):
 
 
 class ConfiguredTaxes:
-    """Rates of the account's region that are in force; each tax is rounded once."""
+    """Rates of the account's region that are in force; each tax is rounded once. The rates are read
+    once, so that one of these serves all invoices of a transaction.
+    """
+
+    def __init__(self) -> None:
+        self._rates: dict[str, list[TaxRate]] | None = None
 
     def taxes(
         self, session: Session, account: BillingAccount, taxable_minor: int, at: datetime
     ) -> list[Tax]:
         if account.tax_exempt or not account.tax_region or taxable_minor <= 0:
             return []
-        rates = session.scalars(
-            select(TaxRate)
-            .where(
-                TaxRate.region == account.tax_region,
-                TaxRate.effective_from <= at,
-                TaxRate.effective_to.is_(None) | (TaxRate.effective_to > at),
-            )
-            .order_by(TaxRate.name, TaxRate.id)
-        )
+        if self._rates is None:
+            self._rates = defaultdict(list)
+            for rate in session.scalars(select(TaxRate).order_by(TaxRate.name, TaxRate.id)):
+                self._rates[rate.region].append(rate)
         return [
-            Tax(rate.name, rate.rate_ppm, share(taxable_minor, rate.rate_ppm)) for rate in rates
+            Tax(rate.name, rate.rate_ppm, share(taxable_minor, rate.rate_ppm))
+            for rate in self._rates.get(account.tax_region, ())
+            if rate.effective_from <= at and (rate.effective_to is None or rate.effective_to > at)
         ]
 
 

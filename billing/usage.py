@@ -4,16 +4,20 @@ What cannot be rated as it is (from the future, an unknown price, another curren
 parked with the reason, listed by `parked`, and tried again by `release`.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Table, delete, select, update
+import msgspec
+from msgspec import structs
+from sqlalchemy import String, Table, delete, select, update
 from sqlalchemy.orm import Session
 
-from billing import bulk, partitions
+from billing import partitions
 from billing.accounts import ensure_accounts
 from billing.models import (
     BillingAccount,
@@ -23,9 +27,10 @@ from billing.models import (
     UsageBatch,
     UsageEventRow,
 )
+from core import bulk
 from core.clock import Clock, SystemClock
 from core.database import insert_new
-from core.events import SettledBy, UsageEvent, UsageKind
+from core.events import UsageEvent
 from core.ids import REQUEST
 
 # Clocks of different machines differ a little; more than this is a broken clock.
@@ -34,8 +39,13 @@ SKEW = timedelta(minutes=5)
 EVENTS: Table = UsageEventRow.__table__  # type: ignore[assignment]
 PARKED: Table = ParkedEvent.__table__  # type: ignore[assignment]
 RECEIPTS: Table = EngineReceipt.__table__  # type: ignore[assignment]
-_FIELDS = tuple(field.name for field in fields(UsageEvent))
+_FIELDS = UsageEvent.__struct_fields__
 _COLUMNS = (*_FIELDS, "batch_id")
+_LENGTHS = {
+    column.name: column.type.length
+    for column in EVENTS.columns
+    if isinstance(column.type, String) and column.type.length and column.name in _FIELDS
+}
 _row = attrgetter(*_FIELDS)
 _PARKED_COLUMNS = ("request_id", "tenant_id", "code", "reason", "payload", "parked_at")
 
@@ -64,30 +74,29 @@ def record(session: Session, events: Sequence[UsageEvent], clock: Clock | None =
     return new + _park(session, bad, now)
 
 
-def record_raw(
-    session: Session, payloads: Iterable[dict[str, Any]], clock: Clock | None = None
-) -> int:
+def record_raw(session: Session, payloads: Iterable[Any], clock: Clock | None = None) -> int:
     """Events as JSON, from another program: what is no event at all is parked as invalid."""
     events, broken = [], []
     for payload in payloads:
         try:
             events.append(_from_json(payload))
-        except (TypeError, ValueError, KeyError) as error:
+        except ValueError as error:
             broken.append((payload, f"not a usage event: {error}"))
     new = record(session, events, clock)
     now = (clock or SystemClock()).now()
-    rows = [
-        (
-            str(payload.get("request_id") or f"invalid-{abs(hash(repr(payload))):x}")[:40],
-            str(payload.get("tenant_id", ""))[:40],
-            "invalid",
-            reason,
-            payload,
-            now,
-        )
-        for payload, reason in broken
-    ]
-    return new + _insert_parked(session, rows)
+    return new + _insert_parked(
+        session, [(*_named(one), "invalid", why, one, now) for one, why in broken]
+    )
+
+
+def _named(payload: Any) -> tuple[str, str]:
+    """Ids of request and tenant, as far as there are any: the same payload always gets the same."""
+    given = payload if isinstance(payload, dict) else {}
+    request_id, tenant_id = given.get("request_id"), given.get("tenant_id")
+    if not isinstance(request_id, str) or not 0 < len(request_id) <= 40:
+        digest = hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
+        request_id = f"invalid-{digest[:32]}"
+    return request_id, str(tenant_id or "")[:40]
 
 
 def keep_receipts(
@@ -117,7 +126,7 @@ def release(session: Session, clock: Clock) -> int:
     for row in parked(session):
         try:
             event = _from_json(row.payload)
-        except (TypeError, ValueError, KeyError):
+        except ValueError:
             continue
         judge = _Judge.of(session, [event], clock.now())
         if judge.refusal(event) is None:
@@ -219,19 +228,21 @@ def _insert_parked(session: Session, rows: list[tuple[Any, ...]]) -> int:
 
 
 def _to_json(event: UsageEvent) -> dict[str, Any]:
-    shown = asdict(event)
+    shown = structs.asdict(event)
     for name in ("occurred_at", "finished_at"):
         shown[name] = shown[name].isoformat()
     return shown
 
 
-def _from_json(payload: dict[str, Any]) -> UsageEvent:
-    known = {name: payload[name] for name in _FIELDS if name in payload}
+def _from_json(payload: Any) -> UsageEvent:
+    """ValueError says what is wrong: a type, a missing field, a text that its column cannot hold."""
+    event = msgspec.convert(payload, UsageEvent)
     for name in ("occurred_at", "finished_at"):
-        moment = known[name]
-        known[name] = moment if isinstance(moment, datetime) else datetime.fromisoformat(moment)
-        if known[name].tzinfo is None:
+        if getattr(event, name).tzinfo is None:
             raise ValueError(f"{name} has no time zone")
-    known["kind"] = UsageKind(known["kind"])
-    known["settled_by"] = SettledBy(known.get("settled_by", SettledBy.GATEWAY))
-    return UsageEvent(**known)
+    for name, length in _LENGTHS.items():
+        if len(getattr(event, name) or "") > length:
+            raise ValueError(f"{name} is longer than {length} characters")
+    if not event.request_id:
+        raise ValueError("request_id is empty")
+    return event

@@ -6,16 +6,16 @@ money. One contract suite runs on the memory and on the Redis implementation.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 EXACT = 2**53 - 1  # the largest whole number that a double tells from its neighbours
 DAY_MS = 86_400_000  # the longest period: its square is still exact
 PICO_PER_NANO = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+class Take(Struct, frozen=True):
     """From a token bucket that refills continuously, `capacity` units every `period_ms`.
 
     `keep` is what stays taken if the holder dies and its lease runs out. A shadow take counts and
@@ -36,8 +36,7 @@ class Take:
             raise ValueError(f"bucket {self.key}: 0 <= keep <= amount does not hold")
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """One of `limit` places, held until the reservation settles or its lease runs out."""
 
     key: str
@@ -45,8 +44,7 @@ class Slot:
     shadow: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cap:
+class Cap(Struct, frozen=True):
     """At most `cap` nano-units of money in this key. `spent` seeds a key that is not there yet,
     and raises one that knows of less."""
 
@@ -55,8 +53,7 @@ class Cap:
     spent: int
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Struct, frozen=True):
     """Money held against every cap: as much of `want` as they all allow, and no less than `need`."""
 
     need: int
@@ -64,8 +61,7 @@ class Hold:
     caps: tuple[Cap, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(Struct, frozen=True):
     """What one reservation asks for. Keys of one group lie together (one Redis Cluster slot).
 
     A lease of 0 ms is spent at once: buckets only, nothing to settle.
@@ -83,8 +79,7 @@ class Wish:
             raise ValueError(f"reservation {self.id}: slots and money need a lease")
 
 
-@dataclass(frozen=True, slots=True)
-class BucketState:
+class BucketState(Struct, frozen=True):
     key: str
     capacity: int
     period_ms: int
@@ -93,16 +88,14 @@ class BucketState:
     wait_ms: int | None  # until the take would fit; 0 it fits now, None it never does
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Struct, frozen=True):
     buckets: tuple[BucketState, ...]
     slots_used: tuple[int, ...]
     held: int  # nano-units
     shadow: tuple[str, ...] = ()  # keys that would have refused
 
 
-@dataclass(frozen=True, slots=True)
-class Denial:
+class Denial(Struct, frozen=True):
     """Nothing was taken. `wait_ms` is None where waiting is not known to help."""
 
     buckets: tuple[BucketState, ...]
@@ -122,6 +115,10 @@ class Denial:
 
 
 class Counters(Protocol):
+    async def start(self) -> None:
+        """Before the first call."""
+        ...
+
     async def reserve(self, wish: Wish) -> Grant | Denial:
         """All or nothing. The same id again gives the same grant and takes nothing more."""
         ...

@@ -43,6 +43,9 @@ class MemoryCounters:
         self._leases: list[tuple[int, str, str]] = []
         self._writes = 0
 
+    async def start(self) -> None:
+        return
+
     async def reserve(self, wish: Wish) -> Grant | Denial:
         return self.reserve_now(wish)
 
@@ -102,6 +105,7 @@ class MemoryCounters:
 
     def _try(self, wish: Wish, now: int) -> Grant | Denial:
         group = wish.group
+        self._sweep(now)
         buckets = [self._bucket(group, take, now) for take in wish.takes]
         places = [self._slots.setdefault((group, slot.key), set()) for slot in wish.slots]
         full = [
@@ -180,7 +184,6 @@ class MemoryCounters:
         return granted
 
     def _bucket(self, group: str, take: Take, now: int) -> _Bucket:
-        self._sweep(now)
         bucket = self._buckets.get((group, take.key))
         if bucket is None:
             bucket = self._buckets[(group, take.key)] = _Bucket(0, 0, now)
@@ -195,6 +198,8 @@ class MemoryCounters:
         return bucket
 
     def _add(self, group: str, take: Take, difference: int, now: int) -> None:
+        if difference == 0:
+            return
         bucket = self._bucket(group, take, now)
         bucket.used += difference
         if bucket.used <= 0:
@@ -222,7 +227,7 @@ class MemoryCounters:
     def _sweep(self, now: int) -> None:
         """Forget, now and then, buckets that nobody has touched for longer than any period."""
         self._writes += 1
-        if self._writes % 50_000:
+        if self._writes % 5_000:
             return
         idle = [key for key, bucket in self._buckets.items() if now - bucket.at > 2 * 86_400_000]
         for key in idle:

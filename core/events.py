@@ -1,8 +1,9 @@
 """Frozen records that cross packages: what the door hands to the counting-house and the safety desk."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct
 
 
 class UsageKind(StrEnum):
@@ -18,8 +19,7 @@ class SettledBy(StrEnum):
     EXPIRY = "expiry"  # neither came back: closed at zero output, everything waived
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedRequest:
+class OpenedRequest(Struct, frozen=True):
     """Written durably before the first token leaves. Everything that rating needs is pinned here."""
 
     request_id: str
@@ -38,10 +38,10 @@ class OpenedRequest:
     member_id: str | None = None
     end_user: str | None = None  # the client's own `user` field: correlation only
     client_request_id: str | None = None  # the client's x-request-id: correlation only
+    batch_job: str | None = None  # the batch of /v1/batches that this was a line of
 
 
-@dataclass(frozen=True, slots=True)
-class UsageEvent:
+class UsageEvent(Struct, frozen=True):
     """One request, ended: exactly one of these for every OpenedRequest.
 
     input_tokens includes cached_tokens. output_tokens were delivered to the client and are billed;
@@ -79,19 +79,23 @@ class UsageEvent:
     moderation: str | None = None  # strongest action taken: annotate, redact, block, unscanned
     prompt_order: str | None = None  # off, safe or full, and whether it changed anything
     reordered_cached_tokens: int = 0  # cached tokens owed to prompt order
+    truncated: str | None = None  # what was dropped to fit the context: "turns=2, blocks=1"
+    batch_job: str | None = None
+    routed: str | None = None  # why that engine, in words; what was tried before it
+    paid_by: str | None = None  # tenant or house: who bears what the policy blocked or cut
 
     def __post_init__(self) -> None:
         counts = (self.input_tokens, self.cached_tokens, self.output_tokens, self.waived_tokens)
-        if any(type(count) is not int or count < 0 for count in counts):
-            raise ValueError(
-                f"{self.request_id}: token counts are whole and not negative: {counts}"
-            )
+        for count in counts:
+            if type(count) is not int or count < 0:
+                raise ValueError(
+                    f"{self.request_id}: token counts are whole and not negative: {counts}"
+                )
         if self.cached_tokens > self.input_tokens:
             raise ValueError(f"{self.request_id}: more cached tokens than input tokens")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCount:
+class EngineCount(Struct, frozen=True):
     """What an engine says that it did for a request; compared with the event by the audit."""
 
     request_id: str
@@ -102,8 +106,7 @@ class EngineCount:
     received_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class ModerationEvent:
+class ModerationEvent(Struct, frozen=True):
     """One decision of the screen or the guard. No text: a hash, spans and scores."""
 
     request_id: str

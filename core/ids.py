@@ -11,6 +11,8 @@ from datetime import datetime
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _LENGTH = 26
+_PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
+_SHIFTS = range(5 * (_LENGTH - 2), -1, -10)
 
 TENANT = "org"
 PROJECT = "proj"
@@ -55,7 +57,7 @@ def floor_id(prefix: str, at: datetime) -> str:
 
 
 def _written(prefix: str, number: int) -> str:
-    digits = [_ALPHABET[(number >> shift) & 31] for shift in range(5 * (_LENGTH - 1), -1, -5)]
+    digits = [_PAIRS[(number >> shift) & 1023] for shift in _SHIFTS]
     return f"{prefix}_{''.join(digits)}"
 
 

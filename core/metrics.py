@@ -4,7 +4,10 @@ per-tenant figures come from SQL. The engine worker serves its own.
 
 from prometheus_client import Counter, Gauge, Histogram
 
-LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+# 0.3 is the bound of the SLO on first tokens.
+LATENCY_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60),
+)
 
 requests = Counter(
     "tollhouse_requests", "Answers given, by route and HTTP status.", ["route", "status"]
@@ -50,17 +53,50 @@ queue_age_seconds = Histogram(
 )
 task_retries = Counter("tollhouse_task_retries", "Tasks that failed and are tried again.", ["task"])
 dead_letters = Counter("tollhouse_dead_letters", "Tasks that failed for good.", ["task"])
+payment_commands = Counter(
+    "tollhouse_payment_commands", "What the payment provider was told, by outcome.", ["outcome"]
+)
+payment_events = Counter(
+    "tollhouse_payment_events", "Events of the payment provider, by outcome.", ["outcome"]
+)
 audit_differences = Gauge("tollhouse_audit_differences", "Differences that the last audit found.")
 parked_events = Gauge("tollhouse_parked_events", "Usage events that wait for somebody.")
+parked_exports = Gauge("tollhouse_parked_exports", "Scheduled exports that wait for somebody.")
 spool_waiting = Gauge("tollhouse_spool_records", "Records on disk, not yet in the database.")
 spool_age_seconds = Gauge(
     "tollhouse_spool_age_seconds", "How long shipping to the database has failed; 0 is well."
+)
+breaker_open = Gauge(
+    "tollhouse_breaker_open", "Whether a replica is left alone after failures: 1 is so.", ["engine"]
+)
+hung = Counter(
+    "tollhouse_hung_requests",
+    "Requests taken from a replica that hung before their first token.",
+    ["engine"],
+)
+breaker_openings = Counter(
+    "tollhouse_breaker_openings", "Times that a replica was left alone.", ["engine"]
+)
+retries = Counter(
+    "tollhouse_retries", "Requests given to another replica before the first byte.", ["reason"]
+)
+adapter_preloads = Counter(
+    "tollhouse_adapter_preloads", "Adapters loaded before they were asked for.", ["engine"]
+)
+fallbacks = Counter(
+    "tollhouse_fallbacks", "Requests that another model answered.", ["model", "instead"]
 )
 moderation_checks = Counter(
     "tollhouse_moderation_checks", "Verdicts, by direction and action.", ["direction", "action"]
 )
 moderation_flags = Counter(
     "tollhouse_moderation_flags", "Categories that fired, by action.", ["category", "action"]
+)
+moderation_guard_seconds = Histogram(
+    "tollhouse_moderation_guard_seconds",
+    "Time of a second opinion, by guard.",
+    ["guard"],
+    buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5),
 )
 moderation_seconds = Histogram(
     "tollhouse_moderation_seconds",

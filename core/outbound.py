@@ -35,6 +35,11 @@ def check_address(url: str) -> None:
         )
 
 
+def encoded(body: Any) -> bytes:
+    """As `post_json` sends it: what a signature is made over."""
+    return json.dumps(body).encode()
+
+
 def post_json(
     url: str,
     body: Any,
@@ -53,7 +58,7 @@ def post_json(
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     sent = {"content-type": "application/json", "user-agent": "tollhouse", **headers}
     try:
-        link.request("POST", path, json.dumps(body).encode(), sent)
+        link.request("POST", path, encoded(body), sent)
         answer = link.getresponse()
         answer.read(_MOST_READ)
         return answer.status

@@ -174,7 +174,11 @@ class InProcessQueue:
             if chosen.name in self._running:  # the last run still goes on
                 return
             self._running.add(chosen.name)
-        self._pool.submit(self._periodic, chosen)
+        try:
+            self._pool.submit(self._periodic, chosen)
+        except RuntimeError:  # the pool was closed between the look at `_stopping` and now
+            with self._lock:
+                self._running.discard(chosen.name)
 
     def _periodic(self, chosen: Task) -> None:
         try:

@@ -30,7 +30,9 @@ class Settings(BaseSettings):
     database_url: str = Field(
         "", description="SQLAlchemy address; empty is a SQLite file in the data directory."
     )
-    redis_url: str = Field("", description="Redis for shared counters; empty counts in memory.")
+    redis_url: str = Field(
+        "", description="Redis (or redis+cluster://) for counters; empty: memory."
+    )
     broker_url: str = Field(
         "", description="Celery's broker (amqp:// or redis://); empty runs tasks in-process."
     )
@@ -60,6 +62,9 @@ class Settings(BaseSettings):
     stripe_api_key: str = Field("", description="Stripe secret key; empty uses manual payments.")
     stripe_api_base: str = Field("", description="Stripe API address; empty is Stripe's own.")
     stripe_webhook_secret: str = Field("", description="Secret that signs Stripe's webhooks.")
+    dunning: Literal["own", "stripe"] = Field(
+        "own", description="Who tries a refused card again: dunning, or Stripe's Smart Retries."
+    )
     limits_when_redis_down: Literal["closed", "local"] = Field(
         "closed",
         description="Rate limits without Redis: refuse, or count a local share. Money is closed.",
@@ -71,9 +76,41 @@ class Settings(BaseSettings):
         "refused from 80 % on, standard ones from 90 %, premium ones wait.",
     )
     moderation: Literal["on", "off"] = Field("on", description="Screen prompts and answers.")
+    guards: str = Field(
+        "",
+        description="Second opinions that policies may ask: a JSON list of objects, or the path of "
+        'a JSON file: {"guard": "llama-guard", "model": "a served model"} or {"guard": "remote", '
+        '"url": "https://api.openai.com", "api_key": "sk-..."}.',
+    )
+    moderation_retention_days: int = Field(
+        90, ge=1, le=3650, description="How long decisions of the screen are kept."
+    )
     request_timeout_s: float = Field(600, gt=0, description="Longest life of a request, seconds.")
+    fallbacks: str = Field(
+        "",
+        description="Models that answer where a model has no engine: small=large,other; "
+        "large=other. Charged at the price of what answered; a tenant may turn it off.",
+    )
+    cold_start_s: float = Field(
+        60,
+        ge=0,
+        description="Longest that a request waits for a model or an adapter that is being loaded, "
+        "seconds; a stream gets keep-alives meanwhile. 0 refuses at once.",
+    )
     max_body_mb: int = Field(8, ge=1, le=512, description="Largest request body, MiB.")
+    max_file_mb: int = Field(200, ge=1, le=4096, description="Largest file of /v1/files, MiB.")
+    batch_concurrency: int = Field(
+        8,
+        ge=0,
+        le=1024,
+        description="Lines of batches that one gateway process runs at once; 0 runs none.",
+    )
     drain_timeout_s: float = Field(30, ge=0, description="Grace for streams at shutdown, seconds.")
+    tracing_endpoint: str = Field(
+        "",
+        description="OTLP/HTTP address for OpenTelemetry spans, such as "
+        "http://localhost:4318/v1/traces (needs the tracing extra); empty traces nothing.",
+    )
     log_format: Literal["console", "json"] = Field("console", description="Shape of log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least.")
     smtp_url: str = Field("", description="smtp://user:password@host:port for alerts; empty: none.")
@@ -85,7 +122,11 @@ class Settings(BaseSettings):
     oidc_client_id: str = Field("", description="OpenID Connect client id.")
     oidc_client_secret: str = Field("", description="OpenID Connect client secret.")
     export_dir: Path | None = Field(
-        None, description="Scheduled exports; empty is the data directory."
+        None, description="Scheduled exports; empty is `exports` in the data directory."
+    )
+    export_store_url: str = Field(
+        "",
+        description="Address of the S3-compatible store of scheduled exports; empty is AWS's own.",
     )
 
     @field_validator("adapter_dirs", mode="before")

@@ -5,7 +5,7 @@ Tile, chart, table and CSV of a page come from one `Figures`, so they cannot dis
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing.buckets import BucketQuery, usage_buckets
+from billing.rollups import ADJUSTMENT
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from core.tenants.models import ApiKey, Member, Project
 from core.tenants.scope import TenantScope
@@ -25,6 +26,16 @@ GROUPS = {
     "key_id": "Key",
     "project_id": "Project",
     "member_id": "Member",
+}
+
+
+# Corrections of past usage name a project and a model at most.
+_NAMELESS = {
+    "model": "corrections",
+    "adapter": "no adapter",
+    "key_id": "corrections",
+    "project_id": "corrections",
+    "member_id": "no member",
 }
 
 
@@ -45,14 +56,14 @@ class Figures:
         shown = ranked if len(ranked) <= STYLES else ranked[: STYLES - 1]
         rest = ranked[len(shown) :]
         series = [
-            Series(self.name(group), [step[column] for step in self.steps[group]])
+            Series(self.name(group), drawable([step[column] for step in self.steps[group]]))
             for group in shown
         ]
         if rest:
             other = [
                 sum(self.steps[group][i][column] for group in rest) for i in range(len(self.labels))
             ]
-            series.append(Series("Other", other))
+            series.append(Series("Other", drawable(other)))
         return series
 
     def per_step(self, column: str) -> list[int]:
@@ -62,7 +73,12 @@ class Figures:
         ]
 
     def name(self, group: str) -> str:
-        return self.names.get(group) or group or "none"
+        return self.names.get(group) or group or _NAMELESS[self.group_by]
+
+
+def drawable(values: list[int]) -> list[int]:
+    """Charts begin at zero. A day on which more was given back than used is told by the table."""
+    return [max(0, value) for value in values]
 
 
 def read(
@@ -71,23 +87,29 @@ def read(
     span: Range,
     now: datetime,
     group_by: str,
-    **filters: tuple[str, ...],
+    **filters: Any,  # tuples of names, as BucketQuery has them
 ) -> Figures:
     width = span.width
     limit = min(width.most, span.days * 86400 // width.seconds)
     query = BucketQuery(span.start, span.end, width, (group_by,), limit, **filters)
     page = usage_buckets(session, scope, query)
+    found = list(page.buckets)
+    if group_by == "member_id" and not scope.project_id:
+        # Corrections name no member; with them the totals are those of every other grouping.
+        other = replace(query, group_by=(), kinds=(ADJUSTMENT,))
+        for own, changed in zip(found, usage_buckets(session, scope, other).buckets, strict=True):
+            own.rows.extend(replace(row, group={"member_id": ""}) for row in changed.rows)
     zero = dict.fromkeys((*QUANTITY_COLUMNS, *AMOUNT_COLUMNS), 0)
     counts: dict[str, dict[str, int]] = defaultdict(lambda: dict(zero))
-    steps: dict[str, list[dict[str, int]]] = defaultdict(lambda: [dict(zero) for _ in page.buckets])
-    for index, bucket in enumerate(page.buckets):
+    steps: dict[str, list[dict[str, int]]] = defaultdict(lambda: [dict(zero) for _ in found])
+    for index, bucket in enumerate(found):
         for row in bucket.rows:
             group = row.group[group_by] or ""
             for column, value in (*row.counts.items(), *row.amounts.items()):
                 counts[group][column] += value
                 steps[group][index][column] += value
     form = "%H:%M" if width.seconds < 86400 else "%d %b"
-    labels = [bucket.start.strftime(form) for bucket in page.buckets]
+    labels = [bucket.start.strftime(form) for bucket in found]
     return Figures(
         group_by, labels, dict(counts), dict(steps), _names(session, scope, group_by, counts)
     )

@@ -57,10 +57,21 @@ def choice(request: Request, name: str, known: tuple[str, ...], usual: str) -> s
 
 
 def _day(request: Request, name: str) -> date | None:
-    text = request.query_params.get(name)
+    return day_of(name, request.query_params.get(name) or "")
+
+
+def day_of(name: str, text: str) -> date | None:
     if not text:
         return None
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise BadRequest(f"{name} is {text[:40]!r}, not a date like 2026-11-21.") from None
+        raise BadRequest(
+            f"{name} is {text[:40]!r}, not a date like 2026-11-21.", param=name
+        ) from None
+
+
+def moment_of(name: str, text: str) -> datetime | None:
+    """The first moment of a day, UTC."""
+    day = day_of(name, text)
+    return datetime(day.year, day.month, day.day, tzinfo=UTC) if day else None

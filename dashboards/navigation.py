@@ -20,11 +20,22 @@ SECTIONS = (
     Section("Requests", "/requests", "usage"),
     Section("Keys", "/keys", "keys"),
     Section("Adapters", "/adapters", "adapters"),
-    Section("Limits", "/limits", "limits"),
+    Section("Limits and budgets", "/limits", "limits"),
     Section("Invoices", "/invoices", "invoices"),
+    Section("Exports", "/exports", "exports"),
+    Section("Webhooks", "/webhooks", "exports"),
     Section("Safety", "/safety", "moderation"),
     Section("Playground", "/playground", "usage"),
     Section("Team", "/team", "members"),
+    Section("Tenants", "/operator/tenants", "tenants", operator=True),
+    Section("Revenue", "/operator/revenue", "operations", operator=True),
+    Section("Margin", "/operator/margin", "operations", operator=True),
+    Section("Reconciliation", "/operator/reconciliation", "operations", operator=True),
+    Section("Models and prices", "/operator/prices", "prices", operator=True),
+    Section("Engines", "/operator/engines", "operations", operator=True),
+    Section("Safety queue", "/operator/safety", "moderation", operator=True),
+    Section("Dead letters", "/operator/dead-letters", "operations", operator=True),
+    Section("Health", "/operator/health", "operations", operator=True),
 )
 
 

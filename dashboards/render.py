@@ -1,6 +1,5 @@
 """Templates to pages: one Jinja environment, its filters, and the headers that every page carries."""
 
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,43 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from core.money import decimal_of, format_minor, round_to_minor
-from dashboards import charts
+from dashboards import cells, charts
+from dashboards.formats import day, exact, feeling, marked, minor, moment, money, share
 from dashboards.navigation import sections_for
 from dashboards.scales import grouped, short
 from dashboards.viewer import House, Viewer
 
 HERE = Path(__file__).parent
+# What a change says on the page that it leads back to: a word in the URL, never text from it.
+NOTICES = {
+    "key-revoked": "The key is revoked.",
+    "member-added": "The member is added.",
+    "member-changed": "The member is changed, and signed out everywhere.",
+    "member-removed": "The member is removed, and signed out everywhere.",
+    "adapter-added": "The adapter is valid and registered. Its name works in `model` at once.",
+    "adapter-removed": "The adapter is removed. Requests that name it are refused from now on.",
+    "limit-set": "The limit is in force.",
+    "limit-removed": "The limit is removed; the plan's holds again.",
+    "budget-set": "The budget is in force.",
+    "budget-ended": "The budget has ended.",
+    "policy-put": "The policy is in force.",
+    "policy-retired": "The policy is out of force; the next level's holds.",
+    "appeal-opened": "The appeal is open. Its answer appears here.",
+    "appeal-decided": "The appeal is decided.",
+    "key-freed": "The key works again; earlier strikes no longer count.",
+    "tenant-made": "The tenant is made. Give it a first key with `tollhouse key new`.",
+    "tenant-shown": "The pages below are this tenant's until another is chosen.",
+    "tenant-changed": "The tenant is changed.",
+    "price-saved": "The price was tried on samples and saved.",
+    "replayed": "The tasks were played again.",
+    "resent": "The message goes out again.",
+    "endpoint-removed": "The endpoint is removed. Nothing more is sent to it.",
+    "test-sent": "A test is on its way; the list below says how it went.",
+    "schedule-made": "The schedule is set. Its first file comes when the current span ends.",
+    "schedule-pause": "The schedule is paused.",
+    "schedule-resume": "The schedule goes on with the current span.",
+    "schedule-end": "The schedule is deleted. Files that it made stay.",
+}
 
 
 @cache
@@ -37,7 +66,10 @@ def environment() -> Environment:
         "moment": moment,
         "day": day,
         "share": share,
+        "feeling": feeling,
+        "marked": marked,
     }
+    made.globals |= {"lines": cells.lines}
     made.globals |= {"patterns": Markup(charts.PATTERNS), "meter": _safe(charts.meter)}
     return made
 
@@ -55,7 +87,7 @@ def page(request: Request, template: str, status: int = 200, **values: Any) -> H
             root=request.scope.get("root_path", ""),
             query=request.query_params,
             now=house.clock.now(),
-            notice=request.query_params.get("notice", ""),
+            notice=NOTICES.get(request.query_params.get("notice", ""), ""),
             **values,
         )
     )
@@ -69,34 +101,3 @@ def svg(text: str) -> Markup:
 
 def _safe(draw: Any) -> Any:
     return lambda *arguments: Markup(draw(*arguments))
-
-
-def money(units: int, currency: str) -> str:
-    """To the minor unit, for tiles and tables; the exact amount stands in the title and the CSV."""
-    rounded, _left = round_to_minor(units, currency)
-    return f"{_grouped_decimal(format_minor(rounded, currency))} {currency}"
-
-
-def exact(units: int) -> str:
-    return decimal_of(units)
-
-
-def minor(amount: int, currency: str) -> str:
-    return f"{_grouped_decimal(format_minor(amount, currency))} {currency}"
-
-
-def moment(value: datetime | None) -> str:
-    return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if value else "–"
-
-
-def day(value: datetime | None) -> str:
-    return value.astimezone(UTC).strftime("%Y-%m-%d") if value else "–"
-
-
-def share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "–"
-
-
-def _grouped_decimal(text: str) -> str:
-    whole, point, fraction = text.partition(".")
-    return grouped(int(whole)) + point + fraction if whole not in ("-0",) else text

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from core.clock import Clock
 from core.database import Database
 from core.tenants.scope import TenantScope
+from dashboards.ports import Gatehouse
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,10 @@ class Doorman(Protocol):
 
     def sign_out(self, session: Session, cookie: str) -> None: ...
 
+    def look_at(self, session: Session, viewer: Viewer, cookie: str, tenant: str) -> None:
+        """The operator's session shows this tenant's pages from now on; NotFound, or Forbidden."""
+        ...
+
     def may(self, viewer: Viewer, obj: str, act: str) -> bool:
         """Casbin's answer: whether this role may do this to that."""
         ...
@@ -59,5 +64,6 @@ class House:
     clock: Clock
     doorman: Doorman
     models: Callable[[TenantScope], list[str]]  # names that this tenant may ask for
+    gatehouse: Gatehouse
     secure_cookies: bool = False  # behind TLS
     single_sign_on: bool = False

@@ -1,15 +1,18 @@
 """Reads one LoRA adapter in PEFT layout and refuses what the base model cannot carry."""
 
+import hashlib
 import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
-from engine.adapter_name import CONFIG, WEIGHTS, adapter_digest, read_config
+from engine.adapter_name import CONFIG, WEIGHTS, digest_of, read_config
 from engine.errors import AdapterError
 from engine.models.spec import ModelSpec
 
@@ -29,7 +32,7 @@ _KEY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """An adapter's matrices by (layer, part): A [rank, in] and B [out, rank], B already scaled."""
+    """An adapter's matrices by (layer, part): A [rank, in] and B turned, [rank, out], and scaled."""
 
     digest: str
     rank: int  # of its largest matrix
@@ -41,28 +44,36 @@ class AdapterWeights:
 
 
 def read_adapter(
-    directory: Path, spec: ModelSpec, dtype: torch.dtype, max_rank: int
+    directory: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    max_rank: int,
+    known_digest: str | None = None,
 ) -> AdapterWeights:
-    """Raises AdapterError naming the file and the field or tensor at fault."""
+    """`known_digest` is of the same files, whose values were found whole before: they are neither
+    hashed nor looked through again. Raises AdapterError naming the file and field at fault."""
     config = read_config(directory)
     _check_config(directory / CONFIG, config, max_rank)
     path = directory / WEIGHTS
-    halves = _read_tensors(path, spec)
+    try:
+        file = path.read_bytes()
+    except OSError as error:
+        raise _invalid(path, f"it cannot be read: {error}") from None
     matrices = {}
-    for (layer, module), pair in halves.items():
+    for (layer, module), pair in _by_module(path, file, spec).items():
+        name, part = f"layer {layer} {module}", _MODULES[module]
         if len(pair) != 2:
-            raise _invalid(
-                path, f"layer {layer} {module} has lora_{next(iter(pair))} without its pair"
-            )
-        a, b = pair["A"], pair["B"]
-        part = _MODULES[module]
-        rank = _check_pair(path, f"layers.{layer}.{module}", a, b, part, spec, max_rank)
+            raise _invalid(path, f"{name} has lora_{next(iter(pair))} without its pair")
+        rank = _check_pair(path, name, pair["A"], pair["B"], part, spec, max_rank)
         scale = _scale(config, f"model.layers.{layer}.{module}", rank, directory / CONFIG)
-        matrices[layer, part] = (a.to(dtype), (b.float() * scale).to(dtype))
+        matrices[layer, part] = pair["A"].to(dtype), _turned(pair["B"], scale, dtype)
+        if known_digest is None:
+            _check_finite(path, name, matrices[layer, part])
     if not matrices:
         raise _invalid(path, "it holds no lora_A and lora_B matrices")
     rank = max(a.shape[0] for a, _ in matrices.values())
-    return AdapterWeights(adapter_digest(directory), rank, matrices)
+    digest = known_digest or digest_of(config, hashlib.sha256(file).digest())
+    return AdapterWeights(digest, rank, matrices)
 
 
 def part_shape(spec: ModelSpec, part: str) -> tuple[int, int]:
@@ -110,20 +121,23 @@ def _check_config(path: Path, config: dict[str, Any], max_rank: int) -> None:
             )
 
 
-def _read_tensors(path: Path, spec: ModelSpec) -> dict[tuple[int, str], dict[str, torch.Tensor]]:
-    halves: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
+def _by_module(
+    path: Path, file: bytes, spec: ModelSpec
+) -> dict[tuple[int, str], dict[str, torch.Tensor]]:
+    """The file's tensors, each in memory of its own, by (layer, module) and half."""
     try:
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118
-                match = _KEY.match(key)
-                if match is None or match[2] not in _MODULES:
-                    raise _invalid(path, f"tensor {key} is of no linear layer of the base model")
-                layer = int(match[1])
-                if layer >= spec.layers:
-                    raise _invalid(path, f"tensor {key}: the base model has {spec.layers} layers")
-                halves.setdefault((layer, match[2]), {})[match[3]] = file.get_tensor(key)
-    except (SafetensorError, OSError) as error:
+        tensors = safetensors.torch.load(file)
+    except (SafetensorError, KeyError) as error:
         raise _invalid(path, f"it is no whole safetensors file: {error}") from None
+    halves: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        match = _KEY.match(key)
+        if match is None or match[2] not in _MODULES:
+            raise _invalid(path, f"tensor {key} is of no linear layer of the base model")
+        layer = int(match[1])
+        if layer >= spec.layers:
+            raise _invalid(path, f"tensor {key}: the base model has {spec.layers} layers")
+        halves.setdefault((layer, match[2]), {})[match[3]] = tensor
     return halves
 
 
@@ -149,9 +163,22 @@ def _check_pair(
     for half, tensor in (("A", a), ("B", b)):
         if not tensor.is_floating_point():
             raise _invalid(path, f"{name} lora_{half} is {tensor.dtype}: floats are served only")
+    return rank
+
+
+def _turned(b: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """B^T times the scale, which is applied before the values are rounded to another type."""
+    # NumPy knows no bfloat16, but turns a narrow matrix three times as fast as torch.
+    bits = b.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[b.itemsize])
+    turned = torch.from_numpy(np.ascontiguousarray(bits.numpy().T)).view(b.dtype)
+    return turned.to(dtype) if scale == 1.0 else turned.float().mul_(scale).to(dtype)
+
+
+def _check_finite(path: Path, name: str, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Also of what grew too large for the type that is computed in."""
+    for half, tensor in zip("AB", pair, strict=True):
         if not _finite(tensor):
             raise _invalid(path, f"{name} lora_{half} holds NaN or infinite values")
-    return rank
 
 
 def _finite(tensor: torch.Tensor) -> bool:

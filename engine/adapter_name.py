@@ -21,13 +21,18 @@ def adapter_digest(directory: Path) -> str:
     config = read_config(directory)
     try:
         with (directory / WEIGHTS).open("rb") as file:
-            weights = hashlib.file_digest(file, "sha256")
+            weights = hashlib.file_digest(file, "sha256").digest()
     except OSError as error:
         raise AdapterError(
             "adapter_not_found", f"{directory / WEIGHTS} cannot be read: {error}"
         ) from None
+    return digest_of(config, weights)
+
+
+def digest_of(config: dict[str, Any], weights: bytes) -> str:
+    """`weights` is the SHA-256 of the weight file."""
     meaning = json.dumps({name: config.get(name) for name in _MEANING}, sort_keys=True)
-    return hashlib.sha256(weights.digest() + meaning.encode()).hexdigest()
+    return hashlib.sha256(weights + meaning.encode()).hexdigest()
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class Adapters:
         self._wanted: dict[str, float] = {}  # digest -> since when a request has lacked a slot
         self._spared: Adapter | None = None
         self._uses = 0
+        self._told: dict[str, tuple[Place, int, str]] = {}
         self._dropped: dict[str, int] = {}  # digest -> `drops` when its host copy last went
         self.drops = 0
         self.known: dict[str, Adapter] = {}
@@ -164,8 +165,15 @@ class Adapters:
             )
 
     def want(self, digest: str, now: float) -> None:
-        """A request waits only for this adapter's slot."""
+        """A request waits only for this adapter's slot. Meanwhile its weights are read, if they fit
+        beside those that other requests wait for."""
         self._wanted.setdefault(digest, now)
+        adapter = self.known[digest]
+        if adapter.place is Place.ABSENT and adapter.reading is None:
+            kept = [a for a in self._hosted.values() if a.accepted or a.place is not Place.HOST]
+            coming = [*kept, *self._reading.values(), adapter]
+            if sum(a.bytes for a in coming) <= self._host_bytes:
+                self._read(adapter)
 
     def drain_for_waiting(self, now: float) -> None:
         """For every adapter that was wanted long enough, one is drained (half of them at most at
@@ -204,6 +212,14 @@ class Adapters:
 
     def states(self) -> list[AdapterState]:
         return [a.state() for a in list(self.known.values())]
+
+    def changes(self) -> list[AdapterState]:
+        """The states that are other than at the last call; of one no longer known, `gone`."""
+        now = {d: (a.place, a.generation, a.failure) for d, a in list(self.known.items())}
+        changed = [self.known[d].state() for d, told in now.items() if self._told.get(d) != told]
+        gone = [AdapterState(d, "gone", 0, 0) for d in self._told if d not in now]
+        self._told = now
+        return changed + gone
 
     def blocks_held(self) -> Iterator[int]:
         for adapter in self._slots:
@@ -351,11 +367,12 @@ class Adapters:
         adapter.move(Place.ABSENT)
 
     def _trim_host(self) -> None:
-        """Host memory is bounded: the least recently used copies go, their paths stay known. The
-        one that is about to be used stays, even where the budget is below one adapter."""
+        """Host memory is bounded: the least recently used copies go, first those that no request
+        waits for; their paths stay known. The one that is about to be used stays, even where the
+        budget is below one adapter."""
         if self._hosted_bytes <= self._host_bytes:
             return
-        for adapter in list(self._hosted.values()):
+        for adapter in sorted(self._hosted.values(), key=lambda a: a.accepted > 0):
             if adapter.place is Place.HOST and adapter is not self._spared:
                 self._leave_host(adapter)
             if self._hosted_bytes <= self._host_bytes:

@@ -76,8 +76,8 @@ class Runner(Protocol):
     def info(self) -> EngineInfo: ...
 
     def register_adapter(self, path: str) -> AdapterState:
-        """Read and check a PEFT directory into host memory; the digest is the SHA-256 of its
-        adapter_model.safetensors. Called from a loader thread. Raises AdapterError."""
+        """Read and check a PEFT directory into host memory; its digest is `adapter_digest`.
+        Called from a loader thread. Raises AdapterError."""
 
     def drop_adapter(self, digest: str) -> None:
         """Forget the host copy; never called while the adapter has a slot."""

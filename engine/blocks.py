@@ -101,16 +101,6 @@ class BlockPool:
         if self.events is not None:
             self.events.append(KvEvent("stored", [key.hex()], parent.hex() if parent else None))
 
-    def clear_cache(self) -> int:
-        """Forget every idle cached block; returns how many there were."""
-        count = 0
-        while (block := self._idle.victim("", force=True)) is not None:
-            self._idle.remove(block)
-            self._forget(block)
-            self._free.append(block)
-            count += 1
-        return count
-
     def cached_blocks(self, owner: str) -> int:
         """Idle cached blocks of one tenant."""
         return self._idle.count(owner)

@@ -25,6 +25,7 @@ from engine.protocol import (
     StepOutput,
     TokenChunk,
 )
+from engine.pulse import Pulse
 from engine.wire import (
     Abort,
     Acknowledge,
@@ -72,21 +73,24 @@ class EngineClient:
         silence_s: float = 30.0,
         grace_s: float = 3.0,
         on_receipt: Callable[[Receipt], None] | None = None,
-        kv_events: bool = False,
+        kv_events: bool | Callable[[list[KvEvent]], None] = False,
     ) -> None:
         """`silence_s`: how long the engine may say nothing (a long step) before it counts as gone;
         `grace_s`: how long after a broken connection streams wait for it to come back;
-        `on_receipt` gets receipts that no open stream is waiting for."""
+        `on_receipt` gets receipts that no open stream is waiting for; `kv_events`, if it is a
+        function, gets every event, and `cleared` before an engine tells anew what it holds."""
         self.address = address
         self.gateway_id = gateway_id or uuid.uuid4().hex
         self.stats: EngineStats | None = None
+        self.adapters: dict[str, AdapterState] = {}  # by digest, kept up by welcome and heartbeats
         self._info: EngineInfo | None = None
         self._keys = keys
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
         self._grace_s = grace_s
         self._on_receipt = on_receipt
-        self._kv_events = kv_events
+        self._kv_events = bool(kv_events)
+        self._mirror = kv_events if callable(kv_events) else None
         self._streams: dict[str, tuple[Sink, int]] = {}  # the int: Hellos said before it
         self._hellos = 0
         self._hello_at = 0.0
@@ -95,7 +99,7 @@ class EngineClient:
         self._events: asyncio.Queue[list[KvEvent]] = asyncio.Queue(maxsize=10_000)
         self._connected = asyncio.Event()
         self._seen = 0
-        self._last_heard = 0.0
+        self.pulse = Pulse()
         self._lost_at: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._context: zmq.asyncio.Context | None = None
@@ -175,7 +179,9 @@ class EngineClient:
         return await self._adapter_call(lambda call: LoadAdapter(call, path), timeout_s)
 
     async def unload_adapter(self, digest: str, timeout_s: float = 30.0) -> AdapterState:
-        return await self._adapter_call(lambda call: UnloadAdapter(call, digest), timeout_s)
+        state = await self._adapter_call(lambda call: UnloadAdapter(call, digest), timeout_s)
+        self.adapters.pop(digest, None)
+        return state
 
     async def look_up(self, request_ids: list[str], timeout_s: float = 30.0) -> LookUpReply:
         """What became of these requests. One that is in neither list never reached the engine,
@@ -220,7 +226,7 @@ class EngineClient:
         self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         socket.connect(self.address)
         self._socket = socket
-        self._last_heard = time.monotonic()
+        self.pulse.begin()
         self._tasks = [
             asyncio.create_task(self._listen()),
             asyncio.create_task(self._beat()),
@@ -255,8 +261,7 @@ class EngineClient:
         if not self.connected:
             raise ConnectionLost(f"the engine at {self.address} is not reachable")
         number = next(self._numbers)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._calls[number] = future
+        future = self._calls[number] = asyncio.get_running_loop().create_future()
         try:
             await self._send(make(number))
             return await asyncio.wait_for(future, timeout_s)
@@ -280,7 +285,7 @@ class EngineClient:
             except WireError as error:
                 log.warning("dropped: %s", error)
                 continue
-            self._last_heard = time.monotonic()
+            self.pulse.heard(output=isinstance(record, StepOutput))
             try:
                 self._take(record, number)
             except Exception:
@@ -299,6 +304,7 @@ class EngineClient:
             log.warning("messages %d to %d were lost", self._seen + 1, number - 1)
             self._send_soon(Abort(list(self._streams)))
             self._fail_all("messages were lost")
+            self._start_mirror()
         self._seen = number
         match record:
             case StepOutput():
@@ -310,14 +316,31 @@ class EngineClient:
                 self._give(record.request_id, RequestError(record.code, record.message))
             case EngineStats():
                 self.stats = record
+                self._note(record.adapters)
             case AdapterReply() | LookUpReply():
+                if isinstance(record, AdapterReply) and record.state is not None:
+                    self._note([record.state])
                 future = self._calls.get(record.call)
                 if future is not None and not future.done():
                     future.set_result(record)
             case KvEvents(events):
+                if self._mirror is not None:
+                    self._mirror(events)
+                    return
                 if self._events.full():
                     self._events.get_nowait()
                 self._events.put_nowait(events)
+
+    def _start_mirror(self) -> None:
+        if self._mirror is not None:
+            self._mirror([KvEvent("cleared", [])])
+
+    def _note(self, changed: list[AdapterState]) -> None:
+        for state in changed:
+            if state.state == "gone":
+                self.adapters.pop(state.digest, None)
+            else:
+                self.adapters[state.digest] = state
 
     def _give(self, request_id: str, item: Item) -> None:
         last = not isinstance(item, TokenChunk)
@@ -329,6 +352,8 @@ class EngineClient:
 
     def _welcome(self, welcome: Welcome) -> None:
         self._info, self.stats = welcome.info, welcome.stats
+        self.adapters = {state.digest: state for state in welcome.stats.adapters}
+        self._start_mirror()
         self._lost_at = None
         alive = set(welcome.under_way)
         for name, (_, hellos) in list(self._streams.items()):
@@ -361,7 +386,7 @@ class EngineClient:
                 self._say_hello()
             if self._lost_at is not None and now - self._lost_at > self._grace_s:
                 self._fail_all("the connection broke and did not come back")
-            if now - self._last_heard > self._silence_s:
+            if self.pulse.quiet_s > self._silence_s:
                 self._connected.clear()
                 self._fail_all(f"no word from the engine for {self._silence_s:g} s")
 

@@ -28,7 +28,7 @@ class EngineConfig:
     max_waiting_per_tenant: int = 512  # the same for one tenant
 
     enable_lora: bool = True  # whether adapters can be loaded
-    max_adapter_slots: int = 32  # adapters on the device at once; their memory is the pool's
+    max_adapter_slots: int = 64  # adapters on the device at once; their memory is the pool's
     max_lora_rank: int = 256  # adapters of a higher rank are refused
     host_adapter_bytes: int = 4 << 30  # for weights kept in host memory
     adapter_drain_s: float = 2.0  # how long a request waits for a slot before one is drained for it

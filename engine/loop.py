@@ -327,14 +327,14 @@ class Engine:
         gauges = {**self.gauges(), **(extra_gauges or {})}
         return render(self.metrics, gauges, self.info.model, by_state, lora)
 
-    def stats(self) -> EngineStats:
+    def stats(self, *, changes_only: bool = False) -> EngineStats:
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=self.scheduler.waiting.size,
             blocks_free=self.pool.free_blocks,
             blocks_total=self.pool.num_blocks,
             tokens_waiting=self.scheduler.waiting.tokens,
-            adapters=self.adapters.states(),
+            adapters=self.adapters.changes() if changes_only else self.adapters.states(),
         )
 
     def check_integrity(self) -> None:

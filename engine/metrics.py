@@ -131,47 +131,20 @@ def render(
         for full in _names(f"tollhouse_engine_{name}", alias):
             _head(lines, full, about, "histogram")
             lines.extend(_buckets(full, metrics.histograms[name], model))
-    _family(
-        lines,
-        "tollhouse_engine_requests_total",
-        "Requests ended, by reason",
-        "counter",
-        (({"reason": r}, n) for r, n in dict(metrics.finished).items()),
-    )
-    _family(
-        lines,
-        "vllm:request_success_total",
-        "Requests ended, by reason",
-        "counter",
-        (
-            ({"model_name": model, "finished_reason": r}, n)
-            for r, n in dict(metrics.finished).items()
-        ),
-    )
-    _family(
-        lines,
-        "tollhouse_engine_refusals_total",
-        "Requests refused, by code",
-        "counter",
-        (({"code": c}, n) for c, n in dict(metrics.refused).items()),
-    )
-    _family(
-        lines,
-        "tollhouse_engine_adapters",
-        "Adapters, by state",
-        "gauge",
-        (({"state": s}, n) for s, n in adapters_by_state.items()),
-    )
-    _family(
-        lines,
-        "tollhouse_engine_adapter_tokens_total",
-        "Output tokens by adapter",
-        "counter",
-        (({"adapter": a}, n) for a, n in dict(metrics.adapter_tokens).items()),
-    )
-    _family(
-        lines, "vllm:lora_requests_info", "Adapters running and waiting", "gauge", [(dict(lora), 1)]
-    )
+    ended = _by("reason", metrics.finished)
+    success = [({"model_name": model, "finished_reason": r["reason"]}, n) for r, n in ended]
+    refused, tokens = _by("code", metrics.refused), _by("adapter", metrics.adapter_tokens)
+    placed = _by("state", adapters_by_state)
+    for name, about, kind, samples in (
+        ("tollhouse_engine_requests_total", "Requests ended, by reason", "counter", ended),
+        ("vllm:request_success_total", "Requests ended, by reason", "counter", success),
+        ("tollhouse_engine_refusals_total", "Requests refused, by code", "counter", refused),
+        ("tollhouse_engine_adapters", "Adapters, by state", "gauge", placed),
+        ("tollhouse_engine_adapter_tokens_total", "Output tokens by adapter", "counter", tokens),
+        ("vllm:lora_requests_info", "Adapters running and waiting", "gauge", [(dict(lora), 1)]),
+    ):
+        _head(lines, name, about, kind)
+        lines.extend(f"{name}{_labels(labels)} {value:g}" for labels, value in samples)
     return "\n".join(lines) + "\n"
 
 
@@ -184,15 +157,8 @@ def _head(lines: list[str], name: str, about: str, kind: str) -> None:
     lines.append(f"# TYPE {name} {kind}")
 
 
-def _family(
-    lines: list[str],
-    name: str,
-    about: str,
-    kind: str,
-    samples: Iterable[tuple[Mapping[str, str], float]],
-) -> None:
-    _head(lines, name, about, kind)
-    lines.extend(f"{name}{_labels(labels)} {value:g}" for labels, value in samples)
+def _by(label: str, counts: Mapping[str, int]) -> list[tuple[dict[str, str], int]]:
+    return [({label: name}, count) for name, count in dict(counts).items()]
 
 
 def _buckets(name: str, histogram: Histogram, model: str) -> Iterable[str]:

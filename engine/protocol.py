@@ -116,7 +116,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """Where an adapter's weights are: absent, host, loading, resident or draining."""
+    """Where an adapter's weights are: absent, host, loading, resident or draining; `gone` in a
+    heartbeat says that the engine no longer knows it."""
 
     digest: str
     state: str
@@ -127,9 +128,10 @@ class AdapterState:
 
 @dataclass(frozen=True, slots=True)
 class KvEvent:
-    """Blocks stored in or removed from the prefix cache, for routers. Hashes are hex."""
+    """Blocks stored in or removed from the prefix cache, for routers. Hashes are hex. `cleared` is
+    the client's own word: what was told before no longer holds."""
 
-    kind: str  # stored | removed
+    kind: str  # stored | removed | cleared
     hashes: list[str]
     parent: str | None = None
 
@@ -148,11 +150,13 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     dtype: str
     max_lora_rank: int
+    public_prefixes: tuple[tuple[int, ...], ...] = ()  # routers name blocks as the engine does
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The heartbeat: load as a router sees it."""
+    """The heartbeat: load as a router sees it. A welcome lists every adapter, a heartbeat those that
+    changed since the one before: an engine may know thousands."""
 
     running: int
     waiting: int

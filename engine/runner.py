@@ -79,7 +79,7 @@ class CpuRunner:
             self._tables,
             self._windows,
             self._geometry,
-            self._slots.step(decodes, prefills) if self._config.enable_lora else None,
+            self._slots.step,
         )
         logits = self._model.decoder(inputs, self._pool)
         asking = [row for row in rows if row.sample]

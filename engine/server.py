@@ -71,7 +71,11 @@ class Server:
         self.last_turn = time.monotonic()
         try:
             self.engine = Engine(config, runner, submit=self._loader.submit)
-            self.engine.info = replace(self.engine.info, engine_id=uuid.uuid4().hex)
+            self.engine.info = replace(
+                self.engine.info,
+                engine_id=uuid.uuid4().hex,
+                public_prefixes=config.public_prefixes,
+            )
             self.monitor = Monitor(self) if config.metrics_port is not None else None
         except BaseException:
             self._listener.close()
@@ -132,10 +136,10 @@ class Server:
 
     def _patience(self) -> float:
         """Seconds to wait for a message now."""
-        if self._loads or self.engine.adapters.reading or self._stuck:
-            return READ_POLL_S
         if self.engine.busy:
-            return 0.0
+            return READ_POLL_S if self._stuck else 0.0
+        if self._loads or self.engine.adapters.reading:
+            return READ_POLL_S
         return min(IDLE_S, max(0.0, self._next_beat - time.monotonic()))
 
     def _receive(self, wait_s: float) -> bool:
@@ -297,7 +301,7 @@ class Server:
         if now < self._next_beat:
             return
         self._next_beat = now + self.config.heartbeat_s
-        stats = self._stats()
+        stats = self._stats(changes_only=True)
         for gateway in self.gateways:
             # Its heartbeats were read before this, however long the step took.
             if now - gateway.last_heard > self.config.gateway_timeout_s:
@@ -310,8 +314,9 @@ class Server:
         ended = self.engine.abort_origin(gateway.gateway_id)
         log.info("gateway %s %s: %d requests ended", gateway.gateway_id, why, ended)
 
-    def _stats(self) -> Any:
-        return replace(self.engine.stats(), draining=self._stop_by is not None)
+    def _stats(self, *, changes_only: bool = False) -> Any:
+        stats = self.engine.stats(changes_only=changes_only)
+        return replace(stats, draining=self._stop_by is not None)
 
 
 def make_runner(config: EngineConfig, fake: bool) -> Runner:

@@ -3,16 +3,16 @@
 One reservation spans all scopes, all or nothing, and is settled exactly once.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from core.counters import BucketState
 from core.tenants.keys import Principal
 from gateway.catalog import Target
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """The size of a request before it runs. `max_tokens` is the most that each choice may have."""
 
     request_id: str
@@ -25,8 +25,7 @@ class Wanted:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(Struct, frozen=True):
     """What it came to. `served` is false when nothing was processed: then nothing is charged."""
 
     input_tokens: int
@@ -37,8 +36,7 @@ class Spent:
     served: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class LimitState:
+class LimitState(Struct, frozen=True):
     """What the headers tell."""
 
     buckets: tuple[BucketState, ...] = ()
@@ -63,26 +61,3 @@ class Booking(Protocol):
 class Admission(Protocol):
     async def book(self, wanted: Wanted) -> Booking:
         """RateLimited, InsufficientQuota or Unavailable; it may wait in the plan's queue."""
-
-
-class OpenBooking:
-    """No limits, no money: for a house that is being tried without either."""
-
-    price_version = "free"
-
-    def __init__(self, wanted: Wanted) -> None:
-        self.covered = wanted.max_tokens * wanted.choices
-
-    def limits(self) -> LimitState:
-        return LimitState()
-
-    async def extend(self, output_tokens: int) -> bool:
-        return True
-
-    async def settle(self, spent: Spent) -> None:
-        return None
-
-
-class OpenAdmission:
-    async def book(self, wanted: Wanted) -> Booking:
-        return OpenBooking(wanted)

@@ -1,18 +1,23 @@
 """What a client asked for, in one form for every surface."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+
+class Ask(Struct, frozen=True):
     """One inference request, validated, not yet admitted. Numbers are None where not given."""
 
     route: str
     model: str
     messages: list[dict[str, Any]] | None = None  # a chat; else `prompt`
     prompt: str | list[int] | None = None
+    spoken: str | None = None  # what a prompt of token ids says, for the safety desk
+    inputs: list[str] | list[list[int]] | None = None  # texts to embed, in place of a prompt
     tools: list[dict[str, Any]] | None = None
+    one_call: bool = False  # of a tool in one answer, at most
+    # Parameters that only some engines can honour, in OpenAI's form for chats.
+    beyond: dict[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     n: int = 1
     stream: bool = False
@@ -35,13 +40,13 @@ class Ask:
     echo: bool = False
     end_user: str | None = None
     truncation: str = "disabled"
+    dropped: str | None = None  # what truncation took away: "turns=2, blocks=1"
     timeout_s: float | None = None
     client_request_id: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # what one surface alone needs to answer
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """What the client is told, and what is billed."""
 
     prompt: int

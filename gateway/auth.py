@@ -5,13 +5,15 @@ import logging
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from core.errors import DependencyDown, Forbidden, Unauthenticated
+from core.errors import DependencyDown, Forbidden, InsufficientQuota, Unauthenticated
 from core.tenants.keyring import Keyring
 from core.tenants.keys import Principal, address_allowed
 from gateway.attempts import FailedAttempts
 from gateway.exchange import Exchange
 
 log = logging.getLogger("tollhouse.auth")
+# What a tenant needs to see what it owes and to pay it, and what costs nothing.
+WHILE_UNPAID = ("/admin/", "/v1/organization/", "/v1/exports", "/v1/models")
 
 
 class Authenticator:
@@ -22,6 +24,10 @@ class Authenticator:
     async def principal(self, exchange: Exchange, route: str) -> Principal:
         """Unauthenticated, Forbidden by the key's scopes or the tenant's state, or RateLimited
         where an address guesses."""
+        if exchange.principal is not None:
+            if not exchange.principal.scopes.allows_route(route):
+                raise _not_this_route(route)
+            return exchange.principal
         secret = secret_of(exchange)
         try:
             found = self._keyring.known(secret)
@@ -32,8 +38,14 @@ class Authenticator:
             self.attempts.check(exchange.address)
             await self.attempts.failed(exchange.address)
             raise
+        if found.unpaid and not route.startswith(WHILE_UNPAID):
+            raise InsufficientQuota(
+                "This organisation is suspended: an invoice is overdue.",
+                next_step="Pay it: GET /admin/v1/invoices shows which, "
+                "POST /admin/v1/payment-methods/setup leads to a page for a card.",
+            )
         if not found.scopes.allows_route(route):
-            raise Forbidden(f"This key may not call {route}.", next_step="Use a key that may.")
+            raise _not_this_route(route)
         if not address_allowed(found.allowed_ips, exchange.address):
             raise Forbidden(
                 f"This key may not be used from {exchange.address}.",
@@ -51,6 +63,10 @@ class Authenticator:
                 next_step="Try again shortly.",
                 retry_after_s=2.0,
             ) from None
+
+
+def _not_this_route(route: str) -> Forbidden:
+    return Forbidden(f"This key may not call {route}.", next_step="Use a key that may.")
 
 
 def secret_of(exchange: Exchange) -> str:
@@ -71,4 +87,8 @@ def secret_of(exchange: Exchange) -> str:
             return secret.strip()
     if other:
         return other.decode("latin-1").strip()
+    if bearer is not None:
+        raise Unauthenticated(
+            "The Authorization header holds no key.", next_step="Write it as `Bearer th_…`."
+        )
     raise Unauthenticated("No API key was sent.", next_step="Send `Authorization: Bearer th_…`.")

@@ -1,9 +1,10 @@
 """Admission on real limits, pinned prices and money: one reservation a request, settled once."""
 
 import logging
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
+
+from msgspec import Struct
 
 from core.clock import Clock
 from core.errors import TollhouseError
@@ -13,6 +14,7 @@ from gateway.limits import Ask, Counted, Limiter, MoneyLimit, Reservation
 log = logging.getLogger("tollhouse.booking")
 _STEP = 64  # output tokens by which a money hold is extended
 _NO_LIMIT = 1 << 60
+_BOUNDS_KEPT = 20_000
 
 
 class Price(Protocol):
@@ -26,8 +28,7 @@ class Price(Protocol):
     ) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Quote:
+class Quote(Struct, frozen=True):
     price: Price
     money: tuple[MoneyLimit, ...]  # budgets and balances that must cover the request
 
@@ -80,35 +81,53 @@ class LimitedBooking:
         return _NO_LIMIT if covered is None else covered
 
 
+class Bounds:
+    """What a prompt costs at most, and one more output token: computed once for each length, for a
+    price version never changes."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int, bool], tuple[int, int]] = {}
+
+    def of(self, price: Price, prompt_tokens: int, *, adapter: bool) -> tuple[int, int]:
+        key = (price.id, prompt_tokens, adapter)
+        found = self._known.get(key)
+        if found is None:
+            base = price.upper_bound(prompt_tokens, 0, adapter=adapter)
+            found = base, price.upper_bound(prompt_tokens, 1, adapter=adapter) - base
+            if len(self._known) >= _BOUNDS_KEPT:
+                self._known.clear()
+            self._known[key] = found
+        return found
+
+
 class LimitedAdmission:
     def __init__(self, limiter: Limiter, prices: Prices, clock: Clock) -> None:
         self._limiter = limiter
         self._prices = prices
         self._clock = clock
+        self._bounds = Bounds()
 
     async def book(self, wanted: Wanted) -> Booking:
         adapter = wanted.target.adapter is not None
         quote = await self._prices.quote(wanted, self._clock.now())
-        held = await self._limiter.reserve(_ask(wanted, quote, adapter=adapter))
+        held = await self._limiter.reserve(self._ask(wanted, quote, adapter=adapter))
         return LimitedBooking(self._limiter, self._prices, held, quote, adapter=adapter)
 
-
-def _ask(wanted: Wanted, quote: Quote, *, adapter: bool) -> Ask:
-    principal, price = wanted.principal, quote.price
-    base = price.upper_bound(wanted.prompt_tokens, 0, adapter=adapter)
-    one_more = price.upper_bound(wanted.prompt_tokens, 1, adapter=adapter) - base
-    return Ask(
-        request_id=wanted.request_id,
-        tenant_id=principal.tenant_id,
-        project_id=principal.project_id,
-        key_id=principal.key_id,
-        model=wanted.target.model.name,
-        plan=principal.plan,
-        prompt_tokens=wanted.prompt_tokens,
-        max_output_tokens=wanted.max_tokens,
-        choices=wanted.choices,
-        money=quote.money,
-        base_cost_units=base,
-        output_cost_units=one_more,
-        deadline_s=wanted.timeout_s,
-    )
+    def _ask(self, wanted: Wanted, quote: Quote, *, adapter: bool) -> Ask:
+        principal = wanted.principal
+        base, one_more = self._bounds.of(quote.price, wanted.prompt_tokens, adapter=adapter)
+        return Ask(
+            request_id=wanted.request_id,
+            tenant_id=principal.tenant_id,
+            project_id=principal.project_id,
+            key_id=principal.key_id,
+            model=wanted.target.model.name,
+            plan=principal.plan,
+            prompt_tokens=wanted.prompt_tokens,
+            max_output_tokens=wanted.max_tokens,
+            choices=wanted.choices,
+            money=quote.money,
+            base_cost_units=base,
+            output_cost_units=one_more,
+            deadline_s=wanted.timeout_s,
+        )

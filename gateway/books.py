@@ -3,6 +3,7 @@
 from operator import attrgetter
 
 from billing import usage
+from core.batches import jobs
 from core.clock import Clock
 from core.database import Database
 from gateway.spool import Outgoing
@@ -21,6 +22,8 @@ class SqlBooks:
     def record(self, batch: Outgoing) -> None:
         with self._database.transaction() as session:
             usage.record(session, batch.usage, self._clock)
+            for batch_id, answered in batch.lines:
+                jobs.note(session, batch_id, answered)
             if batch.moderation:
                 take_in(session, batch.moderation)
             if batch.receipts:

@@ -74,6 +74,14 @@ class Breaker:
             self._failed.clear()
             self._opened_at = now
 
+    def trip(self) -> None:
+        """Open at once: a replica that hangs costs every request its patience."""
+        if self._opened_at is None:
+            self._failed.clear()
+            self._opened_at = self._clock.monotonic()
+        else:
+            self.failed()
+
     def retry_after_s(self) -> float:
         if self._opened_at is None:
             return 0.0

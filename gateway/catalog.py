@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from msgspec import Struct
+
 from core.errors import Forbidden, ModelNotFound
 from core.tenants.keys import Principal
 from gateway.tokenizing import TextCodec
@@ -18,8 +20,12 @@ class ServedModel:
     context_length: int
     created: int  # Unix seconds
     owned_by: str = "tollhouse"
+    # Sampling parameters beyond OpenAI's that its engines take; None: all that the door knows.
+    parameters: frozenset[str] | None = None
     # What its generation_config.json says of sampling, for requests that say nothing.
     defaults: Mapping[str, float] = field(default_factory=dict)
+    # Beyond plain text: tools (choosing them by force), json, embeddings.
+    capabilities: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +37,7 @@ class NamedAdapter:
     created_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """What a `model` field names: a base model, maybe with one of the tenant's adapters."""
 
     public_name: str  # as the client wrote it; echoed in answers
@@ -59,6 +64,9 @@ class Catalog:
     def models(self, principal: Principal) -> list[ServedModel]:
         allowed = principal.scopes.models
         return [m for m in self._models.values() if allowed is None or m.name in allowed]
+
+    def served(self, name: str) -> ServedModel | None:
+        return self._models.get(name)
 
     def first(self) -> ServedModel:
         """The model for what names none: an adapter's base, a moderation call's price."""

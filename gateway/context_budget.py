@@ -2,9 +2,11 @@
 
 `oldest` drops whole turns (a user message and what answered it) from the front, never the last one.
 `ranked` drops content parts that carry a `rank` (1 is the best), the worst first.
+`auto` drops ranked parts, and when those are gone, turns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -16,43 +18,93 @@ Count = Callable[[list[Message]], int]
 
 class Truncation(StrEnum):
     DISABLED = "disabled"
+    AUTO = "auto"
     OLDEST = "oldest"
     RANKED = "ranked"
 
 
-def fit(messages: list[Message], limit: int, count: Count, truncation: Truncation) -> list[Message]:
-    """`count` gives the prompt's tokens, `limit` is what the prompt may take. Raises when nothing
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    messages: list[Message]
+    turns: int = 0  # dropped
+    blocks: int = 0  # dropped
+
+    @property
+    def effect(self) -> str | None:
+        """`turns=2, blocks=1`; None where nothing was dropped."""
+        told = (("turns", self.turns), ("blocks", self.blocks))
+        return ", ".join(f"{name}={number}" for name, number in told if number) or None
+
+
+def fit(
+    messages: list[Message],
+    limit: int,
+    count: Count,
+    truncation: Truncation,
+    rough: Count | None = None,
+) -> Fitted:
+    """`count` gives the prompt's tokens, `limit` is what the prompt may take. `rough` is a cheap
+    guess at the count, so that few real ones are needed. Raises ContextLengthExceeded when nothing
     that may be dropped makes it fit."""
     needed = count(messages)
     if needed <= limit:
-        return messages
-    if truncation is Truncation.DISABLED:
+        return Fitted(messages)
+    blocks = [] if truncation is Truncation.OLDEST else _ranked(messages)
+    turns = [] if truncation is Truncation.RANKED else _turns(messages)
+    most = len(blocks) + max(0, len(turns) - 1)
+    if truncation is Truncation.DISABLED or most < 1:
         raise too_long(needed, limit)
-    drop = _drop_turns if truncation is Truncation.OLDEST else _drop_parts
-    most = len(_turns(messages)) - 1 if truncation is Truncation.OLDEST else len(_ranked(messages))
-    least = _fewest(most, lambda number: count(drop(messages, number)) <= limit)
+
+    def _dropped(number: int) -> Fitted:
+        parts = min(number, len(blocks))
+        left = _drop_parts(messages, {(i, j) for _rank, i, j in blocks[:parts]})
+        return Fitted(_drop_turns(left, turns, number - parts), number - parts, parts)
+
+    guess = 1
+    if rough is not None:
+        # What the template adds, spread over the messages.
+        frame = max(0.0, (needed - rough(messages)) / len(messages))
+        guess = _first(
+            1,
+            most,
+            lambda n: rough(m := _dropped(n).messages) + frame * len(m) <= limit,
+        )
+    least = _nearest(guess, most, lambda n: count(_dropped(n).messages) <= limit)
     if least is None:
-        raise too_long(count(drop(messages, max(most, 0))), limit)
-    return drop(messages, least)
+        raise too_long(count(_dropped(most).messages), limit)
+    return _dropped(least)
 
 
 def too_long(needed: int, limit: int) -> ContextLengthExceeded:
     return ContextLengthExceeded(
         f"The prompt has {needed} tokens and at most {limit} fit.",
-        next_step="Shorten it, lower max_tokens, or set truncation to oldest or ranked.",
+        next_step="Shorten it, lower max_tokens, or set truncation to auto, oldest or ranked.",
         param="messages",
     )
 
 
-def _fewest(most: int, fits: Callable[[int], bool]) -> int | None:
-    """The least number of drops that fits; dropping more never makes a prompt longer."""
-    if most < 1 or not fits(most):
-        return None
-    low, high = 1, most
+def _first(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """The least number from `low` that fits, taking it that `high` does. Dropping more never makes a
+    prompt longer."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)
     return low
+
+
+def _nearest(guess: int, most: int, fits: Callable[[int], bool]) -> int | None:
+    """As `_first`, looking around the guess before going far from it."""
+    step, low, high = 1, 0, guess
+    if fits(guess):
+        while high - step > 0 and fits(high - step):
+            high, step = high - step, 2 * step
+        low = max(0, high - step)
+    else:
+        while not fits(high):
+            if high == most:
+                return None
+            low, high, step = high, min(most, high + step), 2 * step
+    return _first(low + 1, high, fits)
 
 
 def _turns(messages: Sequence[Message]) -> list[int]:
@@ -60,9 +112,8 @@ def _turns(messages: Sequence[Message]) -> list[int]:
     return [index for index, message in enumerate(messages) if message.get("role") == "user"]
 
 
-def _drop_turns(messages: list[Message], number: int) -> list[Message]:
-    starts = _turns(messages)
-    if not starts or number < 1:
+def _drop_turns(messages: list[Message], starts: list[int], number: int) -> list[Message]:
+    if number < 1:
         return messages
     dropped = range(starts[0], starts[number])
     return [
@@ -85,8 +136,9 @@ def _ranked(messages: Sequence[Message]) -> list[tuple[int, int, int]]:
     return sorted(found, reverse=True)
 
 
-def _drop_parts(messages: list[Message], number: int) -> list[Message]:
-    gone = {(i, j) for _rank, i, j in _ranked(messages)[:number]}
+def _drop_parts(messages: list[Message], gone: set[tuple[int, int]]) -> list[Message]:
+    if not gone:
+        return messages
     return [
         {**message, "content": [p for j, p in enumerate(message["content"]) if (i, j) not in gone]}
         if isinstance(message.get("content"), list)

@@ -3,6 +3,7 @@
 from dashboards.app import Asgi, create_dashboard
 from dashboards.viewer import House
 from gateway.doorman import Doorman
+from gateway.gatehouse import Gatehouse
 from gateway.wiring import Services
 
 
@@ -19,6 +20,7 @@ def dashboard_of(services: Services) -> Asgi:
             services.clock,
             doorman,
             lambda scope: services.pipeline.catalog.names(scope.tenant_id),
+            Gatehouse(services),
             secure_cookies=services.settings.public_url.startswith("https://"),
             single_sign_on=bool(services.settings.oidc_issuer),
         )

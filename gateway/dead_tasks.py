@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import billing.tasks  # noqa: F401  registers the tasks that may have died
+from billing.payments.base import PaymentProvider
 from core import dead_letters
 from core.celery_queue import CeleryQueue
 from core.queue import TASKS, TaskContext, TaskQueue
+from gateway.payments import make_payments
 from gateway.toolbox import Toolbox
 from gateway.worker import make_worker
 
@@ -52,7 +54,8 @@ def replay(tools: Toolbox, ids: Iterable[int], prefix: str) -> int:
     played = dead_letters.replay(tools.database, tools.clock, queue, chosen)
     queue.stop()
     keep = dead_letters.keeper(tools.database, tools.clock)
-    context = TaskContext(tools.settings, tools.database, tools.clock)
+    services: dict[type, object] = {PaymentProvider: make_payments(tools.settings)}
+    context = TaskContext(tools.settings, tools.database, tools.clock, services)
     for name, arguments in here.sent:
         try:
             TASKS[name](context, **arguments)

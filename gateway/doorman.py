@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.errors import Forbidden, Unauthenticated
-from core.tenants import keys, members, sessions
+from core.tenants import audit, keys, members, organisations, sessions
 from core.tenants.access import THE_OPERATOR, Actor, scope_for
 from core.tenants.models import ApiKey, Member, Tenant
 from core.tenants.operator import is_operator_token
@@ -52,6 +52,15 @@ class Doorman:
     def sign_out(self, session: Session, cookie: str) -> None:
         sessions.end(session, self._clock, cookie)
 
+    def look_at(self, session: Session, viewer: Viewer, cookie: str, tenant: str) -> None:
+        """Show the operator the pages of a tenant, by name or id; the tenant's audit log says so."""
+        if not viewer.operator:
+            raise Forbidden("Only the operator looks at other tenants.", next_step="Use your own.")
+        found = organisations.tenant_named(session, tenant)
+        sessions.choose(session, cookie, found.id)
+        scope = scope_for(THE_OPERATOR, found.id)
+        audit.record(session, scope, self._clock, "operator.look", found.id, None, None)
+
     def may(self, viewer: Viewer, obj: str, act: str) -> bool:
         tenant = viewer.scope.tenant_id
         home = None if viewer.operator else tenant
@@ -80,7 +89,7 @@ class Doorman:
         return SignedIn(cookie, viewer)
 
     def _viewer(self, session: Session, actor: Actor, cookie: str) -> Viewer | None:
-        tenant = _tenant_of(session, actor)
+        tenant = _tenant_of(session, actor, cookie)
         if tenant is None:
             return None
         return Viewer(
@@ -94,10 +103,11 @@ class Doorman:
         )
 
 
-def _tenant_of(session: Session, actor: Actor) -> Tenant | None:
-    if actor.tenant_id is not None:
-        return session.get(Tenant, actor.tenant_id)
-    # The operator's own pages span all tenants; the others show the oldest.
+def _tenant_of(session: Session, actor: Actor, cookie: str) -> Tenant | None:
+    tenant_id = actor.tenant_id or sessions.chosen(session, cookie)
+    if tenant_id is not None:
+        return session.get(Tenant, tenant_id)
+    # The operator's own pages span all tenants; the others show the oldest until one is chosen.
     return session.scalars(select(Tenant).order_by(Tenant.created_at, Tenant.id)).first()
 
 

@@ -1,19 +1,26 @@
 """From upstreams to engine clients and the models that they serve."""
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import zmq.auth
 
+from core.clock import SystemClock
+from core.counters import Counters
+from core.counters_memory import MemoryCounters
 from core.errors import SettingError
 from core.settings import Settings
 from engine.curve import ClientKeys
-from engine.protocol import Receipt
+from engine.protocol import KvEvent, Receipt
 from gateway.catalog import ServedModel
 from gateway.engines.base import EngineClient
 from gateway.engines.openai import OpenAIEngine
+from gateway.engines.openai_body import EXTRA, KINDS
 from gateway.engines.remote import RemoteEngine
+from gateway.engines.upstream_limits import UpstreamLimits
 from gateway.model_files import model_directory, model_name, sampling_defaults, served_model
 from gateway.tokenizing import load_codec
 from gateway.upstreams import Upstream
@@ -28,27 +35,62 @@ class Engines:
 
 
 def make_engines(
-    settings: Settings, upstreams: list[Upstream], on_stray_receipt: Callable[[Receipt], None]
+    settings: Settings,
+    upstreams: list[Upstream],
+    on_stray_receipt: Callable[[Receipt], None],
+    on_kv_events: Callable[[str, list[KvEvent]], None],
+    counters: Counters | None = None,
 ) -> Engines:
+    """`on_kv_events` gets the engine's name too; an engine without a sister is not asked for any."""
+    sisters = Counter(upstream.model or model_name(settings) for upstream in upstreams)
     clients: dict[str, list[EngineClient]] = {}
     models: dict[str, ServedModel] = {}
+    abilities: dict[str, frozenset[str]] = {}
+    parameters: dict[str, frozenset[str] | None] = {}
     for upstream in upstreams:
         name = upstream.model or model_name(settings)
         client: EngineClient
         if upstream.is_http:
-            client = OpenAIEngine(upstream, upstream.upstream_model or name)
+            clock = SystemClock()
+            limits = UpstreamLimits(
+                upstream, counters or MemoryCounters(clock), clock, processes=settings.workers
+            )
+            client = OpenAIEngine(upstream, upstream.upstream_model or name, limits)
         else:
-            place = upstream.name or upstream.url
             client = RemoteEngine(
-                place[:80],
+                upstream.place,
                 upstream.url,
                 keys=_keys(settings, upstream),
+                on_kv_events=partial(on_kv_events, upstream.place) if sisters[name] > 1 else None,
                 on_stray_receipt=on_stray_receipt,
             )
         clients.setdefault(name, []).append(client)
         if name not in models:
             models[name] = _model(settings, upstream, name)
+        # What every replica can do, for any may be chosen.
+        able = frozenset(upstream.capabilities) if upstream.is_http else frozenset()
+        abilities[name] = abilities.get(name, able) & able
+        takes = _parameters(upstream)
+        known = parameters.setdefault(name, takes)
+        if takes is not None:
+            parameters[name] = takes if known is None else known & takes
+    for name, able in abilities.items():
+        models[name] = replace(models[name], capabilities=able, parameters=parameters[name])
     return Engines(clients, list(models.values()))
+
+
+def _parameters(upstream: Upstream) -> frozenset[str] | None:
+    """None of our own engine: it has them all."""
+    if not upstream.is_http:
+        return None
+    named = frozenset(upstream.parameters)
+    if upstream.engine not in KINDS or not named <= EXTRA.keys():
+        raise SettingError(
+            f"TOLLHOUSE_UPSTREAMS is wrong: {upstream.url} has engine {upstream.engine!r} and "
+            f"parameters {sorted(named)}.",
+            next_step=f"Engines: {', '.join(filter(None, KINDS))}. Parameters: {', '.join(EXTRA)}.",
+        )
+    return KINDS[upstream.engine] | named
 
 
 def _model(settings: Settings, upstream: Upstream, name: str) -> ServedModel:

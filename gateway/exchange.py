@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from core.batches.jobs import Answered
 from core.errors import BadRequest, PayloadTooLarge, TollhouseError
+from core.tenants.keys import Principal
 
 Scope = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]
@@ -18,6 +20,12 @@ class ClientGone(Exception):
 
 
 class Exchange:
+    principal: Principal | None = None  # already known, where the house itself asks
+    batch_job: str | None = None  # the batch that it asks for
+    # By request id and answer, what becomes of the batch's line that is asked for.
+    batch_line: Callable[[str, dict[str, Any]], Answered] | None = None
+    broken = False  # the answer had begun when it failed
+
     def __init__(self, scope: Scope, receive: Any, send: Any) -> None:
         self.scope = scope
         self.started = False
@@ -51,7 +59,7 @@ class Exchange:
             )
         length = self.headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 return await self._read(limit)
@@ -67,7 +75,7 @@ class Exchange:
         if message["type"] == "http.request" and not message.get("more_body"):
             body: bytes = message.get("body", b"")
             if len(body) > limit:
-                raise _too_large(limit)
+                raise too_large(limit)
             return body
         parts, size = [], 0
         while True:
@@ -77,14 +85,14 @@ class Exchange:
             part = message.get("body", b"")
             size += len(part)
             if size > limit:
-                raise _too_large(limit)
+                raise too_large(limit)
             parts.append(part)
             if not message.get("more_body"):
                 return b"".join(parts)
             message = await self._receive()
 
     def on_disconnect(self, call: Callable[[], None]) -> None:
-        """`call` runs in the turn of the event loop in which the client is found gone."""
+        """`call` runs in the turn of the event loop in which the client is found gone. Once."""
 
         def _left(future: asyncio.Future[Any]) -> None:
             if not future.cancelled():
@@ -119,7 +127,7 @@ class Exchange:
         await self.write(body, more=False)
 
 
-def _too_large(limit: int) -> TollhouseError:
+def too_large(limit: int) -> TollhouseError:
     return PayloadTooLarge(
         f"The body is larger than {limit // 2**20} MiB.",
         next_step="Send less, or raise TOLLHOUSE_MAX_BODY_MB.",

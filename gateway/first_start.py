@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from billing import credits
 from billing.accounts import ensure_accounts
-from billing.prices import ensure_default_prices
+from billing.prices import ensure_default_prices, ensure_price
 from core.clock import Clock
 from core.database import Database
 from core.errors import SettingError, Unauthenticated
@@ -23,6 +23,7 @@ from core.tenants.scope import scope_of_operator
 from engine.demo.paths import ADAPTERS
 from gateway.adapter_files import read_adapter
 from gateway.model_files import model_name, served_names
+from gateway.upstreams import read_upstreams
 from migrations.run import upgrade
 
 DEMO_CREDIT = Money(units_of("10"), "USD")
@@ -45,7 +46,7 @@ def prepare(settings: Settings, database: Database, clock: Clock) -> House:
     with database.transaction() as session:
         names = served_names(settings)
         for name in names:
-            ensure_default_prices(session, clock, name)
+            _ensure_price(session, clock, settings, name)
         tenants = session.scalar(select(func.count()).select_from(Tenant)) or 0
         known = session.scalar(select(Tenant.id).where(Tenant.name == bootstrap.NAME))
         if not embedded and tenants and known is None:
@@ -66,6 +67,15 @@ def prepare(settings: Settings, database: Database, clock: Clock) -> House:
             _ensure_demo_adapters(session, clock, made.tenant_id, model_name(settings))
         key = _demo_key(session, clock, settings.data_dir, made)
     return House(embedded, bootstrap.NAME, key, made.secret is not None)
+
+
+def _ensure_price(session: Session, clock: Clock, settings: Settings, name: str) -> None:
+    """Of an upstream's entry where it has one; else the default, where the model has none."""
+    for each in read_upstreams(settings.upstreams):
+        if each.price and (each.model or model_name(settings)) == name:
+            ensure_price(session, clock, name, each.price, "of the upstream's entry")
+            return
+    ensure_default_prices(session, clock, name)
 
 
 def make_data_dir(path: Path) -> None:

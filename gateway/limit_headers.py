@@ -2,18 +2,27 @@
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from functools import cache, lru_cache
 
 from core.counters import BucketState
 from core.tenants.plans import Plan
 
 # The draft registers no unit for tokens: a prefixed one, so that none is taken for another's.
 _TOKEN_UNIT = "tollhouse-tokens"
+# What a header is named after, and how the units end that it tells of.
+_OPENAI = (("requests", "requests"), ("tokens", "tokens"))
+_ANTHROPIC = (
+    ("requests", "requests"),
+    ("tokens", "total_tokens"),
+    ("input-tokens", "input_tokens"),
+    ("output-tokens", "output_tokens"),
+)
 
 
 def openai_headers(buckets: Iterable[BucketState]) -> dict[str, str]:
     """`x-ratelimit-*`, of the tightest bucket of each kind."""
     found: dict[str, str] = {}
-    for kind, state in _tightest(buckets, {"requests": "requests", "tokens": "tokens"}).items():
+    for kind, state in _tightest(buckets, _OPENAI).items():
         found[f"x-ratelimit-limit-{kind}"] = str(state.capacity)
         found[f"x-ratelimit-remaining-{kind}"] = str(state.remaining)
         found[f"x-ratelimit-reset-{kind}"] = go_duration(state.reset_ms)
@@ -21,14 +30,8 @@ def openai_headers(buckets: Iterable[BucketState]) -> dict[str, str]:
 
 
 def anthropic_headers(buckets: Iterable[BucketState], now: datetime) -> dict[str, str]:
-    kinds = {
-        "requests": "requests",
-        "tokens": "total_tokens",
-        "input-tokens": "input_tokens",
-        "output-tokens": "output_tokens",
-    }
     found: dict[str, str] = {}
-    for kind, state in _tightest(buckets, kinds).items():
+    for kind, state in _tightest(buckets, _ANTHROPIC).items():
         full = now + timedelta(milliseconds=state.reset_ms)
         head = f"anthropic-ratelimit-{kind}"
         found[f"{head}-limit"] = str(state.capacity)
@@ -41,13 +44,20 @@ def ietf_headers(buckets: Iterable[BucketState]) -> dict[str, str]:
     """`RateLimit-Policy` and `RateLimit`; `t` is the seconds until the bucket is full again."""
     policies, states = [], []
     for state in buckets:
-        name = _short(state.key).replace(":", "-")
-        unit = f';qu="{_TOKEN_UNIT}"' if "tokens" in name else ""
-        policies.append(f'"{name}";q={state.capacity};w={state.period_ms // 1000}{unit}')
+        name, policy = _policy(state.key, state.capacity, state.period_ms)
+        policies.append(policy)
         states.append(f'"{name}";r={state.remaining};t={_seconds_up(state.reset_ms)}')
     if not policies:
         return {}
     return {"ratelimit-policy": ", ".join(policies), "ratelimit": ", ".join(states)}
+
+
+@lru_cache(maxsize=20_000)
+def _policy(key: str, capacity: int, period_ms: int) -> tuple[str, str]:
+    """A bucket's name and its policy, which stay while the plan does."""
+    name = _short(key).replace(":", "-")
+    unit = f';qu="{_TOKEN_UNIT}"' if "tokens" in name else ""
+    return name, f'"{name}";q={capacity};w={period_ms // 1000}{unit}'
 
 
 def own_headers(
@@ -84,17 +94,21 @@ def go_duration(millis: int) -> str:
     return f"{minutes}m{seconds}" if minutes else seconds
 
 
-def _tightest(buckets: Iterable[BucketState], kinds: dict[str, str]) -> dict[str, BucketState]:
+def _tightest(
+    buckets: Iterable[BucketState], kinds: tuple[tuple[str, str], ...]
+) -> dict[str, BucketState]:
     tightest: dict[str, BucketState] = {}
     for state in buckets:
-        unit = state.key.split(":")[1]
-        for kind, wanted in kinds.items():
-            if not unit.endswith(wanted):
-                continue
+        for kind in _kinds_of(state.key.split(":", 2)[1], kinds):
             other = tightest.get(kind)
             if other is None or state.remaining * other.capacity < other.remaining * state.capacity:
                 tightest[kind] = state
     return tightest
+
+
+@cache
+def _kinds_of(unit: str, kinds: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    return tuple(kind for kind, wanted in kinds if unit.endswith(wanted))
 
 
 def _short(key: str) -> str:

@@ -13,7 +13,8 @@ from core.counters import PICO_PER_NANO, BucketState, Counters, Denial, Grant, n
 from core.errors import InsufficientQuota, TollhouseError
 from gateway.estimates import OutputEstimates
 from gateway.leases import Leases
-from gateway.refusals import out_of_money, over_limit, too_large
+from gateway.refusal_tally import RefusalTally
+from gateway.refusals import OverLimit, out_of_money, over_limit, too_large
 from gateway.saturation import Gate
 from gateway.standby import StandbyCounters
 from gateway.waiting import WaitingRooms
@@ -22,6 +23,7 @@ from gateway.wishes import Ask, Counted, MoneyLimit, Wished, amounts, covered_by
 __all__ = ["Ask", "Counted", "Limiter", "MoneyLimit", "Reservation"]
 
 _EXTEND_TRIES = 10
+WORTH_TELLING_MS = 20  # less is the counters' own round trip, not a queue
 _EXTEND_PAUSE_S = 0.1
 
 
@@ -59,6 +61,7 @@ class Limiter:
         when_down: str = "closed",
         processes: int = 1,
         max_in_flight: int = 0,
+        tally: RefusalTally | None = None,
     ) -> None:
         """`processes` share the limits while Redis is down in mode `local`; 0 in flight: no gate."""
         self._standby = StandbyCounters(counters, clock, mode=when_down, processes=processes)
@@ -67,18 +70,30 @@ class Limiter:
         self._leases = Leases()
         self._gate = Gate(clock, max_in_flight)
         self._rooms = WaitingRooms(clock)
+        self._tally = tally
 
     async def reserve(self, ask: Ask) -> Reservation:
         """Refused: RateLimited with a true `retry_after_s`, InsufficientQuota, or Unavailable;
         nothing is then held."""
         began = self._clock.monotonic()
-        await self._gate.enter(ask)
+        try:
+            await self._gate.enter(ask)
+        except TollhouseError:
+            self._told(ask, "saturated")
+            raise
         try:
             held = await self._reserve(ask)
+        except OverLimit as error:
+            self._gate.leave()
+            if error.code.startswith("queue_"):
+                self._told(ask, error.code)
+            raise
         except BaseException:
             self._gate.leave()
             raise
         held.queued_ms = round((self._clock.monotonic() - began) * 1000)
+        if held.queued_ms >= WORTH_TELLING_MS and self._tally is not None:
+            self._tally.waited(ask.tenant_id, "queue", held.queued_ms)
         self._leases.add(held.home, ask.tenant_id, held.wished.wish.id)
         for key in held.shadow:
             metrics.limit_shadow.labels(key.rpartition(":")[0]).inc()
@@ -164,12 +179,18 @@ class Limiter:
     def _refused(self, ask: Ask, denial: Denial) -> TollhouseError:
         for key in denial.keys:
             metrics.rejections.labels(key.rpartition(":")[0]).inc()
+            self._told(ask, key.rpartition(":")[0])
         if denial.money:
+            self._told(ask, "money")
             metrics.rejections.labels("money").inc()
             return out_of_money(denial)
         if any(s.wait_ms is None for s in denial.buckets if s.key in denial.keys):
             return too_large(denial)
         return over_limit(denial, self._gate.typical_s())
+
+    def _told(self, ask: Ask, reason: str) -> None:
+        if self._tally is not None:
+            self._tally.refused(ask.tenant_id, reason)
 
     async def _hold_more(
         self, reservation: Reservation, so_far: list[int], need: int, want: int

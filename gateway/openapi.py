@@ -6,10 +6,12 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from gateway.api.batches import BatchBody
 from gateway.api.moderations import ModerationBody
 from gateway.api.tokenize import DetokenizeBody, TokenizeBody
 from gateway.schemas.chat import ChatBody
 from gateway.schemas.completions import CompletionBody
+from gateway.schemas.embeddings import EmbeddingsBody
 from gateway.schemas.messages import CountBody, MessagesBody
 from gateway.schemas.responses import ResponsesBody
 
@@ -19,7 +21,9 @@ _BODIES: dict[str, tuple[type, str]] = {
     "/v1/messages": (MessagesBody, "Answer a conversation in Anthropic's shapes."),
     "/v1/messages/count_tokens": (CountBody, "Count a conversation's tokens; nothing is billed."),
     "/v1/responses": (ResponsesBody, "Answer in the shapes of OpenAI's Responses API."),
+    "/v1/embeddings": (EmbeddingsBody, "Embed texts, where an upstream can."),
     "/v1/moderations": (ModerationBody, "Score texts for harm."),
+    "/v1/batches": (BatchBody, "Order requests that nobody waits for."),
     "/tokenize": (TokenizeBody, "A text or chat as token ids."),
     "/detokenize": (DetokenizeBody, "Token ids as a text."),
 }

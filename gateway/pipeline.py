@@ -6,10 +6,12 @@ with the guard on the way back -> metering. Every inference route is a Surface t
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import orjson
+from prometheus_client import Counter, Histogram
 
 from core import logs, metrics
 from core.clock import Clock
@@ -18,14 +20,17 @@ from core.events import OpenedRequest, UsageKind
 from core.ids import REQUEST, new_id
 from core.tenants.keys import Principal
 from engine.protocol import GenerateRequest, SamplingParams
+from gateway.abilities import refuse_beyond, refuse_lacking
 from gateway.admission import Admission, Booking, LimitState, Spent, Wanted
 from gateway.ask import Ask
 from gateway.auth import Authenticator
 from gateway.catalog import Catalog, Target
 from gateway.delivery import Delivery
-from gateway.engines.base import EngineClient, Job
+from gateway.engines.base import Job
 from gateway.exchange import ClientGone, Exchange
-from gateway.metering import Meter
+from gateway.fallbacks import HEADER as FALLBACK_HEADER
+from gateway.fallbacks import Fallbacks, FallThrough
+from gateway.metering import Ending, Meter, blocked
 from gateway.prompts import Prompt, prepare
 from gateway.refusals import OutOfMoney, OverLimit
 from gateway.request_headers import (
@@ -35,8 +40,9 @@ from gateway.request_headers import (
     read_told,
     refusal_headers,
 )
-from gateway.routing import Router
-from gateway.safety import SafetyDesk, Screened
+from gateway.routing import Query, Router
+from gateway.safety import PromptBlocked, SafetyDesk, Screened
+from gateway.schemas.decoding import nested_too_deeply
 from gateway.spool import Spool
 from gateway.surface import Head, Surface
 
@@ -59,6 +65,8 @@ class Visit:
     exchange: Exchange
     started: float  # monotonic
     booking: Booking | None = None
+    meter: Meter | None = None
+    fell_from: list[str] = field(default_factory=list)  # models that could not answer
 
 
 class Pipeline:
@@ -70,6 +78,7 @@ class Pipeline:
         admission: Admission,
         safety: SafetyDesk,
         router: Router,
+        fallbacks: Fallbacks,
         spool: Spool,
         clock: Clock,
         limits: Limits,
@@ -79,6 +88,7 @@ class Pipeline:
         self.admission = admission
         self.safety = safety
         self.router = router
+        self.fallbacks = fallbacks
         self.spool = spool
         self.clock = clock
         self.limits = limits
@@ -97,17 +107,21 @@ class Pipeline:
             pass
         except TollhouseError as error:
             status = await self._refuse(visit, error)
+        except RecursionError:  # a schema just within what could be parsed
+            status = await self._refuse(visit, nested_too_deeply())
         except Exception:
             log.exception("a request failed by our fault")
             status = await self._refuse(visit, _our_fault(visit.request_id))
         finally:
             exchange.done()
+            if visit.meter is not None and visit.meter.event is None:
+                # Opened for a model that fell through, and refused at the next.
+                visit.meter.close_soon(Ending(0, 0, "refused", status, prompt_done=False), None)
             self.in_flight -= 1
             metrics.in_flight.dec()
             logs.request_id.reset(token)
-            metrics.requests.labels(surface.route, str(status)).inc()
-            spent = self.clock.monotonic() - visit.started
-            metrics.request_seconds.labels(surface.route).observe(spent)
+            _answered(surface.route, status).inc()
+            _seconds(surface.route).observe(self.clock.monotonic() - visit.started)
 
     async def _walk(self, visit: Visit) -> int:
         if self.draining:
@@ -118,30 +132,78 @@ class Pipeline:
         raw = await exchange.body(self.limits.max_body)
         ask = surface.parse(raw)
         target = self.catalog.resolve(principal, ask.model)
-        prompt = await prepare(ask, target.model.codec, target.model.context_length, principal)
-        ask = prompt.ask
-        visit.booking = await self.admission.book(
-            _wanted(visit, principal, target, prompt, ask, told)
-        )
-        spent = Spent(0, 0, 0, served=False)
-        try:
-            screened = await self.safety.screen(visit.request_id, principal, ask)
-            if screened.ask is not ask:
-                ask = screened.ask
-                prompt = await prepare(
-                    ask, target.model.codec, target.model.context_length, principal
+        prompt = await _prepared(ask, target, principal)
+        later = self.fallbacks.after(principal, target)
+        screened: Screened | None = None
+        while True:
+            wanted = _wanted(visit, principal, target, prompt, prompt.ask, told)
+            visit.booking = await self.admission.book(wanted)
+            spent = Spent(0, 0, 0, served=False)
+            try:
+                if screened is None:
+                    screened = await self.safety.screen(visit.request_id, principal, prompt.ask)
+                    if screened.ask is not prompt.ask:
+                        prompt = await _prepared(screened.ask, target, principal)
+                spent, status = await self._deliver(
+                    visit, principal, target, prompt, told, screened, final=not later
                 )
-                ask = prompt.ask
-            client = self.router.choose(target, prompt.ids)
-            await self.router.ensure_adapter(client, target)
-            meter = self._meter(visit, principal, target, prompt, ask, told, client, screened)
-            delivery = self._delivery(visit, principal, ask, target, prompt, meter, screened)
-            job = _job(visit, principal, ask, target, prompt, told)
-            await meter.open()
-            spent, status = await delivery.run(client, job)
-            return status
-        finally:
-            await visit.booking.settle(spent)
+                return status
+            except PromptBlocked as refused:
+                spent = await self._blocked(visit, principal, target, prompt, told, refused.paid_by)
+                raise
+            except FallThrough as fell:
+                visit.fell_from.append(target.model.name)
+                target = later.pop(0)
+                log.warning("%s answers instead: %s", target.model.name, fell.error.message)
+                metrics.fallbacks.labels(visit.fell_from[-1], target.model.name).inc()
+            finally:
+                await visit.booking.settle(spent)
+            assert screened is not None
+            prompt = await _prepared(screened.ask, target, principal)
+
+    async def _deliver(
+        self,
+        visit: Visit,
+        principal: Principal,
+        target: Target,
+        prompt: Prompt,
+        told: Told,
+        screened: Screened,
+        *,
+        final: bool,
+    ) -> tuple[Spent, int]:
+        """What it came to, and the status. FallThrough, not when `final`, where nobody answered."""
+        ask = prompt.ask
+        query = Query(target, prompt.ids, principal.tenant_id, ask, prompt.max_tokens)
+        route = self.router.route(query)
+        place = route.next()
+        if place is None and (not final or not route.coming()):
+            if not final:
+                raise FallThrough(route.refusal())
+            raise route.refusal()
+        engine_id = place.name if place is not None else ""
+        meter = self._meter(visit, principal, target, prompt, ask, told, engine_id, screened)
+        delivery = self._delivery(visit, principal, ask, target, prompt, meter, screened)
+        again, visit.meter = visit.meter is not None, meter
+        await meter.open(again=again)
+        return await delivery.run(
+            route, _job(visit, principal, ask, target, prompt, told), final=final
+        )
+
+    async def _blocked(
+        self,
+        visit: Visit,
+        principal: Principal,
+        target: Target,
+        prompt: Prompt,
+        told: Told,
+        paid_by: str,
+    ) -> Spent:
+        """A refused prompt has its line in the ledger too, whoever bears it."""
+        screened = Screened(prompt.ask, "block")
+        meter = self._meter(visit, principal, target, prompt, prompt.ask, told, "", screened)
+        event = await meter.close(blocked(paid_by), None)
+        return Spent(event.input_tokens, 0, 0, 0, event.status, served=bool(event.quantity))
 
     def _meter(
         self,
@@ -151,7 +213,7 @@ class Pipeline:
         prompt: Prompt,
         ask: Ask,
         told: Told,
-        client: EngineClient,
+        engine_id: str,
         screened: Screened,
     ) -> Meter:
         assert visit.booking is not None
@@ -161,7 +223,7 @@ class Pipeline:
             tenant_id=principal.tenant_id,
             project_id=principal.project_id,
             key_id=principal.key_id,
-            kind=UsageKind.GENERATION,
+            kind=UsageKind.GENERATION if ask.inputs is None else UsageKind.EMBEDDING,
             route=visit.surface.route,
             model=target.model.name,
             adapter=adapter.name if adapter else None,
@@ -169,14 +231,17 @@ class Pipeline:
             price_version=visit.booking.price_version,
             opened_at=self.clock.now(),
             prompt_tokens=len(prompt.ids),
-            engine_id=client.engine_id,
+            engine_id=engine_id,
             end_user=ask.end_user,
             client_request_id=told.client_request_id,
+            batch_job=visit.exchange.batch_job,
         )
         meter = Meter(self.spool, self.clock, opened, self.router.acknowledge_soon)
         meter.streamed = ask.stream
         meter.moderation = screened.action
         meter.prompt_order = prompt.order
+        meter.truncated = prompt.ask.dropped
+        meter.fell_from = tuple(visit.fell_from)
         return meter
 
     def _delivery(
@@ -200,12 +265,15 @@ class Pipeline:
         )
         extra = limit_headers(visit.surface.style, visit.booking.limits(), principal.plan, now)
         extra = [*extra, *(screened.headers or []), *prompt.header_list()]
+        if visit.fell_from:
+            way = " -> ".join([*visit.fell_from, target.model.name])
+            extra.append((FALLBACK_HEADER.encode(), way.encode("ascii", "replace")))
         return Delivery(
             visit.surface,
             visit.exchange,
             ask,
             head,
-            guards=self.safety.guard(visit.request_id, principal, ask.n),
+            guards=lambda: self.safety.guard(visit.request_id, principal, ask.n),
             meter=meter,
             booking=visit.booking,
             headers=lambda: answer_headers(visit.request_id, self._millis(visit), extra),
@@ -229,6 +297,13 @@ class Pipeline:
 
     def _millis(self, visit: Visit) -> int:
         return round((self.clock.monotonic() - visit.started) * 1000)
+
+
+async def _prepared(ask: Ask, target: Target, principal: Principal) -> Prompt:
+    refuse_lacking(ask, target.model)
+    if ask.beyond:
+        refuse_beyond(ask, target.model)
+    return await prepare(ask, target.model.codec, target.model.context_length, principal)
 
 
 def _wanted(
@@ -265,12 +340,17 @@ def _job(
         priority=principal.plan.priority,
         deadline_s=told.timeout_s,
     )
-    return Job(
-        request,
-        ask,
-        adapter_name=adapter.name if adapter else None,
-        adapter_path=adapter.path if adapter else None,
-    )
+    return Job(request, ask)
+
+
+@cache
+def _answered(route: str, status: int) -> Counter:
+    return metrics.requests.labels(route, str(status))
+
+
+@cache
+def _seconds(route: str) -> Histogram:
+    return metrics.request_seconds.labels(route)
 
 
 def sampling_params(ask: Ask, max_tokens: int, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -280,7 +360,7 @@ def sampling_params(ask: Ask, max_tokens: int, defaults: Mapping[str, Any]) -> S
         for name in _SAMPLING_NAMES
         if (value := getattr(ask, name)) is not None and value != {} and value != ()
     }
-    return replace(SamplingParams(max_tokens=max_tokens), **{**defaults, **given})
+    return SamplingParams(**{"max_tokens": max_tokens, **defaults, **given})
 
 
 _SAMPLING_NAMES = (

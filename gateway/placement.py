@@ -8,7 +8,10 @@ and the blocks that must be freed first.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.protocol import EngineStats
+from engine.protocol import AdapterState, EngineStats
+
+# What is left of loading an adapter: nothing, the copy to the device, or the reading from disk too.
+_SHARE_OF_LOAD = {"resident": 0.0, "loading": 0.1, "host": 0.2, "draining": 0.5, "absent": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,13 @@ class Replica:
     block_size: int = 16
     prefill_tokens_s: float = 2000.0  # measured, a moving average
     adapter_load_s: float = 0.3  # likewise
-    unseen_tokens: int = 0  # prompts sent there since the stats were taken
+    unseen_tokens: int = 0  # what waits there beyond the stats; below 0 where less does by now
+    held_blocks: int = 0  # that its cache is known to hold
+    under_way: int = 0  # requests of this process, known without waiting for the stats
     available: bool = True  # healthy, not draining, breaker allows
     sticky: bool = False  # this conversation's last turn ran there
-    generations: Mapping[str, int] = field(default_factory=dict)  # adapter digest -> generation
+    # By digest, in the newest generation that the replica told of.
+    adapters: Mapping[str, AdapterState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ def estimate(replica: Replica, ask: Ask, cached_blocks: int) -> Estimate:
         replica.engine_id,
         wait_s=(waiting + running) / rate,
         compute_s=(ask.prompt_tokens - cached) / rate,
-        adapter_s=0.0 if _resident(replica, ask.adapter) else replica.adapter_load_s,
+        adapter_s=replica.adapter_load_s * _SHARE_OF_LOAD[_state_of(replica, ask.adapter)],
         room_s=_missing_tokens(replica, ask, cached) / rate,
         cached_blocks=cached_blocks,
     )
@@ -70,7 +76,9 @@ def choose(
 ) -> list[tuple[Replica, Estimate]]:
     """The available replicas, best first; the rest of the list is the order of retries.
 
-    Within a tenth the estimates are equal: then the sticky one, then the emptier one goes first.
+    Within a tenth the estimates are equal: then the sticky one goes first, then the one that holds
+    most of the prompt, then the one with the least to do, then the one whose cache holds least, so
+    that tenants spread over idle replicas.
     """
     judged = [
         (replica, estimate(replica, ask, overlap.get(replica.engine_id, 0)))
@@ -82,32 +90,28 @@ def choose(
     best = min(guess.total_s for _, guess in judged)
     near = best * 1.1 + 0.001
 
-    def _rank(pair: tuple[Replica, Estimate]) -> tuple[float, bool, int, str]:
+    def _rank(pair: tuple[Replica, Estimate]) -> tuple[float, bool, int, int, int, str]:
         replica, guess = pair
-        tied = guess.total_s <= near
-        load = (replica.stats.running + replica.stats.waiting) if replica.stats else 0
-        return (0.0 if tied else guess.total_s, not replica.sticky, load, replica.engine_id)
+        stats, load = replica.stats, replica.under_way
+        if stats is not None:
+            load = max(load, stats.running + stats.waiting)
+        order = 0.0 if guess.total_s <= near else guess.total_s
+        held = (-guess.cached_blocks, load, replica.held_blocks, replica.engine_id)
+        return (order, not replica.sticky, *held)
 
     return sorted(judged, key=_rank)
 
 
-def _resident(replica: Replica, adapter: str | None) -> bool:
+def _state_of(replica: Replica, adapter: str | None) -> str:
     if adapter is None:
-        return True
-    if replica.stats is None:
-        return False
-    known = replica.generations.get(adapter)
-    return any(
-        state.digest == adapter
-        and state.state == "resident"
-        and (known is None or known == state.generation)
-        for state in replica.stats.adapters
-    )
+        return "resident"
+    known = replica.adapters.get(adapter)
+    return known.state if known is not None and known.state in _SHARE_OF_LOAD else "absent"
 
 
 def _missing_tokens(replica: Replica, ask: Ask, cached: int) -> int:
     """Tokens of room that others must give back before this request fits."""
-    if replica.stats is None:
-        return 0
+    if replica.stats is None or not replica.stats.blocks_total:
+        return 0  # a server that does not tell
     needed = ask.prompt_tokens - cached + ask.output_tokens
     return max(0, needed - replica.stats.blocks_free * replica.block_size)

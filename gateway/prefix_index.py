@@ -1,55 +1,86 @@
 """Which replica holds which blocks of which prefix: a mirror of the engines' own caches.
 
-It is fed by their KV events (stored, removed), so an evicted block is gone here too; nothing is
-guessed from what was sent. Keys are those of `engine.prefix`, rooted in the tenant and adapter.
+It is fed by their KV events (stored, removed, cleared), so an evicted block is gone here too; nothing
+is guessed from what was sent. Keys are those of `engine.prefix`, rooted in the tenant and adapter.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from engine.protocol import KvEvent
 
 
 class PrefixIndex:
+    """A bit a replica and a mask a block: a walk down a chain costs one look-up and one `and` each."""
+
     def __init__(self) -> None:
-        self._holders: dict[str, set[str]] = {}  # block key -> replicas
-        self._held: dict[str, set[str]] = {}  # replica -> block keys
+        self._names: list[str] = []  # the place in this list is the replica's bit
+        self._bits: dict[str, int] = {}
+        self._masks: dict[bytes, int] = {}
+        self._blocks: dict[str, int] = {}
 
     def apply(self, replica: str, events: Iterable[KvEvent]) -> None:
-        held = self._held.setdefault(replica, set())
+        bit = self._bit(replica)
         for event in events:
             if event.kind == "stored":
-                held.update(event.hashes)
-                for key in event.hashes:
-                    self._holders.setdefault(key, set()).add(replica)
+                for text in event.hashes:
+                    self._store(bytes.fromhex(text), bit, replica)
+            elif event.kind == "removed":
+                for text in event.hashes:
+                    self._drop(bytes.fromhex(text), bit, replica)
             else:
-                held.difference_update(event.hashes)
-                for key in event.hashes:
-                    self._drop(key, replica)
+                self.forget(replica)
 
     def forget(self, replica: str) -> None:
         """The replica restarted, or events of it were missed: nothing is known of its cache."""
-        for key in self._held.pop(replica, set()):
-            self._drop(key, replica)
+        if self._blocks.get(replica):
+            bit = self._bits[replica]
+            for key in [key for key, mask in self._masks.items() if mask & bit]:
+                self._drop(key, bit, replica)
 
-    def overlap(self, keys: Sequence[str]) -> dict[str, int]:
-        """For each replica that has any, how many leading blocks of the chain it holds."""
+    def overlap(self, keys: Iterable[bytes]) -> dict[str, int]:
+        """For each replica that has any, how many leading blocks of the chain it holds. Reads no
+        further than the first block that nobody holds."""
         found: dict[str, int] = {}
-        alive: set[str] | None = None
-        for depth, key in enumerate(keys, 1):
-            holders = self._holders.get(key, set())
-            alive = set(holders) if alive is None else alive & holders
-            if not alive:
-                break
-            for replica in alive:
-                found[replica] = depth
+        alive, depth = (1 << len(self._names)) - 1, 0
+        for key in keys:
+            held = self._masks.get(key, 0) & alive
+            if held != alive:
+                self._note(found, alive & ~held, depth)
+                alive = held
+                if not alive:
+                    return found
+            depth += 1
+        self._note(found, alive, depth)
         return found
 
     def blocks(self, replica: str) -> int:
-        return len(self._held.get(replica, ()))
+        return self._blocks.get(replica, 0)
 
-    def _drop(self, key: str, replica: str) -> None:
-        holders = self._holders.get(key)
-        if holders is not None:
-            holders.discard(replica)
-            if not holders:
-                del self._holders[key]
+    def _note(self, found: dict[str, int], mask: int, depth: int) -> None:
+        while mask and depth:
+            lowest = mask & -mask
+            found[self._names[lowest.bit_length() - 1]] = depth
+            mask ^= lowest
+
+    def _bit(self, replica: str) -> int:
+        bit = self._bits.get(replica)
+        if bit is None:
+            bit = self._bits[replica] = 1 << len(self._names)
+            self._names.append(replica)
+            self._blocks[replica] = 0
+        return bit
+
+    def _store(self, key: bytes, bit: int, replica: str) -> None:
+        mask = self._masks.get(key, 0)
+        if not mask & bit:
+            self._masks[key] = mask | bit
+            self._blocks[replica] += 1
+
+    def _drop(self, key: bytes, bit: int, replica: str) -> None:
+        mask = self._masks.get(key, 0)
+        if mask & bit:
+            self._blocks[replica] -= 1
+            if mask == bit:
+                del self._masks[key]
+            else:
+                self._masks[key] = mask ^ bit

@@ -5,6 +5,7 @@ Only the first request of a key whose tenant has budgets or a wallet waits for a
 
 import asyncio
 import logging
+import threading
 from datetime import datetime, timedelta
 
 from sqlalchemy import select
@@ -40,9 +41,14 @@ class PriceList:
         self._limited: frozenset[str] = frozenset()  # tenants with budgets or a wallet
         self._money: dict[Owner, Limits] = {}
         self._seen: dict[Owner, datetime] = {}
+        self._refreshing = threading.Lock()
 
     def refresh(self) -> None:
         """Blocking; run in a thread."""
+        with self._refreshing:  # or what one read earlier would replace what another read later
+            self._refresh()
+
+    def _refresh(self) -> None:
         now = self._clock.now()
         with self._database.read() as session:
             book = load_price_book(session)

@@ -4,26 +4,28 @@ Static first, dynamic last, so that prefixes are shared. `prepare` is all that t
 """
 
 import asyncio
-import json
-from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from core.errors import BadRequest, ContextLengthExceeded
 from core.tenants.keys import Principal
 from gateway.ask import Ask
 from gateway.exchange import Headers
 from gateway.prompt_order import PromptOrder, Volatile, arrange
+from gateway.shortening import estimate, shortened, texts_of
 from gateway.tokenizing import TextCodec
 from gateway.volatile import volatile_rule
+from gateway.writing import Written, written
 
 ORDER_HEADER = "x-tollhouse-prompt-order"
+TRUNCATION_HEADER = "x-tollhouse-truncation"
 _ORDERS = frozenset(PromptOrder)
 _INLINE_CHARACTERS = 20_000  # longer prompts are encoded in a thread
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Struct, frozen=True):
     ask: Ask  # as it goes to the engine: in the tenant's order
     ids: list[int]
     max_tokens: int  # of output for each choice: what was asked for, within the context
@@ -38,25 +40,37 @@ class Prompt:
 async def prepare(
     ask: Ask, codec: TextCodec | None, context_length: int, principal: Principal
 ) -> Prompt:
+    if ask.inputs is not None:
+        return await asyncio.to_thread(to_embed, ask, codec, context_length)
     ask, order = in_order(ask, principal)
+    if ask.truncation != "disabled" and ask.messages is not None:
+        ask = await asyncio.to_thread(shortened, ask, codec, context_length, principal.tenant_id)
     headers = {ORDER_HEADER: order} if order else {}
+    if ask.dropped:
+        headers[TRUNCATION_HEADER] = ask.dropped
     if codec is None:
         return replace(_estimated(ask, context_length), headers=headers, order=order)
     if isinstance(ask.prompt, list):
         ids = _checked(ask.prompt, codec.vocab_size)
+        ask = replace(ask, spoken=codec.tokenizer.decode(ids, skip_special_tokens=False))
     else:
-        text = _rendered(ask, codec) if ask.messages is not None else ask.prompt or ""
-        special = ask.messages is None
-        if len(text) > _INLINE_CHARACTERS:
-            ids = await asyncio.to_thread(codec.encode, text, special=special)
-        else:
-            ids = codec.encode(text, special=special)
+        ids = await _ids(written(ask, codec), principal.tenant_id)
     if not ids:
         raise BadRequest(
             "The prompt is empty.", next_step="Send at least one token.", param=_field(ask)
         )
     room = _room(ask, len(ids), context_length)
     return Prompt(ask, ids, room, texts_of(ask), headers, order)
+
+
+async def _ids(text: Written, tenant_id: str) -> list[int]:
+    """In a thread where there is much to encode."""
+    pieces = text.pieces(tenant_id)
+    new = len(text.text) if pieces is None else pieces.new_characters
+    encode = text.ids if pieces is None else pieces.ids
+    if new > _INLINE_CHARACTERS or text.mark is not None:
+        return await asyncio.to_thread(encode)
+    return encode()
 
 
 def in_order(ask: Ask, principal: Principal) -> tuple[Ask, str | None]:
@@ -89,44 +103,23 @@ def _rule(kinds: tuple[str, ...], patterns: tuple[str, ...]) -> Volatile:
     return volatile_rule(kinds, patterns)
 
 
-def texts_of(ask: Ask) -> tuple[str, ...]:
-    """Every text that the client sent, in order."""
-    if ask.messages is None:
-        return (ask.prompt,) if isinstance(ask.prompt, str) else ()
-    found: list[str] = []
-    for message in ask.messages:
-        content = message.get("content")
-        if isinstance(content, str):
-            found.append(content)
-        elif isinstance(content, list):
-            found += [part["text"] for part in content]
-    return tuple(found)
-
-
-def _rendered(ask: Ask, codec: TextCodec) -> str:
-    if codec.template is None:
-        raise BadRequest(
-            f"The model {ask.model} has no chat template.",
-            next_step="Use /v1/completions.",
-            param="messages",
-        )
-    messages = [_plain(message) for message in ask.messages or []]
-    tools = ask.tools
-    if tools and not codec.template.takes_tools:
-        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        messages.insert(0, {"role": "system", "content": f"Tools:\n{listed}"})
-        tools = None
-    return codec.template.render(messages, tools=tools)
-
-
-def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    made = {k: v for k, v in message.items() if k not in ("cache_control", "volatile")}
-    content = made.get("content")
-    if isinstance(content, list):
-        made["content"] = "".join(part["text"] for part in content)
-    if made["role"] == "developer":
-        made["role"] = "system"
-    return made
+def to_embed(ask: Ask, codec: TextCodec | None, context_length: int) -> Prompt:
+    """The texts are counted one by one: each has the whole context for itself."""
+    sizes: list[int] = []
+    for each in ask.inputs or ():
+        if not isinstance(each, str):
+            sizes.append(len(each))
+        else:
+            sizes.append(len(codec.encode(each, special=True)) if codec else estimate((each,)))
+    for index, size in enumerate(sizes):
+        # An estimate refuses nothing: the upstream knows.
+        if codec is not None and size > context_length:
+            raise ContextLengthExceeded(
+                f"input[{index}] has {size} tokens; the model takes {context_length}.",
+                next_step="Split it.",
+                param="input",
+            )
+    return Prompt(ask, [0] * sum(sizes), 1, texts_of(ask))
 
 
 def _checked(ids: list[int], vocab_size: int) -> list[int]:
@@ -148,17 +141,15 @@ def _room(ask: Ask, prompt_tokens: int, context_length: int) -> int:
         raise ContextLengthExceeded(
             f"The model's context is {context_length} tokens; the prompt has {prompt_tokens}"
             f"{wanted}.",
-            next_step="Shorten the prompt or max_tokens.",
+            next_step="Shorten the prompt or max_tokens, or let truncation drop old turns.",
             param=_field(ask) if room < 1 else "max_tokens",
         )
     return asked if asked is not None else room
 
 
 def _estimated(ask: Ask, context_length: int) -> Prompt:
-    """For a text engine whose tokenizer we lack: four bytes a token, until its usage says more."""
     texts = texts_of(ask)
-    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-    count = max(1, size // 4 + 4 * len(texts))
+    count = estimate(texts)
     return Prompt(ask, [0] * count, _room(ask, count, context_length), texts)
 
 

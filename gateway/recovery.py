@@ -17,9 +17,10 @@ from core.clock import Clock
 from core.errors import TollhouseError
 from core.events import OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import FinishReason, Receipt
+from gateway.carrier import Books
 from gateway.engines.base import RequestStillRuns
-from gateway.metering import Counts, engine_count, usage_event
-from gateway.shipper import Books, ship_file
+from gateway.metering import Counts, engine_count, on_the_house, usage_event
+from gateway.shipper import ship_file
 from gateway.spool import SpoolFile, closing, shipped
 
 log = logging.getLogger("tollhouse.recovery")
@@ -53,11 +54,13 @@ class Recovery:
         self._on_settled = on_settled
         self._longest_life = timedelta(seconds=longest_life_s + 60)
         self._adopted: dict[Path, SpoolFile] = {}
+        self.looked = asyncio.Event()  # what was left here before the start is in the books
 
     async def run(self, every_s: float = 5.0) -> None:
         while True:
             try:
                 await self.round()
+                self.looked.set()
             except Exception as error:
                 log.warning("recovery of spool files failed, again in %.0f s: %s", every_s, error)
             await asyncio.sleep(every_s)
@@ -140,6 +143,8 @@ def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: dateti
         )
     delivered = min(receipt.delivered, receipt.generated)
     counts = Counts(receipt.prompt, receipt.cached, delivered, receipt.generated - delivered)
+    if opened.batch_job is not None:
+        counts = on_the_house(counts)
     complete = receipt.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
     return usage_event(
         opened,
@@ -148,6 +153,8 @@ def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: dateti
         finish_reason=str(receipt.finish_reason),
         status=200 if complete else 499,
         settled_by=SettledBy.RECEIPT,
+        quantity=int(opened.batch_job is None),
+        paid_by="house" if opened.batch_job is not None else None,
         queue_ms=round(receipt.queue_s * 1000),
         duration_ms=round((receipt.queue_s + receipt.prefill_s + receipt.decode_s) * 1000),
     )

@@ -1,7 +1,8 @@
 """The headers that a client may send beside its key, and those that every answer carries."""
 
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from core.errors import BadRequest, TollhouseError
 from core.tenants.plans import Plan
@@ -17,8 +18,7 @@ from gateway.limit_headers import (
 from gateway.limits import is_final
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """`client_request_id` is kept for correlation and is never a key."""
 
     timeout_s: float

@@ -1,17 +1,18 @@
 """What the pipeline asks of the safety desk: a verdict on the prompt, guards for the answer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
+from core.errors import ContentBlocked
 from core.tenants.keys import Principal
 from gateway.ask import Ask
 from gateway.exchange import Headers
 from gateway.streaming import OutputGuard
 
 
-@dataclass(frozen=True, slots=True)
-class Screened:
+class Screened(Struct, frozen=True):
     """`ask` is another one where the policy redacts. `action` is the strongest that was taken."""
 
     ask: Ask
@@ -19,12 +20,23 @@ class Screened:
     headers: Headers | None = None
 
 
+class PromptBlocked(ContentBlocked):
+    """`paid_by` is the policy's word on who bears the prompt: tenant or house."""
+
+    def __init__(self, message: str, *, paid_by: str, next_step: str, param: str) -> None:
+        super().__init__(message, next_step=next_step, param=param)
+        self.paid_by = paid_by
+
+
 class SafetyDesk(Protocol):
     async def screen(self, request_id: str, principal: Principal, ask: Ask) -> Screened:
-        """Raises ContentBlocked, or Unavailable where the policy fails closed."""
+        """Raises PromptBlocked, also where a stage fails and the policy closes on it."""
 
     def guard(self, request_id: str, principal: Principal, choices: int) -> Sequence[OutputGuard]:
         """One for each choice, or none at all."""
+
+    def close(self) -> None:
+        """Nothing more comes: what was gathered is handed over."""
 
 
 class NoSafetyDesk:
@@ -35,3 +47,6 @@ class NoSafetyDesk:
 
     def guard(self, request_id: str, principal: Principal, choices: int) -> Sequence[OutputGuard]:
         return ()
+
+    def close(self) -> None:
+        return

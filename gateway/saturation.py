@@ -9,11 +9,12 @@ import asyncio
 from core import metrics
 from core.clock import Clock
 from core.errors import Unavailable
+from core.tenants.plans import BATCH_PRIORITY
 from gateway.fair_queue import FairQueue
 from gateway.wishes import Ask
 
 # Of the places, what each priority may see taken and still enter.
-SHARE_PERMILLE = {0: 800, 1: 900}
+SHARE_PERMILLE = {BATCH_PRIORITY: 500, 0: 800, 1: 900}
 _LEARN = 0.1
 
 

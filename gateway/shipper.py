@@ -1,4 +1,5 @@
-"""Takes what the spool holds to the database, in bulk, from a thread of its own.
+"""Takes what the spool holds to the database, in bulk, from a thread of its own; once there is much
+to take, that thread has a process do it.
 
 Idempotent: rows are inserted by request id, and a batch is forgotten only after its commit. While
 the database is down the spool grows and the shipper tries again; a single record that the database
@@ -10,32 +11,34 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
-
-from sqlalchemy.exc import DBAPIError, OperationalError
 
 from core import metrics
-from gateway.spool import Outgoing, Spool, connect, read_outbox
+from gateway.carrier import Books, Carried, Carrier, Helper, Porter, brief
+from gateway.spool import Spool, connect, read_outbox
 
 log = logging.getLogger("tollhouse.shipper")
 BATCH = 5000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
-
-
-class Books(Protocol):
-    """Where events go. One call is one transaction; a replay changes nothing."""
-
-    def record(self, batch: Outgoing) -> None: ...
+# A round costs the same few milliseconds of the interpreter for one record as for a hundred: under
+# load rounds are so far apart that they take this share of the time that requests run in.
+_SHARE = 0.04
+_LONGEST_GATHER_S = 1.0
+_MANY = 600  # rows in one round: from then on the helper carries; a calm house starts none
 
 
 class Shipper:
-    def __init__(self, spool: Spool, books: Books, *, pause_s: float = 0.05) -> None:
+    def __init__(
+        self, spool: Spool, books: Books, helper: Helper | None = None, *, pause_s: float = 0.05
+    ) -> None:
         self._spool = spool
         self._books = books
+        self._helper = helper
+        self._busy = False
         self._pause_s = pause_s  # lets a batch gather
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tollhouse-shipper", daemon=True)
         self._shipped = 0
+        self._cost_s = 0.0  # of this round
         self._ill_since: float | None = None
 
     def start(self) -> None:
@@ -58,13 +61,14 @@ class Shipper:
         try:
             while True:
                 last_round = self._stopping.is_set()
+                self._cost_s = 0.0
                 try:
                     self._drain(reader)
                     self._ill_since = None
                     pause = FIRST_PAUSE_S
                 except Exception as error:
                     log.warning(
-                        "usage cannot be shipped now, again in %.1f s: %s", pause, _brief(error)
+                        "usage cannot be shipped now, again in %.1f s: %s", pause, brief(error)
                     )
                     if last_round:
                         return
@@ -76,10 +80,13 @@ class Shipper:
                     return
                 self._watch()
                 self._spool.arrived.wait(1.0)
-                self._stopping.wait(self._pause_s)
+                gather = self._cost_s / _SHARE
+                self._stopping.wait(min(max(gather, self._pause_s), _LONGEST_GATHER_S))
                 self._spool.arrived.clear()
         finally:
             reader.close()
+            if self._helper is not None:
+                self._helper.close()
 
     def _watch(self) -> None:
         """For the alert on a database that has been away for long."""
@@ -91,36 +98,27 @@ class Shipper:
         metrics.spool_age_seconds.set(now - self._ill_since if self._ill_since else 0)
 
     def _drain(self, reader: sqlite3.Connection) -> None:
+        here = Porter(reader, self._books)
         while True:
-            batch = read_outbox(reader, BATCH, after=self._shipped)
-            if not batch.last:
+            carrier: Carrier = self._helper if self._busy and self._helper is not None else here
+            carried = carrier.carry(self._shipped, BATCH)
+            if not carried.last:
                 return
-            self._ship(reader, batch)
-            self._shipped = batch.last
-            self._spool.forget_shipped(batch.last)
+            self._cost_s += carried.cpu_s
+            self._busy |= carried.rows >= _MANY
+            if carried.refused:
+                log.error("a batch of usage was refused, trying one by one: %s", carried.refused)
+                self._one_by_one(carrier, carried)
+            self._shipped = carried.last
+            self._spool.forget_shipped(carried.last)
             reader.execute("pragma wal_checkpoint(passive)")
 
-    def _ship(self, reader: sqlite3.Connection, batch: Outgoing) -> None:
-        try:
-            self._books.record(batch)
-        except OperationalError:
-            raise
-        except (DBAPIError, ValueError, LookupError) as error:
-            log.error("a batch of usage was refused, trying one by one: %s", _brief(error))
-            self._one_by_one(reader, batch)
-
-    def _one_by_one(self, reader: sqlite3.Connection, batch: Outgoing) -> None:
+    def _one_by_one(self, carrier: Carrier, batch: Carried) -> None:
         for seq in range(batch.first, batch.last + 1):
-            single = read_outbox(reader, 1, after=seq - 1)
-            if single.last != seq:
-                continue
-            try:
-                self._books.record(single)
-            except OperationalError:
-                raise
-            except (DBAPIError, ValueError, LookupError) as error:
-                log.error("one record was refused and parked: %s", _brief(error))
-                self._spool.park(seq, _brief(error))
+            single = carrier.carry(seq - 1, 1)
+            if single.last == seq and single.refused:
+                log.error("one record was refused and parked: %s", single.refused)
+                self._spool.park(seq, single.refused)
 
 
 def ship_file(connection: sqlite3.Connection, books: Books, forget: Callable[[int], None]) -> int:
@@ -134,7 +132,3 @@ def ship_file(connection: sqlite3.Connection, books: Books, forget: Callable[[in
         forget(batch.last)
         after = batch.last
         total += len(batch.usage) + len(batch.moderation)
-
-
-def _brief(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]

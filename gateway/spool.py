@@ -13,12 +13,13 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from core.batches.jobs import Answered
 from core.errors import Unavailable
 from core.events import EngineCount, ModerationEvent, OpenedRequest, UsageEvent
 
@@ -27,6 +28,7 @@ log = logging.getLogger("tollhouse.spool")
 USAGE = "usage"
 _RETRY_S = 1.0
 MODERATION = "moderation"
+LINE = "line"
 _SCHEMA = """
 create table if not exists opened (request_id text primary key, body blob not null) without rowid;
 create table if not exists outbox (
@@ -37,7 +39,8 @@ create table if not exists parked (
 """
 _opened = msgspec.msgpack.Decoder(OpenedRequest)
 _settled = msgspec.msgpack.Decoder(tuple[UsageEvent, EngineCount | None])
-_moderation = msgspec.msgpack.Decoder(ModerationEvent)
+_moderation = msgspec.msgpack.Decoder(list[ModerationEvent])
+_line = msgspec.msgpack.Decoder(tuple[str, Answered])
 _encode = msgspec.msgpack.Encoder().encode
 
 Statement = tuple[str, tuple[object, ...]]
@@ -52,6 +55,7 @@ class Outgoing:
     usage: list[UsageEvent]
     receipts: list[EngineCount]
     moderation: list[ModerationEvent]
+    lines: list[tuple[str, Answered]]  # of batches, by the batch's id
 
 
 class SpoolFile:
@@ -118,12 +122,22 @@ def read_outbox(connection: sqlite3.Connection, limit: int, *, after: int = 0) -
         last=rows[-1][0] if rows else 0,
         usage=[event for event, _ in settled],
         receipts=[receipt for _, receipt in settled if receipt is not None],
-        moderation=[_moderation.decode(body) for _, topic, body in rows if topic == MODERATION],
+        moderation=[
+            event
+            for _, topic, body in rows
+            if topic == MODERATION
+            for event in _moderation.decode(body)
+        ],
+        lines=[_line.decode(body) for _, topic, body in rows if topic == LINE],
     )
 
 
 def opening(record: OpenedRequest) -> Statement:
     return "insert into opened values (?, ?)", (record.request_id, _encode(record))
+
+
+def reopening(record: OpenedRequest) -> Statement:
+    return "update opened set body = ? where request_id = ?", (_encode(record), record.request_id)
 
 
 def closing(event: UsageEvent, receipt: EngineCount | None) -> list[Statement]:
@@ -133,8 +147,13 @@ def closing(event: UsageEvent, receipt: EngineCount | None) -> list[Statement]:
     ]
 
 
-def noting(event: ModerationEvent) -> Statement:
-    return "insert into outbox (topic, body) values (?, ?)", (MODERATION, _encode(event))
+def noting(events: Sequence[ModerationEvent]) -> Statement:
+    return "insert into outbox (topic, body) values (?, ?)", (MODERATION, _encode(events))
+
+
+def answering(batch_id: str, answered: Answered) -> Statement:
+    """To be committed with the line's bill: then neither is ever without the other."""
+    return "insert into outbox (topic, body) values (?, ?)", (LINE, _encode((batch_id, answered)))
 
 
 def shipped(last: int) -> Statement:
@@ -162,21 +181,43 @@ class Spool:
         self._batch: list[Statement] = []
         self._waiters: list[asyncio.Future[None]] = []
         self._retry: list[Statement] = []  # closings that the disk refused: kept and tried again
+        self._then: list[Callable[[], None]] = []  # to do once all that was queued is durable
 
     async def open(self, record: OpenedRequest) -> None:
         """Returns when the record is durable; Unavailable if the disk refuses it."""
         await self._add([opening(record)])
 
-    async def close(self, event: UsageEvent, receipt: EngineCount | None = None) -> None:
-        """Never raises: what the disk refuses now is kept and goes with a later commit."""
-        with contextlib.suppress(Unavailable):
-            await self._add(closing(event, receipt))
+    async def reopen(self, record: OpenedRequest) -> None:
+        """As `open`, for a request that is open already and goes on elsewhere."""
+        await self._add([reopening(record)])
 
-    def close_soon(self, event: UsageEvent, receipt: EngineCount | None = None) -> None:
+    async def close(
+        self,
+        event: UsageEvent,
+        receipt: EngineCount | None = None,
+        then: Callable[[], None] | None = None,
+        also: Sequence[Statement] = (),
+    ) -> None:
+        """Never raises: what the disk refuses now is kept and goes with a later commit. `then` is
+        called once the record is durable, be it late; `also` is durable with it."""
+        if then is not None:
+            self._then.append(then)
+        with contextlib.suppress(Unavailable):
+            await self._add([*closing(event, receipt), *also])
+
+    def close_soon(
+        self,
+        event: UsageEvent,
+        receipt: EngineCount | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        if then is not None:
+            self._then.append(then)
         self._queue(closing(event, receipt))
 
-    def note(self, event: ModerationEvent) -> None:
-        self._queue([noting(event)])
+    def note(self, events: Sequence[ModerationEvent]) -> None:
+        """One row, however many they are."""
+        self._queue([noting(events)])
 
     def forget_shipped(self, last: int) -> None:
         """From the shipper's thread."""
@@ -202,6 +243,9 @@ class Spool:
             self._refused(batch, waiters, error)
             return
         self._retry = []
+        then, self._then = self._then, []
+        for call in then:
+            call()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)

@@ -1,8 +1,9 @@
 """What a surface (chat, completions, messages, responses) gives the pipeline: its own two ends."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from core.errors import TollhouseError
 from gateway.ask import Ask, Usage
@@ -10,8 +11,7 @@ from gateway.streaming import ChoiceOutput, Delta
 from gateway.tokenizing import TextCodec
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """What an answer says of itself."""
 
     request_id: str

@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
-import moderation.tasks  # noqa: F401  both register what they schedule
+import billing.tasks  # noqa: F401  registers what billing schedules
+import moderation.tasks  # noqa: F401  and what moderation does
 from core.queue import InProcessQueue, OnDead, TaskContext
 
 log = logging.getLogger("tollhouse.tasks")

@@ -12,7 +12,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from core.errors import SettingError
+from gateway.control_tokens import ControlTokens
 from gateway.templates import ChatTemplate
+from gateway.token_heads import TokenHeads
 
 _BROKEN = "\ufffd"  # what decoders write for bytes that are not whole yet
 _HOLD_AT_MOST = 8  # tokens; a code point has 4 bytes, so this many without one is not UTF-8
@@ -27,6 +29,8 @@ class TextCodec:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
+        self.control = ControlTokens(tokenizer)
+        self.heads = TokenHeads(tokenizer)
         self.template = template
         self.eos_token_ids = eos_token_ids
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)

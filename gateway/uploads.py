@@ -29,7 +29,7 @@ async def bounded_form(request: Request, most: int) -> AsyncIterator[FormData]:
         raise PayloadTooLarge(f"The body is larger than {most >> 20} MiB.", param="file")
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise BadRequest(
-            "The body is not multipart/form-data.", next_step="Send the adapter as a form file."
+            "The body is not multipart/form-data.", next_step="Send the file as a part of a form."
         )
     bounded = Request(request.scope, _receive)
     try:

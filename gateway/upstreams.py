@@ -4,7 +4,7 @@ Addresses split by commas or spaces, a JSON list of objects, or the path of a JS
 """
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,19 @@ class Upstream:
     tokenizer: str = ""  # a model directory; empty: TOLLHOUSE_MODEL's where it is served, else none
     context_length: int = 0  # 0: the tokenizer directory's, or 8192
     public_key: str = ""  # CURVE, Z85; empty: TOLLHOUSE_ENGINE_PUBLIC_KEY
-    max_in_flight: int = 0  # requests at once; 0 is no bound
+    engine: str = ""  # vllm, sglang, llama.cpp, tgi, tensorrt-llm, dynamo: its parameters
+    parameters: tuple[
+        str, ...
+    ] = ()  # that it takes beyond OpenAI's and its kind's: top_k, min_p, …
+    price: dict[str, Any] = field(default_factory=dict)  # the model's, as `tollhouse price` has it
+    max_in_flight: int = 0  # requests at once, of all gateway processes; 0 is no bound
+    requests_per_minute: int = 0  # likewise
     capabilities: tuple[str, ...] = ()  # beyond plain text: tools, json, embeddings, adapters
+
+    @property
+    def place(self) -> str:
+        """What it is called in usage events, metrics and orders."""
+        return (self.name or self.url)[:80]
 
     @property
     def is_http(self) -> bool:
@@ -60,15 +71,29 @@ def _one(given: Any, index: int) -> Upstream:
         return Upstream(given)
     if not isinstance(given, dict):
         raise _wrong(f"entry {index} is not an object")
-    known = {field.name for field in fields(Upstream)}
+    known = {each.name for each in fields(Upstream)}
     for name in given:
         if name not in known:
             raise _wrong(f"entry {index} has the unknown field {name!r}; known: {sorted(known)}")
     if not isinstance(given.get("url"), str):
         raise _wrong(f"entry {index} has no url")
-    if "capabilities" in given:
-        given = {**given, "capabilities": tuple(given["capabilities"])}
-    return Upstream(**given)
+    listed = {
+        name: _names(name, given[name]) for name in ("capabilities", "parameters") if name in given
+    }
+    made = Upstream(**{**given, **listed})
+    if not isinstance(made.price, dict) or any(type(v) is float for v in made.price.values()):
+        raise _wrong(f'the price of {made.url} is not like {{"input": "0.10", "output": "0.40"}}')
+    for name in ("max_in_flight", "requests_per_minute", "context_length"):
+        value = getattr(made, name)
+        if type(value) is not int or value < 0:
+            raise _wrong(f"{name} of {made.url} is {value!r}, not a whole number from 0")
+    return made
+
+
+def _names(field_name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise _wrong(f"{field_name} is not a list of names")
+    return tuple(value)
 
 
 def _checked(found: list[Upstream]) -> list[Upstream]:
@@ -80,7 +105,18 @@ def _checked(found: list[Upstream]) -> list[Upstream]:
         if name in names:
             raise _wrong(f"two entries are called {name!r}")
         names.add(name)
+    _check_prices(found)
     return found
+
+
+def _check_prices(found: list[Upstream]) -> None:
+    priced: dict[str, dict[str, Any]] = {}
+    for each in found:
+        if each.price and priced.setdefault(each.model, each.price) != each.price:
+            raise _wrong(
+                f"two entries of the model {each.model!r} have different prices: give each a model "
+                "name, and join them by TOLLHOUSE_FALLBACKS"
+            )
 
 
 def _wrong(problem: str) -> SettingError:

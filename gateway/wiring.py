@@ -7,10 +7,12 @@ import logging
 import os
 import secrets
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from billing.payments.base import PaymentProvider
 from core.clock import Clock, SystemClock
 from core.counters import Counters
 from core.counters_memory import MemoryCounters
@@ -23,32 +25,48 @@ from core.settings import Settings
 from core.tenants.keyring import Keyring
 from core.tenants.operator import operator_token
 from core.tenants.roles import Roles
+from gateway.adapter_keeper import AdapterKeeper
 from gateway.admission import Admission
 from gateway.attempts import FailedAttempts
 from gateway.auth import Authenticator
+from gateway.batch_runner import BatchRunner
 from gateway.booking import LimitedAdmission
 from gateway.books import SqlBooks
+from gateway.carrier import Helper
 from gateway.catalog import Catalog
 from gateway.catalog_view import CatalogView
+from gateway.decisions import DecisionLog, record_secret
 from gateway.engine_clients import Engines, make_engines
+from gateway.engine_view import EngineView
+from gateway.fallbacks import Fallbacks, read_fallbacks
+from gateway.hung_engines import HungEngines
 from gateway.key_watch import watch_keys
 from gateway.limits import Limiter
 from gateway.moderating import ModerationDesk
+from gateway.opinions import SecondOpinions, make_opinions, read_guards
+from gateway.payments import make_payments
 from gateway.pipeline import Limits, Pipeline
 from gateway.policy_view import PolicyView
 from gateway.price_list import PriceList
 from gateway.recovery import Recovery
+from gateway.refusal_tally import RefusalTally
 from gateway.routing import Router
 from gateway.safety import NoSafetyDesk, SafetyDesk
 from gateway.shipper import Shipper
 from gateway.single_sign_on import SingleSignOn
 from gateway.spool import Spool, SpoolFile
+from gateway.surfaces.inventory import batch_surfaces
 from gateway.tasks import LeaderRunner, NoRunner, Runner
+from gateway.tracing import Follower, make_tracer
 from gateway.upstreams import read_upstreams
 from moderation.classifiers.load import load_classifier
 from moderation.screener import Screener
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
 log = logging.getLogger("tollhouse.wiring")
+_RECOVERY_S = 60.0
 
 
 @dataclass
@@ -64,22 +82,29 @@ class Services:
     single_sign_on: SingleSignOn | None
     counters: Counters
     limiter: Limiter
+    tally: RefusalTally
     catalog: Catalog
     adapters: CatalogView
     prices: PriceList
     router: Router
+    engines: EngineView
+    keeper: AdapterKeeper
     spool: Spool
     shipper: Shipper
     recovery: Recovery
     pipeline: Pipeline
     tasks: Runner
+    payments: PaymentProvider
     screener: Screener | None
     policies: PolicyView
+    opinions: SecondOpinions
+    batches: BatchRunner
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
         self.spool.bind(asyncio.get_running_loop())
+        await self.counters.start()
         self.shipper.start()
         for engine in self.router.engines():
             await engine.start()
@@ -87,12 +112,18 @@ class Services:
         await asyncio.to_thread(self.prices.refresh)
         await asyncio.to_thread(self.adapters.refresh)
         await asyncio.to_thread(self.policies.refresh)
+        await asyncio.to_thread(self.engines.refresh)
         self._run(watch_keys(self.keyring, self.stopping), "keys")
         self._run(self.recovery.run(), "recovery")
         self._run(self.prices.run(), "prices")
         self._run(self.adapters.run(), "adapters")
         self._run(self.policies.run(), "policies")
+        self._run(self.engines.run(), "engines")
+        self._run(self.keeper.run(), "adapters-ready")
+        self._run(HungEngines(self.router).run(), "hung-engines")
         self._run(self.limiter.run(), "leases")
+        self._run(self._run_batches(), "batches")
+        self._run(self.tally.run(), "refusals")
         self.tasks.start()
 
     async def stop(self) -> None:
@@ -101,9 +132,13 @@ class Services:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.batches.stop()
         for engine in self.router.engines():
             await engine.close()
         await self.limiter.close()
+        await asyncio.to_thread(self.tally.flush)
+        await self.opinions.close()
+        self.pipeline.safety.close()
         self.spool.flush()
         await asyncio.to_thread(self.shipper.stop)
         await asyncio.to_thread(self.tasks.stop)
@@ -115,13 +150,17 @@ class Services:
 
     async def readiness(self) -> dict[str, dict[str, Any]]:
         """Each part: whether it is ready, and what it is doing if not."""
-        engines = list(self.router.engines())
-        parts: dict[str, dict[str, Any]] = {
-            f"engine {each.engine_id}": {"ready": each.healthy()} for each in engines
-        }
+        parts = self.engines.readiness()
         parts["spool"] = {"ready": True, "waiting": self.shipper.backlog()}
         parts["gateway"] = {"ready": not self.pipeline.draining}
         return parts
+
+    async def _run_batches(self) -> None:
+        """Not before the answers that a dead process left here are in the books: else their lines
+        would run again."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.recovery.looked.wait(), _RECOVERY_S)
+        await self.batches.run()
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=f"tollhouse-{name}"))
@@ -134,6 +173,7 @@ def build(
     engines: Engines | None = None,
     admission: Admission | None = None,
     safety: SafetyDesk | None = None,
+    tracer: "Tracer | None" = None,
 ) -> Services:
     """Parts that are handed in stand in for those of the settings: tests and benchmarks do."""
     clock = clock or SystemClock()
@@ -142,36 +182,56 @@ def build(
     keyring = Keyring(database, clock)
     counters = make_counters(settings, clock)
     spool = Spool(SpoolFile(_spool_path(settings)))
-    router = Router({})
+    router = Router(clock, cold_start_s=settings.cold_start_s)
     if engines is None:
         found = read_upstreams(settings.upstreams)
         engines = make_engines(
-            settings, found, lambda receipt: router.acknowledge_soon(receipt.request_id)
+            settings,
+            found,
+            lambda receipt: router.acknowledge_soon(receipt.request_id),
+            router.index.apply,
+            counters,
         )
     for name, clients in engines.clients.items():
         router.add(name, clients)
     catalog = Catalog(engines.models)
     books = SqlBooks(database, clock)
+    tracer = tracer or make_tracer(settings)
+    follower = Follower(tracer) if tracer is not None else None
     prices = PriceList(database, clock)
+    tally = RefusalTally(database, clock)
     limiter = Limiter(
         counters,
         clock,
         when_down=settings.limits_when_redis_down,
         processes=settings.workers,
         max_in_flight=settings.max_in_flight,
+        tally=tally,
     )
     screener = Screener(load_classifier()) if settings.moderation == "on" else None
     policies = PolicyView(database)
+    opinions = make_opinions(read_guards(settings.guards), catalog, router, clock)
+    payments = make_payments(settings)
     pipeline = Pipeline(
         auth=Authenticator(keyring, FailedAttempts(counters, clock)),
         catalog=catalog,
         admission=admission or LimitedAdmission(limiter, prices, clock),
-        safety=safety or make_safety(screener, policies, clock, spool),
+        safety=safety
+        or make_safety(
+            screener,
+            policies,
+            clock,
+            DecisionLog(clock, record_secret(token), spool.note),
+            opinions,
+        ),
         router=router,
+        fallbacks=Fallbacks(catalog, read_fallbacks(settings.fallbacks)),
         spool=spool,
         clock=clock,
         limits=Limits(settings.max_body_mb * 2**20, settings.request_timeout_s),
     )
+    if follower is not None:
+        follower.follow(pipeline)
     return Services(
         settings=settings,
         clock=clock,
@@ -182,12 +242,19 @@ def build(
         single_sign_on=SingleSignOn(settings, clock, token) if settings.oidc_issuer else None,
         counters=counters,
         limiter=limiter,
+        tally=tally,
         catalog=catalog,
         adapters=CatalogView(database, catalog),
         prices=prices,
         router=router,
+        engines=EngineView(database, router),
+        keeper=AdapterKeeper(router, catalog, database, clock),
         spool=spool,
-        shipper=Shipper(spool, books),
+        shipper=(
+            Shipper(spool, follower.books(books))
+            if follower
+            else Shipper(spool, books, _helper(settings, spool, clock))
+        ),
         recovery=Recovery(
             spool.file.path.parent,
             spool.file.path,
@@ -200,9 +267,19 @@ def build(
             ),
         ),
         pipeline=pipeline,
-        tasks=make_tasks(settings, database, clock),
+        tasks=make_tasks(settings, database, clock, payments),
+        payments=payments,
         screener=screener,
         policies=policies,
+        batches=BatchRunner(
+            database,
+            clock,
+            pipeline.serve,
+            batch_surfaces(),
+            at_once=settings.batch_concurrency,
+            most_line_bytes=settings.max_body_mb * 2**20,
+        ),
+        opinions=opinions,
     )
 
 
@@ -218,19 +295,33 @@ def make_counters(settings: Settings, clock: Clock) -> Counters:
     return MemoryCounters(clock)
 
 
-def make_tasks(settings: Settings, database: Database, clock: Clock) -> Runner:
+def make_tasks(
+    settings: Settings, database: Database, clock: Clock, payments: PaymentProvider
+) -> Runner:
     if settings.broker_url:
         return NoRunner()
-    context = TaskContext(settings, database, clock)
+    context = TaskContext(settings, database, clock, {PaymentProvider: payments})
     return LeaderRunner(settings.data_dir / "tasks.lock", context, keeper(database, clock))
 
 
 def make_safety(
-    screener: Screener | None, policies: PolicyView, clock: Clock, spool: Spool
+    screener: Screener | None,
+    policies: PolicyView,
+    clock: Clock,
+    log: DecisionLog,
+    opinions: SecondOpinions,
 ) -> SafetyDesk:
     if screener is None:
         return NoSafetyDesk()
-    return ModerationDesk(screener, policies, clock, spool.note)
+    return ModerationDesk(screener, policies, clock, log, opinions)
+
+
+def _helper(settings: Settings, spool: Spool, clock: Clock) -> Helper | None:
+    """None where the clock is not the world's: another process could not read it."""
+    if not isinstance(clock, SystemClock):
+        return None
+    url = settings.effective_database_url
+    return Helper(spool.file.path, url, settings.log_level, settings.log_format)
 
 
 def _spool_path(settings: Settings) -> Path:

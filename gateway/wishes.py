@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from core.counters import Cap, Hold, Slot, Take, Wish, nano_ceil, nano_floor
 from core.tenants.plans import LimitRule, Plan, Scope, Unit
 
 LEASE_MS = 30_000
 
 
-@dataclass(frozen=True, slots=True)
-class MoneyLimit:
+class MoneyLimit(Struct, frozen=True):
     """A budget or a prepaid balance. The key names its period too: `budget_x:2026-11`."""
 
     key: str
@@ -17,8 +18,7 @@ class MoneyLimit:
     spent_units: int  # picounits that billing knows to be spent
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """What the door knows of a request before it runs."""
 
     request_id: str
@@ -38,8 +38,7 @@ class Ask:
     deadline_s: float | None = None  # seconds left; bounds the wait in a queue
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(Struct, frozen=True):
     """What the request came to. `cost_units` is the exact charge in picounits."""
 
     prompt_tokens: int
@@ -48,17 +47,56 @@ class Counted:
     cost_units: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Wished:
+class Wished(Struct, frozen=True):
     wish: Wish
     rules: tuple[LimitRule, ...]  # beside wish.takes
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What the rules of a plan come to for one key and model, whatever is asked."""
+
+    plan: Plan
+    rules: tuple[LimitRule, ...]  # that fill buckets
+    takes: tuple[Take, ...]  # beside them, of one unit
+    slots: tuple[Slot, ...]
+
+
+_layouts: dict[tuple[str, str, str, str, int], _Layout] = {}
+_LAYOUTS_KEPT = 20_000
+
+
 def wish_of(ask: Ask, output_estimate: int, *, shares: int = 1) -> Wished:
     """`shares` divides every limit: what one process of so many may give out on its own."""
-    takes, slots, rules = [], [], []
+    layout = _layout_of(ask, shares)
     expected = _by_unit(ask.plan, Counted(ask.prompt_tokens, 0, output_estimate))
     alone = _by_unit(ask.plan, Counted(ask.prompt_tokens, 0, 0))
+    takes = []
+    for rule, one in zip(layout.rules, layout.takes, strict=True):
+        keep, limit = alone[rule.unit], one.capacity
+        # An estimate above the whole limit is cut to it: only the prompt may make a request too big.
+        wanted = max(keep, min(expected[rule.unit], limit))
+        if wanted != 1 or keep != 1:
+            one = Take(one.key, limit, one.period_ms, wanted, keep, one.shadow)
+        takes.append(one)
+    hold = _hold_of(ask, output_estimate) if ask.money else None
+    wish = Wish(ask.tenant_id, ask.request_id, LEASE_MS, tuple(takes), layout.slots, hold)
+    return Wished(wish, layout.rules)
+
+
+def _layout_of(ask: Ask, shares: int) -> _Layout:
+    owner = (ask.tenant_id, ask.project_id, ask.key_id, ask.model, shares)
+    known = _layouts.get(owner)
+    if known is not None and known.plan is ask.plan:
+        return known
+    if len(_layouts) >= _LAYOUTS_KEPT:
+        _layouts.clear()
+    made = _layouts[owner] = _lay_out(ask, shares)
+    return made
+
+
+def _lay_out(ask: Ask, shares: int) -> _Layout:
+    takes, slots, rules = [], [], []
     owners = {
         Scope.TENANT: ask.tenant_id,
         Scope.PROJECT: ask.project_id,
@@ -75,14 +113,9 @@ def wish_of(ask: Ask, output_estimate: int, *, shares: int = 1) -> Wished:
         if rule.unit is Unit.CONCURRENT:
             slots.append(Slot(key, limit, rule.shadow))
             continue
-        keep = alone[rule.unit]
-        # An estimate above the whole limit is cut to it: only the prompt may make a request too big.
-        wanted = max(keep, min(expected[rule.unit], limit))
-        takes.append(Take(key, limit, rule.period_s * 1000, wanted, keep, rule.shadow))
+        takes.append(Take(key, limit, rule.period_s * 1000, 1, 1, rule.shadow))
         rules.append(rule)
-    hold = _hold_of(ask, output_estimate) if ask.money else None
-    wish = Wish(ask.tenant_id, ask.request_id, LEASE_MS, tuple(takes), tuple(slots), hold)
-    return Wished(wish, tuple(rules))
+    return _Layout(ask.plan, tuple(rules), tuple(takes), tuple(slots))
 
 
 def covered_by(ask: Ask, held_units: int) -> int | None:

@@ -2,7 +2,9 @@
 
 from celery import Celery
 
-import moderation.tasks  # noqa: F401  both register what they schedule
+import billing.tasks  # noqa: F401  registers what billing schedules
+import moderation.tasks  # noqa: F401  and what moderation does
+from billing.payments.base import PaymentProvider
 from core import celery_queue
 from core.clock import SystemClock
 from core.database import Database
@@ -10,6 +12,7 @@ from core.dead_letters import keeper
 from core.errors import SettingError
 from core.queue import TaskContext
 from core.settings import Settings
+from gateway.payments import make_payments
 
 
 def make_worker(settings: Settings, prefix: str = "tollhouse") -> Celery:
@@ -27,5 +30,5 @@ def make_worker(settings: Settings, prefix: str = "tollhouse") -> Celery:
 def _services(settings: Settings) -> celery_queue.WorkerServices:
     clock = SystemClock()
     database = Database(settings.effective_database_url)
-    context = TaskContext(settings, database, clock)
+    context = TaskContext(settings, database, clock, {PaymentProvider: make_payments(settings)})
     return celery_queue.WorkerServices(context, keeper(database, clock))

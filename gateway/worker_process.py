@@ -6,11 +6,13 @@ import sys
 
 from core import logs
 from core.settings import load_settings
+from gateway import one_thread
 
 
 def main() -> None:
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
+    one_thread.load_numpy()
     from gateway.serving import serve_on
 
     listener = socket.socket(fileno=int(sys.argv[1]))

@@ -4,7 +4,15 @@ import importlib
 
 from core.database import Base
 
-MODEL_MODULES = ("core.tenants.models", "core.queue_models", "billing.models", "moderation.models")
+MODEL_MODULES = (
+    "core.tenants.models",
+    "core.queue_models",
+    "core.batches.models",
+    "core.idempotency",
+    "core.drains",
+    "billing.models",
+    "moderation.models",
+)
 
 for _name in MODEL_MODULES:
     importlib.import_module(_name)

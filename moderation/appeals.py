@@ -1,5 +1,7 @@
 """Appeals: a tenant objects to a decision; a reviewer grants or denies, and strikes follow."""
 
+from typing import Any
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -12,6 +14,7 @@ from moderation.models import Appeal, Decision
 from moderation.strikes import void
 
 LONGEST_REASON = 2_000
+STATUSES = ("open", "granted", "denied")
 
 
 def open_appeal(
@@ -75,8 +78,36 @@ def decide(
 def appeals(session: Session, scope: TenantScope, status: str | None = None) -> list[Appeal]:
     query = select(Appeal).where(Appeal.tenant_id == scope.tenant_id)
     if status is not None:
+        if status not in STATUSES:
+            raise BadRequest(
+                f"No status {status[:40]!r}: one of {', '.join(STATUSES)}.", param="status"
+            )
         query = query.where(Appeal.status == status)
     return list(session.scalars(query.order_by(Appeal.opened_at.desc())))
+
+
+def tenant_of(session: Session, appeal_id: str) -> str:
+    """For a reviewer, who stands above the tenants."""
+    appeal = session.get(Appeal, appeal_id)
+    if appeal is None:
+        raise NotFound(f"No appeal {appeal_id}.", next_step="List the appeals.")
+    return appeal.tenant_id
+
+
+def describe(appeal: Appeal) -> dict[str, Any]:
+    """An appeal as routes and commands show it."""
+    return {
+        "id": appeal.id,
+        "request_id": appeal.request_id,
+        "direction": appeal.direction,
+        "reason": appeal.reason,
+        "status": appeal.status,
+        "opened_at": appeal.opened_at.isoformat(),
+        "opened_by": appeal.opened_by,
+        "decided_at": appeal.decided_at.isoformat() if appeal.decided_at else None,
+        "decided_by": appeal.decided_by,
+        "answer": appeal.answer,
+    }
 
 
 def _decision(session: Session, scope: TenantScope, request_id: str, direction: str) -> Decision:

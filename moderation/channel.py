@@ -7,7 +7,8 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from moderation.loose import LooseStream
 from moderation.normalise import FoldStream, View, lower
@@ -37,16 +38,14 @@ def stride_at(offset: int) -> int:
     return 64 if offset < 2_048 else 128
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Struct, frozen=True):
     """What may be sent now. Once `blocked`, nothing more of this choice ever leaves."""
 
     text: str
     blocked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Scan:
+class _Scan(Struct, frozen=True):
     """Spans found from the settled place on, and from where anything, or anything strict, waits."""
 
     spans: Sequence[Span]
@@ -107,7 +106,7 @@ class Channel:
         return at if at <= len(text) else None
 
     def _push(self, text: str) -> None:
-        known = len(self._fold.view().text)
+        known = len(self._fold.view().text) if self._screen.deny else 0
         self._fold.push(text)
         self._length += len(text)
         if self._screen.deny:
@@ -183,32 +182,42 @@ class Channel:
         return score_one(self._screener.classifier, window)
 
     def _scan(self, final: bool) -> _Scan:
+        if final and self._settled >= self._length:
+            return _Scan((), self._length, self._length)
         plain = self._fold.view()
-        if final:
-            self._loose.finish()
         lowered = lower(plain.text)
         start = bisect_left(plain.starts, self._settled)
         spans = spans_of(self._screen, plain, lowered, start, self._index)
+        hold = strict = self._length
+        if not final:
+            hold, strict = self._holds(plain, lowered, start)
+        if self._screen.deny:
+            if final:
+                self._loose.finish()
+            loose = self._loose.view()
+            begin = bisect_left(loose.starts, self._settled)
+            spans += loose_spans(self._screen, loose, self._index, begin)
+            if not final:
+                known = self._length if self._loose.open_from is None else self._loose.open_from
+                at = _original(loose, self._screen.loose_terms.hold(loose.text, begin), known)
+                hold = min(hold, at)
+                strict = min(strict, at) if self._enforced(self._screen.terms.acts) > 1 else strict
+        return _Scan(without_allowed(self._screen, plain, lowered, _distinct(spans)), hold, strict)
+
+    def _holds(self, plain: View, lowered: str, start: int) -> tuple[int, int]:
+        """From where a rule of the plain view may still come to a hit; and one that acts."""
         hold = strict = self._length
         rules = [(matcher, plain.text) for matcher in self._screen.matchers]
         rules += [(self._screen.terms, lowered), (self._screen.allowed, lowered)]
         for matcher, text in rules:
             at = _original(plain, matcher.hold(text, start), self._length)
-            hold = min(hold, at)
-            held_back = matcher is self._screen.allowed or self._enforced(matcher.acts) > 1
-            strict = min(strict, at) if held_back else strict
-        if self._screen.deny:
-            loose = self._loose.view()
-            begin = bisect_left(loose.starts, self._settled)
-            spans += loose_spans(self._screen, loose, self._index, begin)
-            known = self._length if self._loose.open_from is None else self._loose.open_from
-            at = _original(loose, self._screen.loose_terms.hold(loose.text, begin), known)
-            hold = min(hold, at)
-            strict = min(strict, at) if self._enforced(self._screen.terms.acts) > 1 else strict
-        spans = without_allowed(self._screen, plain, lowered, _distinct(spans))
-        if final:
-            hold = strict = self._length
-        return _Scan(spans, hold, strict)
+            if at < hold:
+                hold = at
+            if at < strict and (
+                matcher is self._screen.allowed or self._enforced(matcher.acts) > 1
+            ):
+                strict = at
+        return hold, strict
 
     def _early(self) -> str:
         """Release what is safe between checkpoints."""

@@ -4,7 +4,7 @@ A sub-category scores its head times how clearly its cue is there: no cue leaves
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Final
 
 from moderation.categories import HEADS, PROMPT_ATTACK
@@ -43,28 +43,30 @@ _VIOLENT_MEANS = re.compile(
     r"|arson|mass casualt\w*|massacre)\b"
 )
 
-_CUES: Final[Mapping[str, tuple[str, re.Pattern[str]]]] = {
-    "harassment/threatening": ("harassment", _THREAT),
-    "hate/threatening": ("hate", _THREAT),
-    "illicit/violent": ("illicit", _VIOLENT_MEANS),
-    "self-harm/intent": ("self-harm", _INTENT),
-    "self-harm/instructions": ("self-harm", _INSTRUCTIONS),
-    "sexual/minors": ("sexual", _MINORS),
-    "violence/graphic": ("violence", _GRAPHIC),
-}
+_CUES: Final = (
+    ("harassment/threatening", "harassment", _THREAT),
+    ("hate/threatening", "hate", _THREAT),
+    ("illicit/violent", "illicit", _VIOLENT_MEANS),
+    ("self-harm/intent", "self-harm", _INTENT),
+    ("self-harm/instructions", "self-harm", _INSTRUCTIONS),
+    ("sexual/minors", "sexual", _MINORS),
+    ("violence/graphic", "violence", _GRAPHIC),
+)
 # Under this head score a sub-category is too small to matter and its cue is not looked for.
 _WORTH_A_LOOK: Final = 0.1
 
 
-def openai_scores(heads: Mapping[str, float], text: str) -> dict[str, float]:
-    """Return the thirteen scores and prompt_attack from the seven heads of a folded text."""
-    scores = {name: heads[name] for name in HEADS if name != PROMPT_ATTACK}
+def openai_scores(row: Sequence[float], text: str) -> dict[str, float]:
+    """Return the thirteen scores and prompt_attack from the heads' scores of a folded text."""
+    scores = dict(zip(HEADS, row, strict=True))
+    attack = scores.pop(PROMPT_ATTACK)
     lowered = ""
-    for name, (head, cue) in _CUES.items():
-        share = _WITHOUT_CUE
-        if heads[head] >= _WORTH_A_LOOK:
+    for name, head, cue in _CUES:
+        score = scores[head]
+        if score >= _WORTH_A_LOOK:
             lowered = lowered or text.lower()
-            share = 1.0 if cue.search(lowered) else _WITHOUT_CUE
-        scores[name] = heads[head] * share
-    scores[PROMPT_ATTACK] = heads[PROMPT_ATTACK]
+            scores[name] = score if cue.search(lowered) else score * _WITHOUT_CUE
+        else:
+            scores[name] = score * _WITHOUT_CUE
+    scores[PROMPT_ATTACK] = attack
     return scores

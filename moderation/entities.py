@@ -24,9 +24,13 @@ _PEM_HEAD: Final = (
 )
 
 
+_DIGITS: Final = tuple("0123456789")
+
+
 @dataclass(frozen=True, slots=True)
 class Recogniser:
-    """How one kind of entity is found; `longest` is in characters."""
+    """How one kind of entity is found; `longest` is in characters. Every match holds at least one
+    of `needs`."""
 
     kind: str
     name: str
@@ -34,6 +38,7 @@ class Recogniser:
     accepts: Callable[[str], bool] | None = None
     longest: int = 64
     head: str = _WORD_HEAD
+    needs: tuple[str, ...] = _DIGITS
 
 
 RECOGNISERS: Final = (
@@ -43,6 +48,7 @@ RECOGNISERS: Final = (
         r"\b[A-Za-z0-9][A-Za-z0-9._%+\-]{0,63}@(?:[A-Za-z0-9\-]{1,63}\.){1,4}[A-Za-z]{2,24}\b",
         validators.is_email,
         longest=128,
+        needs=("@",),
     ),
     Recogniser(
         "card",
@@ -90,6 +96,7 @@ RECOGNISERS: Final = (
         r"\b[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,7}\b",
         validators.is_ip,
         longest=40,
+        needs=(":",),
     ),
     Recogniser(
         "api_key",
@@ -104,6 +111,7 @@ RECOGNISERS: Final = (
         r"|eyJ[A-Za-z0-9_\-]{10,100}\.eyJ[A-Za-z0-9_\-]{10,200}\.[A-Za-z0-9_\-]{10,120})",
         validators.looks_random,
         longest=440,
+        needs=("-", "_", "AKIA", "ASIA", "AIza", "SG.", "eyJ"),
     ),
     Recogniser(
         "private_key",
@@ -113,6 +121,7 @@ RECOGNISERS: Final = (
         r"(?:(?:\s*[A-Za-z0-9+/=]{1,80})?\s*-----END [A-Z0-9 ]{1,40}-----)?",
         longest=8_192,
         head=_PEM_HEAD,
+        needs=("-----BEGIN",),
     ),
 )
 
@@ -127,6 +136,7 @@ def _matcher(recogniser: Recogniser, action: Action) -> PatternMatcher:
         longest=recogniser.longest,
         accepts=recogniser.accepts,
         head=re.compile(recogniser.head),
+        needs=recogniser.needs,
     )
 
 

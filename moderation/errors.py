@@ -1,6 +1,6 @@
 """What can be wrong with a policy or a call of this room."""
 
-from core.errors import BadRequest, Unavailable
+from core.errors import BadRequest
 
 
 class BadPolicy(BadRequest):
@@ -19,9 +19,3 @@ class NotScored(BadRequest):
     """An input that no classifier here can judge, such as an image."""
 
     code = "input_not_scored"
-
-
-class StageFailed(Unavailable):
-    """A stage of the screen did not answer, and the policy closes the door then."""
-
-    code = "moderation_unavailable"

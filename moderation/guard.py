@@ -6,7 +6,8 @@ of the whole text. Between checkpoints text may leave early, but never change th
 """
 
 from collections.abc import Hashable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from moderation.channel import Channel, Release
 from moderation.policy import Mode, Policy

@@ -1,6 +1,7 @@
-"""The second view: leetspeak undone and stretched letters squeezed, on top of the folded one.
+"""The second view: leetspeak undone, stretched letters squeezed and s-p-e-l-l-e-d words joined.
 
-It is only ever a second opinion, because "5" is a digit far more often than it is an "s".
+It stands on top of the folded view and is only ever a second opinion, because "5" is a digit far
+more often than it is an "s".
 """
 
 import re
@@ -27,17 +28,23 @@ LEET: Final = {
     "£": "l",
     "¢": "c",
 }
+_LEET_SIGN = re.compile(f"[{re.escape(''.join(LEET))}]")
 # A letter three times over is stretched; twice is spelling.
 _STRETCHED: Final = 3
 _SAME = re.compile(r"(?is)(.)\1*")
 _BESIDE_LETTER = re.compile(r"[A-Za-z][013457@8$!|+€£¢]|[013457@8$!|+€£¢][A-Za-z]")
+# Letters one by one with the same sign between them, three at least: "k.i.l.l", "k i l l".
+_BETWEEN: Final = " .-_*~/"
+_LETTER = r"[A-Za-z013457@8$!|+€£¢]"
+_SPELLED = re.compile(rf"([ .\-_*~/]){_LETTER}\1{_LETTER}(?![A-Za-z0-9])")
+_LEAST_SPELLED: Final = 3
 # Plain searches for each are several times quicker than one pattern with a back-reference.
 _TRIPLES: Final = tuple(letter * _STRETCHED for letter in "abcdefghijklmnopqrstuvwxyz")
 
 
 def loosen_text(text: str) -> str:
     """Return the loose reading of a folded text; the same object when nothing changes."""
-    if not _may_change(text):
+    if not may_change(text):
         return text
     return LooseStream.of(View(text, range(len(text)), range(1, len(text) + 1))).text
 
@@ -53,11 +60,14 @@ class LooseStream:
     _previous: str = ""
     _previous_was_leet: bool = False
     _run: list[tuple[str, int, int]] = field(default_factory=list)
+    _spell: list[tuple[str, int, int]] = field(default_factory=list)  # letter, sign, letter...
+    _joining: bool = False  # letters of the same word have left already
+    _in_word: bool = False  # the last character that left is a letter or a digit
 
     @classmethod
     def of(cls, view: View) -> View:
         """Return the loose view of a whole folded text, cheaply when nothing changes."""
-        if not _may_change(view.text):
+        if not may_change(view.text):
             return View(lower(view.text), view.starts, view.ends)
         stream = cls()
         stream.push(view.text, view.starts, view.ends)
@@ -68,10 +78,55 @@ class LooseStream:
         place = 0
         while place < len(text):
             character = text[place]
-            if self._waiting is not None:
-                self._settle(self._waiting, character)
-            self._waiting = (character, starts[place], ends[place])
+            if self._spells((character, starts[place], ends[place])):
+                place += 1
+                continue
+            self._take((character, starts[place], ends[place]))
             place = self._past_run(text, starts, ends, place) + 1
+
+    def _take(self, found: tuple[str, int, int]) -> None:
+        if self._waiting is not None:
+            self._settle(self._waiting, found[0])
+        self._waiting = found
+        self._in_word = found[0].isalnum()
+
+    def _spells(self, found: tuple[str, int, int]) -> bool:
+        """Say whether a character is kept back, because it may be part of a spelled word."""
+        character, spell = found[0], self._spell
+        letter = _is_letter(character) or bool(spell and character in LEET)
+        if not spell:
+            if not letter or self._in_word:
+                return False
+            spell.append(found)
+            return True
+        if len(spell) % 2:  # a letter was last
+            if character in _BETWEEN and (len(spell) < 2 or character == spell[1][0]):
+                spell.append(found)
+                return True
+            self._unspell(word_goes_on=character.isalnum())
+            return False
+        if not letter:
+            self._unspell(word_goes_on=False)
+            return False
+        spell.append(found)
+        if self._joining or len(spell) >= 2 * _LEAST_SPELLED + 1:
+            # Known to be spelled: only its last letters wait, so that no length is held for ever.
+            self._joining = True
+            self._take(spell[0])
+            del spell[:2]
+        return True
+
+    def _unspell(self, *, word_goes_on: bool) -> None:
+        """Let go what was kept: joined where it was spelled, else as it came."""
+        spell, self._spell = self._spell, []
+        # Of "k i l l them" the t is no letter of the spelled word, nor is the space before it.
+        tail = 2 if word_goes_on and len(spell) > 1 else 1 - len(spell) % 2
+        letters = spell[: len(spell) - tail]
+        if self._joining or len(letters) >= 2 * _LEAST_SPELLED - 1:
+            letters = letters[::2]
+        for each in (*letters, *spell[len(spell) - tail :]):
+            self._take(each)
+        self._joining = False
 
     def _past_run(self, text: str, starts: Sequence[int], ends: Sequence[int], place: int) -> int:
         """Jump to the last of a long run of one letter: only its two ends are ever looked at."""
@@ -86,6 +141,7 @@ class LooseStream:
         return last
 
     def finish(self) -> None:
+        self._unspell(word_goes_on=False)
         if self._waiting is not None:
             self._settle(self._waiting, " ")
             self._waiting = None
@@ -128,7 +184,9 @@ class LooseStream:
         """The original offset from which the reading is not final yet, or None."""
         if self._run:
             return self._run[0][1]
-        return None if self._waiting is None else self._waiting[1]
+        if self._waiting is not None:
+            return self._waiting[1]
+        return self._spell[0][1] if self._spell else None
 
     def drop(self, count: int) -> None:
         """Forget the oldest characters."""
@@ -143,8 +201,12 @@ def _is_letter(character: str) -> bool:
     return character.isascii() and character.isalpha()
 
 
-def _may_change(text: str) -> bool:
+def may_change(text: str) -> bool:
+    """Say whether the loose reading can differ; a cheap look that errs on the side of yes."""
     lowered = text.lower()
-    if any(triple in lowered for triple in _TRIPLES):
+    for triple in _TRIPLES:
+        if triple in lowered:
+            return True
+    if _SPELLED.search(text) is not None:
         return True
-    return any(sign in text for sign in LEET) and _BESIDE_LETTER.search(text) is not None
+    return _LEET_SIGN.search(text) is not None and _BESIDE_LETTER.search(text) is not None

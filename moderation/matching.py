@@ -4,8 +4,9 @@ A hit is final once no longer text can change it; `hold` names the first charact
 that is not yet so. The streaming guard keeps everything from there back.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from moderation.verdict import Action
 
@@ -14,8 +15,7 @@ from moderation.verdict import Action
 MOST_HITS = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Struct, frozen=True):
     """View characters `start` to `end` matched `rule`; the original must span `least`."""
 
     start: int

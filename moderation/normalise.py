@@ -9,6 +9,8 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from moderation.confusables import LOOKALIKES
 
 PLAIN = "plain"
@@ -23,8 +25,7 @@ _SPACES = frozenset({"Zs", "Zl", "Zp"})
 _ACCENTED_SCRIPTS = ("LATIN", "GREEK", "CYRILLIC")
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """A folded text; character i of it stands for original characters starts[i] to ends[i]."""
 
     text: str

@@ -13,11 +13,11 @@ from moderation.errors import NotScored
 from moderation.policy import Screen
 from moderation.screener import Screener
 
-MOST_INPUTS = 2_048
+MOST_INPUTS = 128
 
 
 def texts_of(given: object) -> list[str]:
-    """Read `input`: a string, strings, or text parts. An image is refused, never scored zero."""
+    """Read `input`: a string, strings, or the text parts of one message. An image is refused."""
     if isinstance(given, str):
         return [given]
     if not isinstance(given, Sequence) or not given:
@@ -26,7 +26,9 @@ def texts_of(given: object) -> list[str]:
         )
     if len(given) > MOST_INPUTS:
         raise NotScored(f"input has {len(given)} items; at most {MOST_INPUTS}.", param="input")
-    return [_text(item, f"input[{place}]") for place, item in enumerate(given)]
+    texts = [_text(item, f"input[{place}]") for place, item in enumerate(given)]
+    # Parts are one message, as OpenAI judges them; plain strings are many.
+    return texts if all(isinstance(item, str) for item in given) else ["\n".join(texts)]
 
 
 def _text(item: object, place: str) -> str:

@@ -100,6 +100,15 @@ class Screen:
         return TermMatcher(tuple(Term(text, Action.ALLOW, "allow_list") for text in self.allow))
 
     @cached_property
+    def least(self) -> Mapping[str, float]:
+        """By category, the lowest score that leads to any action."""
+        given = {
+            name: [at for at in (each.annotate, each.redact, each.block) if at is not None]
+            for name, each in self.categories.items()
+        }
+        return {name: min(ats) for name, ats in given.items() if ats}
+
+    @cached_property
     def strictest(self) -> Action:
         """The strictest action that the classifier's scores can lead to."""
         found = Action.ALLOW
@@ -116,12 +125,16 @@ class Screen:
 
 @dataclass(frozen=True, slots=True)
 class SecondStage:
-    """A guard model is asked for scores between `low` and `high`, and has `deadline_ms`."""
+    """A guard model is asked for scores between `low` and `high`, and has `deadline_ms`.
+
+    With `answers` it is asked about answers too: each is held whole until it was judged.
+    """
 
     guard: str
     low: float = 0.3
     high: float = 0.9
     deadline_ms: int = 2_000
+    answers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,11 @@ def to_dict(policy: Policy) -> dict[str, Any]:
 
 
 def _slots_to_dict(value: SecondStage | StrikeRule | None) -> dict[str, Any] | None:
-    return None if value is None else {name: getattr(value, name) for name in value.__slots__}
+    if value is None:
+        return None
+    told = {name: getattr(value, name) for name in value.__slots__}
+    # Left out where it is off: policies from before it keep their version.
+    return {name: each for name, each in told.items() if (name, each) != ("answers", False)}
 
 
 def _screen_to_dict(screen: Screen) -> dict[str, Any]:
@@ -236,7 +240,8 @@ def _second_stage(value: Any, place: str) -> SecondStage | None:
     if low >= high:
         raise BadPolicy(f"{place}: low ({low}) must be under high ({high})", param=place)
     deadline = _whole(fields.get("deadline_ms", 2_000), f"{place}.deadline_ms", 1, 60_000)
-    return SecondStage(_text(fields.get("guard"), f"{place}.guard"), low, high, deadline)
+    answers = _flag(fields.get("answers", False), f"{place}.answers")
+    return SecondStage(_text(fields.get("guard"), f"{place}.guard"), low, high, deadline, answers)
 
 
 def _strikes(value: Any, place: str) -> StrikeRule | None:

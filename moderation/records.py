@@ -2,21 +2,24 @@
 
 import csv
 import hashlib
-import hmac
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from datetime import datetime
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import delete, func, select
+import msgspec
+from sqlalchemy import ColumnElement, Table, delete, func, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from core.database import insert_new
+from core import bulk
 from core.events import ModerationEvent
 from core.tenants.scope import TenantScope
-from moderation.models import Decision
+from moderation import daily
+from moderation.models import ACTED, Decision
 from moderation.verdict import Verdict
 
 _COLUMNS = (
@@ -34,12 +37,64 @@ _COLUMNS = (
     "scores",
     "spans",
 )
+_PLAIN = (
+    "request_id",
+    "tenant_id",
+    "project_id",
+    "key_id",
+    "at",
+    "direction",
+    "action",
+    "policy_version",
+    "text_sha256",
+    "view",
+    "unscanned",
+)
+_STORED = (*_PLAIN, "categories", "scores", "spans")
+_plain = attrgetter(*_PLAIN)
+_TABLE: Table = Decision.__table__  # type: ignore[assignment]
 _PAGE = 1_000
+# Smaller scores are left out of records: no threshold is that low, and most scores are.
+_LEAST_SCORE = 0.001
 
 
 def fingerprint(text: str, secret: bytes) -> str:
     """Keyed SHA-256 of a text: equal texts can be matched, and short ones cannot be guessed."""
-    return hmac.new(secret, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+    inner, outer = _keyed(secret)
+    inner.update(text.encode("utf-8", "surrogatepass"))
+    outer.update(inner.digest())
+    return outer.hexdigest()
+
+
+def _keyed(secret: bytes) -> "tuple[hashlib._Hash, hashlib._Hash]":
+    inner, outer = _pads(secret)
+    return inner.copy(), outer.copy()
+
+
+@lru_cache(maxsize=8)
+def _pads(secret: bytes) -> "tuple[hashlib._Hash, hashlib._Hash]":
+    """HMAC's two hashes with the key in them: a third of `hmac.digest`'s time on a short text."""
+    key = (secret if len(secret) <= 64 else hashlib.sha256(secret).digest()).ljust(64, b"\0")
+    inner = hashlib.sha256(bytes(each ^ 0x36 for each in key))
+    return inner, hashlib.sha256(bytes(each ^ 0x5C for each in key))
+
+
+def describe(row: Decision) -> dict[str, Any]:
+    """A decision as routes and commands show it."""
+    return {
+        "id": row.id,
+        "request_id": row.request_id,
+        "at": row.at.isoformat(),
+        "direction": row.direction,
+        "action": row.action,
+        "policy_version": row.policy_version,
+        "text_sha256": row.text_sha256,
+        "categories": row.categories,
+        "scores": row.scores,
+        "spans": row.spans,
+        "view": row.view,
+        "unscanned": row.unscanned,
+    }
 
 
 def event_of(
@@ -65,7 +120,9 @@ def event_of(
         policy_version=verdict.policy_version,
         text_sha256=text_sha256,
         categories=verdict.flagged,
-        scores={name: round(score, 4) for name, score in verdict.scores.items()},
+        scores={
+            name: round(score, 4) for name, score in verdict.scores.items() if score >= _LEAST_SCORE
+        },
         spans=tuple((span.start, span.end, span.category) for span in verdict.spans),
         view=verdict.view,
         unscanned=bool(verdict.unscanned),
@@ -74,15 +131,44 @@ def event_of(
 
 def store(session: Session, events: Sequence[ModerationEvent]) -> int:
     """Write decisions; one that is there already changes nothing. Returns how many were new."""
-    rows = [_row(event) for event in events]
-    return insert_new(session, Decision.__table__, rows, "request_id", "direction")  # type: ignore[arg-type]
+    passed = [_row(event) for event in events if not _acted(event)]
+    acted = [event for event in events if _acted(event)]
+    new = _store_acted(session, acted)
+    daily.add(session, new)
+    return len(new) + bulk.insert_new(session, _TABLE, _STORED, passed, "request_id", "direction")
 
 
-def _row(event: ModerationEvent) -> dict[str, Any]:
-    row = asdict(event)
-    row["categories"] = list(event.categories)
-    row["spans"] = [list(span) for span in event.spans]
-    return row
+def _acted(event: ModerationEvent) -> bool:
+    """As `models.ACTED` says it of a row."""
+    return event.action != "allow" or event.unscanned
+
+
+def _store_acted(session: Session, events: Sequence[ModerationEvent]) -> list[ModerationEvent]:
+    """Those that were not there yet. They are few, and which of them are new must be known."""
+    if not events:
+        return []
+    by_key = {(event.request_id, event.direction): event for event in events}
+    rows = [
+        {name: getattr(event, name) for name in _PLAIN}
+        | {name: _plain_json(getattr(event, name)) for name in ("categories", "scores", "spans")}
+        for _key, event in sorted(by_key.items())  # the same order everywhere: no deadlocks
+    ]
+    postgres = session.get_bind().dialect.name == "postgresql"
+    insert: Any = postgresql.insert if postgres else sqlite.insert
+    statement = insert(_TABLE).on_conflict_do_nothing(index_elements=["request_id", "direction"])
+    made = session.connection().execute(
+        statement.returning(_TABLE.c.request_id, _TABLE.c.direction), rows
+    )
+    return [by_key[row[0], row[1]] for row in made]
+
+
+def _plain_json(value: Any) -> Any:
+    return msgspec.to_builtins(value)
+
+
+def _row(event: ModerationEvent) -> tuple[Any, ...]:
+    listed = (event.categories, event.scores, event.spans)
+    return (*_plain(event), *[msgspec.json.encode(each).decode() for each in listed])
 
 
 def decisions(
@@ -92,10 +178,14 @@ def decisions(
     since: datetime | None = None,
     until: datetime | None = None,
     action: str | None = None,
+    acted: bool = False,
     before_id: int | None = None,
     limit: int = 100,
 ) -> list[Decision]:
-    """Return a page of the tenant's decisions, newest first; `before_id` continues a page."""
+    """Return a page of the tenant's decisions, newest first; `before_id` continues a page.
+
+    `acted` leaves out those that simply let a text pass.
+    """
     query = select(Decision).where(Decision.tenant_id == scope.tenant_id)
     if scope.project_id is not None:
         query = query.where(Decision.project_id == scope.project_id)
@@ -105,9 +195,20 @@ def decisions(
         query = query.where(Decision.at < until)
     if action is not None:
         query = query.where(Decision.action == action)
+    if acted:
+        query = query.where(ACTED)
     if before_id is not None:
-        query = query.where(Decision.id < before_id)
-    return list(session.scalars(query.order_by(Decision.id.desc()).limit(limit)))
+        query = query.where(_older_than(session, before_id))
+    # In the order of the index: the newest are read, and nothing of what lies behind them.
+    ordered = query.order_by(Decision.at.desc(), Decision.id.desc())
+    return list(session.scalars(ordered.limit(limit)))
+
+
+def _older_than(session: Session, decision_id: int) -> ColumnElement[bool]:
+    at = session.scalar(select(Decision.at).where(Decision.id == decision_id))
+    if at is None:  # forgotten since
+        return Decision.id < decision_id
+    return (Decision.at <= at) & (tuple_(Decision.at, Decision.id) < (at, decision_id))
 
 
 def every_decision(

@@ -1,12 +1,13 @@
 """Runs the classifier over both views of a text, by windows, and keeps the highest of each."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from moderation.categories import HEADS, SCORED
+from msgspec import Struct
+
+from moderation.categories import SCORED
 from moderation.classifiers.base import Classifier
 from moderation.cues import openai_scores
-from moderation.loose import loosen_text
+from moderation.loose import loosen_text, may_change
 from moderation.normalise import LOOSE, PLAIN
 
 # The model learnt from short texts; a passage in a longer window drowns in what surrounds it.
@@ -16,8 +17,7 @@ STRIDE = 340
 MOST_WINDOWS = 400
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(Struct, frozen=True):
     """Scores of a text; `start` and `end` are the folded window that scored highest."""
 
     scores: Mapping[str, float]
@@ -44,15 +44,21 @@ def score_windows(classifier: Classifier, text: str) -> list[Scored]:
 def score_cuts(classifier: Classifier, text: str, cuts: Sequence[tuple[int, int]]) -> list[Scored]:
     """Score the given windows of a folded text in one call of the classifier."""
     plain = [text[start:end] for start, end in cuts]
-    whole_changes = loosen_text(text) is not text
-    loose = [loosen_text(piece) for piece in plain] if whole_changes else plain
-    changed = [i for i, piece in enumerate(loose) if piece is not plain[i]]
+    loose, changed = plain, []
+    if may_change(text):
+        loose = [loosen_text(piece) for piece in plain]
+        changed = [i for i, piece in enumerate(loose) if piece is not plain[i]]
     rows = classifier.score([*plain, *(loose[i] for i in changed)]).tolist()
+    if not changed:
+        return [
+            Scored(openai_scores(row, piece), PLAIN, start, end)
+            for row, piece, (start, end) in zip(rows, plain, cuts, strict=True)
+        ]
     found = []
     for i, (start, end) in enumerate(cuts):
-        scores, view = _named(rows[i], plain[i]), PLAIN
+        scores, view = openai_scores(rows[i], plain[i]), PLAIN
         if i in changed:
-            second = _named(rows[len(plain) + changed.index(i)], loose[i])
+            second = openai_scores(rows[len(plain) + changed.index(i)], loose[i])
             if max(second.values()) > max(scores.values()):
                 view = LOOSE
             scores = {name: max(scores[name], second[name]) for name in SCORED}
@@ -63,10 +69,6 @@ def score_cuts(classifier: Classifier, text: str, cuts: Sequence[tuple[int, int]
 def score_one(classifier: Classifier, text: str) -> Scored:
     """Score one window of a folded text, both views."""
     return score_cuts(classifier, text, [(0, len(text))])[0]
-
-
-def _named(row: Sequence[float], text: str) -> dict[str, float]:
-    return openai_scores(dict(zip(HEADS, row, strict=True)), text)
 
 
 def highest(scored: Sequence[Scored]) -> Scored:

@@ -44,17 +44,18 @@ class Findings:
     def add_scores(self, scored: Scored, screen: Screen) -> Action:
         """Take in the scores of one window; return the action that they lead to."""
         strictest = Action.ALLOW
-        for name, thresholds in screen.categories.items():
-            action = thresholds.action(scored.scores[name])
-            if action > Action.ALLOW:
+        scores = scored.scores
+        for name, least in screen.least.items():
+            if scores[name] >= least:
                 self.flagged.add(name)
-            strictest = max(strictest, action)
-        highest_score = max(scored.scores.values())
+                strictest = max(strictest, screen.categories[name].action(scores[name]))
+        highest_score = max(scores.values())
         if strictest > self.would or (strictest == self.would and highest_score > self.top):
             self.view = scored.view
         self.top = max(self.top, highest_score)
-        for name, score in scored.scores.items():
-            self.scores[name] = max(self.scores[name], score)
+        for name, score in scores.items():
+            if score > self.scores[name]:
+                self.scores[name] = score
         self.would = max(self.would, strictest)
         return strictest
 

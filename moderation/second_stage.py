@@ -9,7 +9,8 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from moderation.categories import PROMPT_ATTACK
 from moderation.guards.base import Complete, CompleteLater, Guard, Opinion
@@ -17,7 +18,7 @@ from moderation.guards.llama_guard import LlamaGuard
 from moderation.guards.qwen3_guard import Qwen3Guard
 from moderation.guards.remote import RemoteModeration
 from moderation.guards.shield_gemma import ShieldGemma
-from moderation.policy import Policy, Screen, Stage
+from moderation.policy import Mode, Policy, Screen, Stage
 from moderation.verdict import Action, Verdict
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,13 @@ def in_grey_band(verdict: Verdict, policy: Policy) -> bool:
         return False
     harms = [score for name, score in verdict.scores.items() if name != PROMPT_ATTACK]
     return stage.low <= max(harms, default=0.0) < stage.high
+
+
+def asks_about_answers(policy: Policy) -> bool:
+    """Say whether answers are held for the guard; a policy that only notes holds none back."""
+    stage = policy.second_stage
+    notes = policy.shadow or policy.mode in (Mode.OFF, Mode.ASYNC)
+    return stage is not None and stage.answers and not notes
 
 
 def consult(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
@@ -107,6 +108,35 @@ def lift(session: Session, scope: TenantScope, clock: Clock, key_id: str) -> Non
     suspension.lifted_by = scope.actor
     session.flush()
     audit.record(session, scope, clock, "key.unsuspend", key_id, before, keys.describe(key))
+
+
+def suspensions(session: Session, scope: TenantScope) -> list[Suspension]:
+    """Return the tenant's keys that the rule has suspended and nobody freed, newest first."""
+    query = select(Suspension).where(
+        Suspension.tenant_id == scope.tenant_id, Suspension.lifted_at.is_(None)
+    )
+    return list(session.scalars(query.order_by(Suspension.id.desc())))
+
+
+def tenant_of(session: Session, key_id: str) -> str:
+    """For a reviewer, who stands above the tenants."""
+    found = session.scalar(
+        select(Suspension.tenant_id).where(
+            Suspension.key_id == key_id, Suspension.lifted_at.is_(None)
+        )
+    )
+    if found is None:
+        raise NotFound(f"Key {key_id} is not suspended.", next_step="List the suspensions.")
+    return found
+
+
+def describe(suspension: Suspension) -> dict[str, Any]:
+    """A suspension as routes and commands show it."""
+    return {
+        "key_id": suspension.key_id,
+        "at": suspension.at.isoformat(),
+        "strikes": suspension.strikes,
+    }
 
 
 def void(session: Session, request_id: str, clock: Clock) -> None:

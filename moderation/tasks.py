@@ -2,7 +2,7 @@
 
 import logging
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import func, select
 
@@ -14,7 +14,6 @@ from moderation.strikes import apply_rules
 
 log = logging.getLogger("tollhouse.moderation")
 
-RETENTION_DAYS: Final = 90
 _BATCHES = 200
 
 
@@ -29,8 +28,9 @@ def apply_strikes(context: TaskContext) -> list[str]:
 
 
 @task("moderation.forget", every_s=3_600, time_limit_s=600)
-def forget(context: TaskContext, days: int = RETENTION_DAYS) -> int:
-    """Delete decisions older than the retention, in small transactions."""
+def forget(context: TaskContext) -> int:
+    """Delete decisions older than TOLLHOUSE_MODERATION_RETENTION_DAYS, in small transactions."""
+    days = context.settings.moderation_retention_days
     moment = context.clock.now() - timedelta(days=days)
     deleted = 0
     for _ in range(_BATCHES):

@@ -1,8 +1,9 @@
 """What the room answers: an action, the scores behind it, and where in the text it was found."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
+
+from msgspec import Struct, field
 
 
 class Action(IntEnum):
@@ -22,16 +23,14 @@ class Action(IntEnum):
         return cls[word.upper()]
 
 
-@dataclass(frozen=True, slots=True)
-class ScreenedText:
+class ScreenedText(Struct, frozen=True):
     """One text of a request with the role that spoke it (system, user, assistant, tool)."""
 
     role: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """Characters `start` to `end` of the original text `index` that `rule` found."""
 
     index: int
@@ -42,8 +41,7 @@ class Span:
     action: Action
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """`action` is what to do; `would` is what the policy says when it is only in shadow.
 
     `texts` are the texts with redactions applied, in the order they came in. `unscanned` names

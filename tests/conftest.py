@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
 
@@ -16,6 +17,10 @@ from core.database import Database
 # Without a GPU the kernels run in Triton's interpreter; whatever imports Triton first decides.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A busy machine makes one example of many slow: that is no fault of what is tested.
+hypothesis.settings.register_profile("house", deadline=None)
+hypothesis.settings.load_profile("house")
 
 POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.1:5432/postgres")
 REDIS = os.environ.get("TOLLHOUSE_TEST_REDIS", "redis://127.0.0.1:6379/0")

@@ -11,6 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CHUNKS = 100
+WHOLE_TEXT = "A toll is paid at the door, once."
+_PASSAGE = (
+    "The keeper of the old bridge took one coin from every traveller who came that way and wrote it"
+    " down in a long book with a blue cover. In summer the line of carts reached back to the mill,"
+    " and the children of the village sold apples to those who waited. In winter hardly anybody came,"
+    " so he mended the railings and read what he had written. Nobody ever paid twice, and nobody"
+    " passed without paying, because the book was counted against the box each evening before the"
+    " lamp was lit and the gate was closed"
+)
+STREAM_TEXT = "".join(f" {word}" for word in (_PASSAGE.split() * 2)[:CHUNKS])
 _CONF = """
 {user} worker_processes 1; pid {home}/nginx.pid; error_log {home}/error.log; daemon off;
 events {{ worker_connections 1024; }}
@@ -62,20 +72,24 @@ def free_port() -> int:
         return int(made.getsockname()[1])
 
 
-def wait_for_port(port: int, timeout_s: float = 60) -> None:
+def wait_for_port(
+    port: int, timeout_s: float = 60, process: "subprocess.Popen[bytes] | None" = None
+) -> None:
+    """OSError once the time is over, or the process that should listen."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return
         except OSError:
-            if time.monotonic() > deadline:
+            over = process is not None and process.poll() is not None
+            if over or time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
 
 
 def _answer() -> dict[str, object]:
-    message = {"role": "assistant", "content": "A toll is paid at the door, once."}
+    message = {"role": "assistant", "content": WHOLE_TEXT}
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -89,9 +103,9 @@ def _answer() -> dict[str, object]:
 def _stream() -> str:
     shell = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "mock"}
     lines = []
-    for number in range(CHUNKS):
+    for number, word in enumerate(STREAM_TEXT.split()):
         reason = "stop" if number == CHUNKS - 1 else None
-        choice = {"index": 0, "delta": {"content": " word"}, "finish_reason": reason}
+        choice = {"index": 0, "delta": {"content": f" {word}"}, "finish_reason": reason}
         lines.append({**shell, "choices": [choice]})
     usage = {"prompt_tokens": 20, "completion_tokens": CHUNKS, "total_tokens": 20 + CHUNKS}
     lines.append({**shell, "choices": [], "usage": usage})

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
+from benchmarks.door.load import Server
 from billing import budgets
+from billing.models import UsageEventRow
 from core.clock import SystemClock
 from core.database import Database
 from core.money import Money, units_of
@@ -36,6 +38,24 @@ class House:
     pid: int
     environment: dict[str, str]
 
+    @property
+    def server(self) -> Server:
+        return Server(self.url, MODEL, self.key)
+
+    def events(self) -> int:
+        """Usage events in the database, once everything was shipped: `audit` waits for that."""
+        database = Database(self.database_url)
+        try:
+            with database.read() as session:
+                return int(session.scalar(select(func.count()).select_from(UsageEventRow)) or 0)
+        finally:
+            database.close()
+
+    @property
+    def database_url(self) -> str:
+        data = Path(self.environment["TOLLHOUSE_DATA_DIR"])
+        return self.environment.get("TOLLHOUSE_DATABASE_URL") or f"sqlite:///{data}/tollhouse.db"
+
     def resident_kib(self) -> int:
         """Of the gateway processes: the leader's own and its children's."""
         pids = [self.pid]
@@ -52,6 +72,8 @@ class House:
             text=True,
             timeout=600,
         )
+        if not done.stdout:
+            raise RuntimeError(f"the audit said nothing: {done.stderr[-500:]}")
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
@@ -83,10 +105,11 @@ def own_house(
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise SystemExit("our gateway did not start")
+            raise RuntimeError("our gateway did not start")
         key = (home / "demo-key").read_text().strip()
-        _open_wide(environment, home)
-        yield House(json.loads(line)["url"], key, process.pid, environment)
+        house = House(json.loads(line)["url"], key, process.pid, environment)
+        _open_wide(house.database_url)
+        yield house
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
@@ -94,9 +117,8 @@ def own_house(
             process.stdout.close()
 
 
-def _open_wide(environment: dict[str, str], home: Path) -> None:
+def _open_wide(url: str) -> None:
     """Limits of all four scopes and a budget, each counted and none reached."""
-    url = environment.get("TOLLHOUSE_DATABASE_URL") or f"sqlite:///{home / 'tollhouse.db'}"
     database, clock = Database(url), SystemClock()
     with database.transaction() as session:
         tenant = session.scalars(select(Tenant).where(Tenant.name == "demo")).one()

@@ -5,10 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from benchmarks.door.load import Server
 from benchmarks.door.mock import free_port, wait_for_port
 from benchmarks.report import progress
 
@@ -21,7 +24,7 @@ from tensorzero import patch_openai_client
 async def main():
     client = AsyncOpenAI(api_key="none")
     client = await patch_openai_client(client, config_file=sys.argv[1], async_setup=True)
-    print(client.base_url, flush=True)
+    print("listening", client.base_url, flush=True)
     await asyncio.sleep(1e6)
 asyncio.run(main())
 """
@@ -29,8 +32,10 @@ asyncio.run(main())
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    url: str
-    model: str
+    """`whole` answers whole, `stream` in a stream: their upstreams are two."""
+
+    whole: Server
+    stream: Server | None = None
 
 
 def environment_home() -> Path:
@@ -50,21 +55,28 @@ def _venv(name: str, *packages: str) -> Path:
 
 
 @contextlib.contextmanager
-def litellm(home: Path, upstream: str) -> Iterator[Peer]:
+def litellm(home: Path, whole: str, stream: str) -> Iterator[Peer]:
     binary = _venv("litellm", "litellm[proxy]") / "litellm"
     config = home / "litellm.yaml"
-    config.write_text(
-        "model_list:\n- model_name: mock\n  litellm_params:\n    model: openai/mock\n"
-        f"    api_base: {upstream}/v1\n    api_key: none\n"
-    )
+    lines = ["model_list:"]
+    for name, upstream in (("mock", whole), ("mock-stream", stream)):
+        lines += [f"- model_name: {name}", "  litellm_params:", "    model: openai/mock"]
+        lines += [f"    api_base: {upstream}/v1", "    api_key: none"]
+    config.write_text("\n".join(lines) + "\n")
     port = free_port()
     command = [str(binary), "--config", str(config), "--port", str(port), "--num_workers", "1"]
-    with _running(command, port):
-        yield Peer(f"http://127.0.0.1:{port}", "mock")
+    extra = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        # No key is checked: that is in its favour.
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    }
+    with _running(command, port, extra, home / "litellm.log"):
+        url = f"http://127.0.0.1:{port}"
+        yield Peer(Server(url, "mock"), Server(url, "mock-stream"))
 
 
 @contextlib.contextmanager
-def portkey(home: Path, upstream: str) -> Iterator[Peer]:
+def portkey(home: Path, whole: str, stream: str) -> Iterator[Peer]:
     place = environment_home() / "portkey"
     entry = place / "node_modules/@portkey-ai/gateway/build/start-server.js"
     if not entry.exists():
@@ -73,58 +85,85 @@ def portkey(home: Path, upstream: str) -> Iterator[Peer]:
         install = ["npm", "install", "--silent", "--prefix", str(place), "@portkey-ai/gateway"]
         subprocess.run(install, check=True, timeout=900)
     port = free_port()
-    with _running(["node", str(entry), f"--port={port}", "--headless"], port):
-        yield Peer(f"http://127.0.0.1:{port}", "mock")
+    # Without a configuration it takes provider and address from each request's headers.
+    headers = {"x-portkey-provider": "openai", "x-portkey-custom-host": f"{whole}/v1"}
+    command = ["node", str(entry), f"--port={port}", "--headless"]
+    with _running(command, port, None, home / "portkey.log"):
+        yield Peer(Server(f"http://127.0.0.1:{port}", "mock", headers=headers))
 
 
 @contextlib.contextmanager
-def bare(home: Path, upstream: str) -> Iterator[Peer]:
+def bare(home: Path, whole: str, stream: str) -> Iterator[Peer]:
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", "benchmarks.door.forwarder:app"]
     command += ["--port", str(port), "--log-level", "error", "--loop", "uvloop"]
-    with _running(command, port, {"UPSTREAM": upstream}):
-        yield Peer(f"http://127.0.0.1:{port}", "mock")
+    with _running(command, port, {"UPSTREAM": whole}, home / "bare.log"):
+        yield Peer(Server(f"http://127.0.0.1:{port}", "mock"))
 
 
 @contextlib.contextmanager
-def tensorzero(home: Path, upstream: str) -> Iterator[Peer]:
+def tensorzero(home: Path, whole: str, stream: str) -> Iterator[Peer]:
     binary = _venv("tensorzero", "tensorzero", "openai") / "python"
     config = home / "tensorzero.toml"
     config.write_text(
         "[gateway]\nobservability.enabled = false\n"
         '[models.mock]\nrouting = ["mock"]\n[models.mock.providers.mock]\n'
-        f'type = "openai"\nmodel_name = "mock"\napi_base = "{upstream}/v1"\n'
+        f'type = "openai"\nmodel_name = "mock"\napi_base = "{whole}/v1"\n'
         'api_key_location = "none"\n'
     )
-    process = subprocess.Popen(
-        [str(binary), "-c", _TENSORZERO, str(config)], stdout=subprocess.PIPE, text=True
-    )
+    log = home / "tensorzero.log"
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            [str(binary), "-c", _TENSORZERO, str(config)], stdout=said, stderr=said
+        )
     try:
-        assert process.stdout is not None
-        base = process.stdout.readline().strip()
-        if not base:
-            raise RuntimeError("tensorzero did not start")
-        yield Peer(base.rstrip("/"), "tensorzero::model_name::mock")
+        base = urlsplit(_told(log, "listening ", process, 60))
+        model = "tensorzero::model_name::mock"
+        path = f"{base.path.rstrip('/')}/chat/completions"
+        yield Peer(Server(f"{base.scheme}://{base.netloc}", model, path=path))
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.wait(10)
+
+
+def _told(log: Path, mark: str, process: "subprocess.Popen[bytes]", timeout_s: float) -> str:
+    """What follows the mark in a process's log, once it is there."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and process.poll() is None:
+        for line in log.read_text(errors="replace").splitlines():
+            if line.startswith(mark):
+                return line.removeprefix(mark).strip()
+        time.sleep(0.1)
+    raise RuntimeError(f"it did not start: {_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-600:]
 
 
 @contextlib.contextmanager
-def _running(command: list[str], port: int, extra: dict[str, str] | None = None) -> Iterator[None]:
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **(extra or {})},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+def _running(
+    command: list[str], port: int, extra: dict[str, str] | None, log: Path
+) -> Iterator[None]:
+    """Until it listens: 180 s, for some import half of what is installed first."""
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **(extra or {})},
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
     try:
-        wait_for_port(port, 120)
+        try:
+            wait_for_port(port, 180, process)
+        except OSError:
+            raise RuntimeError(f"it did not start: {_tail(log)}") from None
         yield
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
@@ -132,7 +171,7 @@ def _running(command: list[str], port: int, extra: dict[str, str] | None = None)
             process.wait(10)
 
 
-PEERS: dict[str, Callable[[Path, str], "contextlib.AbstractContextManager[Peer]"]] = {
+PEERS: dict[str, Callable[[Path, str, str], "contextlib.AbstractContextManager[Peer]"]] = {
     "bare": bare,
     "litellm": litellm,
     "portkey": portkey,

@@ -106,7 +106,7 @@ def _lora() -> Iterator[tuple[str, Pair]]:
             matrices = {
                 (0, part): (
                     torch.randn(rank, width) * width**-0.5,
-                    torch.randn(widths[i], rank) * rank**-0.5,
+                    torch.randn(rank, widths[i]) * rank**-0.5,
                 )
                 for i, (part, width) in enumerate(parts.items())
             }

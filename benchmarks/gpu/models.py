@@ -88,7 +88,7 @@ def random_adapter(spec: ModelSpec, rank: int, seed: int, dtype: torch.dtype) ->
             inputs, outputs = part_shape(spec, part)
             a, b = (
                 torch.randn(rows, columns, generator=generator, dtype=torch.float32).to(dtype)
-                for rows, columns in ((rank, inputs), (outputs, rank))
+                for rows, columns in ((rank, inputs), (rank, outputs))
             )
             matrices[layer, part] = (a * inputs**-0.5, b * 0.01)
     return AdapterWeights(f"{seed:064x}", rank, matrices)

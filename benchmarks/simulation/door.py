@@ -5,6 +5,7 @@ from pathlib import Path
 
 from benchmarks.simulation.faults import Crash, Faults
 from billing import prices
+from billing.pricing import PriceBook
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import TollhouseError
@@ -70,6 +71,7 @@ class Gateway:
     engine: Engine
     truth: dict[str, Receipt]  # what engines really did, by request
     file: SpoolFile | None = None
+    book: PriceBook | None = None  # kept until prices change, as gateways do
 
     def start(self) -> None:
         """Adopt what the last process left, settle its open requests by the engine's receipts."""
@@ -82,25 +84,32 @@ class Gateway:
             self._commit(closing(event, engine_count(event, receipt)))
 
     def die(self) -> None:
-        """As by kill -9; the last write may be torn."""
+        """As by kill -9; a write that was not acknowledged may lie torn behind the others."""
         if self.file is None:
             return
-        self.file.close()
-        self.file = None
         log = Path(f"{self.path}-wal")
-        if log.exists() and self.faults.strike("write torn", 0.5):
-            with log.open("ab") as tail:
-                tail.write(self.faults.chance.randbytes(self.faults.chance.randint(1, 4096)))
+        # A clean close would empty the log into the file: what a killed process leaves is put back.
+        left = {name: name.read_bytes() for name in (self.path, log) if name.exists()}
+        self.file.close()
+        self.file = self.book = None
+        if self.faults.strike("write torn", 0.5):
+            left[log] = left.get(log, b"") + self._torn()
+        for name, data in left.items():
+            name.write_bytes(data)
+
+    def _torn(self) -> bytes:
+        return self.faults.chance.randbytes(self.faults.chance.randint(1, 4096))
 
     def serve(self, tenant_id: str) -> None:
         """One request, with a crash possible between any two of its steps."""
         chance, now = self.faults.chance, self.clock.now()
-        with self.database.read() as session:
-            book = prices.load_price_book(session)
+        if self.book is None:
+            with self.database.read() as session:
+                self.book = prices.load_price_book(session)
         adapter = "lora" if chance.random() < 0.3 else None
         prompt, generated = chance.randint(1, 3000), chance.randint(0, 800)
         try:
-            pinned = book.pin(tenant_id, "demo", adapter, now)
+            pinned = self.book.pin(tenant_id, "demo", adapter, now)
         except TollhouseError:
             return
         opened = OpenedRequest(

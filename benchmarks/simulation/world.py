@@ -5,22 +5,33 @@ and the books must be complete and right.
 import logging
 import random
 import shutil
+import sqlite3
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 
+from benchmarks.simulation.bank import Bank
 from benchmarks.simulation.door import Books, Engine, Gateway
 from benchmarks.simulation.faults import Crash, Faults, FaultyDatabase, Wire
-from billing import credits, invoice_run, invoices, prices, rating, reconcile, settlement, usage
+from billing import (
+    credits,
+    invoice_run,
+    prices,
+    rating,
+    reconcile,
+    rerating,
+    subscriptions,
+    usage,
+)
 from billing.accounts import ensure_account
-from billing.models import Charge, Invoice, UsageEventRow
+from billing.models import Charge, Plan, PriceVersionRow, UsageEventRow
 from core.clock import FakeClock
 from core.errors import TollhouseError
 from core.ids import drawn_from
-from core.money import Money
+from core.money import Money, units_of
 from engine.protocol import Receipt
 
 TENANTS = ("acme", "bolt", "corp")
@@ -42,6 +53,37 @@ INVARIANTS = {
 }
 
 
+# One statement for all, since it runs after every step of every seed.
+_ALL = "select " + ", ".join(f"({query})" for query in INVARIANTS.values())
+PLANS = (("small", "9", "0"), ("large", "49", "20"))  # name, base fee, included usage
+
+# What happens in a step, and how often among the others.
+ACTIONS = (
+    ("_serve", 10),
+    ("_ship", 5),
+    ("_work", 6),
+    ("_beat", 3),
+    ("_wait", 3),
+    ("_month_ends", 2),
+    ("_grant", 2),
+    ("_set_price", 2),
+    ("_rerate", 2),
+    ("_subscribe", 1),
+    ("_leave_card", 1),
+    ("_tell_bank", 3),
+    ("_hear_bank", 3),
+    ("_take_back", 2),
+    ("_kill", 1),
+)
+BANKING = (
+    ("_wait", 1),
+    ("_leave_card", 2),
+    ("_tell_bank", 5),
+    ("_hear_bank", 5),
+    ("_take_back", 4),
+)
+
+
 class Broken(AssertionError):
     """An invariant does not hold; the message names the seed and the step."""
 
@@ -59,18 +101,20 @@ class Stage:
     def __post_init__(self) -> None:
         self.database = FaultyDatabase(f"sqlite:///{self.folder / 'books.db'}")
 
-    def clear(self) -> None:
+    def clear(self) -> sqlite3.Connection:
+        """A new world's database; returns a connection that no fault strikes."""
         self.database.close()
         for stale in self.folder.glob("*.db*"):
             stale.unlink()
         shutil.copy(self.template, self.folder / "books.db")
+        return sqlite3.connect(self.folder / "books.db", isolation_level=None)
 
 
 @dataclass
 class World:
     seed: int
     stage: Stage
-    steps: int = 60
+    steps: int = 50
     log: list[str] = field(default_factory=list)
 
     def run(self) -> dict[str, int]:
@@ -93,7 +137,7 @@ class World:
         self.clock = clock
         self.faults = Faults(chance, rate=chance.choice([0.02, 0.1, 0.25]))
         self.truth: dict[str, Receipt] = {}
-        self.stage.clear()
+        self.witness = self.stage.clear()
         self.database = self.stage.database
         self.database.faults = self.faults
         engine = Engine()
@@ -109,13 +153,18 @@ class World:
             for number in range(2)
         ]
         self.books = Books(self.database, clock, self.faults)
-        self.broker, self.bank = Wire(self.faults), Wire(self.faults)
+        self.broker = Wire(self.faults)
+        self.bank = Bank(self.database, clock, self.faults, TENANTS)
         self._open_house()
         try:
             for number in range(self.steps):
-                self._step(number, chance)
+                self._step(number, ACTIONS)
+            self._bill_all()
+            for number in range(self.steps, self.steps + self.steps // 3):
+                self._step(number, BANKING)
             self._heal()
         finally:
+            self.witness.close()
             for gateway in self.gateways:
                 gateway.die()
         return dict(self.faults.seen)
@@ -125,36 +174,28 @@ class World:
         with self.database.transaction() as session:
             prices.ensure_default_prices(session, self.clock, "demo")
             for tenant_id in TENANTS:
-                ensure_account(session, tenant_id, self.clock.now())
+                ensure_account(session, tenant_id, self.clock.now()).collection = "fake"
+            for name, fee, included in PLANS:
+                units = {"base_fee": units_of(fee), "included_usage": units_of(included)}
+                now = self.clock.now()
+                session.add(Plan(id=name, name=name, currency="USD", created_at=now, **units))
         for gateway in self.gateways:
             gateway.start()
         self.faults.healed = False
 
-    def _step(self, number: int, chance: random.Random) -> None:
-        actions = (
-            (self._serve, 10),
-            (self._ship, 5),
-            (self._work, 6),
-            (self._beat, 3),
-            (self._wait, 3),
-            (self._grant, 2),
-            (self._set_price, 1),
-            (self._collect, 2),
-            (self._pay, 3),
-            (self._kill, 1),
-        )
-        names = [action for action, weight in actions for _ in range(weight)]
-        action = chance.choice(names)
-        self.log.append(f"{number} {action.__name__}")
+    def _step(self, number: int, actions: tuple[tuple[str, int], ...]) -> None:
+        chance = self.faults.chance
+        name = chance.choice([name for name, weight in actions for _ in range(weight)])
+        self.log.append(f"{number} {name}")
         gateway = chance.choice(self.gateways)
         try:
-            action(gateway)
+            getattr(self, name)(gateway)
         except Crash:
             self.log.append("  crashed")
             gateway.die()
         except TollhouseError as error:
             self.log.append(f"  {error}")
-        self._check(f"step {number} {action.__name__}")
+        self._check(f"step {number} {name}")
 
     def _serve(self, gateway: Gateway) -> None:
         gateway.start()
@@ -189,6 +230,11 @@ class World:
 
     def _wait(self, _: Gateway) -> None:
         self.clock.advance(hours=self.faults.chance.choice([1, 2, 5, 24, 24 * 4, 24 * 20]))
+
+    def _month_ends(self, _: Gateway) -> None:
+        """Invoices become final while spools and the broker may still hold what belongs on them."""
+        self.clock.advance(days=self.faults.chance.choice([20, 33, 62]))
+        invoice_run.run(self.database, self.clock, current=False)
 
     def _kill(self, gateway: Gateway) -> None:
         gateway.die()
@@ -231,51 +277,61 @@ class World:
             tenant_id=chance.choice(["", *TENANTS]),
             discount_percent=chance.choice(["0", "12.5"]),
         )
+        for gateway in self.gateways:
+            gateway.book = None
         with self.database.transaction() as session:
             prices.save(session, self.clock, draft)
 
-    def _collect(self, _: Gateway) -> None:
-        """Tell the bank what is open; it answers in its own time, perhaps twice."""
+    def _rerate(self, _: Gateway) -> None:
+        """Somebody found that a version was wrong; it is asked for twice, or in part, too."""
+        chance, now = self.faults.chance, self.clock.now()
         with self.database.read() as session:
-            due = session.scalars(select(Invoice).where(Invoice.status == invoices.FINAL)).all()
-            open_ones = [(each.id, settlement.open_minor(each)) for each in due]
-        for invoice_id, amount in open_ones:
-            if amount > 0:
-                self.bank.send("collect", invoice_id=invoice_id, amount=amount)
-
-    def _pay(self, _: Gateway) -> None:
-        message = self.bank.take()
-        if message is None:
+            used = session.scalars(select(Charge.price_version).distinct()).all()
+            known = session.scalars(select(PriceVersionRow.id)).all()
+        if not used or len(known) < 2:
             return
-        invoice_id, amount = message[1]["invoice_id"], message[1]["amount"]
-        now = self.clock.now()
+        wrong = chance.choice(sorted(used))
+        right = chance.choice(sorted(set(known) - {wrong}))
+        wanted = rerating.Request(
+            wrong,
+            right,
+            now - timedelta(days=chance.choice([20, 400, 400])),
+            now,
+            chance.choice(["", *TENANTS]),
+        )
         with self.database.transaction() as session:
-            invoice = invoices.get(session, invoice_id)
-            payment = settlement.begin_payment(
-                session,
-                tenant_id=invoice.tenant_id,
-                invoice_id=invoice_id,
-                amount_minor=amount,
-                currency="USD",
-                provider="fake",
-                reference=f"collect:{invoice_id}",
-                at=now,
+            rerating.post_all(session, self.clock, wanted)
+
+    def _subscribe(self, _: Gateway) -> None:
+        chance = self.faults.chance
+        self.clock.advance(seconds=1)
+        with self.database.transaction() as session:
+            subscriptions.subscribe(
+                session, chance.choice(TENANTS), chance.choice(PLANS)[0], self.clock.now()
             )
-            if self.faults.strike("card refused", 0.2):
-                settlement.fail(session, payment, "card_declined", now)
-            else:
-                settlement.succeed(session, payment, now)
-        self.bank.acknowledge(message)
+
+    def _leave_card(self, _: Gateway) -> None:
+        self.bank.leave_card()
+
+    def _tell_bank(self, _: Gateway) -> None:
+        self.bank.tell()
+
+    def _hear_bank(self, _: Gateway) -> None:
+        self.bank.bring()
+        self.bank.hear()
+
+    def _take_back(self, _: Gateway) -> None:
+        bank = self.bank
+        self.faults.chance.choice([bank.refund, bank.dispute, bank.credit, bank.wire])()
 
     def _check(self, where: str) -> None:
-        with self.database.read() as session:
-            for name, query in INVARIANTS.items():
-                found = session.execute(text(query)).scalar_one()
-                if found:
-                    self._broken(f"{name}: {found}", where)
+        (row,) = self.witness.execute(_ALL).fetchall()
+        for name, found in zip(INVARIANTS, row, strict=True):
+            if found:
+                self._broken(f"{name}: {found}", where)
 
-    def _heal(self) -> None:
-        """No fault any more: ship, rate, wait for the last grace period, and compare with the truth."""
+    def _bill_all(self) -> None:
+        """Ship, rate and invoice everything without a fault; the bank's are still to come."""
         self.faults.healed = True
         for gateway in self.gateways:
             gateway.start()
@@ -286,9 +342,14 @@ class World:
         result = invoice_run.run(self.database, self.clock)
         if result.failed:
             self._broken(f"invoices failed: {result.failed}", "the end")
-        self._collect(self.gateways[0])
-        while self.bank.messages:
-            self._pay(self.gateways[0])
+        self.faults.healed = False
+
+    def _heal(self) -> None:
+        """No fault any more: the bank comes to rest, and all is compared with the truth."""
+        self.faults.healed = True
+        wrong = self.bank.rest()
+        if wrong:
+            self._broken(f"the bank: {wrong}", "the end")
         self._check("the end")
         with self.database.read() as session:
             report = reconcile.audit(session)

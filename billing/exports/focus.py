@@ -4,32 +4,26 @@ a line's rounded amount is shared over its days in proportion to their exact amo
 unit is given to the largest remainder (`core.money.split`).
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing.exports.formats import Column, Kind, Row
+from billing.exports.focus_columns import NAMES
+from billing.exports.formats import Row
 from billing.exports.subjects import Period
+from billing.facts import SUMS
 from billing.models import CreditNote, DailyUsage, Invoice, InvoiceLine, Seller
-from billing.pricing import Component
 from core.money import split, units_of_minor
 from core.tenants.models import Project, Tenant
 from core.tenants.scope import TenantScope
 
-_COUNTS: dict[Component, tuple[Any, Any]] = {
-    Component.INPUT: (DailyUsage.input_tokens - DailyUsage.cached_tokens, DailyUsage.input_amount),
-    Component.CACHED_INPUT: (DailyUsage.cached_tokens, DailyUsage.cached_amount),
-    Component.OUTPUT: (DailyUsage.output_tokens, DailyUsage.output_amount),
-    Component.WAIVED: (DailyUsage.waived_tokens, DailyUsage.waived_amount),
-    Component.REQUEST: (DailyUsage.requests, DailyUsage.request_amount),
-    Component.ADAPTER: (DailyUsage.adapter_requests, DailyUsage.adapter_amount),
-    Component.GPU_SECOND: (DailyUsage.gpu_seconds, DailyUsage.gpu_amount),
-    Component.MODERATION: (DailyUsage.moderation_calls, DailyUsage.moderation_amount),
-}
+_SLOT = {component.value: index for index, (component, _, _) in enumerate(SUMS)}
+_DAY = timedelta(days=1)
 # What FOCUS calls the kinds of our lines, and how often they come.
 _CATEGORIES = {
     "usage": ("Usage", "Usage-Based"),
@@ -46,55 +40,22 @@ _CATEGORIES = {
 # Lines that change what an earlier, closed period came to.
 _CORRECTIONS = frozenset({"late_usage", "adjustment", "credit_note"})
 
-COLUMNS = (
-    Column("BilledCost", Kind.UNITS),
-    Column("BillingAccountId"),
-    Column("BillingAccountName"),
-    Column("BillingAccountType"),
-    Column("BillingCurrency"),
-    Column("BillingPeriodStart", Kind.MOMENT),
-    Column("BillingPeriodEnd", Kind.MOMENT),
-    Column("ChargeCategory"),
-    Column("ChargeClass"),
-    Column("ChargeDescription"),
-    Column("ChargeFrequency"),
-    Column("ChargePeriodStart", Kind.MOMENT),
-    Column("ChargePeriodEnd", Kind.MOMENT),
-    Column("ConsumedQuantity", Kind.WHOLE),
-    Column("ConsumedUnit"),
-    Column("ContractedCost", Kind.UNITS),
-    Column("ContractedUnitPrice", Kind.UNITS),
-    Column("EffectiveCost", Kind.UNITS),
-    Column("InvoiceId"),
-    Column("InvoiceIssuerName"),
-    Column("ListCost", Kind.UNITS),
-    Column("ListUnitPrice", Kind.UNITS),
-    Column("PricingCategory"),
-    Column("PricingCurrency"),
-    Column("PricingQuantity", Kind.WHOLE),
-    Column("PricingUnit"),
-    Column("ProviderName"),
-    Column("PublisherName"),
-    Column("ResourceId"),
-    Column("ResourceName"),
-    Column("ResourceType"),
-    Column("ServiceCategory"),
-    Column("ServiceName"),
-    Column("ServiceSubcategory"),
-    Column("SkuId"),
-    Column("SkuMeter"),
-    Column("SkuPriceId"),
-    Column("SubAccountId"),
-    Column("SubAccountName"),
-    Column("SubAccountType"),
-    Column("Tags"),
-    Column("x_KeyId"),
-    Column("x_InvoiceStatus"),
-    Column("x_LineKind"),
-    Column("x_LinePosition", Kind.WHOLE),
-    Column("x_CorrectsInvoiceId"),
+INVOICES_AT_ONCE = 50
+_PLACE = {name: index for index, name in enumerate(NAMES)}
+_SHARED = (
+    "BilledCost",
+    "ChargePeriodStart",
+    "ChargePeriodEnd",
+    "ConsumedQuantity",
+    "ContractedCost",
+    "ContractedUnitPrice",
+    "EffectiveCost",
+    "ListCost",
+    "ListUnitPrice",
+    "PricingQuantity",
+    "x_KeyId",
 )
-_NAMES = tuple(column.name for column in COLUMNS)
+_PLACES = tuple(_PLACE[name] for name in _SHARED)  # of what differs between the shares of a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,86 +70,86 @@ class _Share:
     exact: int  # picounits
 
 
+# What a line opens to: the period of the bill, and the line's own keys.
+_Key = tuple[str, str, str, str, str, str, str]
+_Day = tuple[datetime, str, list[int]]  # key id; quantity and amount of each component
+
+
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What all rows of an invoice share."""
+    """What all rows of some invoices share, read by a few queries for all of them."""
 
-    invoice: Invoice
-    seller: str
-    tenant: str
+    sellers: dict[str, str]
+    tenants: dict[str, str]
     projects: dict[str, str]
+    lines: dict[str, list[InvoiceLine]]
+    notes: dict[str, list[CreditNote]]
+    days: dict[_Key, list[_Day]]
 
 
 def focus_rows(session: Session, scope: TenantScope | None, period: Period) -> Iterator[Row]:
     """Rows of every invoice whose period lies in the range. A draft's rows have no InvoiceId."""
-    query = select(Invoice).where(
+    query = select(Invoice.id).where(
         Invoice.period_end > period.start,
         Invoice.period_start < period.end,
         Invoice.status != "void",
     )
     if scope is not None:
         query = query.where(Invoice.tenant_id == scope.tenant_id)
-    for invoice in session.scalars(query.order_by(Invoice.period_start, Invoice.id)).all():
-        frame = _frame(session, invoice)
-        yield from _invoice_rows(session, frame)
-        yield from _credit_note_rows(session, frame)
+    ids = session.scalars(query.order_by(Invoice.period_start, Invoice.id)).all()
+    for first in range(0, len(ids), INVOICES_AT_ONCE):
+        some = ids[first : first + INVOICES_AT_ONCE]
+        chosen = select(Invoice).where(Invoice.id.in_(some))
+        invoices = session.scalars(chosen.order_by(Invoice.period_start, Invoice.id)).all()
+        frame = _frame(session, invoices)
+        for invoice in invoices:
+            yield from _invoice_rows(frame, invoice)
+            yield from _credit_note_rows(frame, invoice)
+        session.expunge_all()  # an export of any length needs the memory of one batch
 
 
-def _invoice_rows(session: Session, frame: _Frame) -> Iterator[Row]:
-    invoice = frame.invoice
-    lines = session.scalars(
-        select(InvoiceLine)
-        .where(InvoiceLine.invoice_id == invoice.id)
-        .order_by(InvoiceLine.position)
-    ).all()
-    for line in lines:
-        for share in _shares(session, invoice, line):
-            yield _row(frame, line, share)
+def _invoice_rows(frame: _Frame, invoice: Invoice) -> Iterator[Row]:
+    for line in frame.lines.get(invoice.id, ()):
+        yield from _rows(frame, invoice, line, _shares(frame, invoice, line))
     if invoice.promo_minor:
-        yield _row(frame, *_whole(invoice, "promo", "Promotional credit", -invoice.promo_minor))
+        line, share = _whole(invoice, "promo", "Promotional credit", -invoice.promo_minor)
+        yield from _rows(frame, invoice, line, [share])
 
 
-def _credit_note_rows(session: Session, frame: _Frame) -> Iterator[Row]:
-    notes = session.scalars(
-        select(CreditNote)
-        .where(CreditNote.invoice_id == frame.invoice.id)
-        .order_by(CreditNote.number)
-    ).all()
-    for note in notes:
+def _credit_note_rows(frame: _Frame, invoice: Invoice) -> Iterator[Row]:
+    for note in frame.notes.get(invoice.id, ()):
         for kind, minor in (("credit_note", note.net_minor), ("tax", note.tax_minor)):
             if minor:
-                line, share = _whole(frame.invoice, kind, f"Credit note: {note.reason}", -minor)
-                yield _row(frame, line, share, document=note.label, corrects=frame.invoice.label)
+                line, share = _whole(invoice, kind, f"Credit note: {note.reason}", -minor)
+                yield from _rows(frame, invoice, line, [share], note.label, invoice.label)
 
 
-def _shares(session: Session, invoice: Invoice, line: InvoiceLine) -> list[_Share]:
+def _shares(frame: _Frame, invoice: Invoice, line: InvoiceLine) -> list[_Share]:
     whole = units_of_minor(line.amount_minor, invoice.currency)
     if line.kind not in ("usage", "late_usage"):
         quantity = line.quantity or None
         return [_Share(line.starts_at, line.ends_at, None, quantity, whole, line.exact)]
-    count, amount = _COUNTS[Component(line.component)]
-    use = DailyUsage
-    days = session.execute(
-        select(use.at, use.key_id, func.sum(count), func.sum(amount))
-        .where(
-            use.bill_period_id == invoice.period_id,
-            use.usage_period_id == line.usage_period_id,
-            use.project_id == line.project_id,
-            use.model == line.model,
-            use.adapter == line.adapter,
-            use.price_version == line.price_version,
-            use.kind == line.details.get("kind"),
-        )
-        .group_by(use.at, use.key_id)
-        .having((func.sum(count) > 0) | (func.sum(amount) != 0))
-        .order_by(use.at, use.key_id)
-    ).all()
-    exact = [int(row[3]) for row in days]
-    weights = exact if sum(exact) > 0 else [int(row[2]) for row in days]
+    at = 2 * _SLOT[line.component]
+    key = (
+        invoice.period_id,
+        line.usage_period_id,
+        line.project_id,
+        line.model,
+        line.adapter,
+        line.price_version,
+        str(line.details.get("kind")),
+    )
+    days = [
+        (day, key_id, sums[at], sums[at + 1])
+        for day, key_id, sums in frame.days.get(key, ())
+        if sums[at] > 0 or sums[at + 1] != 0
+    ]
+    exact = [day[3] for day in days]
+    weights = exact if sum(exact) > 0 else [day[2] for day in days]
     billed = split(whole, weights) if sum(weights) > 0 else [0] * len(days)
     return [
-        _Share(row[0], row[0] + timedelta(days=1), row[1], int(row[2]), part, own)
-        for row, part, own in zip(days, billed, exact, strict=True)
+        _Share(day, day + _DAY, key_id, quantity, part, own)
+        for (day, key_id, quantity, own), part in zip(days, billed, strict=True)
     ]
 
 
@@ -210,25 +171,24 @@ def _whole(invoice: Invoice, kind: str, text: str, minor: int) -> tuple[InvoiceL
     return line, _Share(invoice.period_start, invoice.period_end, None, None, units, units)
 
 
-def _row(
+def _rows(
     frame: _Frame,
+    invoice: Invoice,
     line: InvoiceLine,
-    share: _Share,
+    shares: list[_Share],
     document: str | None = None,
     corrects: str | None = None,
-) -> Row:
-    invoice = frame.invoice
+) -> Iterator[Row]:
+    """One a share; what they have in common is written once."""
     category, frequency = _CATEGORIES[line.kind]
     metered = category == "Usage"
-    quantity = share.quantity if category != "Tax" else None
+    taxed = category == "Tax"
     unit = line.unit or None
-    price = (
-        share.exact // quantity if metered and quantity and share.exact % quantity == 0 else None
-    )
-    values: dict[str, Any] = {
-        "BilledCost": share.billed,
+    counted = unit if not taxed and any(share.quantity is not None for share in shares) else None
+    seller = frame.sellers.get(invoice.seller_id, invoice.seller_id)
+    common: dict[str, Any] = {
         "BillingAccountId": invoice.tenant_id,
-        "BillingAccountName": frame.tenant,
+        "BillingAccountName": frame.tenants.get(invoice.tenant_id, invoice.tenant_id),
         "BillingAccountType": "Organization",
         "BillingCurrency": invoice.currency,
         "BillingPeriodStart": invoice.period_start,
@@ -237,23 +197,14 @@ def _row(
         "ChargeClass": "Correction" if line.kind in _CORRECTIONS or corrects else None,
         "ChargeDescription": line.description,
         "ChargeFrequency": frequency,
-        "ChargePeriodStart": share.start,
-        "ChargePeriodEnd": share.end,
-        "ConsumedQuantity": quantity if metered else None,
         "ConsumedUnit": unit if metered else None,
-        "ContractedCost": share.exact,
-        "ContractedUnitPrice": price,
-        "EffectiveCost": share.exact,
         "InvoiceId": document or invoice.label,
-        "InvoiceIssuerName": frame.seller,
-        "ListCost": share.exact,
-        "ListUnitPrice": price,
+        "InvoiceIssuerName": seller,
         "PricingCategory": "Standard" if metered else None,
         "PricingCurrency": invoice.currency,
-        "PricingQuantity": quantity,
-        "PricingUnit": unit if quantity is not None else None,
-        "ProviderName": frame.seller,
-        "PublisherName": frame.seller,
+        "PricingUnit": counted,
+        "ProviderName": seller,
+        "PublisherName": seller,
         "ResourceId": line.adapter or None,
         "ResourceName": line.adapter or None,
         "ResourceType": "LoRA adapter" if line.adapter else None,
@@ -267,24 +218,76 @@ def _row(
         "SubAccountName": frame.projects.get(line.project_id) if line.project_id else None,
         "SubAccountType": "Project" if line.project_id else None,
         "Tags": "{}",
-        "x_KeyId": share.key_id,
         "x_InvoiceStatus": invoice.status,
         "x_LineKind": line.kind,
         "x_LinePosition": line.position,
         "x_CorrectsInvoiceId": corrects,
     }
-    return [values[name] for name in _NAMES]
+    template = [common.get(name) for name in NAMES]
+    for share in shares:
+        quantity, exact = None if taxed else share.quantity, share.exact
+        price = exact // quantity if metered and quantity and exact % quantity == 0 else None
+        differs = (
+            share.billed,
+            share.start,
+            share.end,
+            quantity if metered else None,
+            exact,
+            price,
+            exact,
+            exact,
+            price,
+            quantity,
+            share.key_id,
+        )
+        row = template.copy()
+        for place, value in zip(_PLACES, differs, strict=True):
+            row[place] = value
+        yield row
 
 
-def _frame(session: Session, invoice: Invoice) -> _Frame:
-    seller = session.get(Seller, invoice.seller_id)
-    tenant = session.get(Tenant, invoice.tenant_id)
-    projects = session.execute(
-        select(Project.id, Project.name).where(Project.tenant_id == invoice.tenant_id)
+def _frame(session: Session, invoices: Sequence[Invoice]) -> _Frame:
+    ids = [invoice.id for invoice in invoices]
+    tenants = {invoice.tenant_id for invoice in invoices}
+    sellers = select(Seller).where(Seller.id.in_({invoice.seller_id for invoice in invoices}))
+    owners = select(Tenant).where(Tenant.id.in_(tenants))
+    projects = select(Project.id, Project.name).where(Project.tenant_id.in_(tenants))
+    frame = _Frame(
+        {row.id: row.name for row in session.scalars(sellers)},
+        {row.id: row.display_name for row in session.scalars(owners)},
+        {row[0]: row[1] for row in session.execute(projects)},
+        defaultdict(list),
+        defaultdict(list),
+        _days(session, [invoice.period_id for invoice in invoices]),
     )
-    return _Frame(
-        invoice,
-        seller.name if seller else invoice.seller_id,
-        tenant.display_name if tenant else invoice.tenant_id,
-        {row[0]: row[1] for row in projects},
+    line, note = InvoiceLine, CreditNote
+    lines = select(line).where(line.invoice_id.in_(ids)).order_by(line.invoice_id, line.position)
+    for each in session.scalars(lines):
+        frame.lines[each.invoice_id].append(each)
+    notes = select(note).where(note.invoice_id.in_(ids)).order_by(note.invoice_id, note.number)
+    for found in session.scalars(notes):
+        frame.notes[found.invoice_id].append(found)
+    return frame
+
+
+def _days(session: Session, period_ids: Sequence[str]) -> dict[_Key, list[_Day]]:
+    use = DailyUsage
+    key = (
+        use.bill_period_id,
+        use.usage_period_id,
+        use.project_id,
+        use.model,
+        use.adapter,
+        use.price_version,
+        use.kind,
     )
+    sums = [column for _, count, amount in SUMS for column in (count, amount)]
+    rows = session.execute(
+        select(*key, use.at, use.key_id, *sums)
+        .where(use.bill_period_id.in_(period_ids))
+        .order_by(use.at, use.key_id)
+    )
+    found: dict[_Key, list[_Day]] = defaultdict(list)
+    for row in rows:
+        found[row[:7]].append((row[7], row[8], list(row[9:])))
+    return found

@@ -66,19 +66,29 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
+def _written(
+    batch: list[Row],
+    columns: Sequence[Column],
+    writers: dict[Kind, Callable[[Any], Any]],
+    none: Any,
+) -> Iterator[tuple[Any, ...]]:
+    """The rows of a batch, each value in its written form. By column, so that a value that stands in
+    many rows is written once: most columns of an export have few different ones.
+    """
+    by_column = []
+    for column, values in zip(columns, zip(*batch, strict=True), strict=True):
+        write = writers[column.kind]
+        known = {value: none if value is None else write(value) for value in set(values)}
+        by_column.append([known[value] for value in values])
+    return zip(*by_column, strict=True)
+
+
 def _csv(batches: Iterator[list[Row]], columns: Sequence[Column]) -> Iterator[bytes]:
-    writers = [_CSV_VALUES[column.kind] for column in columns]
     buffer = io.StringIO(newline="")
     out = csv.writer(buffer, lineterminator="\r\n")
     out.writerow([column.name for column in columns])
     for batch in batches:
-        out.writerows(
-            [
-                "" if value is None else write(value)
-                for write, value in zip(writers, row, strict=True)
-            ]
-            for row in batch
-        )
+        out.writerows(_written(batch, columns, _CSV_VALUES, ""))
         yield _drain(buffer)
     if buffer.tell():
         yield _drain(buffer)
@@ -92,19 +102,11 @@ def _drain(buffer: io.StringIO) -> bytes:
 
 
 def _jsonl(batches: Iterator[list[Row]], columns: Sequence[Column]) -> Iterator[bytes]:
-    writers = [_JSON_VALUES[column.kind] for column in columns]
     names = [column.name for column in columns]
     encoder = msgspec.json.Encoder()
     for batch in batches:
-        yield encoder.encode_lines(
-            [
-                {
-                    name: None if value is None else write(value)
-                    for name, write, value in zip(names, writers, row, strict=True)
-                }
-                for row in batch
-            ]
-        )
+        rows = _written(batch, columns, _JSON_VALUES, None)
+        yield encoder.encode_lines([dict(zip(names, row, strict=True)) for row in rows])
 
 
 def _parquet(batches: Iterator[list[Row]], columns: Sequence[Column]) -> Iterator[bytes]:

@@ -79,7 +79,8 @@ _USAGE = _fields(
     *("price_version", "occurred_at", "finished_at", "input_tokens", "cached_tokens"),
     *("output_tokens", "waived_tokens", "quantity", "finish_reason", "status", "settled_by"),
     *("streamed", "first_token_ms", "duration_ms", "queue_ms", "engine_id", "moderation"),
-    *("prompt_order", "reordered_cached_tokens"),
+    *("prompt_order", "reordered_cached_tokens", "truncated", "batch_job", "routed"),
+    *("paid_by",),
 )
 _CHARGES = (
     *_fields(Charge, "request_id", "tenant_id"),

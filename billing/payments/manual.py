@@ -1,20 +1,112 @@
 """Payments that people book by hand: bank transfers, cheques. Nothing is collected from here."""
 
-from datetime import datetime
+from collections.abc import Iterator
+from dataclasses import replace
 
-from sqlalchemy.orm import Session
+from billing.payments.base import (
+    Attempt,
+    Bill,
+    Charge,
+    Customer,
+    DisputeState,
+    Gone,
+    InvoiceState,
+    Method,
+    PaymentState,
+    ProviderEvent,
+    Record,
+    RefundState,
+    Refused,
+    Status,
+    UsageReport,
+    Window,
+)
 
-from billing import settlement
-from billing.models import Payment, Refund
+BY_HAND = "Payments are booked by hand here: `tollhouse invoice pay`."
 
 
 class ManualPayments:
-    name = "manual"
+    """What is sent is what people have on their desks; it forgets when the process ends."""
 
-    def collect(self, session: Session, payment: Payment, at: datetime) -> None:
-        """The payment stays pending until somebody books it."""
+    name = "manual"
+    collects = False
+
+    def __init__(self) -> None:
+        self._invoices: dict[str, InvoiceState] = {}
+
+    def open_customer(self, customer: Customer, attempt: Attempt) -> str:
+        return customer.tenant_id
+
+    def setup_link(self, customer_id: str, return_url: str) -> str:
+        raise Refused(BY_HAND)
+
+    def methods(self, customer_id: str, *, newest: bool = False) -> list[Method]:
+        return []
+
+    def send_invoice(self, customer_id: str, bill: Bill, attempt: Attempt) -> InvoiceState:
+        made = InvoiceState(
+            bill.invoice_id, bill.invoice_id, "open", bill.currency, bill.due_minor, bill.due_minor
+        )
+        return self._invoices.setdefault(bill.invoice_id, made)
+
+    def collect_invoice(self, external_id: str, attempt: Attempt) -> InvoiceState:
+        return self.invoice(external_id)
+
+    def lower_invoice(
+        self, external_id: str, amount_minor: int, reason: str, attempt: Attempt
+    ) -> InvoiceState:
+        known = self.invoice(external_id)
+        if known.status == "open" and not attempt.progress.get("lowered"):
+            left = max(0, known.remaining_minor - amount_minor)
+            known = replace(known, remaining_minor=left, status="open" if left else "paid")
+            self._invoices[external_id] = known
+            attempt.keep("lowered", True)
+        return known
+
+    def close_invoice(self, external_id: str, how: str, attempt: Attempt) -> InvoiceState:
+        known = self.invoice(external_id)
+        if known.status == "open":
+            status = "paid" if how == "paid_elsewhere" else how
+            known = self._invoices[external_id] = replace(known, status=status, remaining_minor=0)
+        return known
+
+    def charge(self, customer_id: str, charge: Charge, attempt: Attempt) -> PaymentState:
+        """Pending until somebody books it."""
+        return PaymentState(
+            charge.payment_id,
+            Status.PENDING,
+            charge.amount_minor,
+            charge.currency,
+            payment_id=charge.payment_id,
+        )
 
     def refund(
-        self, session: Session, payment: Payment, amount_minor: int, reference: str, at: datetime
-    ) -> Refund | None:
-        return settlement.refund(session, payment, amount_minor, reference, at)
+        self, payment_external_id: str, amount_minor: int, reference: str, attempt: Attempt
+    ) -> RefundState:
+        """Whoever books it has given it back."""
+        return RefundState(
+            reference, payment_external_id, Status.SUCCEEDED, amount_minor, "", reference
+        )
+
+    def report_usage(self, report: UsageReport) -> None:
+        """People read it from the invoice."""
+
+    def invoice(self, external_id: str) -> InvoiceState:
+        if external_id not in self._invoices:
+            raise Gone(f"No invoice {external_id} was sent.")
+        return self._invoices[external_id]
+
+    def payment(self, external_id: str) -> PaymentState:
+        raise Gone(BY_HAND)
+
+    def refund_state(self, external_id: str) -> RefundState:
+        raise Gone(BY_HAND)
+
+    def dispute(self, external_id: str) -> DisputeState:
+        raise Gone(BY_HAND)
+
+    def event(self, body: bytes, signature: str | None) -> ProviderEvent:
+        raise Refused("No payment provider is set up: set TOLLHOUSE_STRIPE_API_KEY.")
+
+    def records(self, window: Window) -> Iterator[Record]:
+        return iter(())

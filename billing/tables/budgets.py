@@ -39,10 +39,14 @@ class OutboxMessage(Base):
     """A webhook or mail that must go out once its cause is committed; tried until it is out."""
 
     __tablename__ = "outbox"
-    __table_args__ = (Index("ix_outbox_due", "done_at", "next_at"),)
+    __table_args__ = (
+        Index("ix_outbox_due", "done_at", "next_at"),
+        Index("ix_outbox_tenant", "tenant_id", "id"),
+    )
 
     id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
     tenant_id: Mapped[str | None] = mapped_column(ID)
+    endpoint_id: Mapped[str | None] = mapped_column(ID)  # whose secret signs it
     channel: Mapped[str] = mapped_column(String(20))  # webhook | email
     target: Mapped[str] = mapped_column(String(1024))
     subject: Mapped[str] = mapped_column(String(200))
@@ -54,3 +58,18 @@ class OutboxMessage(Base):
     done_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # sent, or given up
     failed: Mapped[bool] = mapped_column(default=False)
     last_error: Mapped[str | None] = mapped_column(Text)
+
+
+class WebhookEndpoint(Base):
+    """An address that a tenant is told at. Its secret signs each message, so it is kept as it is."""
+
+    __tablename__ = "webhook_endpoints"
+    __table_args__ = (Index("ix_webhook_endpoints_tenant", "tenant_id"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    url: Mapped[str] = mapped_column(String(1024))
+    secret: Mapped[str] = mapped_column(String(80))
+    events: Mapped[list[str]] = mapped_column(Json, default=list)  # none of them is all of them
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

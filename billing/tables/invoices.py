@@ -72,6 +72,7 @@ class Invoice(Base):
     due_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     settled_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     external_id: Mapped[str | None] = mapped_column(String(120))  # at the payment provider
+    pay_page: Mapped[str] = mapped_column(Text, default="")  # the provider's, where it can be paid
 
 
 class InvoiceLine(Base):

@@ -60,7 +60,7 @@ class Payment(Base):
     currency: Mapped[str] = mapped_column(CURRENCY)
     amount_minor: Mapped[int] = mapped_column(BigInteger)
     refunded_minor: Mapped[int] = mapped_column(BigInteger, default=0)
-    status: Mapped[str] = mapped_column(String(20))  # pending | succeeded | failed | disputed
+    status: Mapped[str] = mapped_column(String(20))  # pending | succeeded | failed
     failure: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     settled_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -96,6 +96,7 @@ class Dispute(Base):
     amount_minor: Mapped[int] = mapped_column(BigInteger)
     status: Mapped[str] = mapped_column(String(40))  # open | won | lost, or the provider's word
     opened_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    withdrawn: Mapped[bool] = mapped_column(default=False)  # the money is gone, as booked
     closed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
@@ -108,7 +109,9 @@ class PaymentCommand(Base):
     id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
     provider: Mapped[str] = mapped_column(String(20))
     tenant_id: Mapped[str | None] = mapped_column(ID)
-    kind: Mapped[str] = mapped_column(String(40))  # customer | invoice | refund | meter_event …
+    kind: Mapped[str] = mapped_column(
+        String(40)
+    )  # invoice | collect | lower | close | charge | refund | usage
     subject_id: Mapped[str] = mapped_column(String(120))
     payload: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
     progress: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # steps done so far
@@ -125,16 +128,23 @@ class PaymentWebhook(Base):
     """Inbox: each signed event of the provider once, in any order, applied when it can be."""
 
     __tablename__ = "payment_inbox"
-    __table_args__ = (Index("ix_payment_inbox_open", "done_at", "received_at"),)
+    __table_args__ = (
+        Index("ix_payment_inbox_open", "done_at", "next_at"),
+        Index("ix_payment_inbox_subject", "provider", "kind", "subject_id"),
+    )
 
     provider: Mapped[str] = mapped_column(String(20), primary_key=True)
     external_id: Mapped[str] = mapped_column(EXTERNAL, primary_key=True)
     type: Mapped[str] = mapped_column(String(80))
+    kind: Mapped[str] = mapped_column(String(20))  # invoice | payment | refund | dispute …
+    subject_id: Mapped[str] = mapped_column(EXTERNAL)  # what the event is about
     payload: Mapped[dict[str, Any]] = mapped_column(Json)
     occurred_at: Mapped[datetime] = mapped_column(UtcDateTime)
     received_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    next_at: Mapped[datetime] = mapped_column(UtcDateTime)
     attempts: Mapped[int] = mapped_column(default=0)
     done_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_error: Mapped[str | None] = mapped_column(Text)
     parked: Mapped[str | None] = mapped_column(Text)  # why it cannot be applied
 
 
@@ -156,7 +166,10 @@ class DunningCase(Base):
 
 class ExportJob(Base):
     __tablename__ = "export_jobs"
-    __table_args__ = (Index("ix_export_jobs_tenant", "tenant_id", "created_at"),)
+    __table_args__ = (
+        Index("ix_export_jobs_tenant", "tenant_id", "created_at"),
+        Index("ix_export_jobs_due", "status", "next_at"),
+    )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     tenant_id: Mapped[str | None] = mapped_column(ID)  # None is the operator's: every tenant
@@ -166,10 +179,13 @@ class ExportJob(Base):
     ends_at: Mapped[datetime] = mapped_column(UtcDateTime)
     destination: Mapped[str] = mapped_column(String(1024))
     schedule_id: Mapped[str | None] = mapped_column(ID)
-    status: Mapped[str] = mapped_column(String(20))  # pending | running | done | failed
+    status: Mapped[str] = mapped_column(String(20))  # pending | running | done | parked
+    attempts: Mapped[int] = mapped_column(default=0)
+    next_at: Mapped[datetime] = mapped_column(UtcDateTime)  # of the next attempt, or end of lease
     rows: Mapped[int | None] = mapped_column(BigInteger)
     bytes: Mapped[int | None] = mapped_column(BigInteger)
     sha256: Mapped[str | None] = mapped_column(String(64))
+    address: Mapped[str | None] = mapped_column(String(1200))  # where the file is
     error: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     done_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -187,5 +203,6 @@ class ExportSchedule(Base):
     every: Mapped[str] = mapped_column(String(20))  # day | week | month
     next_at: Mapped[datetime] = mapped_column(UtcDateTime)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    paused_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_error: Mapped[str | None] = mapped_column(Text)

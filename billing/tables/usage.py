@@ -3,23 +3,29 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, Index, String, Text
+from sqlalchemy import BigInteger, CheckConstraint, Index, String, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from billing.tables.columns import CURRENCY, ID, NAME, ORDERED_ID, Amounts, Quantities
-from core.database import Base, BigKey, Json, UtcDateTime
+from core.database import Base, BigKey, Json, Units, UtcDateTime
+
+WRONG = text("status >= 400")
 
 
 class UsageBatch(Base):
     """One bulk insert. Rating takes whole batches, so no event's row is ever touched again."""
 
     __tablename__ = "usage_batches"
-    __table_args__ = (Index("ix_usage_batches_rated_at_id", "rated_at", "id"),)
+    __table_args__ = (
+        Index("ix_usage_batches_rated_at_id", "rated_at", "id"),
+        Index("ix_usage_batches_summed_at_id", "summed_at", "id"),
+    )
 
     id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
     recorded_at: Mapped[datetime] = mapped_column(UtcDateTime)
     events: Mapped[int]
     rated_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    summed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # in the service roll-ups
 
 
 class UsageEventRow(Base):
@@ -34,6 +40,14 @@ class UsageEventRow(Base):
         ),
         Index("ix_usage_events_batch", "batch_id"),
         Index("ix_usage_events_tenant_occurred", "tenant_id", "occurred_at"),
+        # The few that went wrong, so that the newest of them are found among millions.
+        Index(
+            "ix_usage_events_wrong",
+            "tenant_id",
+            "occurred_at",
+            postgresql_where=WRONG,
+            sqlite_where=WRONG,
+        ),
         {"postgresql_partition_by": "RANGE (request_id)"},
     )
 
@@ -69,6 +83,10 @@ class UsageEventRow(Base):
     moderation: Mapped[str | None] = mapped_column(String(20))
     prompt_order: Mapped[str | None] = mapped_column(String(40))
     reordered_cached_tokens: Mapped[int]
+    truncated: Mapped[str | None] = mapped_column(String(40))
+    batch_job: Mapped[str | None] = mapped_column(ID)
+    routed: Mapped[str | None] = mapped_column(String(120))
+    paid_by: Mapped[str | None] = mapped_column(String(10))
 
 
 class ParkedEvent(Base):
@@ -149,4 +167,23 @@ class HourlyUsage(_Rollup, Base):
 
 class DailyUsage(_Rollup, Base):
     __tablename__ = "usage_daily"
-    __table_args__ = (Index("ix_usage_daily_bill_period", "bill_period_id"),)
+    __table_args__ = (
+        Index("ix_usage_daily_bill_period", "bill_period_id"),
+        Index("ix_usage_daily_at", "at"),  # for what spans all tenants
+    )
+
+
+class HouseUsage(Base):
+    """A day of a tenant on a model in one row: what pages that span all tenants add up."""
+
+    __tablename__ = "usage_house_daily"
+
+    at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)  # start of the day
+    tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    model: Mapped[str] = mapped_column(NAME, primary_key=True)
+    currency: Mapped[str] = mapped_column(CURRENCY, primary_key=True)
+    requests: Mapped[int] = mapped_column(BigInteger, default=0)
+    input_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    output_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    amount: Mapped[int] = mapped_column(Units, default=0)

@@ -36,10 +36,10 @@ class Keyring:
 
     def known(self, secret: str) -> Principal | None:
         """No query. Unauthenticated for a typo and for a cached key whose time has come."""
-        if not secrets.well_formed(secret):
-            raise Unauthenticated("Incorrect API key.", next_step="Check it for a typo.")
         principal = self._known.get(secrets.digest(secret))
         if principal is None:
+            if not secrets.well_formed(secret):
+                raise Unauthenticated("Incorrect API key.", next_step="Check it for a typo.")
             return None
         now = self._clock.now()
         if principal.expires_at is not None and principal.expires_at <= now:

@@ -22,6 +22,7 @@ from core.tenants.roles import MEMBER_ROLES, may_grant
 from core.tenants.scope import TenantScope, scope_of_key
 
 KEY_ROLES = MEMBER_ROLES
+UNPAID = "unpaid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Principal:
     plan: Plan
     currency: str
     settings: dict[str, Any] = field(hash=False)
+    unpaid: bool = False  # an invoice is overdue for longer than the plan allows
 
     @property
     def tenant_id(self) -> str:
@@ -123,12 +125,28 @@ def find(session: Session, secret: str, now: datetime) -> Principal:
     ).one_or_none()
     if row is None:
         raise Unauthenticated("Incorrect API key.", next_step="Issue a key in the dashboard.")
-    key, tenant = row
+    return _admitted(session, *row, now)
+
+
+def of_id(session: Session, key_id: str, now: datetime) -> Principal:
+    """For work that a key ordered and that runs later: it may no more than the key may now."""
+    row = session.execute(
+        select(ApiKey, Tenant)
+        .join(Tenant, Tenant.id == ApiKey.tenant_id)
+        .join(Project, Project.id == ApiKey.project_id)
+        .where(Project.archived_at.is_(None), ApiKey.id == key_id)
+    ).one_or_none()
+    if row is None:
+        raise Unauthenticated("This API key is gone.", next_step="Use another key.")
+    return _admitted(session, *row, now)
+
+
+def _admitted(session: Session, key: ApiKey, tenant: Tenant, now: datetime) -> Principal:
     if key.revoked_at is not None and key.revoked_at <= now:
         raise Unauthenticated("This API key was revoked.", next_step="Use another key.")
     if key.expires_at is not None and key.expires_at <= now:
         raise Unauthenticated("This API key has expired.", next_step="Use another key.")
-    if tenant.status != "active":
+    if tenant.status not in ("active", UNPAID):
         raise Forbidden(
             f"This organisation is {tenant.status}.", next_step="Speak to the operator."
         )
@@ -231,6 +249,7 @@ def _principal(session: Session, key: ApiKey, tenant: Tenant) -> Principal:
         plan=plan_of(session, tenant),
         currency=tenant.currency,
         settings=tenant.settings,
+        unpaid=tenant.status == UNPAID,
     )
 
 

@@ -22,7 +22,8 @@ class Tenant(Base):
     name: Mapped[str] = mapped_column(NAME, unique=True)  # slug: lower case, digits, hyphens
     display_name: Mapped[str] = mapped_column(String(200))
     plan: Mapped[str] = mapped_column(NAME, default="standard")
-    status: Mapped[str] = mapped_column(String(20), default="active")  # active | suspended | closed
+    # active | unpaid (its keys reach the books and nothing that costs) | suspended | closed
+    status: Mapped[str] = mapped_column(String(20), default="active")
     currency: Mapped[str] = mapped_column(String(3), default="USD")
     timezone: Mapped[str] = mapped_column(String(64), default="UTC")
     settings: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
@@ -86,6 +87,8 @@ class DashboardSession(Base):
     member_id: Mapped[str | None] = mapped_column(ID, ForeignKey("members.id"))
     key_id: Mapped[str | None] = mapped_column(ID, ForeignKey("api_keys.id"))
     operator: Mapped[bool] = mapped_column(default=False)
+    # Whose pages the operator looks at; None is the oldest tenant's.
+    chosen_tenant: Mapped[str | None] = mapped_column(ID, ForeignKey("tenants.id"))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -131,6 +134,19 @@ class LimitRow(Base):
     limit_count: Mapped[int] = mapped_column(BigInteger)
     shadow: Mapped[bool] = mapped_column(default=False)
     by_operator: Mapped[bool] = mapped_column(default=False)  # the tenant may not change it
+
+
+class RefusalRow(Base):
+    """What limits did to a tenant's requests in an hour, by reason."""
+
+    __tablename__ = "limit_refusals"
+
+    tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)  # start of the hour
+    reason: Mapped[str] = mapped_column(NAME, primary_key=True)
+    refused: Mapped[int] = mapped_column(BigInteger, default=0)
+    waited: Mapped[int] = mapped_column(BigInteger, default=0)
+    waited_ms: Mapped[int] = mapped_column(BigInteger, default=0)
 
 
 class PlanRow(Base):

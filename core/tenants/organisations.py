@@ -11,11 +11,12 @@ from core.errors import BadRequest, Conflict, Forbidden, NotFound
 from core.ids import PROJECT, TENANT, new_id
 from core.money import MINOR_DIGITS
 from core.tenants import audit, plan_store
+from core.tenants.keys import UNPAID
 from core.tenants.models import Project, Tenant
 from core.tenants.roles import OPERATOR, ensure_policy
 from core.tenants.scope import TenantScope, scope_of_operator
 
-STATUSES = ("active", "suspended", "closed")
+STATUSES = ("active", "suspended", "closed")  # the operator's; finance knows `unpaid` besides
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
@@ -104,6 +105,23 @@ def change_tenant(
     session.flush()
     audit.record(session, scope, clock, "tenant.change", tenant.id, before, describe(tenant))
     return tenant
+
+
+def set_unpaid(session: Session, clock: Clock, tenant_id: str, unpaid: bool) -> bool:
+    """The door closes for who does not pay, and opens when it is paid; True if that changed anything.
+    What the operator suspended or closed stays so.
+    """
+    before, after = ("active", UNPAID) if unpaid else (UNPAID, "active")
+    tenant = session.get(Tenant, tenant_id)
+    if tenant is None or tenant.status != before:
+        return False
+    shown = describe(tenant)
+    tenant.status = after
+    session.flush()
+    scope = scope_of_operator(tenant.id, "dunning")
+    action = "tenant.suspend" if unpaid else "tenant.reinstate"
+    audit.record(session, scope, clock, action, tenant.id, shown, describe(tenant))
+    return True
 
 
 def all_tenants(session: Session) -> list[Tenant]:

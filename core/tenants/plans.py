@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
+BATCH_PRIORITY = -1
 
 
 class Scope(StrEnum):
@@ -89,6 +90,12 @@ PREMIUM = Plan(
     queue_length=1_000,
 )
 PLANS = {plan.name: plan for plan in (FREE, STANDARD, PREMIUM)}
+
+
+def for_batches(plan: Plan) -> Plan:
+    """The plan of a batch's lines: behind everybody who waits for an answer, and not counted
+    against what the tenant may do per minute; its money binds as ever."""
+    return replace(plan, rules=(), priority=BATCH_PRIORITY, queue_wait_s=0.0, queue_length=0)
 
 
 def with_rules(plan: Plan, rules: tuple[LimitRule, ...]) -> Plan:

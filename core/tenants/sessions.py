@@ -57,6 +57,18 @@ def find(session: Session, clock: Clock, secret: str) -> Actor | None:
     return Actor(key.id, key.role, key.tenant_id, key.project_id)
 
 
+def choose(session: Session, secret: str, tenant_id: str) -> None:
+    """Whose pages an operator's session shows from now on."""
+    row = session.get(DashboardSession, digest(secret))
+    if row is not None and row.operator:
+        row.chosen_tenant = tenant_id
+
+
+def chosen(session: Session, secret: str) -> str | None:
+    row = session.get(DashboardSession, digest(secret))
+    return row.chosen_tenant if row is not None and row.operator else None
+
+
 def end(session: Session, clock: Clock, secret: str) -> None:
     row = session.get(DashboardSession, digest(secret))
     if row is not None and row.revoked_at is None:

@@ -56,11 +56,11 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
             _quantiles("tollhouse_first_token_seconds"),
         ),
         Panel(
-            "Goodput: share of first tokens within 250 ms",
+            "Goodput: share of first tokens within the SLO, 300 ms",
             "percentunit",
             (
                 (
-                    f'sum(rate(tollhouse_first_token_seconds_bucket{{le="0.25"}}[{RATE}])) '
+                    f'sum(rate(tollhouse_first_token_seconds_bucket{{le="0.3"}}[{RATE}])) '
                     f"/ sum(rate(tollhouse_first_token_seconds_count[{RATE}]))",
                     "within",
                 ),
@@ -80,6 +80,16 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
             "How limits count",
             "short",
             (("max(tollhouse_limit_mode)", "0 shared, 1 local, 2 closed"),),
+        ),
+        Panel(
+            "Replicas left alone after failures",
+            "short",
+            (("max by (engine) (tollhouse_breaker_open)", "{{engine}}"),),
+        ),
+        Panel(
+            "Tried on another replica",
+            "reqps",
+            ((_rate("tollhouse_retries_total", "reason"), "{{reason}}"),),
         ),
     ),
     "engine": (

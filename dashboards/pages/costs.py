@@ -1,17 +1,24 @@
-"""Costs: spend by day and by price component, the forecast to the month's end, and what caching saved."""
+"""Costs: spend by day and component, the month's end, credit and budgets left, what was saved."""
 
 from datetime import datetime, timedelta
 
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dashboards import charts, figures
-from dashboards.filters import choice, date_range
+from billing import budgets
+from billing.models import BillingAccount, Budget, CreditGrant
+from dashboards import charts, figures, savings
+from dashboards.filters import Range, choice, date_range
+from dashboards.formats import exact, money, share
 from dashboards.pages.common import house_of, viewer_of, wants_csv
-from dashboards.render import page, svg
-from dashboards.scales import Number, short
+from dashboards.render import svg
+from dashboards.scales import Number, grouped, short
+from dashboards.sheets import Chart, Sheet, Tile, show
 from dashboards.tables import Column, Table
+from dashboards.viewer import Viewer
 
 COMPONENTS = {
     "input_amount": "Input",
@@ -36,7 +43,9 @@ def costs_table(found: figures.Figures, currency: str) -> Table:
         {"group": found.name(group), "amount": sums["amount"], **{key: sums[key] for key in used}}
         for group, sums in sorted(found.counts.items(), key=lambda pair: -pair[1]["amount"])
     ]
-    return Table(f"Spend by {figures.GROUPS[found.group_by].lower()}", columns, rows, currency)
+    caption = f"Spend by {figures.GROUPS[found.group_by].lower()}"
+    empty = "Nothing was charged in these days. Charges appear some seconds after a request ends."
+    return Table(caption, columns, rows, currency, empty=empty)
 
 
 def forecast(spent: int, month_start: datetime, now: datetime) -> int:
@@ -51,41 +60,127 @@ def costs(request: Request) -> Response:
     now = house.clock.now()
     span = date_range(request, now, now.day)
     group_by = choice(request, "by", tuple(figures.GROUPS), "model")
+    month = Range(now.date().replace(day=1), now.date())
     with house.database.read() as session:
         found = figures.read(session, viewer.scope, span, now, group_by)
-    currency = viewer.currency
-    table = costs_table(found, currency)
+        this_month = found
+        if (span.first, span.last) != (month.first, month.last):
+            this_month = figures.read(session, viewer.scope, month, now, "model")
+        saved = savings.read(session, viewer.scope, span)
+        tiles = _what_is_left(session, viewer, now)
+    table = costs_table(found, viewer.currency)
     if wants_csv(request):
         return table.csv(f"costs-{span.first}-{span.last}")
+    ending = forecast(this_month.total("amount"), month.start, now)
+    sheet = Sheet(
+        "Costs",
+        "Usage at the prices that were pinned when each request was admitted, before tax and credits.",
+        span=span,
+        groups=figures.GROUPS,
+        by=group_by,
+        tiles=[*_spend_tiles(found, viewer, ending), *tiles, *_saved_tiles(saved, viewer.currency)],
+        charts=_charts(found) if table.rows else [],
+        tables=[table],
+    )
+    return show(request, sheet)
+
+
+def _spend_tiles(found: figures.Figures, viewer: Viewer, ending: int) -> list[Tile]:
+    spent, cached = found.total("amount"), found.total("cached_tokens")
+    return [
+        Tile(
+            "Spend",
+            money(spent, viewer.currency),
+            f"exactly {exact(spent)}",
+            "The sum of the charges of these days.",
+        ),
+        Tile(
+            "Forecast to the month's end",
+            money(ending, viewer.currency),
+            about="This month's spend so far, carried on at the same rate.",
+        ),
+        Tile(
+            "Cached share of input",
+            share(cached, found.total("input_tokens")),
+            about="Cached input tokens cost less than computed ones.",
+        ),
+    ]
+
+
+def _what_is_left(session: Session, viewer: Viewer, now: datetime) -> list[Tile]:
+    """Credit, and each budget of the whole organisation with how much of it is used."""
+    tenant_id, currency = viewer.scope.tenant_id, viewer.currency
+    live = CreditGrant.expires_at.is_(None) | (CreditGrant.expires_at > now)
+    left = session.scalar(
+        select(func.sum(CreditGrant.remaining)).where(
+            CreditGrant.tenant_id == tenant_id, CreditGrant.currency == currency, live
+        )
+    )
+    tiles = [
+        Tile(
+            "Credit left", money(int(left or 0), currency), about="Prepaid and given, not expired."
+        )
+    ]
+    account = session.get(BillingAccount, tenant_id)
+    for each in session.scalars(
+        select(Budget).where(
+            Budget.tenant_id == tenant_id, Budget.scope == "tenant", Budget.ended_at.is_(None)
+        )
+    ):
+        window = budgets.window_of(each.window, now, account.timezone if account else "UTC")
+        used, back = budgets.spent_in(session, each, window)
+        name = each.name or "Budget"
+        span = "in all" if each.window == "total" else f"a {each.window}"
+        tiles.append(
+            Tile(
+                f"Left of the budget {name}",
+                money(max(0, each.cap - used + back), currency),
+                f"of {money(each.cap, currency)} {span}",
+                "The cap less what was spent in its window.",
+                state="bad" if used - back >= each.cap else "",
+                meter=svg(charts.meter(name, (used - back) / 1e12, each.cap / 1e12)),
+            )
+        )
+    return tiles
+
+
+def _saved_tiles(saved: savings.Savings, currency: str) -> list[Tile]:
+    return [
+        Tile(
+            "Saved by caching",
+            money(saved.caching, currency),
+            about="Cached tokens at what computed ones cost on average, less what they did cost.",
+        ),
+        Tile(
+            "Of it by prompt order",
+            money(saved.ordering, currency),
+            f"{grouped(saved.reordered_tokens)} tokens",
+            "What was found in the cache only because the prompt was put in order.",
+        ),
+    ]
+
+
+def _charts(found: figures.Figures) -> list[Chart]:
     parts = [
-        charts.Series(title, found.per_step(key))
+        charts.Series(title, figures.drawable(found.per_step(key)))
         for key, title in COMPONENTS.items()
         if found.total(key)
     ]
     running, line = 0, []
     for amount in found.per_step("amount"):
         running += amount
-        line.append(running)
-    month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    covers_month = span.start == month and span.last == now.date()
-    return page(
-        request,
-        "costs.html",
-        span=span,
-        by=group_by,
-        groups=figures.GROUPS,
-        table=table,
-        figures=found,
-        currency=currency,
-        forecast=forecast(found.total("amount"), month, now) if covers_month else None,
-        daily=svg(charts.stacked_bars("Spend", found.labels, parts, label=_money)),
-        cumulative=svg(
-            charts.lines("Spend, cumulative", found.labels, [charts.Series("spend", line)], _money)
+        line.append(max(0, running))
+    total = [charts.Series("spend", line)]
+    return [
+        Chart("By day", svg(charts.stacked_bars("Spend", found.labels, parts, money_label))),
+        Chart(
+            "Cumulative",
+            svg(charts.lines("Spend, cumulative", found.labels, total, money_label)),
         ),
-    )
+    ]
 
 
-def _money(units: Number) -> str:
+def money_label(units: Number) -> str:
     return short(float(units) / 1e12)
 
 

@@ -1,40 +1,341 @@
-"""Invoices: the list, one invoice with its lines, and the usage behind a line."""
+"""Invoices and payments: the list, one invoice with its lines, the usage behind a line, the PDF."""
 
-from sqlalchemy import select
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.models import Invoice, InvoiceLine
+from billing.documents import invoice_json
+from billing.invoices import FINAL, lines_of
+from billing.models import CreditGrant, CreditNote, DailyUsage, Invoice, InvoiceLine, Payment
+from billing.printing import as_pdf
+from billing.settlement import open_minor
 from core.errors import NotFound
-from dashboards.pages.common import house_of, viewer_of
-from dashboards.render import page
+from core.money import decimal_of
+from core.tenants.models import ApiKey, Project
+from dashboards.formats import day, minor, money
+from dashboards.pages.common import house_of, root_of, viewer_of, wants_csv
+from dashboards.sheets import Sheet, Tile, show
+from dashboards.tables import Column, Table
+from dashboards.viewer import Viewer
+
+INVOICES = [
+    Column("invoice", "Invoice", link="href"),
+    Column("period", "Period"),
+    Column("state", "State", "badge"),
+    Column("total", "Total", "minor", "Tax included, before credit."),
+    Column("open", "To pay", "minor", "What is left after credit, payments and credit notes."),
+    Column("due", "Due by", "figure"),
+]
+PAYMENTS = [
+    Column("at", "Begun", "moment"),
+    Column("for", "For", link="href"),
+    Column("by", "By"),
+    Column("amount", "Amount", "minor"),
+    Column("refunded", "Given back", "minor"),
+    Column("state", "State", "badge"),
+    Column("settled", "Settled", "moment"),
+    Column("failure", "Why it failed"),
+]
+LINES = [
+    Column("description", "Line", link="href"),
+    Column("project", "Project"),
+    Column("quantity", "Quantity", "whole"),
+    Column("unit", "Unit"),
+    Column("exact", "Exact", "figure", "Unrounded, in major units."),
+    Column("amount", "Amount", "minor", "The exact amount, rounded once, half away from zero."),
+]
+NOTES = [
+    Column("note", "Credit note"),
+    Column("at", "Issued", "moment"),
+    Column("reason", "Reason"),
+    Column("net", "Net", "minor"),
+    Column("tax", "Tax", "minor"),
+    Column("outcome", "Outcome"),
+]
+BEHIND = [
+    Column("day", "Day", "figure"),
+    Column("key", "Key"),
+    Column("requests", "Requests", "whole"),
+    Column("quantity", "Quantity", "whole"),
+    Column("amount", "Exact", "money"),
+]
+# Component of a line -> (its quantity, its amount) in the roll-ups.
+_COMPONENTS: dict[str, tuple[Any, Any]] = {
+    "input": (DailyUsage.input_tokens - DailyUsage.cached_tokens, DailyUsage.input_amount),
+    "cached_input": (DailyUsage.cached_tokens, DailyUsage.cached_amount),
+    "output": (DailyUsage.output_tokens, DailyUsage.output_amount),
+    "waived": (DailyUsage.waived_tokens, DailyUsage.waived_amount),
+    "request": (DailyUsage.requests, DailyUsage.request_amount),
+    "adapter": (DailyUsage.adapter_requests, DailyUsage.adapter_amount),
+    "gpu_second": (DailyUsage.gpu_seconds, DailyUsage.gpu_amount),
+    "moderation": (DailyUsage.moderation_calls, DailyUsage.moderation_amount),
+}
 
 
 def listing(request: Request) -> Response:
     viewer, house = viewer_of(request, "invoices"), house_of(request)
+    tenant_id, now, root = viewer.scope.tenant_id, house.clock.now(), root_of(request)
     with house.database.read() as session:
         found = session.scalars(
             select(Invoice)
-            .where(Invoice.tenant_id == viewer.scope.tenant_id)
+            .where(Invoice.tenant_id == tenant_id)
             .order_by(Invoice.period_start.desc())
             .limit(120)
         ).all()
-    return page(request, "invoices.html", invoices=found)
+        paid = session.scalars(
+            select(Payment)
+            .where(Payment.tenant_id == tenant_id)
+            .order_by(Payment.created_at.desc())
+            .limit(120)
+        ).all()
+        credit = _credit(session, tenant_id, viewer.currency, now)
+    rows = [_invoice(each, root) for each in found]
+    empty = "None yet. The first draft appears when the billing period ends; see Costs until then."
+    table = Table("Invoices, the newest first", INVOICES, rows, totals=False, empty=empty)
+    if wants_csv(request):
+        return table.csv("invoices")
+    labels = {each.id: each.label or "draft" for each in found}
+    payments = [_payment(each, labels, root) for each in paid]
+    none = "None yet. Payments appear when an invoice is collected or a wallet is topped up."
+    sheet = Sheet(
+        "Invoices and payments",
+        "A draft becomes final after the grace period for late usage; a final invoice never changes.",
+        tiles=_tiles(viewer, list(found), credit, now),
+        tables=[table, Table("Payments", PAYMENTS, payments, totals=False, empty=none)],
+        link=("/payment-methods", "How invoices are paid"),
+    )
+    return show(request, sheet)
+
+
+def _credit(session: Session, tenant_id: str, currency: str, now: datetime) -> int:
+    """Picounits that are left on grants that have not expired."""
+    query = select(func.coalesce(func.sum(CreditGrant.remaining), 0)).where(
+        CreditGrant.tenant_id == tenant_id,
+        CreditGrant.currency == currency,
+        CreditGrant.expires_at.is_(None) | (CreditGrant.expires_at > now),
+    )
+    return int(session.scalar(query) or 0)
+
+
+def _tiles(viewer: Viewer, found: list[Invoice], credit: int, now: datetime) -> list[Tile]:
+    own = [each for each in found if each.currency == viewer.currency]
+    late = [each for each in own if each.due_at and each.due_at < now and open_minor(each)]
+    owed, overdue = (sum(map(open_minor, each)) for each in (own, late))
+    paid = sum(each.paid_minor for each in own)
+    return [
+        Tile("To pay", minor(owed, viewer.currency)),
+        Tile("Of it overdue", minor(overdue, viewer.currency), state="bad" if overdue else ""),
+        Tile("Paid", minor(paid, viewer.currency), about="By payments; credit is not counted."),
+        Tile(
+            "Credit left", money(credit, viewer.currency), about="Prepaid and given, not expired."
+        ),
+    ]
+
+
+def _invoice(each: Invoice, root: str) -> dict[str, Any]:
+    return {
+        "invoice": each.label or "Draft",
+        "href": f"{root}/invoices/{each.id}",
+        "period": f"{day(each.period_start)} to {day(each.period_end)}",
+        "state": each.status,
+        "total": each.total_minor,
+        "open": open_minor(each),
+        "due": day(each.due_at) if each.due_at else None,
+        "currency": each.currency,
+    }
+
+
+def _payment(each: Payment, labels: dict[str, str], root: str) -> dict[str, Any]:
+    return {
+        "at": each.created_at,
+        "for": labels.get(each.invoice_id, each.invoice_id) if each.invoice_id else "top-up",
+        "href": f"{root}/invoices/{each.invoice_id}" if each.invoice_id else "",
+        "by": each.provider,
+        "amount": each.amount_minor,
+        "refunded": each.refunded_minor,
+        "state": each.status,
+        "settled": each.settled_at,
+        "failure": each.failure,
+        "currency": each.currency,
+    }
 
 
 def one(request: Request) -> Response:
     viewer, house = viewer_of(request, "invoices"), house_of(request)
+    root = root_of(request)
     with house.database.read() as session:
-        invoice = session.get(Invoice, request.path_params["invoice_id"])
-        if invoice is None or invoice.tenant_id != viewer.scope.tenant_id:
-            raise NotFound("There is no such invoice.", next_step="Look in the list.")
-        lines = session.scalars(
-            select(InvoiceLine)
-            .where(InvoiceLine.invoice_id == invoice.id)
-            .order_by(InvoiceLine.position)
-        ).all()
-    return page(request, "invoice.html", invoice=invoice, lines=lines)
+        invoice = _own(session, viewer, request.path_params["invoice_id"])
+        lines = lines_of(session, invoice.id)
+        named = session.execute(
+            select(Project.id, Project.name).where(Project.tenant_id == viewer.scope.tenant_id)
+        )
+        projects = {row[0]: row[1] for row in named}
+        paid = session.scalars(select(Payment).where(Payment.invoice_id == invoice.id)).all()
+        notes = session.scalars(select(CreditNote).where(CreditNote.invoice_id == invoice.id)).all()
+    path = f"{root}/invoices/{invoice.id}"
+    rows = [_line(each, projects, path, invoice.currency) for each in lines]
+    table = Table("Lines", LINES, rows, invoice.currency, totals=False)
+    if wants_csv(request):
+        return table.csv(f"invoice-{invoice.label or 'draft'}")
+    labels = {invoice.id: invoice.label or "draft"}
+    payments = [_payment(each, labels, root) for each in paid]
+    tables = [table, Table("Payments", PAYMENTS, payments, totals=False, empty="None yet.")]
+    if notes:
+        tables.append(Table("Credit notes", NOTES, [_note(each) for each in notes], totals=False))
+    sheet = Sheet(
+        f"Invoice {invoice.label or '(draft)'}",
+        f"{day(invoice.period_start)} to {day(invoice.period_end)} · {invoice.status}. "
+        "A line opens to the usage behind it.",
+        tiles=_totals(invoice),
+        tables=tables,
+        back=("/invoices", "All invoices"),
+        link=(f"/invoices/{invoice.id}/pdf", "The printable page (PDF)"),
+        away=(invoice.pay_page, "Pay this invoice") if _to_pay(invoice) else None,
+    )
+    return show(request, sheet)
 
 
-ROUTES = [Route("/invoices", listing), Route("/invoices/{invoice_id}", one)]
+def _to_pay(invoice: Invoice) -> bool:
+    return bool(invoice.pay_page) and invoice.status == FINAL and open_minor(invoice) > 0
+
+
+def _totals(invoice: Invoice) -> list[Tile]:
+    amounts = {
+        "Subtotal": invoice.subtotal_minor,
+        "Tax": invoice.tax_minor,
+        "Total": invoice.total_minor,
+        "From credit": invoice.promo_minor + invoice.prepaid_minor,
+        "Paid": invoice.paid_minor,
+        "To pay": open_minor(invoice),
+    }
+    return [Tile(words, minor(amount, invoice.currency)) for words, amount in amounts.items()]
+
+
+def _line(each: InvoiceLine, projects: dict[str, str], path: str, currency: str) -> dict[str, Any]:
+    opens = each.kind in ("usage", "late_usage") and each.component in _COMPONENTS
+    return {
+        "description": each.description,
+        "href": f"{path}/lines/{each.position}" if opens else "",
+        "project": projects.get(each.project_id, each.project_id),
+        "quantity": each.quantity,
+        "unit": each.unit,
+        "exact": decimal_of(each.exact),
+        "amount": each.amount_minor,
+    }
+
+
+def _note(each: CreditNote) -> dict[str, Any]:
+    return {
+        "note": each.label,
+        "at": each.issued_at,
+        "reason": each.reason,
+        "net": each.net_minor,
+        "tax": each.tax_minor,
+        "outcome": each.outcome,
+        "currency": each.currency,
+    }
+
+
+def behind(request: Request) -> Response:
+    """The days and keys that a line sums up; their exact amounts are the line's."""
+    viewer, house = viewer_of(request, "invoices"), house_of(request)
+    position = request.path_params["position"]
+    with house.database.read() as session:
+        invoice = _own(session, viewer, request.path_params["invoice_id"])
+        line = session.scalar(
+            select(InvoiceLine).where(
+                InvoiceLine.invoice_id == invoice.id, InvoiceLine.position == position
+            )
+        )
+        if line is None or line.component not in _COMPONENTS:
+            raise NotFound("No usage is behind this line.", next_step="Look at another line.")
+        rows = _behind(session, invoice, line)
+    table = Table("By day and key", BEHIND, rows, invoice.currency)
+    if wants_csv(request):
+        return table.csv(f"invoice-{invoice.label or 'draft'}-line-{position}")
+    exact = sum(row["amount"] for row in rows)
+    agrees = exact == line.exact
+    sheet = Sheet(
+        line.description,
+        f"Line {position} of invoice {invoice.label or '(draft)'}, as rated, before rounding.",
+        tiles=[
+            Tile("Billed", minor(line.amount_minor, invoice.currency)),
+            Tile(
+                "The usage below",
+                money(exact, invoice.currency),
+                "exactly the line" if agrees else "differs from the line",
+                state="good" if agrees else "bad",
+            ),
+        ],
+        tables=[table],
+        back=(f"/invoices/{invoice.id}", "The invoice"),
+    )
+    return show(request, sheet)
+
+
+def _behind(session: Session, invoice: Invoice, line: InvoiceLine) -> list[dict[str, Any]]:
+    table = DailyUsage
+    quantity, amount = _COMPONENTS[line.component]
+    found = session.execute(
+        select(
+            table.at, table.key_id, func.sum(table.requests), func.sum(quantity), func.sum(amount)
+        )
+        .where(
+            table.tenant_id == invoice.tenant_id,
+            table.bill_period_id == invoice.period_id,
+            table.usage_period_id == line.usage_period_id,
+            table.project_id == line.project_id,
+            table.model == line.model,
+            table.adapter == line.adapter,
+            table.price_version == line.price_version,
+        )
+        .group_by(table.at, table.key_id)
+        .order_by(table.at, table.key_id)
+    ).all()
+    ids = {row[1] for row in found}
+    named = session.execute(select(ApiKey.id, ApiKey.name).where(ApiKey.id.in_(ids)))
+    names = {row[0]: row[1] for row in named}
+    return [
+        {
+            "day": f"{row[0].astimezone(UTC):%Y-%m-%d}",
+            "key": names.get(row[1], row[1]),
+            "requests": int(row[2]),
+            "quantity": int(row[3]),
+            "amount": int(row[4]),
+        }
+        for row in found
+        if row[3] or row[4]
+    ]
+
+
+def pdf(request: Request) -> Response:
+    viewer, house = viewer_of(request, "invoices"), house_of(request)
+    with house.database.read() as session:
+        invoice = _own(session, viewer, request.path_params["invoice_id"])
+        document = invoice_json(session, invoice)
+    name = f"invoice-{invoice.label or 'draft'}.pdf"
+    return Response(
+        as_pdf(document),
+        media_type="application/pdf",
+        headers={"content-disposition": f'inline; filename="{name}"'},
+    )
+
+
+def _own(session: Session, viewer: Viewer, invoice_id: str) -> Invoice:
+    found = session.get(Invoice, invoice_id)
+    if found is None or found.tenant_id != viewer.scope.tenant_id:
+        raise NotFound("There is no such invoice.", next_step="Look in the list.")
+    return found
+
+
+ROUTES = [
+    Route("/invoices", listing),
+    Route("/invoices/{invoice_id}", one),
+    Route("/invoices/{invoice_id}/pdf", pdf),
+    Route("/invoices/{invoice_id}/lines/{position:int}", behind),
+]

@@ -50,7 +50,7 @@ async def change(request: Request) -> Response:
     if secret is not None:
         return await run_in_threadpool(show, request, secret)
     root = request.scope.get("root_path", "")
-    return RedirectResponse(f"{root}/keys?notice=The+key+is+revoked.", 303)
+    return RedirectResponse(f"{root}/keys?notice=key-revoked", 303)
 
 
 def _create(request: Request, given: dict[str, str]) -> str | None:

@@ -1,52 +1,87 @@
-"""Overview: this month in four figures, the spend a day, and what was used most."""
+"""Overview: this month in a few figures, the spend a day, and what was used most."""
 
 from datetime import timedelta
 
-from sqlalchemy import func, select
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.models import UsageEventRow
-from dashboards import charts, figures
+from billing.buckets import Width
+from dashboards import charts, figures, service_figures
 from dashboards.filters import Range
-from dashboards.pages.common import house_of, viewer_of
-from dashboards.pages.costs import costs_table
+from dashboards.formats import exact, money, share
+from dashboards.pages.common import house_of, root_of, viewer_of
+from dashboards.pages.costs import costs_table, forecast, money_label
 from dashboards.pages.usage import usage_table
-from dashboards.render import page, svg
-from dashboards.scales import short
+from dashboards.render import svg
+from dashboards.scales import grouped, short
+from dashboards.sheets import Chart, Sheet, Tile, show
 
 
 def overview(request: Request) -> Response:
     viewer, house = viewer_of(request, "usage"), house_of(request)
-    now = house.clock.now()
+    now, root = house.clock.now(), root_of(request)
     span = Range(now.date().replace(day=1), now.date())
+    hour = now.replace(minute=0, second=0, microsecond=0)
     with house.database.read() as session:
         models = figures.read(session, viewer.scope, span, now, "model")
         keys = figures.read(session, viewer.scope, span, now, "key_id")
-        failed = session.scalar(
-            select(func.count()).where(
-                UsageEventRow.tenant_id == viewer.scope.tenant_id,
-                UsageEventRow.occurred_at >= now - timedelta(days=1),
-                UsageEventRow.status >= 500,
-            )
+        last_day, _ = service_figures.read(
+            session, viewer.scope, hour - timedelta(hours=23), hour + timedelta(hours=1), Width.HOUR
         )
-    seen_costs = house.doorman.may(viewer, "costs", "read")
-    table = costs_table(models, viewer.currency) if seen_costs else usage_table(models)
-    column = "amount" if seen_costs else "output_tokens"
-    label = (lambda units: short(float(units) / 1e12)) if seen_costs else short
-    return page(
-        request,
-        "overview.html",
-        models=models,
-        keys=costs_table(keys, viewer.currency) if seen_costs else usage_table(keys),
-        table=table,
-        failed=failed or 0,
-        seen_costs=seen_costs,
-        chart=svg(
-            charts.stacked_bars("This month by model", models.labels, models.series(column), label)
-        ),
+    sees_costs = house.doorman.may(viewer, "costs", "read")
+    column = "amount" if sees_costs else "output_tokens"
+    tables = [
+        costs_table(each, viewer.currency) if sees_costs else usage_table(each)
+        for each in (models, keys)
+    ]
+    drawn = charts.stacked_bars(
+        "This month by model",
+        models.labels,
+        models.series(column),
+        money_label if sees_costs else short,
     )
+    cached, asked = models.total("cached_tokens"), models.total("input_tokens")
+    failed, answered = last_day.sums["failed"], last_day.sums["answers"]
+    first = last_day.first_token_ms(0.95)
+    spent = models.total("amount")
+    ending = money(forecast(spent, span.start, now), viewer.currency)
+    spend = Tile(
+        "Spend this month",
+        money(spent, viewer.currency),
+        f"exactly {exact(spent)}; about {ending} at the month's end",
+        "The sum of the charges since the first of the month.",
+        href=f"{root}/costs",
+    )
+    tiles = [
+        *([spend] if sees_costs else []),
+        Tile("Requests", grouped(models.total("requests")), href=f"{root}/usage"),
+        Tile("Tokens in", grouped(asked), f"{share(cached, asked)} cached"),
+        Tile("Tokens out", grouped(models.total("output_tokens"))),
+        Tile(
+            "Server errors, 24 hours",
+            grouped(failed),
+            share(failed, answered),
+            "Requests of the last 24 hours that ended with a status of 500 or above.",
+            state="bad" if failed else "",
+            href=f"{root}/requests?show=failed",
+        ),
+        Tile(
+            "First token, 24 hours",
+            "–" if first is None else f"{first:.0f} ms",
+            "p95",
+            "95 % of the answers of the last 24 hours began sooner.",
+        ),
+    ]
+    sheet = Sheet(
+        "Overview",
+        "This month, from its first day to now.",
+        tiles=tiles,
+        charts=[Chart("By model", svg(drawn))] if models.counts else [],
+        tables=tables if models.counts else tables[:1],
+        link=None if models.counts else ("/keys", "Make a key"),
+    )
+    return show(request, sheet)
 
 
 ROUTES = [Route("/", overview)]

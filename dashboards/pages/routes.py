@@ -2,7 +2,35 @@
 
 from starlette.routing import BaseRoute
 
-from dashboards.pages import costs, invoices, keys, listings, overview, playground, signin, usage
+from dashboards.pages import (
+    adapters,
+    costs,
+    exports,
+    invoices,
+    keys,
+    limits,
+    overview,
+    payment_methods,
+    playground,
+    policy,
+    requests,
+    safety,
+    signin,
+    team,
+    usage,
+    webhooks,
+)
+from dashboards.pages.operator import (
+    dead_letters,
+    engines,
+    health,
+    margin,
+    prices,
+    reconciliation,
+    revenue,
+    tenants,
+)
+from dashboards.pages.operator import safety as safety_queue
 
 ROUTES: list[BaseRoute] = [
     *signin.ROUTES,
@@ -11,6 +39,23 @@ ROUTES: list[BaseRoute] = [
     *costs.ROUTES,
     *keys.ROUTES,
     *invoices.ROUTES,
+    *payment_methods.ROUTES,
     *playground.ROUTES,
-    *listings.ROUTES,
+    *requests.ROUTES,
+    *adapters.ROUTES,
+    *limits.ROUTES,
+    *exports.ROUTES,
+    *webhooks.ROUTES,
+    *safety.ROUTES,
+    *policy.ROUTES,
+    *team.ROUTES,
+    *tenants.ROUTES,
+    *revenue.ROUTES,
+    *margin.ROUTES,
+    *reconciliation.ROUTES,
+    *prices.ROUTES,
+    *engines.ROUTES,
+    *safety_queue.ROUTES,
+    *dead_letters.ROUTES,
+    *health.ROUTES,
 ]

@@ -1,22 +1,45 @@
-"""Usage: tokens in, cached and out, and requests, by model, adapter, key, project or member."""
+"""Usage: tokens in, cached and out, requests, and how fast they were served, by any of five groups."""
+
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dashboards import charts, figures
+from billing.tables.service import FIRST_COLUMNS, FIRST_TOKEN_MS
+from dashboards import charts, figures, service_figures
 from dashboards.filters import choice, date_range
+from dashboards.formats import share
 from dashboards.pages.common import house_of, viewer_of, wants_csv
-from dashboards.render import page, svg
+from dashboards.render import svg
+from dashboards.scales import grouped
+from dashboards.service_figures import Served
+from dashboards.sheets import Chart, Sheet, Tile, show
 from dashboards.tables import Column, Table
 
 ABOUT = {
-    "requests": "Answers given, also those that were blocked or broken off.",
+    "requests": "Answers that were not faults of ours, also those that were blocked or broken off.",
     "input_tokens": "Tokens of prompts, cached ones included.",
     "cached_tokens": "Prompt tokens whose work was found in the prefix cache; billed at the lower price.",
     "output_tokens": "Tokens delivered to the client: what is billed.",
     "waived_tokens": "Tokens generated and not delivered; recorded and not billed.",
 }
+SERVED = [
+    Column("group", "Group"),
+    Column("first_50", "First token p50, ms", "figure", "Door to first token; half are faster."),
+    Column(
+        "first_95",
+        "p95, ms",
+        "figure",
+        "95 % are faster. Counted in classes, straight within each.",
+    ),
+    Column("first_99", "p99, ms", "figure"),
+    Column("speed_50", "Tokens/s p50", "figure", "Of one answer, after its first token."),
+    Column("speed_95", "p95", "figure", "95 % of answers are faster than this."),
+    Column("queue", "Mean wait, ms", "figure", "In the queue of a plan, before the engine."),
+    Column("refused", "Refused", "whole", "Answered with a status of 400 to 499."),
+    Column("failed", "Failed", "whole", "Answered with a status of 500 or above."),
+]
 
 
 def usage_table(found: figures.Figures) -> Table:
@@ -28,7 +51,9 @@ def usage_table(found: figures.Figures) -> Table:
         {"group": found.name(group), **{key: sums[key] for key in ABOUT}}
         for group, sums in sorted(found.counts.items(), key=lambda pair: -pair[1]["input_tokens"])
     ]
-    return Table(f"Usage by {figures.GROUPS[found.group_by].lower()}", columns, rows)
+    empty = "Nothing was used in these days. Make a key and send a first request, or try the playground."
+    caption = f"Usage by {figures.GROUPS[found.group_by].lower()}"
+    return Table(caption, columns, rows, empty=empty)
 
 
 def usage(request: Request) -> Response:
@@ -38,32 +63,93 @@ def usage(request: Request) -> Response:
     group_by = choice(request, "by", tuple(figures.GROUPS), "model")
     with house.database.read() as session:
         found = figures.read(session, viewer.scope, span, now, group_by)
+        served, by_group = service_figures.read(
+            session, viewer.scope, span.start, span.end, span.width, group_by
+        )
     table = usage_table(found)
     if wants_csv(request):
         return table.csv(f"usage-{span.first}-{span.last}")
-    uncached = [
-        a - b
-        for a, b in zip(
-            found.per_step("input_tokens"), found.per_step("cached_tokens"), strict=True
-        )
+    drawn = _charts(found, served) if table.rows else []
+    speeds = [_speed_row(found.name(group), each) for group, each in by_group.items()]
+    speeds.sort(key=lambda row: row["group"])
+    caption = f"How it was served, by {figures.GROUPS[group_by].lower()}"
+    tables = [table, Table(caption, SERVED, speeds, totals=False)] if table.rows else [table]
+    sheet = Sheet(
+        "Usage",
+        "What was asked and answered, to the token. Costs are on a page of their own.",
+        span=span,
+        groups=figures.GROUPS,
+        by=group_by,
+        tiles=_tiles(found, served),
+        charts=drawn,
+        tables=tables,
+    )
+    return show(request, sheet)
+
+
+def _tiles(found: figures.Figures, served: Served) -> list[Tile]:
+    cached, asked = found.total("cached_tokens"), found.total("input_tokens")
+    return [
+        Tile("Requests", grouped(found.total("requests")), about=ABOUT["requests"]),
+        Tile("Input tokens", grouped(asked), about=ABOUT["input_tokens"]),
+        Tile("Of them cached", grouped(cached), share(cached, asked), ABOUT["cached_tokens"]),
+        Tile("Output tokens", grouped(found.total("output_tokens")), about=ABOUT["output_tokens"]),
+        Tile(
+            "First token, p95",
+            _ms(served.first_token_ms(0.95)),
+            f"p50 {_ms(served.first_token_ms(0.5))}",
+            "Door to first token, of answers that had one.",
+        ),
+        Tile(
+            "Tokens a second, p50",
+            _number(served.speed(0.5)),
+            f"95 % above {_number(served.speed(0.95))}",
+            "Of one answer, after its first token.",
+        ),
     ]
+
+
+def _charts(found: figures.Figures, served: Served) -> list[Chart]:
+    steps = zip(found.per_step("input_tokens"), found.per_step("cached_tokens"), strict=True)
     tokens = [
-        charts.Series("input, computed", uncached),
+        charts.Series("input, computed", [asked - cached for asked, cached in steps]),
         charts.Series("input, cached", found.per_step("cached_tokens")),
         charts.Series("output", found.per_step("output_tokens")),
     ]
-    return page(
-        request,
-        "usage.html",
-        span=span,
-        by=group_by,
-        groups=figures.GROUPS,
-        table=table,
-        figures=found,
-        about=ABOUT,
-        tokens=svg(charts.stacked_bars("Tokens by kind", found.labels, tokens)),
-        requests=svg(charts.stacked_bars("Requests", found.labels, found.series("requests"))),
-    )
+    requests = found.series("requests")
+    drawn = [
+        Chart("Tokens", svg(charts.stacked_bars("Tokens by kind", found.labels, tokens))),
+        Chart("Requests", svg(charts.stacked_bars("Requests", found.labels, requests))),
+    ]
+    classes = [served.sums[name] for name in FIRST_COLUMNS]
+    if sum(classes):
+        labels = [*(f"≤ {bound} ms" for bound in FIRST_TOKEN_MS), "longer"]
+        series = [charts.Series("answers", classes)]
+        picture = charts.stacked_bars("Answers by time to first token", labels, series)
+        drawn.append(Chart("Time to first token", svg(picture)))
+    return drawn
+
+
+def _speed_row(name: str, each: Served) -> dict[str, Any]:
+    return {
+        "group": name,
+        "first_50": _number(each.first_token_ms(0.5)),
+        "first_95": _number(each.first_token_ms(0.95)),
+        "first_99": _number(each.first_token_ms(0.99)),
+        "speed_50": _number(each.speed(0.5)),
+        "speed_95": _number(each.speed(0.95)),
+        "queue": f"{each.sums['queue_ms'] / max(1, each.sums['answers']):.0f}",
+        "refused": each.sums["refused"],
+        "failed": each.sums["failed"],
+    }
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f} ms"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f}"
 
 
 ROUTES = [Route("/usage", usage)]

@@ -16,6 +16,8 @@
     answer.textContent = "";
     const began = performance.now();
     let first = 0;
+    let came = 0;
+    const priced = form.querySelector('[name="model"]').selectedOptions[0].dataset;
     try {
       const response = await fetch("/v1/chat/completions", {
         method: "POST",
@@ -40,7 +42,12 @@
           show("first", `${Math.round(first - began)} ms`);
         }
         answer.textContent += text;
-        if (chunk.usage) figures(chunk.usage, first);
+        if (text) {
+          came += 1;
+          show("output", came);
+          show("cost", cost(priced, 0, 0, came));
+        }
+        if (chunk.usage) figures(chunk.usage, first, priced);
         if (chunk.error) answer.textContent += `\n${chunk.error.message}`;
       }
     } catch (problem) {
@@ -50,13 +57,23 @@
     }
   }
 
-  function figures(usage, first) {
+  // Whole picounits a token; far below 2^53 for any answer.
+  function cost(priced, prompt, cached, output) {
+    if (!priced.currency) return "–";
+    const [input, reused, written] = priced.units.split(" ").map(Number);
+    const units = (prompt - cached) * input + cached * reused + output * written;
+    return `${(units / 1e12).toFixed(8)} ${priced.currency}`;
+  }
+
+  function figures(usage, first, priced) {
     const seconds = (performance.now() - first) / 1000;
+    const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+    const share = usage.prompt_tokens ? Math.round((100 * cached) / usage.prompt_tokens) : 0;
     show("prompt", usage.prompt_tokens);
-    show("cached", usage.prompt_tokens_details?.cached_tokens ?? 0);
+    show("cached", `${cached} (${share} %)`);
     show("output", usage.completion_tokens);
     if (usage.completion_tokens > 1) show("speed", ((usage.completion_tokens - 1) / seconds).toFixed(1));
-    if (usage.cost) show("cost", usage.cost);
+    show("cost", cost(priced, usage.prompt_tokens, cached, usage.completion_tokens));
   }
 
   async function* events(response) {

@@ -31,7 +31,7 @@ class PackedAdapter:
 def pack_adapter(
     matrices: Matrices, layers: int, block_elements: int, dtype: torch.dtype, pinned: bool = False
 ) -> PackedAdapter:
-    """`matrices` holds A [rank, in] and B [out, rank], scaling included, by (layer, part)."""
+    """`matrices` holds A [rank, in] and B [rank, out], scaling included, by (layer, part)."""
     most = max((a.shape[0] for a, _ in matrices.values()), default=0)
     shape = (layers, len(PARTS))
     places = torch.zeros(*shape, 2, most, dtype=torch.int32)
@@ -41,7 +41,7 @@ def pack_adapter(
     for (layer, part), (a, b) in sorted(matrices.items()):
         number = PARTS.index(part)
         ranks[layer, number] = a.shape[0]
-        for side, rows in enumerate((a, b.T)):
+        for side, rows in enumerate((a, b)):
             width = -(-rows.shape[1] // UNIT)
             if width > units:
                 raise ValueError(

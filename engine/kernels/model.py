@@ -42,7 +42,7 @@ class KernelModel:
         self._spec = decoder.spec
         self._arena = pool.data.view(-1)
         kv_heads = decoder.spec.kv_heads
-        self._caches = [(layer[:, :kv_heads], layer[:, kv_heads:]) for layer in pool.layers]
+        self._caches = [(layer[:, :kv_heads], layer[:, kv_heads:]) for layer in pool.data.unbind(1)]
         self._angles = torch.cat((angles.cos[:, :half], angles.sin[:, half:]), 1).float().to(device)
         self._adapters = adapters
         self._partials = partials

@@ -25,16 +25,16 @@ def attend(
     Returns [tokens, heads * head_dim].
     """
     tokens, heads, dim = q.shape
-    if len(tiles) == 1 and isinstance(tiles[0].rows, slice):
-        return _attend_tile(q, pool, layer, tiles[0], geometry, scale, cap)
-    out = torch.empty((tokens, heads * dim), dtype=q.dtype)
+    if len(tiles) == 1 and tiles[0].queries == 1 and isinstance(tiles[0].rows, slice):
+        return _attend_tile(q, pool, layer, tiles[0], geometry, scale, cap).flatten(1)
+    out = torch.empty((tokens, geometry.kv_heads, geometry.group, dim), dtype=q.dtype)
     for tile in tiles:
         part = _attend_tile(q[tile.rows], pool, layer, tile, geometry, scale, cap)
         if isinstance(tile.rows, slice):
             out[tile.rows] = part
         else:
             out.index_copy_(0, tile.rows, part)
-    return out
+    return out.view(tokens, heads * dim)
 
 
 def _attend_tile(
@@ -46,16 +46,17 @@ def _attend_tile(
     scale: float,
     cap: float | None,
 ) -> torch.Tensor:
+    """[queries, kv heads, group, head_dim], in the memory order that the products leave."""
     dim = q.shape[-1]
     kv_heads, group, batch = geometry.kv_heads, geometry.group, tile.sequences * geometry.kv_heads
-    rows = tile.gather if layer == 0 else tile.gather + layer * geometry.pool_heads
-    k, v = pool.rows.index_select(0, rows).view(2, batch, tile.positions, dim)
+    kv = pool.rows[layer].index_select(0, tile.gather).view(2, batch, tile.positions, dim)
+    k, v = kv.unbind()
     if tile.alone is not None and cap is None:
         seen = slice(0, tile.alone)
         out = F.scaled_dot_product_attention(
             q.view(1, kv_heads, group, dim), k[None, :, seen], v[None, :, seen], scale=scale
         )
-        return out.reshape(1, kv_heads * group * dim)
+        return out
     if tile.queries == 1:
         q = q.reshape(batch, group, dim)
     else:
@@ -64,9 +65,8 @@ def _attend_tile(
     weights = torch.softmax(_scores(q, k, tile.mask, scale, cap), -1)
     out = torch.bmm(weights, v)
     if tile.queries == 1:
-        return out.view(tile.sequences, kv_heads * group * dim)
-    out = out.view(kv_heads, group, tile.queries, dim).permute(2, 0, 1, 3)
-    return out.reshape(tile.queries, kv_heads * group * dim)
+        return out.view(tile.sequences, kv_heads, group, dim)
+    return out.view(kv_heads, group, tile.queries, dim).permute(2, 0, 1, 3)
 
 
 def _scores(

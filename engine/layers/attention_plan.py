@@ -8,7 +8,7 @@ import torch
 
 from engine.batch import Row
 
-_TILE = 256  # query tokens that meet all their keys in one product
+_TILE = 64  # query tokens that meet all their keys in one product
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,11 @@ _COLLAPSED_AT_MOST = 4 << 30
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, huge: bool = False) -> torch.Tensor:
     """Zeros that take memory only where they are written, in huge pages if asked."""
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    # Private: what is shared gets no huge pages, and cannot be handed back by advice.
+    private = (
+        {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    )
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **private)
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel built without them
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -31,15 +31,17 @@ class KvPool:
             else torch.zeros(shape, dtype=dtype, device=device)
         )
         self.block_size = block_size
-        self._heads = torch.arange(heads, device=device)
-        self.layers = [self.data[:, layer] for layer in range(spec.layers)]
-        self.rows = self.data.view(-1, block_size * spec.head_dim)
+        # Of each layer, with numbers as if it were the first: rows are what a block holds of one
+        # head, cells what a position holds of one head.
+        places = range(0, spec.layers * heads, heads)
+        rows = self.data.view(-1, block_size * spec.head_dim)
+        self.rows = [rows[first:] for first in places]
+        cells = self.data.view(-1, spec.head_dim)
+        self._cells = [cells[first * block_size :] for first in places]
 
-    def write(
-        self, layer: int, blocks: torch.Tensor, offsets: torch.Tensor, kv: torch.Tensor
-    ) -> None:
-        """Stores kv [tokens, 2 * kv heads, head_dim] at each token's block and offset."""
-        self.layers[layer].index_put_((blocks[:, None], self._heads, offsets[:, None]), kv)
+    def write(self, layer: int, cells: torch.Tensor, kv: torch.Tensor) -> None:
+        """Stores kv [tokens, 2 * kv heads, head_dim] at cells [tokens, 2 * kv heads]."""
+        self._cells[layer].index_put_((cells,), kv)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks (from, to)."""

@@ -35,7 +35,8 @@ class Group:
 
 class LoraStack:
     """All seats of one rank: for each layer A by site [seats, parts * rank, in] and B by part
-    [seats, out, rank]. Memory is taken when a seat is written and given back when it is cleared.
+    [seats, rank, out], the order in which few rows multiply fastest. Memory is taken when a seat
+    is written and given back when it is cleared.
     """
 
     def __init__(self, spec: ModelSpec, seats: int, rank: int, dtype: torch.dtype) -> None:
@@ -50,7 +51,7 @@ class LoraStack:
                 width = part_shape(spec, parts[0])[0]
                 self.a[-1][site] = lazy_zeros((seats, len(parts) * rank, width), dtype)
                 for part in parts:
-                    self.b[-1][part] = lazy_zeros((seats, part_shape(spec, part)[1], rank), dtype)
+                    self.b[-1][part] = lazy_zeros((seats, rank, part_shape(spec, part)[1]), dtype)
 
     def store(self, seat: int, weights: AdapterWeights) -> None:
         rank = self.rank
@@ -58,15 +59,15 @@ class LoraStack:
             for site, parts in SITES.items():
                 for number, part in enumerate(parts):
                     rows = a[site][seat, number * rank : (number + 1) * rank]
-                    columns = b[part][seat]
+                    outputs = b[part][seat]
                     pair = weights.matrices.get((layer, part))
                     if pair is None or pair[0].shape[0] < rank:
                         rows.zero_()
-                        columns.zero_()
+                        outputs.zero_()
                     if pair is not None:
                         self.sites.add(site)
                         rows[: pair[0].shape[0]] = pair[0]
-                        columns[:, : pair[1].shape[1]] = pair[1]
+                        outputs[: pair[1].shape[0]] = pair[1]
 
     def move(self, source: int, target: int) -> None:
         for tensor in self._tensors():
@@ -126,7 +127,7 @@ def _add_group(
         share = inner[:, :, number * rank : (number + 1) * rank]
         target = output[group.first : group.end]
         if group.scatter is None:
-            target.view(seats, width, -1).baddbmm_(share, matrix.transpose(1, 2))
+            target.view(seats, width, -1).baddbmm_(share, matrix)
         else:
-            padded = torch.bmm(share, matrix.transpose(1, 2))
+            padded = torch.bmm(share, matrix)
             target.add_(padded.flatten(0, 1).index_select(0, group.scatter))

@@ -18,6 +18,9 @@ from engine.models.spec import ModelSpec
 
 _MOVES_A_STEP = 2  # each copies an adapter once or twice: a few milliseconds
 _SLACK = 1.5  # how much longer than its users a range of seats may be
+_WARM = (
+    2  # seats left lately whose memory waits for the next adapter: fresh pages cost thrice a copy
+)
 
 
 @dataclass(slots=True)
@@ -36,6 +39,7 @@ class LoraSlots:
         self._stacks: dict[int, LoraStack] = {}
         self._slots: list[_Seated | None] = [None] * slots
         self._seats: dict[int, list[_Seated | None]] = {}  # by rank
+        self._warm: list[tuple[int, int]] = []  # (rank, seat), oldest first
 
     def bytes(self, rank: int) -> int:
         return stack_bytes(self._spec, rank, self._dtype)
@@ -47,15 +51,18 @@ class LoraSlots:
         if rank not in self._stacks:
             self._stacks[rank] = LoraStack(self._spec, count, rank, self._dtype)
             self._seats[rank] = [None] * count
-        seat = self._seats[rank].index(None)
+        seat = self._free_seat(rank)
         self._stacks[rank].store(seat, weights)
         self._slots[handle.slot] = self._seats[rank][seat] = _Seated(handle, rank, seat)
 
     def unload(self, handle: AdapterHandle) -> None:
         seated = self._of(handle)
-        self._stacks[seated.rank].clear(seated.seat)
         self._seats[seated.rank][seated.seat] = None
         self._slots[handle.slot] = None
+        self._warm.append((seated.rank, seated.seat))
+        if len(self._warm) > _WARM:
+            rank, seat = self._warm.pop(0)
+            self._stacks[rank].clear(seat)
 
     def seats(self) -> dict[int, int]:
         """Where each held slot's weights lie now, among those of its rank."""
@@ -84,13 +91,22 @@ class LoraSlots:
 
     def step(self, decodes: list[Row], prefills: list[Row]) -> LoraStep | None:
         """None when no row has an adapter. Rows are sorted by `place` within both lists."""
+        if all(row.adapter is None for rows in (decodes, prefills) for row in rows):
+            return None
         first = 0
         groups = []
         for rows in (decodes, prefills):
             places = [(*self.place(row), len(row.tokens)) for row in rows]
             groups += plan_groups(places, first, pad=rows is decodes)
             first += sum(count for _, _, count in places)
-        return LoraStep(self._stacks, groups) if groups else None
+        return LoraStep(self._stacks, groups)
+
+    def _free_seat(self, rank: int) -> int:
+        for place in self._warm:
+            if place[0] == rank:
+                self._warm.remove(place)
+                return place[1]
+        return self._seats[rank].index(None)
 
     def _gather(self, rank: int, used: list[_Seated]) -> None:
         seats, stack = self._seats[rank], self._stacks[rank]
@@ -103,7 +119,10 @@ class LoraSlots:
             moved, displaced = seats[high], seats[hole]
             if displaced is None:
                 stack.move(high, hole)
-                stack.clear(high)
+                if (rank, hole) in self._warm:
+                    self._warm[self._warm.index((rank, hole))] = rank, high
+                else:
+                    stack.clear(high)
             else:
                 stack.swap(high, hole)
                 displaced.seat = high

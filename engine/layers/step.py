@@ -1,7 +1,8 @@
 """One step's tensors: prepared once, read by every layer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
@@ -10,20 +11,32 @@ from engine.layers.attention_plan import Geometry, Tile, plan_tiles
 from engine.layers.lora import LoraStep
 from engine.layers.rotary import RotaryTables
 
+PlanLora = Callable[[list[Row], list[Row]], LoraStep | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Token rows that ask: what they attend to, and their adapters."""
+
+    rows: torch.Tensor | None  # which of the step; None is all
+    tiles: dict[int | None, list[Tile]]  # by sliding window
+    lora: LoraStep | None
+
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Token rows in the order decodes, then prompt chunks; each group sorted by adapter."""
+    """Token rows in the order decodes, then prompt chunks; each group sorted by adapter.
+
+    Beyond its keys and values, the last layer is computed for the sampled rows alone.
+    """
 
     tokens: torch.Tensor  # [tokens]
     cos: torch.Tensor  # [tokens, (heads + kv heads) * head_dim], as are all that is rotated
     sin: torch.Tensor
-    blocks: torch.Tensor  # where each token's key and value go: [tokens]
-    offsets: torch.Tensor
-    tiles: dict[int | None, list[Tile]]  # by sliding window
+    cells: torch.Tensor  # where each token's keys and values go: [tokens, 2 * kv heads]
     geometry: Geometry
-    lora: LoraStep | None
-    sampled: torch.Tensor  # token rows whose logits are wanted
+    every: Queries
+    sampled: Queries | None  # whose logits are wanted
 
 
 def ordered(
@@ -48,7 +61,7 @@ def step_inputs(
     tables: RotaryTables,
     windows: set[int | None],
     geometry: Geometry,
-    lora: LoraStep | None,
+    plan_lora: PlanLora,
     every_row: bool = False,
 ) -> StepInputs:
     """`every_row` asks for the logits of every token, not only of those that are sampled."""
@@ -60,16 +73,53 @@ def step_inputs(
         row.blocks[p // size] for row in rows for p in range(row.start, row.start + len(row.tokens))
     ]
     positions = torch.tensor(places)
-    ends = torch.tensor([len(row.tokens) for row in rows]).cumsum(0) - 1
-    sampled = ends[torch.tensor([row.sample for row in rows])]
+    every = Queries(
+        None,
+        {window: plan_tiles(decodes, prefills, window, geometry) for window in windows},
+        plan_lora(decodes, prefills),
+    )
+    asked = sum(row.sample for row in rows)
+    sampled: Queries | None = every
+    if not every_row and asked < len(tokens):
+        sampled = _sampled(decodes, prefills, windows, geometry, plan_lora) if asked else None
     return StepInputs(
         tokens=torch.tensor(tokens),
         cos=tables.cos.index_select(0, positions).repeat(1, rotated),
         sin=tables.sin.index_select(0, positions).repeat(1, rotated),
-        blocks=torch.tensor(blocks),
-        offsets=positions % size,
-        tiles={window: plan_tiles(decodes, prefills, window, geometry) for window in windows},
+        cells=_cells(torch.tensor(blocks), positions % size, geometry),
         geometry=geometry,
-        lora=lora,
-        sampled=torch.arange(len(tokens)) if every_row else sampled,
+        every=every,
+        sampled=sampled,
+    )
+
+
+def _cells(blocks: torch.Tensor, offsets: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """In layer 0; see `KvPool`."""
+    first = blocks * (geometry.layers * geometry.pool_heads)
+    heads = first[:, None] + torch.arange(geometry.pool_heads)
+    return heads * geometry.block_size + offsets[:, None]
+
+
+def _sampled(
+    decodes: list[Row],
+    prefills: list[Row],
+    windows: set[int | None],
+    geometry: Geometry,
+    plan_lora: PlanLora,
+) -> Queries:
+    """The last token of every row that is sampled, each a row that decodes."""
+    ends = list(accumulate(len(row.tokens) for row in decodes + prefills))
+    which = [end - 1 for end, row in zip(ends, decodes + prefills, strict=True) if row.sample]
+    first, then = (
+        [
+            replace(r, tokens=r.tokens[-1:], start=r.start + len(r.tokens) - 1)
+            for r in part
+            if r.sample
+        ]
+        for part in (decodes, prefills)
+    )
+    return Queries(
+        torch.tensor(which),
+        {window: plan_tiles(first + then, [], window, geometry) for window in windows},
+        plan_lora(first, then),
     )

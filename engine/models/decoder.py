@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from engine.layers.attention import attend
 from engine.layers.kv import KvPool
 from engine.layers.linear import GatedLinear, Linear, activate
+from engine.layers.lora import LoraStep
 from engine.layers.norm import RmsNorm
 from engine.layers.rotary import rotate_
-from engine.layers.step import StepInputs
+from engine.layers.step import Queries, StepInputs
 from engine.models.spec import ModelSpec
 from engine.models.weights import Weights
 
@@ -47,11 +48,47 @@ class Block:
         self.q_norm = norm("self_attn.q_norm", spec.head_dim) if spec.head_norm else None
         self.k_norm = norm("self_attn.k_norm", spec.head_dim) if spec.head_norm else None
 
-    def __call__(self, x: torch.Tensor, step: StepInputs, pool: KvPool) -> torch.Tensor:
-        y = self._attention(self.input_norm(x), step, pool)
-        x = self._join(self.o, "o", y, x, self.after_attention, step)
-        y = self._gated(self.mlp_norm(x), step)
-        return self._join(self.down, "down", y, x, self.after_mlp, step)
+    def __call__(
+        self, x: torch.Tensor, step: StepInputs, asking: Queries | None, pool: KvPool
+    ) -> torch.Tensor:
+        """x: the residual stream of all rows. Returns that of the rows that ask."""
+        qkv = self._qkv(self.input_norm(x), step, pool)
+        if asking is None:
+            return x[:0]
+        spec = self.spec
+        q = qkv.view(x.shape[0], -1, spec.head_dim)[:, : spec.heads]
+        if asking.rows is not None:
+            q, x = q.index_select(0, asking.rows), x.index_select(0, asking.rows)
+        y = attend(
+            q,
+            pool,
+            self.layer,
+            asking.tiles[self.window],
+            step.geometry,
+            spec.query_scale,
+            spec.attention_cap,
+        )
+        x = self._join(self.o, "o", y, x, self.after_attention, asking.lora)
+        y = self._gated(self.mlp_norm(x), asking.lora)
+        return self._join(self.down, "down", y, x, self.after_mlp, asking.lora)
+
+    def _qkv(self, x: torch.Tensor, step: StepInputs, pool: KvPool) -> torch.Tensor:
+        """Queries, keys and values; the last two are in the pool too."""
+        spec = self.spec
+        qkv = self.qkv(x)
+        lora = step.every.lora
+        if lora is not None:
+            ends = (spec.q_width, spec.q_width + spec.kv_width)
+            lora.add_(self.layer, "qkv", x, *qkv.tensor_split(ends, -1))
+        heads = qkv.view(x.shape[0], -1, spec.head_dim)
+        kv = heads[:, spec.heads :]
+        if self.q_norm is not None and self.k_norm is not None:
+            q = heads[:, : spec.heads]
+            q.copy_(self.q_norm(q))
+            kv[:, : spec.kv_heads] = self.k_norm(kv[:, : spec.kv_heads])
+        rotate_(qkv[:, : spec.q_width + spec.kv_width], step.cos, step.sin, spec.head_dim)
+        pool.write(self.layer, step.cells, kv)
+        return qkv
 
     def _join(
         self,
@@ -60,43 +97,20 @@ class Block:
         y: torch.Tensor,
         residual: torch.Tensor,
         norm: RmsNorm | None,
-        step: StepInputs,
+        lora: LoraStep | None,
     ) -> torch.Tensor:
         """The residual stream with a half-block's projection added, normed first if asked."""
         out = linear(y) if norm is not None else linear.plus(y, residual)
-        if step.lora is not None:
-            step.lora.add_(self.layer, site, y, out)
+        if lora is not None:
+            lora.add_(self.layer, site, y, out)
         return out if norm is None else residual + norm(out)
 
-    def _attention(self, x: torch.Tensor, step: StepInputs, pool: KvPool) -> torch.Tensor:
-        spec = self.spec
-        qkv = self.qkv(x)
-        if step.lora is not None:
-            ends = (spec.q_width, spec.q_width + spec.kv_width)
-            step.lora.add_(self.layer, "qkv", x, *qkv.tensor_split(ends, -1))
-        heads = qkv.view(x.shape[0], -1, spec.head_dim)
-        q, kv = heads[:, : spec.heads], heads[:, spec.heads :]
-        if self.q_norm is not None and self.k_norm is not None:
-            q.copy_(self.q_norm(q))
-            kv[:, : spec.kv_heads] = self.k_norm(kv[:, : spec.kv_heads])
-        rotate_(qkv[:, : spec.q_width + spec.kv_width], step.cos, step.sin, spec.head_dim)
-        pool.write(self.layer, step.blocks, step.offsets, kv)
-        return attend(
-            q,
-            pool,
-            self.layer,
-            step.tiles[self.window],
-            step.geometry,
-            spec.query_scale,
-            spec.attention_cap,
-        )
-
-    def _gated(self, x: torch.Tensor, step: StepInputs) -> torch.Tensor:
+    def _gated(self, x: torch.Tensor, lora: LoraStep | None) -> torch.Tensor:
         activation = self.spec.activation
-        if step.lora is None:
+        if lora is None:
             return self.gate_up.gated(x, activation)
         gate, up = self.gate_up.halves(x)
-        step.lora.add_(self.layer, "gate_up", x, gate, up)
+        lora.add_(self.layer, "gate_up", x, gate, up)
         return activate(gate, activation).mul_(up)
 
 
@@ -118,11 +132,12 @@ class Decoder:
         x = F.embedding(step.tokens, self.embedding)
         if self.spec.embedding_scale != 1.0:
             x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype)
-        for block in self.blocks:
-            x = block(x, step, pool)
-        if not step.sampled.numel():
+        for block in self.blocks[:-1]:
+            x = block(x, step, step.every, pool)
+        x = self.blocks[-1](x, step, step.sampled, pool)
+        if not x.shape[0]:
             return x.new_empty((0, self.spec.vocab), dtype=torch.float32)
-        logits = self.head(self.norm(x.index_select(0, step.sampled))).float()
+        logits = self.head(self.norm(x)).float()
         cap = self.spec.logit_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 

@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.models.decoder import Decoder
 from engine.models.registry import model_spec, read_config
-from engine.models.spec import ModelSpec
+from engine.models.spec import ModelSpec, eos_ids
 from engine.models.weights import open_weights, stored_dtype
 
 _DTYPES = {
@@ -131,12 +131,9 @@ def _generation_eos(directory: Path) -> tuple[int, ...]:
     """End ids of generation_config.json, which chat models keep there."""
     try:
         raw = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
-        ids = raw.get("eos_token_id")
+        return eos_ids(raw.get("eos_token_id"))
     except (OSError, ValueError, AttributeError):
         return ()
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list) else (int(ids),)
 
 
 def _digest(directory: Path) -> str:

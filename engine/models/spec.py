@@ -77,7 +77,7 @@ def base_fields(raw: dict[str, Any]) -> dict[str, Any]:
         "context": _positive(raw, "max_position_embeddings"),
         "eps": float(raw.get("rms_norm_eps", 1e-6)),
         "tied": bool(raw.get("tie_word_embeddings", False)),
-        "eos": _ids(raw.get("eos_token_id")),
+        "eos": eos_ids(raw.get("eos_token_id")),
         "rope": _rope(raw),
         "windows": (None,) * layers,
         "activation": _activation(raw),
@@ -110,7 +110,8 @@ def _positive(raw: dict[str, Any], name: str, default: int | None = None) -> int
     return value
 
 
-def _ids(value: Any) -> tuple[int, ...]:
+def eos_ids(value: Any) -> tuple[int, ...]:
+    """As configurations give them: none, one, or a list."""
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (int(value),)

@@ -15,9 +15,13 @@ Body = TypeVar("Body")
 async def read_body(
     request: Request, services: Services, decoder: "msgspec.json.Decoder[Body]"
 ) -> Body:
+    return decode(decoder, await read_raw(request, services))
+
+
+async def read_raw(request: Request, services: Services) -> bytes:
+    """PayloadTooLarge past the bound, BadRequest where it does not come in time."""
     exchange = Exchange(dict(request.scope), request.receive, None)
     try:
-        raw = await exchange.body(services.pipeline.limits.max_body)
+        return await exchange.body(services.pipeline.limits.max_body)
     except ClientGone:
-        raw = b""
-    return decode(decoder, raw)
+        return b""

@@ -1,5 +1,6 @@
 """Errors of the FastAPI side in OpenAI's shape, with a request id and no traceback."""
 
+import difflib
 import logging
 
 from fastapi import FastAPI, Request
@@ -47,12 +48,39 @@ async def _invalid(_request: Request, error: Exception) -> JSONResponse:
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return answer(NotFound(f"There is no {request.url.path}.", next_step="See /docs."))
+        return answer(_no_such_path(request))
     made = TollhouseError(f"{error.detail}.", code="http_error")
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        made = TollhouseError(
+            f"{request.url.path} does not take {request.method}.",
+            next_step=f"Use {allowed}." if allowed else "See /docs.",
+            code="method_not_allowed",
+        )
     made.status, made.type = error.status_code, BadRequest.type
     response = answer(made)
     response.headers.update(error.headers or {})
     return response
+
+
+def _no_such_path(request: Request) -> NotFound:
+    """Most such requests come from a base URL with one `/v1` too few or too many."""
+    path = "/" + request.url.path.strip("/")
+    tried = path.removeprefix("/v1") if path.startswith("/v1/v1/") else path
+    if not tried.startswith("/v1"):
+        tried = f"/v1{tried}"
+    known = [route for route in _paths(request) if route.startswith("/v1/")]
+    near = difflib.get_close_matches(tried, known, 1, cutoff=0.85)
+    hint = f"Did you mean {near[0]}?" if near else "See /docs."
+    if near and path.startswith("/v1/v1/"):
+        hint += " This SDK adds /v1 itself: leave it out of the base URL."
+    elif near and near[0] == f"/v1{path}":
+        hint += " End the base URL with /v1."
+    return NotFound(f"There is no {request.url.path[:200]}.", next_step=hint)
+
+
+def _paths(request: Request) -> list[str]:
+    return list(request.app.openapi()["paths"])
 
 
 async def _fault(request: Request, error: Exception) -> JSONResponse:

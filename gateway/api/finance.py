@@ -1,28 +1,31 @@
 """/v1/organization/usage and /costs in OpenAI's shapes, and /v1/exports, streamed."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response, StreamingResponse
+from sqlalchemy import select
 
 from billing.buckets import BucketQuery, usage_buckets
-from billing.exports.focus import COLUMNS as FOCUS_COLUMNS
-from billing.exports.focus import focus_rows
-from billing.exports.formats import Format, encode
-from billing.exports.subjects import SUBJECTS, Period
+from billing.exports import schedules
+from billing.exports.documents import job_json, schedule_json
+from billing.exports.formats import Format
+from billing.exports.subjects import Period
+from billing.exports.writing import NAMES, check_name, chunks_of, format_of
+from billing.models import ExportJob
 from core.errors import BadRequest
 from core.events import UsageKind
 from gateway.api.admin.access import Allowed, Visit
+from gateway.moments import moment_of
 from gateway.schemas import finance as shapes
 
 router = APIRouter(prefix="/v1", tags=["finance"])
 ReadsUsage = Annotated[Visit, Depends(Allowed("usage", "read"))]
 ReadsCosts = Annotated[Visit, Depends(Allowed("costs", "read"))]
 Exports = Annotated[Visit, Depends(Allowed("exports", "read"))]
-NAMES = (*SUBJECTS, "focus")
 
 
 @router.get("/organization/usage/completions")
@@ -51,14 +54,8 @@ def export(
     end: Annotated[str | None, Query(description="First day, or moment, not included.")] = None,
 ) -> StreamingResponse:
     """A file of the tenant's usage, charges, invoices or ledger, or a FOCUS 1.2 file."""
-    if what not in NAMES:
-        raise BadRequest(f"No export {what!r}: one of {', '.join(NAMES)}.", param="what")
-    try:
-        form = Format(format)
-    except ValueError:
-        raise BadRequest(
-            f"No format {format!r}: one of {', '.join(Format)}.", param="format"
-        ) from None
+    check_name(what)
+    form = format_of(format)
     period = _period(visit.services.clock.now(), start, end)
     name = f"tollhouse-{what}-{period.start:%Y%m%d}-{period.end:%Y%m%d}.{form.value}"
     return StreamingResponse(
@@ -68,13 +65,30 @@ def export(
     )
 
 
+@router.get("/exports/schedules")
+def export_schedules(visit: Exports) -> dict[str, Any]:
+    """Exports of this tenant that are on a schedule, and where each stands."""
+    with visit.services.database.read() as session:
+        rows = schedules.open_ones(session, visit.scope.tenant_id)
+        return {"object": "list", "data": [schedule_json(row) for row in rows]}
+
+
+@router.get("/exports/jobs")
+def export_jobs(visit: Exports, limit: Annotated[int, Query(ge=1, le=500)] = 100) -> dict[str, Any]:
+    """Files that those schedules made, the newest first, with rows, bytes and SHA-256."""
+    with visit.services.database.read() as session:
+        rows = session.scalars(
+            select(ExportJob)
+            .where(ExportJob.tenant_id == visit.scope.tenant_id)
+            .order_by(ExportJob.id.desc())
+            .limit(limit)
+        )
+        return {"object": "list", "data": [job_json(row) for row in rows]}
+
+
 def _rows(visit: Visit, what: str, form: Format, period: Period) -> Iterator[bytes]:
     with visit.services.database.read() as session:
-        if what == "focus":
-            yield from encode(focus_rows(session, visit.scope, period), FOCUS_COLUMNS, form)
-            return
-        subject = SUBJECTS[what]
-        yield from encode(subject.rows(session, visit.scope, period), subject.columns, form)
+        yield from chunks_of(session, what, form, visit.scope, period)
 
 
 def _buckets(visit: Visit, query: BucketQuery, kinds: tuple[str, ...]) -> Any:
@@ -94,15 +108,7 @@ def _period(now: datetime, start: str | None, end: str | None) -> Period:
 
 
 def _moment(name: str, text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadRequest(
-            f"{name} is {text[:40]!r}, not a date like 2026-11-21.", param=name
-        ) from None
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return moment_of(text, name) if text is not None else None
 
 
 def _parameters(request: Request) -> dict[str, list[str]]:

@@ -1,16 +1,24 @@
-"""/healthz: the process lives. /readyz: it can serve, or what is missing. /metrics: Prometheus."""
+"""The way in for a browser; /healthz: the process lives; /readyz: it can serve, or what is missing;
+/metrics: Prometheus."""
 
 import os
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.api.access import House
 
 router = APIRouter(tags=["operation"])
+
+
+@router.get("/dashboard", include_in_schema=False)
+@router.get("/", include_in_schema=False)
+async def front() -> RedirectResponse:
+    """Whoever types the address alone means the pages."""
+    return RedirectResponse("/dashboard/")
 
 
 @router.get("/healthz")
@@ -21,7 +29,7 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz")
 async def readyz(services: House) -> JSONResponse:
     parts = await services.readiness()
-    ready = all(part["ready"] for part in parts.values())
+    ready = all(part["ready"] for part in parts.values() if part.get("needed", True))
     body: dict[str, Any] = {"status": "ready" if ready else "not ready", "parts": parts}
     return JSONResponse(body, 200 if ready else 503)
 

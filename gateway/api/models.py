@@ -1,27 +1,46 @@
-"""/v1/models: what this key may name, adapters included."""
+"""/v1/models: what this key may name, adapters included; in Anthropic's shape for its clients."""
 
+from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from gateway.api.access import Caller, House
 from gateway.catalog import NamedAdapter, ServedModel
 
 router = APIRouter(prefix="/v1", tags=["models"])
+_ANTHROPIC = "anthropic-version"  # the header that its clients send
 
 
 @router.get("/models")
-async def list_models(services: House, caller: Caller) -> dict[str, Any]:
+async def list_models(request: Request, services: House, caller: Caller) -> dict[str, Any]:
     catalog = services.pipeline.catalog
     listed = [_model(each) for each in catalog.models(caller)]
     listed += [_adapter(each) for each in catalog.adapters(caller)]
+    if _ANTHROPIC in request.headers:
+        ids = [each["id"] for each in listed]
+        ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+        return {"data": [_for_anthropic(each) for each in listed], "has_more": False, **ends}
     return {"object": "list", "data": listed}
 
 
 @router.get("/models/{model:path}")
-async def get_model(model: str, services: House, caller: Caller) -> dict[str, Any]:
+async def get_model(
+    model: str, request: Request, services: House, caller: Caller
+) -> dict[str, Any]:
     target = services.pipeline.catalog.resolve(caller, model)
-    return _adapter(target.adapter) if target.adapter else _model(target.model)
+    found = _adapter(target.adapter) if target.adapter else _model(target.model)
+    return _for_anthropic(found) if _ANTHROPIC in request.headers else found
+
+
+def _for_anthropic(model: dict[str, Any]) -> dict[str, Any]:
+    made = datetime.fromtimestamp(model["created"], UTC)
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": made.isoformat().replace("+00:00", "Z"),
+    }
 
 
 def _model(model: ServedModel) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from core.errors import BadRequest, Unavailable
+from core.errors import Unavailable
 from core.events import OpenedRequest, UsageKind
 from core.ids import REQUEST, new_id
 from core.tenants.keys import Principal
@@ -19,14 +19,11 @@ from gateway.metering import Ending, Meter
 from gateway.request_headers import answer_headers, limit_headers
 from gateway.schemas.decoding import Request as Body
 from gateway.wiring import Services
-from moderation.categories import OPENAI_CATEGORIES
-from moderation.defaults import DEFAULT_ANNOTATE_AT
-from moderation.screener import Screener
+from moderation.openai_shape import result, texts_of
 
 router = APIRouter(prefix="/v1", tags=["moderation"])
 ROUTE = "/v1/moderations"
 MODEL = "tollhouse-moderation"
-_MOST = 128
 
 
 class ModerationBody(Body, kw_only=True):
@@ -40,7 +37,7 @@ _decoder = msgspec.json.Decoder(ModerationBody)
 @router.post("/moderations")
 async def moderate(request: Request, services: House, caller: Caller) -> JSONResponse:
     body = await read_body(request, services, _decoder)
-    texts = _texts(body.input)
+    texts = texts_of(body.input)
     screener = services.screener
     if screener is None or screener.classifier is None:
         raise Unavailable("No moderation classifier is loaded.", code="no_classifier")
@@ -55,7 +52,9 @@ async def moderate(request: Request, services: House, caller: Caller) -> JSONRes
         meter = Meter(services.spool, services.clock, opened, lambda _id: None)
         await meter.open()
         try:
-            results = await asyncio.to_thread(lambda: [_result(screener, text) for text in texts])
+            results = await asyncio.to_thread(
+                lambda: [result(screener.score(text).scores) for text in texts]
+            )
         except BaseException:
             meter.close_soon(Ending(0, 0, "error", 500, prompt_done=False), None)
             raise
@@ -71,39 +70,6 @@ async def moderate(request: Request, services: House, caller: Caller) -> JSONRes
     }
     answer = {"id": f"modr-{request_id.rpartition('_')[2]}", "model": MODEL, "results": results}
     return JSONResponse(answer, headers=told)
-
-
-def _texts(given: str | list[Any]) -> list[str]:
-    if isinstance(given, str):
-        return [given]
-    if not 0 < len(given) <= _MOST:
-        raise BadRequest(f"input takes 1 to {_MOST} texts.", param="input")
-    if all(isinstance(each, str) for each in given):
-        return list(given)
-    found: list[str] = []
-    for index, part in enumerate(given):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise BadRequest(
-                f"input[{index}] is not text; what is not text is not scored here.",
-                next_step="Send texts only.",
-                param=f"input[{index}]",
-                code="unsupported_parameter",
-            )
-        found.append(part["text"])
-    return ["\n".join(found)]
-
-
-def _result(screener: Screener, text: str) -> dict[str, Any]:
-    scores = screener.score(text).scores
-    own = {name: float(scores.get(name, 0.0)) for name in OPENAI_CATEGORIES}
-    flagged = {name: score >= DEFAULT_ANNOTATE_AT.get(name, 0.5) for name, score in own.items()}
-    return {
-        "flagged": any(flagged.values()),
-        "categories": flagged,
-        "category_scores": own,
-        "category_applied_input_types": {name: ["text"] for name in own},
-    }
 
 
 def _wanted(request_id: str, services: Services, caller: Principal) -> Wanted:

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from core.errors import BadRequest
 from gateway.api.access import Caller, House
-from gateway.api.bodies import read_body
+from gateway.api.bodies import read_body, read_raw
 from gateway.ask import Ask
 from gateway.catalog import Target
 from gateway.prompts import prepare
@@ -84,7 +84,7 @@ def _codec(target: Target) -> TextCodec:
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, services: House, caller: Caller) -> dict[str, int]:
-    ask = parse_count(await request.body())
+    ask = parse_count(await read_raw(request, services))
     target = services.pipeline.catalog.resolve(caller, ask.model)
     prompt = await prepare(ask, target.model.codec, target.model.context_length, caller)
     return {"input_tokens": len(prompt.ids)}

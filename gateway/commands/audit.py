@@ -1,14 +1,21 @@
 """`tollhouse audit`: compare every step of the chain; exit 1 on any difference."""
 
 import argparse
+from functools import partial
 
 from billing import reconcile
 from billing.invoice_run import rate_all
+from billing.payments import compare
+from billing.payments.base import TryLater
+from billing.payments.theirs import Theirs
+from core.errors import DependencyDown
+from gateway.commands import _their_window as their_window
 from gateway.console import add_json, say, show
+from gateway.payments import make_payments
 from gateway.spool_watch import wait_until_shipped
-from gateway.toolbox import toolbox
+from gateway.toolbox import Toolbox, toolbox
 
-HELP = "prove that usage, charges, ledger and invoices agree; exit 1 if they do not"
+HELP = "prove that usage, charges, ledger, invoices and Stripe agree; exit 1 if they do not"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +23,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--as-is", action="store_true", help="do not first rate the usage that waits to be rated"
     )
+    their_window.add_arguments(parser)
+    parser.add_argument("--no-provider", action="store_true", help="leave the payment provider out")
     add_json(parser)
     parser.set_defaults(run=_run)
 
@@ -25,12 +34,15 @@ def _run(arguments: argparse.Namespace) -> int:
         spool = wait_until_shipped(tools.settings)
         if not arguments.as_is:
             rate_all(tools.database, tools.clock)
+        theirs = None if arguments.no_provider else _theirs(tools, arguments)
+        more = (partial(compare.differences, theirs=theirs),) if theirs else ()
+        steps = theirs.steps() if theirs else None
         if arguments.keep:
             with tools.database.transaction() as session:
-                report = reconcile.audit_and_keep(session, tools.clock)
+                report = reconcile.audit_and_keep(session, tools.clock, more=more, steps=steps)
         else:
             with tools.database.read() as session:
-                report = reconcile.audit(session)
+                report = reconcile.audit(session, more=more, steps=steps)
     shown = report.as_json()
     shown["spool"] = {
         "running": spool.running,
@@ -49,6 +61,19 @@ def _run(arguments: argparse.Namespace) -> int:
         f"{shown['ledger_error']}; waiting {report.pending}, parked {report.parked}"
     )
     return 0 if report.clean else 1
+
+
+def _theirs(tools: Toolbox, arguments: argparse.Namespace) -> Theirs | None:
+    provider = make_payments(tools.settings)
+    if not provider.collects:
+        return None
+    try:
+        return their_window.fetch(tools, provider, arguments)
+    except TryLater as error:
+        raise DependencyDown(
+            f"{provider.name} does not answer: {error}",
+            next_step="Check TOLLHOUSE_STRIPE_API_KEY and _API_BASE, or audit with --no-provider.",
+        ) from None
 
 
 def _even(steps: dict[str, dict[str, int]]) -> list[tuple[str, dict[str, object]]]:

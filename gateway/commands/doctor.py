@@ -6,7 +6,7 @@ import dataclasses
 from core.clock import SystemClock
 from core.settings import load_settings
 from gateway.console import add_json, say, show
-from gateway.doctor import neighbours, storage
+from gateway.doctor import neighbours, payments, storage
 from gateway.doctor.check import Check, Health, examine, good
 
 HELP = "look at every part and say what to do"
@@ -21,8 +21,10 @@ CHECKS: dict[str, Check] = {
     "model": neighbours.model,
     "upstreams": neighbours.upstreams,
     "payments": neighbours.payments,
+    "payment queue": payments.queue,
     "spool": storage.spools,
     "set aside": storage.set_aside,
+    "exports": storage.exports,
     "port": neighbours.port,
 }
 

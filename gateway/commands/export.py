@@ -1,4 +1,6 @@
-"""`tollhouse export`: writes usage, charges, invoices, the ledger or a FOCUS 1.2 file."""
+"""`tollhouse export`: writes usage, charges, invoices, the ledger or a FOCUS 1.2 file, now or on a
+schedule.
+"""
 
 import argparse
 import hashlib
@@ -12,20 +14,19 @@ from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedCol
 from sqlalchemy.orm import Session
 
 from billing import invoice_run
-from billing.exports.focus import COLUMNS as FOCUS_COLUMNS
-from billing.exports.focus import focus_rows
-from billing.exports.formats import Format, encode
-from billing.exports.subjects import SUBJECTS, Period
+from billing.exports.formats import Format
+from billing.exports.subjects import Period
+from billing.exports.writing import NAMES, chunks_of, columns_of
 from core.errors import BadRequest
 from core.tenants.scope import scope_of_operator
-from gateway.commands._dates import moment_of
+from gateway.commands._export_schedules import add_export_schedules
 from gateway.commands._tenants import tenant_id_of
 from gateway.console import add_json, say, show
+from gateway.moments import moment_of
 from gateway.spool_watch import wait_until_shipped
 from gateway.toolbox import toolbox
 
-HELP = "write usage, charges, invoices, the ledger or FOCUS 1.2 to a file"
-WHAT = (*SUBJECTS, "focus")
+HELP = "write usage, charges, invoices, the ledger or FOCUS 1.2, now or on a schedule"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,21 +34,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     kinds = verbs.add_parser("list", help="what can be exported, with its columns")
     kinds.set_defaults(run=_list)
     write = verbs.add_parser("run", help="write one export")
-    write.add_argument("what", choices=WHAT)
+    write.add_argument("what", choices=NAMES)
     write.add_argument("--tenant", help="name or id; every tenant without it")
     write.add_argument("--format", choices=list(Format), default="csv")
     write.add_argument("--from", dest="start", metavar="DATE", help="first day, UTC")
     write.add_argument("--to", dest="end", metavar="DATE", help="day after the last, UTC")
     write.add_argument("--output", metavar="FILE", help="where to; `-` or nothing is stdout")
     write.set_defaults(run=_run)
+    add_export_schedules(verbs)
     for each in (kinds, write):
         add_json(each)
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    columns = {name: subject.columns for name, subject in SUBJECTS.items()}
-    columns["focus"] = FOCUS_COLUMNS
-    rows = [{"what": k, "columns": [column.name for column in v]} for k, v in columns.items()]
+    rows = [
+        {"what": name, "columns": [column.name for column in columns_of(name)]} for name in NAMES
+    ]
     show(rows, as_json=arguments.json, title="exports")
     return 0
 
@@ -72,11 +74,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _chunks(session: Session, arguments: argparse.Namespace, period: Period) -> Iterator[bytes]:
     tenant = arguments.tenant
     scope = scope_of_operator(tenant_id_of(session, tenant), "command line") if tenant else None
-    form = Format(arguments.format)
-    if arguments.what == "focus":
-        return encode(focus_rows(session, scope, period), FOCUS_COLUMNS, form)
-    subject = SUBJECTS[arguments.what]
-    return encode(subject.rows(session, scope, period), subject.columns, form)
+    return chunks_of(session, arguments.what, Format(arguments.format), scope, period)
 
 
 def _write(path: Path, chunks: Iterator[bytes]) -> dict[str, object]:

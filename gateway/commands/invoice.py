@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import Progress
 from sqlalchemy import select
 
-from billing import invoice_run, invoices, settlement
+from billing import dunning, invoice_run, invoices, settlement
 from billing.documents import invoice_json, invoice_summary
 from billing.models import Invoice
-from core.money import units_of
+from gateway.commands._amounts import minor_of
 from gateway.commands._tenants import tenant_id_of
 from gateway.console import add_json, show
 from gateway.spool_watch import wait_until_shipped
@@ -140,7 +140,7 @@ def _pay(arguments: argparse.Namespace) -> int:
             invoice = invoices.get(session, arguments.invoice)
             amount = settlement.open_minor(invoice)
             if arguments.amount:
-                amount = _minor(arguments.amount, invoice.currency)
+                amount = minor_of(arguments.amount, invoice.currency)
             payment = settlement.begin_payment(
                 session,
                 tenant_id=invoice.tenant_id,
@@ -152,6 +152,7 @@ def _pay(arguments: argparse.Namespace) -> int:
                 at=tools.clock.now(),
             )
             settlement.succeed(session, payment, tools.clock.now())
+        dunning.settle(tools.database, tools.clock)
         return _summary(tools, arguments)
 
 
@@ -160,6 +161,7 @@ def _void(arguments: argparse.Namespace) -> int:
         with tools.database.transaction() as session:
             invoice = invoices.get(session, arguments.invoice)
             settlement.void(session, invoice.id, tools.clock.now(), arguments.reason)
+        dunning.settle(tools.database, tools.clock)
         return _summary(tools, arguments)
 
 
@@ -168,6 +170,7 @@ def _write_off(arguments: argparse.Namespace) -> int:
         with tools.database.transaction() as session:
             invoice = invoices.get(session, arguments.invoice)
             settlement.write_off(session, invoice.id, tools.clock.now())
+        dunning.settle(tools.database, tools.clock)
         return _summary(tools, arguments)
 
 
@@ -176,16 +179,3 @@ def _summary(tools: Toolbox, arguments: argparse.Namespace) -> int:
         found = invoice_summary(invoices.get(session, arguments.invoice))
         show(found, as_json=arguments.json, title="invoice")
     return 0
-
-
-def _minor(amount: str, currency: str) -> int:
-    from core.errors import BadRequest
-    from core.money import round_to_minor
-
-    try:
-        minor, left = round_to_minor(units_of(amount), currency)
-    except ValueError as error:
-        raise BadRequest(f"--amount: {error}.") from None
-    if left:
-        raise BadRequest(f"--amount: {amount} {currency} is no whole amount of minor units.")
-    return minor

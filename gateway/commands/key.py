@@ -1,14 +1,14 @@
 """`tollhouse key`: API keys. A secret is printed once, when it is made."""
 
 import argparse
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
-from core.errors import BadRequest
 from core.tenants import keys
 from core.tenants.keys import KeyScopes
 from core.tenants.roles import MEMBER_ROLES
 from gateway.commands._people import add_tenant, project_named, scope_named
 from gateway.console import add_json, say, show
+from gateway.moments import moment_of
 from gateway.toolbox import toolbox
 
 HELP = "issue, list, rotate and revoke API keys"
@@ -58,7 +58,7 @@ def _new(arguments: argparse.Namespace) -> int:
                 routes=_set(arguments.route),
             ),
             allowed_ips=tuple(arguments.ip),
-            expires_at=_moment(arguments.expires),
+            expires_at=moment_of(arguments.expires, "--expires") if arguments.expires else None,
         )
     _tell(issued, as_json=arguments.json)
     return 0
@@ -107,13 +107,3 @@ def _tell(issued: keys.IssuedKey, *, as_json: bool) -> None:
 
 def _set(listed: list[str] | None) -> frozenset[str] | None:
     return frozenset(listed) if listed else None
-
-
-def _moment(text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadRequest(f"{text!r} is no moment.", next_step="Write 2027-01-31.") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

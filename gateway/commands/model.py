@@ -3,14 +3,15 @@
 import argparse
 from typing import Any
 
-from core.errors import TollhouseError
+from core import drains
+from core.errors import NotFound, TollhouseError
 from core.settings import Settings
 from gateway.console import add_json, show
 from gateway.model_files import model_directory, model_name, served_model
 from gateway.toolbox import toolbox
 from gateway.upstreams import read_upstreams
 
-HELP = "show the models that this house serves"
+HELP = "show the models that this house serves, and take engines out of use and back"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +19,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     listing = verbs.add_parser("list", help="every model, where it runs, and its price")
     add_json(listing)
     listing.set_defaults(run=_list)
+    engines = verbs.add_parser("engines", help="every engine, and whether it is drained")
+    add_json(engines)
+    engines.set_defaults(run=_engines)
+    for verb, act, said in (
+        ("drain", drains.drain, "send nothing new to an engine: for a deploy of it"),
+        ("resume", drains.resume, "send requests to a drained engine again"),
+    ):
+        order = verbs.add_parser(verb, help=said)
+        order.add_argument("engine", help="its name, as `model engines` shows it")
+        order.set_defaults(run=_order, act=act)
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -35,6 +46,43 @@ def _list(arguments: argparse.Namespace) -> int:
             rows.append({"model": name, "engine": where, "context": context, "price": price})
     show(rows, as_json=arguments.json, title="models")
     return 0
+
+
+def _engines(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        with tools.database.read() as session:
+            drained = drains.drained(session)
+        rows = [
+            {"engine": name, "model": model, "drained_since": _since(drained.get(name))}
+            for name, model in _places(tools.settings)
+        ]
+    show(rows, as_json=arguments.json, title="engines")
+    return 0
+
+
+def _order(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        known = [name for name, _ in _places(tools.settings)]
+        if arguments.engine not in known:
+            raise NotFound(
+                f"There is no engine {arguments.engine!r}; known: {', '.join(known)}.",
+                next_step="tollhouse model engines lists them.",
+            )
+        with tools.database.transaction() as session:
+            arguments.act(session, tools.clock, "operator", arguments.engine)
+    return 0
+
+
+def _since(row: drains.EngineDrain | None) -> str | None:
+    return row.since.isoformat(timespec="seconds") if row is not None else None
+
+
+def _places(settings: Settings) -> list[tuple[str, str]]:
+    """(engine, model)"""
+    if settings.upstreams:
+        found = read_upstreams(settings.upstreams)
+        return [(each.place, each.model or model_name(settings)) for each in found]
+    return [(f"local-{slot}", model_name(settings)) for slot in range(settings.engines)]
 
 
 def _served(settings: Settings) -> list[tuple[str, str, Any]]:

@@ -1,4 +1,4 @@
-"""`tollhouse policy`: a tenant's moderation policies: shown, checked, set, taken out of force."""
+"""`tollhouse policy`: a tenant's moderation policies, and what they did: decisions and appeals."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from core.errors import BadRequest
 from core.tenants.scope import TenantScope, scope_of_operator
+from gateway.commands import _safety
 from gateway.commands._people import ACTOR, add_tenant
 from gateway.commands._tenants import tenant_id_of
 from gateway.console import add_json, show
@@ -19,7 +20,7 @@ from moderation.dry_run import dry_run
 from moderation.policy import Policy, default_policy
 from moderation.records import every_decision
 
-HELP = "show, try, set and retire a tenant's moderation policies"
+HELP = "a tenant's moderation policies: show, try, set, retire; decisions, appeals, suspensions"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         add_json(each)
     for each in (listing, setting, retire, attempt):
         add_tenant(each)
+    _safety.configure(verbs)
 
 
 def _default(arguments: argparse.Namespace) -> int:

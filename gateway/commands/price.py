@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import select
@@ -15,6 +14,7 @@ from core.errors import BadRequest
 from core.money import decimal_of
 from gateway.commands._tenants import tenant_id_of
 from gateway.console import add_json, say, show
+from gateway.moments import moment_of
 from gateway.toolbox import Toolbox, toolbox
 
 HELP = "set, list, compare and try prices; price past usage anew"
@@ -84,8 +84,8 @@ def _draft(tools: Toolbox, arguments: argparse.Namespace) -> prices.PriceDraft:
     return prices.PriceDraft(
         arguments.model,
         written,
-        _moment(arguments.start) if arguments.start else tools.clock.now(),
-        _moment(arguments.end) if arguments.end else None,
+        moment_of(arguments.start) if arguments.start else tools.clock.now(),
+        moment_of(arguments.end) if arguments.end else None,
         tenant_id,
         arguments.adapter,
         arguments.currency,
@@ -198,8 +198,8 @@ def _rerate(arguments: argparse.Namespace) -> int:
         wanted = rerating.Request(
             arguments.version,
             arguments.by,
-            _moment(arguments.start),
-            _moment(arguments.end) if arguments.end else tools.clock.now(),
+            moment_of(arguments.start),
+            moment_of(arguments.end) if arguments.end else tools.clock.now(),
             tenant_id,
             arguments.reason,
             "operator",
@@ -225,11 +225,3 @@ def _rerate(arguments: argparse.Namespace) -> int:
     show(rows, as_json=arguments.json, title="differences")
     say("Nothing was posted." if arguments.dry_run else f"{len(rows)} adjustments are posted.")
     return 0
-
-
-def _moment(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadRequest(f"{text!r} is no date.", next_step="Write it as 2026-01-31.") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

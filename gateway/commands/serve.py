@@ -9,6 +9,7 @@ from core import logs
 from core.clock import SystemClock
 from core.database import Database
 from core.settings import Settings, load_settings
+from gateway import one_thread
 
 HELP = "start the gateway, with an engine of its own unless TOLLHOUSE_UPSTREAMS names others"
 
@@ -27,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     settings = load_settings(**given)
     logs.configure(settings.log_level, settings.log_format)
+    one_thread.load_numpy()
 
     from gateway import first_start, ready
     from gateway.model_files import served_names

@@ -1,15 +1,22 @@
-"""`tollhouse usage`: what was used and what it cost, by day; what is parked; roll-ups made anew."""
+"""`tollhouse usage`: what was used and what it cost, by day; events of other programs; what is parked;
+roll-ups made anew.
+"""
 
 import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
 
 from sqlalchemy import func, select
 
 from billing import invoice_run, rollups, usage
 from billing.models import DailyUsage
+from core.errors import BadRequest
 from core.money import decimal_of
-from gateway.commands._dates import moment_of
 from gateway.commands._tenants import tenant_id_of
 from gateway.console import add_json, show
+from gateway.moments import moment_of
 from gateway.spool_watch import wait_until_shipped
 from gateway.toolbox import toolbox
 
@@ -25,6 +32,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     days.add_argument("--to", dest="end", metavar="DATE", help="day after the last, UTC")
     days.add_argument("--by", choices=_GROUPS, default="model", help="group within the day")
     days.set_defaults(run=_show)
+    take = verbs.add_parser("import", help="store events of another program, from JSON Lines")
+    take.add_argument("file", help="one event a line; `-` is stdin")
+    take.set_defaults(run=_import)
     parked = verbs.add_parser("parked", help="events that cannot be rated, with the reason")
     parked.set_defaults(run=_parked)
     release = verbs.add_parser("release", help="try the parked events again")
@@ -35,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     drop.set_defaults(run=_dismiss)
     anew = verbs.add_parser("rebuild", help="make the roll-ups anew from the charges")
     anew.set_defaults(run=_rebuild)
-    for each in (days, parked, release, drop, anew):
+    for each in (days, take, parked, release, drop, anew):
         add_json(each)
 
 
@@ -68,6 +78,34 @@ def _show(arguments: argparse.Namespace) -> int:
     ]
     show(shown, as_json=arguments.json, title="usage")
     return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    """Each line once, however often it is imported; what cannot be billed is parked."""
+    with toolbox() as tools:
+        text = sys.stdin.read() if arguments.file == "-" else _text(Path(arguments.file))
+        with tools.database.transaction() as session:
+            new = usage.record_raw(
+                session, map(_json, filter(str.strip, text.splitlines())), tools.clock
+            )
+            waiting = len(usage.parked(session))
+    show({"new": new, "parked": waiting}, as_json=arguments.json, title="imported")
+    return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}.") from None
+
+
+def _json(line: str) -> Any:
+    """What is not JSON is kept as the text that it is, so that it is parked and not lost."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return {"line": line}
 
 
 def _parked(arguments: argparse.Namespace) -> int:

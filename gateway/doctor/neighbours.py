@@ -8,6 +8,7 @@ import redis
 from redis.exceptions import RedisError
 
 from core.clock import Clock
+from core.redis_client import is_cluster, node_url
 from core.settings import Settings
 from gateway.doctor.check import Finding, bad, good, unused, warn
 from gateway.upstreams import read_upstreams
@@ -24,15 +25,19 @@ def counters(settings: Settings, _clock: Clock) -> Finding:
             )
         return unused("limits are counted in memory")
     client = redis.Redis.from_url(
-        settings.redis_url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+        node_url(settings.redis_url), socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
     )
     try:
         version = client.info("server")["redis_version"]
+        enabled = bool(client.info("cluster").get("cluster_enabled"))
     except RedisError as error:
         return bad(f"Redis does not answer: {error}", "Check TOLLHOUSE_REDIS_URL.")
     finally:
         client.close()
-    return good(f"Redis {version}")
+    if enabled != is_cluster(settings.redis_url):
+        right = "redis+cluster://" if enabled else "redis://"
+        return bad("TOLLHOUSE_REDIS_URL has the wrong scheme", f"Write {right} for this server.")
+    return good(f"Redis {version}{', a cluster' if enabled else ''}")
 
 
 def broker(settings: Settings, _clock: Clock) -> Finding:
@@ -98,13 +103,9 @@ def payments(settings: Settings, _clock: Clock) -> Finding:
         return unused("invoices are paid by hand")
     import stripe
 
-    base = {"api": settings.stripe_api_base} if settings.stripe_api_base else {}
-    client = stripe.StripeClient(
-        settings.stripe_api_key,
-        base_addresses=base,  # type: ignore[arg-type]
-        max_network_retries=0,
-        http_client=stripe.RequestsClient(timeout=5),
-    )
+    from billing.payments.stripe.client import make_client
+
+    client = make_client(settings.stripe_api_key, settings.stripe_api_base, timeout_s=5)
     try:
         client.v1.balance.retrieve()
     except stripe.StripeError as error:

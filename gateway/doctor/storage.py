@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from sqlalchemy import func, select
 
-from billing.models import ParkedEvent
+from billing.exports.schedules import PARKED
+from billing.models import ExportJob, ExportSchedule, ParkedEvent
 from core.clock import Clock
 from core.database import Database
 from core.queue_models import DeadLetter
@@ -87,24 +88,59 @@ def set_aside(settings: Settings, _clock: Clock) -> Finding:
         if current(db) is None:
             return unused("the database is empty")
         with db.read() as session:
-            events = session.scalar(
-                select(func.count())
-                .select_from(ParkedEvent)
-                .where(ParkedEvent.released_at.is_(None))
-            )
+            waiting = ParkedEvent.released_at.is_(None) & ParkedEvent.dismissed_by.is_(None)
+            kinds = session.execute(
+                select(ParkedEvent.code, func.count(), func.min(ParkedEvent.reason))
+                .where(waiting)
+                .group_by(ParkedEvent.code)
+                .order_by(ParkedEvent.code)
+            ).all()
             letters = session.scalar(
                 select(func.count()).select_from(DeadLetter).where(DeadLetter.replayed_at.is_(None))
             )
-            reasons = session.scalars(
-                select(ParkedEvent.reason)
-                .where(ParkedEvent.released_at.is_(None))
-                .distinct()
-                .limit(3)
-            ).all()
-    said = f"{events} parked usage events, {letters} dead letters"
-    if events or letters:
-        return warn("; ".join([said, *reasons]), "Mend the cause, then release or replay them.")
+    said = f"{sum(row[1] for row in kinds)} parked usage events, {letters} dead letters"
+    if kinds or letters:
+        reasons = [f"{count} {code}: {reason}" for code, count, reason in kinds]
+        return warn(
+            "; ".join([said, *reasons]),
+            "Mend the cause, then `tollhouse usage release` or `dismiss`, or replay the letters.",
+        )
     return good(said)
+
+
+def exports(settings: Settings, _clock: Clock) -> Finding:
+    """Scheduled exports whose destination is broken."""
+    with _opened(settings) as db:
+        if current(db) is None:
+            return unused("the database is empty")
+        with db.read() as session:
+            scheduled = session.scalar(
+                select(func.count())
+                .select_from(ExportSchedule)
+                .where(ExportSchedule.ended_at.is_(None))
+            )
+            parked = session.execute(
+                select(ExportJob.destination, func.count(), func.max(ExportJob.error))
+                .where(ExportJob.status == PARKED)
+                .group_by(ExportJob.destination)
+                .order_by(ExportJob.destination)
+            ).all()
+            failing = session.execute(
+                select(ExportSchedule.destination, func.max(ExportSchedule.last_error))
+                .where(ExportSchedule.ended_at.is_(None), ExportSchedule.last_error.is_not(None))
+                .group_by(ExportSchedule.destination)
+                .order_by(ExportSchedule.destination)
+            ).all()
+    if parked:
+        reasons = [f"{count} for {where}: {reason}" for where, count, reason in parked]
+        return bad(
+            "; ".join(["exports are parked", *reasons]),
+            "Mend the destination, then run `tollhouse export retry`.",
+        )
+    if failing:
+        reasons = [f"{where}: {reason}" for where, reason in failing]
+        return warn("; ".join(reasons), "It is tried again; mend the destination.")
+    return good(f"{scheduled} scheduled") if scheduled else unused("no export is scheduled")
 
 
 @contextmanager

@@ -5,9 +5,11 @@ turns into text; text engines (OpenAI-compatible servers) answer in text with a 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from core.errors import TollhouseError, Unavailable
 from engine.protocol import AdapterState, EngineInfo, EngineStats, GenerateRequest, Receipt
@@ -15,8 +17,7 @@ from engine.protocol import TokenChunk as TokenChunk  # part of the port
 from gateway.ask import Ask
 
 
-@dataclass(frozen=True, slots=True)
-class TextChunk:
+class TextChunk(Struct, frozen=True):
     """New output of one choice from an engine that speaks text."""
 
     request_id: str
@@ -25,19 +26,28 @@ class TextChunk:
     count: int  # tokens in it: exact where the engine says so, else one a chunk
     finish_reason: str | None = None  # OpenAI's word
     logprobs: dict[str, Any] | None = None  # OpenAI's object, passed on
+    calls: list[dict[str, Any]] | None = None  # OpenAI's tool calls, or pieces of them
+    vectors: list[Any] | None = None  # embeddings: lists of numbers or base64, in the inputs' order
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but text in mid-answer."""
+        return (
+            self.finish_reason is None
+            and self.logprobs is None
+            and self.calls is None
+            and self.vectors is None
+        )
 
 
 Chunk = TokenChunk | TextChunk
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """One admitted request, with what each kind of engine needs."""
 
     request: GenerateRequest
     ask: Ask
-    adapter_name: str | None = None
-    adapter_path: str | None = None
 
 
 class Generation(Protocol):
@@ -50,8 +60,19 @@ class Generation(Protocol):
     def cancel(self) -> None:
         """Ask the engine to stop; its receipt still comes."""
 
+    def break_off(self, error: TollhouseError) -> None:
+        """Nobody waits for it any more: `take` raises the error, and the engine is told to stop."""
+
     async def ended(self, timeout_s: float) -> Receipt | None:
         """Wait for the receipt, reading past what is left; None if it does not come in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """An engine that is being started or loads its model."""
+
+    for_s: float  # so far
+    left_s: float  # as long as it took the last time; else as long again as it has been
 
 
 class EngineClient(Protocol):
@@ -71,13 +92,25 @@ class EngineClient(Protocol):
 
     def healthy(self) -> bool: ...
 
+    def silent(self) -> bool:
+        """Whether it is connected and owes a sign of life for longer than is usual with it."""
+
+    def last_output(self) -> float:
+        """When (monotonic) a token or an answer of whichever request came; 0 before the first."""
+
+    def coming(self) -> Coming | None:
+        """None of one that is there, and of one that nobody expects."""
+
+    def adapters(self) -> Mapping[str, AdapterState]:
+        """What it knows of adapters now, by digest. Empty after the process behind it restarted."""
+
     async def generate(self, job: Job) -> Generation:
         """Raises a TollhouseError where the engine refuses or does not answer."""
 
-    async def load_adapter(self, path: str, name: str = "") -> AdapterState:
-        """Read, check and register; `name` is what a text engine will know it by."""
+    async def load_adapter(self, path: str, digest: str) -> AdapterState:
+        """Read, check and register. A text engine cannot tell the digest and is given it."""
 
-    async def unload_adapter(self, digest: str, name: str = "") -> None: ...
+    async def unload_adapter(self, digest: str) -> None: ...
 
     async def receipt(self, request_id: str) -> Receipt | None:
         """What the engine recorded for an ended request; None if it knows nothing of it."""
@@ -131,7 +164,14 @@ class Mailbox:
         if not self._over:
             self._abort(self.request_id)
 
+    def break_off(self, error: TollhouseError) -> None:
+        if not self._over:
+            self.fail(error)
+            self._abort(self.request_id)
+
     async def ended(self, timeout_s: float) -> Receipt | None:
+        if self.receipt is not None:
+            return self.receipt
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._over:

@@ -6,6 +6,7 @@ blocks of 16 tokens.
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 from core.errors import BadRequest
 from engine.protocol import (
@@ -17,7 +18,7 @@ from engine.protocol import (
     Receipt,
     TokenChunk,
 )
-from gateway.engines.base import Generation, Job, Mailbox, RequestStillRuns, engine_gone
+from gateway.engines.base import Coming, Generation, Job, Mailbox, RequestStillRuns, engine_gone
 
 
 class FakeEngine:
@@ -32,9 +33,17 @@ class FakeEngine:
         vocab_size: int = 4096,
         eos_token_ids: tuple[int, ...] = (0,),
         token_delay_s: float = 0.0,
+        load_s: float = 0.0,
+        adapter_load_s: float = 0.0,
     ) -> None:
         self.engine_id = engine_id
         self.token_delay_s = token_delay_s
+        self.load_s = load_s  # from its start until it is there
+        self.adapter_load_s = adapter_load_s
+        self._started = time.monotonic()
+        self.hangs = False  # owes signs of life
+        self._last_output = 0.0
+        self.script: list[int] | None = None  # ids to answer with instead of the prompt's
         self.submitted: list[GenerateRequest] = []
         self.receipts_given: dict[str, Receipt] = {}
         self._info = EngineInfo(
@@ -58,6 +67,7 @@ class FakeEngine:
 
     async def start(self) -> None:
         self._alive = True
+        self._started = time.monotonic()
 
     async def close(self) -> None:
         tasks = [task for task, _ in self._running.values()]
@@ -79,7 +89,13 @@ class FakeEngine:
         )
 
     def healthy(self) -> bool:
-        return self._alive
+        return self._alive and time.monotonic() - self._started >= self.load_s
+
+    def silent(self) -> bool:
+        return self.hangs
+
+    def last_output(self) -> float:
+        return self._last_output
 
     async def generate(self, job: Job) -> Generation:
         request = job.request
@@ -93,12 +109,20 @@ class FakeEngine:
         self._running[request.request_id] = (task, mailbox)
         return mailbox
 
-    async def load_adapter(self, path: str, name: str = "") -> AdapterState:
+    def coming(self) -> Coming | None:
+        spent = time.monotonic() - self._started
+        return Coming(spent, self.load_s - spent) if self._alive and spent < self.load_s else None
+
+    def adapters(self) -> Mapping[str, AdapterState]:
+        return self._adapters
+
+    async def load_adapter(self, path: str, digest: str) -> AdapterState:
+        await asyncio.sleep(self.adapter_load_s)
         state = AdapterState(digest=path.rpartition("/")[2], state="host", rank=8, generation=1)
         self._adapters[state.digest] = state
         return state
 
-    async def unload_adapter(self, digest: str, name: str = "") -> None:
+    async def unload_adapter(self, digest: str) -> None:
         self._adapters.pop(digest, None)
 
     async def receipt(self, request_id: str) -> Receipt | None:
@@ -131,11 +155,17 @@ class FakeEngine:
             if request.deadline_s is not None and time.monotonic() - started > request.deadline_s:
                 reason = FinishReason.DEADLINE
                 break
-            token = request.prompt[index % len(request.prompt)]
+            self._last_output = time.monotonic()
+            spoken = self.script or request.prompt
+            token = spoken[index % len(spoken)]
             generated += request.sampling.n
             last = FinishReason.LENGTH if index == limit - 1 else None
+            if self.script is not None and index == len(self.script) - 1:
+                last = reason = FinishReason.STOP
             for choice in range(request.sampling.n):
                 mailbox.put(TokenChunk(request.request_id, choice, [token], None, last))
+            if last is FinishReason.STOP:
+                break
         receipt = Receipt(
             request_id=request.request_id,
             namespace=request.namespace,

@@ -1,30 +1,31 @@
 """Any OpenAI-compatible server as an engine: text in, text out, usage asked for on every stream."""
 
 import asyncio
+import contextlib
 import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import aiohttp
 import orjson
 
-from core.errors import BadRequest, RateLimited, TollhouseError, Unavailable
+from core.clock import SystemClock
+from core.counters_memory import MemoryCounters
+from core.errors import BadRequest, TollhouseError, Unavailable
 from engine.protocol import AdapterState, EngineInfo, EngineStats, FinishReason, Receipt
-from gateway.ask import Ask
-from gateway.engines.base import Generation, Job, Mailbox, TextChunk, engine_gone
+from gateway.engines.base import Coming, Generation, Job, Mailbox, TextChunk, engine_gone
+from gateway.engines.http import CONNECT_S, HttpPool
+from gateway.engines.openai_body import lora_name, path_of, upstream_body
+from gateway.engines.openai_stats import stats_of
+from gateway.engines.upstream_limits import Permit, UpstreamLimits, busy
 from gateway.upstreams import Upstream
 
 log = logging.getLogger("tollhouse.upstream")
 _CHECK_S = 5.0
-_PASSED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "seed",
-)
+_LOAD_EVERY_S = 1.0
+_PROMPT_S = 2.0  # for a page of its state; longer is silence
 
 
 class OpenAIEngine:
@@ -32,33 +33,45 @@ class OpenAIEngine:
 
     speaks_text = True
 
-    def __init__(self, upstream: Upstream, model: str) -> None:
-        self.engine_id = (upstream.name or upstream.url)[:80]
+    def __init__(
+        self, upstream: Upstream, model: str, limits: UpstreamLimits | None = None
+    ) -> None:
+        """Without `limits` those of its entry are this process's own."""
+        self.engine_id = upstream.place
         self._upstream = upstream
         self._model = model
         self._base = upstream.url.rstrip("/").removesuffix("/v1")
         self._session: aiohttp.ClientSession | None = None
         self._checker: asyncio.Task[None] | None = None
-        self._running: dict[str, asyncio.Task[None]] = {}
+        headers = {"content-type": "application/json"}
+        if upstream.api_key:
+            headers["authorization"] = f"Bearer {upstream.api_key}"
+        self._headers = headers
+        self._pool = HttpPool(self._base, headers)
+        self._running: dict[str, _Answer] = {}
         self._well = True
+        self._adapters: dict[str, AdapterState] = {}
+        self._told: EngineStats | None = None  # by its /metrics
+        self._asked_at: float | None = None  # monotonic: for its state, unanswered yet
+        clock = SystemClock()
+        self._limits = limits or UpstreamLimits(upstream, MemoryCounters(clock), clock)
 
     async def start(self) -> None:
-        headers = {"content-type": "application/json"}
-        if self._upstream.api_key:
-            headers["authorization"] = f"Bearer {self._upstream.api_key}"
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=600),
-            headers=headers,
-            auto_decompress=True,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=600),
+            headers=self._headers,
         )
         self._checker = asyncio.create_task(self._check())
+        self._limits.start()
 
     async def close(self) -> None:
-        tasks = [*self._running.values(), *([self._checker] if self._checker else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for answer in list(self._running.values()):
+            answer.abort()
+        self._pool.close()
+        await self._limits.close()
+        if self._checker is not None:
+            self._checker.cancel()
+            await asyncio.gather(self._checker, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
@@ -66,19 +79,47 @@ class OpenAIEngine:
         return None
 
     def stats(self) -> EngineStats | None:
-        return EngineStats(len(self._running), 0, 0, 0, 0)
+        """As its metrics tell; of a server without them, what this process has there."""
+        return self._told or EngineStats(len(self._running), 0, 0, 0, 0)
 
     def healthy(self) -> bool:
         return self._session is not None and self._well
 
+    def silent(self) -> bool:
+        """It takes calls, and has not answered the one that asks for its state."""
+        asked = self._asked_at
+        if asked is None or self._pool.heard_at > asked:
+            return False
+        return time.monotonic() - asked > _PROMPT_S
+
+    def last_output(self) -> float:
+        return self._pool.heard_at
+
     async def generate(self, job: Job) -> Generation:
         request_id = job.request.request_id
+        body = orjson.dumps(upstream_body(job, self._model, self._upstream.engine))
+        permit = await self._limits.enter() if self._limits else None
         mailbox = Mailbox(request_id, self._cancel)
-        self._running[request_id] = asyncio.create_task(self._run(job, mailbox))
+        answer = _Answer(self.engine_id, job, mailbox, partial(self._left, permit))
+        self._running[request_id] = answer
+        try:
+            answer.break_off = await self._pool.post(path_of(job.ask), body, answer)
+        except (OSError, TimeoutError) as error:
+            answer.failed(error)
+        except asyncio.CancelledError:
+            answer.abort()
+            raise
         return mailbox
 
-    async def load_adapter(self, path: str, name: str = "") -> AdapterState:
+    def coming(self) -> Coming | None:
+        return None
+
+    def adapters(self) -> Mapping[str, AdapterState]:
+        return self._adapters
+
+    async def load_adapter(self, path: str, digest: str) -> AdapterState:
         assert self._session is not None
+        name = lora_name(digest)
         body = orjson.dumps({"lora_name": name, "lora_path": path})
         async with self._session.post(f"{self._base}/v1/load_lora_adapter", data=body) as answer:
             text = await answer.text()
@@ -87,11 +128,13 @@ class OpenAIEngine:
                     f"The upstream cannot load the adapter {name}: {text[:200]}",
                     code="adapter_not_loaded",
                 )
-        return AdapterState(digest="", state="resident", rank=0, generation=0)
+        state = self._adapters[digest] = AdapterState(digest, "resident", 0, 0)
+        return state
 
-    async def unload_adapter(self, digest: str, name: str = "") -> None:
+    async def unload_adapter(self, digest: str) -> None:
         assert self._session is not None
-        body = orjson.dumps({"lora_name": name})
+        self._adapters.pop(digest, None)
+        body = orjson.dumps({"lora_name": lora_name(digest)})
         async with self._session.post(f"{self._base}/v1/unload_lora_adapter", data=body):
             return
 
@@ -102,55 +145,138 @@ class OpenAIEngine:
         return
 
     async def _check(self) -> None:
-        """A server that refuses connections is left alone until it takes them again."""
+        """Its load, its adapters, and whether it is there: one that refuses connections is left
+        alone until it takes them again."""
+        listed = 0.0
+        while True:
+            now = time.monotonic()
+            owes = bool(self._running) and now - self._pool.heard_at > _LOAD_EVERY_S
+            try:
+                if now - listed >= _CHECK_S or not self._well:
+                    listed = now
+                    self._list(await self._get("/v1/models"))
+                if self._told is not None or listed == now or owes:
+                    page = await self._get("/metrics")
+                    self._told = stats_of(page.decode("utf-8", "replace"))
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                self._well, self._told = False, None
+                self._adapters.clear()  # it may come back as a new process that has none
+            await asyncio.sleep(_LOAD_EVERY_S)
+
+    async def _get(self, path: str) -> bytes:
+        """Empty where the server has no such page."""
         assert self._session is not None
         timeout = aiohttp.ClientTimeout(total=_CHECK_S)
-        while True:
-            await asyncio.sleep(_CHECK_S)
-            try:
-                async with self._session.get(f"{self._base}/v1/models", timeout=timeout):
-                    self._well = True
-            except (aiohttp.ClientError, TimeoutError):
-                self._well = False
+        self._asked_at = self._asked_at or time.monotonic()
+        async with self._session.get(self._base + path, timeout=timeout) as answer:
+            page = await answer.read() if answer.status == 200 else b""
+        self._asked_at = None
+        return page
+
+    def _list(self, page: bytes) -> None:
+        """What it says to serve: adapters that are not listed have to be loaded again."""
+        self._well = True
+        if not page:
+            return
+        try:
+            names = {str(model["id"]) for model in orjson.loads(page).get("data") or ()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return
+        for digest in [each for each in self._adapters if lora_name(each) not in names]:
+            log.warning("%s has lost the adapter %s", self.engine_id, digest[:12])
+            del self._adapters[digest]
+
+    def _left(self, permit: Permit | None, request_id: str) -> None:
+        self._running.pop(request_id, None)
+        if permit is not None:
+            permit.give_back()
 
     def _cancel(self, request_id: str) -> None:
-        task = self._running.get(request_id)
-        if task is not None:
-            task.cancel()
+        answer = self._running.get(request_id)
+        if answer is not None:
+            answer.abort()
 
-    async def _run(self, job: Job, mailbox: Mailbox) -> None:
-        count = _Count(job)
-        try:
-            await self._exchange(job, mailbox, count)
-            mailbox.finish(count.receipt(FinishReason.STOP))
-        except asyncio.CancelledError:
-            mailbox.finish(count.receipt(FinishReason.ABORT))
-        except TollhouseError as error:
-            mailbox.fail(error)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            mailbox.fail(engine_gone(self.engine_id, str(error) or type(error).__name__))
-        except (ValueError, KeyError, TypeError) as error:
-            mailbox.fail(engine_gone(self.engine_id, f"its answer makes no sense ({error!r})"))
-        finally:
-            self._running.pop(job.request.request_id, None)
 
-    async def _exchange(self, job: Job, mailbox: Mailbox, count: "_Count") -> None:
-        assert self._session is not None
-        url = self._base + _path(job.ask)
-        body = orjson.dumps(upstream_body(job, self._model))
-        async with self._session.post(url, data=body) as answer:
-            if answer.status >= 400:
-                raise _refused(answer.status, await answer.read())
-            # The answer says what it is: some servers stream, or do not, whatever was asked.
-            if answer.content_type != "text/event-stream":
-                _whole(orjson.loads(await answer.read()), mailbox, count)
-                return
-            async for line in answer.content:
+class _Answer:
+    """What comes of one call, into the request's mailbox. The answer says itself what it is: some
+    servers stream, or do not, whatever was asked."""
+
+    def __init__(
+        self, engine_id: str, job: Job, mailbox: Mailbox, over: Callable[[str], None]
+    ) -> None:
+        self.break_off: Callable[[], None] | None = None
+        self._engine_id = engine_id
+        self._mailbox = mailbox
+        self._count = _Count(job)
+        self._inputs = job.ask.inputs
+        self._over: Callable[[str], None] | None = over
+        self._status = 0
+        self._streams = False
+        self._rest = b""  # of a stream: a line under way; else all that came
+
+    def begun(self, status: int, content_type: str) -> None:
+        self._status = status
+        streams = content_type == "text/event-stream" and self._inputs is None
+        self._streams = status < 400 and streams
+
+    def came(self, data: bytes) -> None:
+        if not self._streams:
+            self._rest += data
+            return
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        with self._sensible():
+            for line in lines:
                 if line.startswith(b"data:"):
-                    data = line[5:].strip()
-                    if data == b"[DONE]":
+                    event = line[5:].strip()
+                    if event == b"[DONE]":
+                        self._finish(FinishReason.STOP)
                         return
-                    _piece(orjson.loads(data), mailbox, count)
+                    _piece(orjson.loads(event), self._mailbox, self._count)
+
+    def ended(self) -> None:
+        with self._sensible():
+            if self._status >= 400:
+                raise _refused(self._status, self._rest)
+            if self._inputs is not None:
+                _vectors(orjson.loads(self._rest), len(self._inputs), self._mailbox, self._count)
+            elif not self._streams:
+                _whole(orjson.loads(self._rest), self._mailbox, self._count)
+            self._finish(FinishReason.STOP)
+
+    def failed(self, error: Exception) -> None:
+        self._fail(engine_gone(self._engine_id, str(error) or type(error).__name__))
+
+    def abort(self) -> None:
+        if self.break_off is not None:
+            self.break_off()
+        self._finish(FinishReason.ABORT)
+
+    @contextlib.contextmanager
+    def _sensible(self) -> Iterator[None]:
+        try:
+            yield
+        except TollhouseError as error:
+            self._fail(error)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self._fail(engine_gone(self._engine_id, f"its answer makes no sense ({error!r})"))
+
+    def _finish(self, reason: FinishReason) -> None:
+        if self._leave():
+            self._mailbox.finish(self._count.receipt(reason))
+
+    def _fail(self, error: TollhouseError) -> None:
+        if self._leave():
+            if self.break_off is not None:
+                self.break_off()
+            self._mailbox.fail(error)
+
+    def _leave(self) -> bool:
+        """True for the first that ends it."""
+        over, self._over = self._over, None
+        if over is not None:
+            over(self._mailbox.request_id)
+        return over is not None
 
 
 class _Count:
@@ -186,39 +312,6 @@ class _Count:
         )
 
 
-def upstream_body(job: Job, model: str) -> dict[str, Any]:
-    ask = job.ask
-    body: dict[str, Any] = {"model": job.adapter_name or model, "stream": ask.stream}
-    if ask.messages is not None:
-        body["messages"] = ask.messages
-        body["max_tokens"] = job.request.sampling.max_tokens
-        if ask.tools:
-            body["tools"] = ask.tools
-        if ask.logprobs is not None:
-            body["logprobs"] = True
-            body["top_logprobs"] = ask.logprobs
-    else:
-        body["prompt"] = ask.prompt
-        body["max_tokens"] = job.request.sampling.max_tokens
-    for name in _PASSED:
-        value = getattr(ask, name)
-        if value is not None:
-            body[name] = value
-    if ask.n > 1:
-        body["n"] = ask.n
-    if ask.stop:
-        body["stop"] = list(ask.stop)
-    if ask.logit_bias:
-        body["logit_bias"] = {str(token): bias for token, bias in ask.logit_bias.items()}
-    if ask.stream:
-        body["stream_options"] = {"include_usage": True}
-    return body
-
-
-def _path(ask: Ask) -> str:
-    return "/v1/chat/completions" if ask.messages is not None else "/v1/completions"
-
-
 def _piece(event: dict[str, Any], mailbox: Mailbox, count: _Count) -> None:
     if event.get("error"):
         raise Unavailable(f"The upstream failed: {str(event['error'])[:200]}", code="engine_failed")
@@ -228,9 +321,10 @@ def _piece(event: dict[str, Any], mailbox: Mailbox, count: _Count) -> None:
         delta = choice.get("delta")
         text = (delta.get("content") if delta is not None else choice.get("text")) or ""
         reason = choice.get("finish_reason")
-        if not text and reason is None:
+        calls = delta.get("tool_calls") if delta is not None else None
+        if not text and reason is None and not calls:
             continue
-        tokens = 1 if text else 0
+        tokens = 1 if text or calls else 0
         count.seen += tokens
         mailbox.put(
             TextChunk(
@@ -240,6 +334,7 @@ def _piece(event: dict[str, Any], mailbox: Mailbox, count: _Count) -> None:
                 tokens,
                 reason,
                 choice.get("logprobs"),
+                calls,
             )
         )
 
@@ -251,6 +346,7 @@ def _whole(answer: dict[str, Any], mailbox: Mailbox, count: _Count) -> None:
     for position, choice in enumerate(choices):
         message = choice.get("message")
         text = (message.get("content") if message is not None else choice.get("text")) or ""
+        calls = message.get("tool_calls") if message is not None else None
         # The server tells one sum: it is spread, so that it comes out whole.
         share = total // len(choices) + (1 if position < total % len(choices) else 0)
         count.seen += share
@@ -262,8 +358,18 @@ def _whole(answer: dict[str, Any], mailbox: Mailbox, count: _Count) -> None:
                 share,
                 choice.get("finish_reason") or "stop",
                 choice.get("logprobs"),
+                [{**call, "index": number} for number, call in enumerate(calls or ())],
             )
         )
+
+
+def _vectors(answer: dict[str, Any], wanted: int, mailbox: Mailbox, count: _Count) -> None:
+    count.usage = answer.get("usage")
+    rows = sorted(answer["data"], key=lambda row: int(row["index"]))
+    if len(rows) != wanted:
+        raise ValueError(f"{len(rows)} embeddings for {wanted} inputs")
+    vectors = [row["embedding"] for row in rows]
+    mailbox.put(TextChunk(mailbox.request_id, 0, "", 0, "stop", vectors=vectors))
 
 
 def _refused(status: int, body: bytes) -> TollhouseError:
@@ -273,7 +379,7 @@ def _refused(status: int, body: bytes) -> TollhouseError:
     except (ValueError, AttributeError):
         message = body[:200].decode("utf-8", "replace")
     if status == 429:
-        return RateLimited(f"The upstream is at its limit: {message}", retry_after_s=1.0)
+        return busy(message, 1.0)
     if status in (400, 404, 413, 422):
         return BadRequest(f"The upstream refused the request: {message}", code="upstream_refused")
     return Unavailable(

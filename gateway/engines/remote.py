@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 
 from core.errors import (
     BadRequest,
@@ -20,13 +21,16 @@ from engine.protocol import (
     AdapterState,
     EngineInfo,
     EngineStats,
+    KvEvent,
     Receipt,
     TokenChunk,
 )
-from gateway.engines.base import Generation, Job, Mailbox, RequestStillRuns, engine_gone
+from gateway.engines.base import Coming, Generation, Job, Mailbox, RequestStillRuns, engine_gone
 
 log = logging.getLogger("tollhouse.engine")
 _RETRY_S = 5.0
+_LOOK_S = 0.2
+_EXPECTED_S = 1800.0  # one that is away for longer is not waited for
 
 
 class _Sink:
@@ -59,21 +63,27 @@ class RemoteEngine:
         address: str,
         *,
         keys: ClientKeys | None = None,
-        kv_events: bool = False,
+        on_kv_events: Callable[[list[KvEvent]], None] | None = None,
         on_stray_receipt: Callable[[Receipt], None] | None = None,
     ) -> None:
         self.engine_id = engine_id
         self.address = address
         self._keys = keys
-        self._kv_events = kv_events
+        self._on_kv_events = on_kv_events
         self._stray = on_stray_receipt
         self._wire: Wire | None = None
+        self._away_since = time.monotonic()
+        self._took_s = 0.0  # to come (back), the last time
         self._connecting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self._wire = Wire(
-            self.address, keys=self._keys, kv_events=self._kv_events, on_receipt=self._stray
+            self.address,
+            keys=self._keys,
+            kv_events=self._on_kv_events or False,
+            on_receipt=self._stray,
         )
+        self._away_since = time.monotonic()
         self._connecting = asyncio.create_task(self._connect(self._wire))
 
     async def close(self) -> None:
@@ -99,6 +109,12 @@ class RemoteEngine:
             return False
         return wire.stats is None or not wire.stats.draining
 
+    def silent(self) -> bool:
+        return self._wire is not None and self._wire.connected and self._wire.pulse.silent
+
+    def last_output(self) -> float:
+        return self._wire.pulse.output_at if self._wire is not None else 0.0
+
     async def generate(self, job: Job) -> Generation:
         wire = self._connected()
         request = job.request
@@ -109,13 +125,25 @@ class RemoteEngine:
             raise self._translated(error) from None
         return mailbox
 
-    async def load_adapter(self, path: str, name: str = "") -> AdapterState:
+    def coming(self) -> Coming | None:
+        if self._wire is None or self._wire.connected:
+            return None
+        away = time.monotonic() - self._away_since
+        if away > _EXPECTED_S:
+            return None
+        left = self._took_s - away if self._took_s > away else away
+        return Coming(away, min(60.0, max(0.5, left)))
+
+    def adapters(self) -> Mapping[str, AdapterState]:
+        return self._wire.adapters if self._wire is not None else {}
+
+    async def load_adapter(self, path: str, digest: str) -> AdapterState:
         try:
             return await self._connected().load_adapter(path)
         except EngineError as error:
             raise self._translated(error) from None
 
-    async def unload_adapter(self, digest: str, name: str = "") -> None:
+    async def unload_adapter(self, digest: str) -> None:
         try:
             await self._connected().unload_adapter(digest)
         except EngineError as error:
@@ -137,14 +165,21 @@ class RemoteEngine:
             raise self._translated(error) from None
 
     async def _connect(self, wire: Wire) -> None:
+        """Says when the engine comes, goes, and how long it has been awaited."""
         while True:
             try:
                 info = await wire.connect(_RETRY_S)
-            except ConnectionLost as error:
-                log.info("waiting for the engine %s: %s", self.engine_id, error.message)
+            except ConnectionLost:
+                away = time.monotonic() - self._away_since
+                log.info("waiting for the engine %s, %.0f s so far", self.engine_id, away)
                 continue
-            log.info("engine %s serves %s (%s)", self.engine_id, info.model, info.dtype)
-            return
+            self._took_s = time.monotonic() - self._away_since
+            known = (self.engine_id, info.model, info.dtype, self._took_s)
+            log.info("engine %s serves %s (%s), after %.1f s", *known)
+            while wire.connected:
+                await asyncio.sleep(_LOOK_S)
+            self._away_since = time.monotonic()
+            log.warning("the engine %s is away", self.engine_id)
 
     def _abort(self, request_id: str) -> None:
         if self._wire is not None:
@@ -166,6 +201,8 @@ class RemoteEngine:
                 )
             case "tenant_queue_full":
                 return RateLimited(message, next_step="Try again shortly.", retry_after_s=1.0)
+            case "duplicate_request":  # of a process before this one, whose receipt it keeps
+                return engine_gone(self.engine_id, message)
             case "draining":
                 return Unavailable(message, code="engine_draining", retry_after_s=1.0)
         if isinstance(error, ConnectionLost):

@@ -97,6 +97,10 @@ class PlanBody(_Body):
     expected_output: int = Field(256, ge=1, le=100_000)
 
 
+class EngineName(_Body):
+    engine: str = Field(min_length=1, max_length=80)
+
+
 class Permission(_Body):
     role: str = Field(min_length=1, max_length=40)
     obj: str = Field(min_length=1, max_length=40)
@@ -107,3 +111,14 @@ class AdapterFromPath(_Body):
     name: str = Name
     path: str = Field(max_length=1024)
     base_model: str = Field(max_length=120)
+
+
+class NewAppeal(_Body):
+    request_id: str = Field(min_length=1, max_length=80)
+    direction: Literal["input", "output"] = "input"
+    reason: str = Field(min_length=1, max_length=2_000)
+
+
+class Ruling(_Body):
+    grant: bool
+    answer: str = Field("", max_length=2_000)

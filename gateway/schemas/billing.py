@@ -24,6 +24,22 @@ class NewBudget(Body):
     emails: list[str] = Field(default=[], max_length=10)
 
 
+class NewExportSchedule(Body):
+    what: str = Field(examples=["usage"])
+    format: str = "csv"
+    every: str = Field("day", description="day, week or month, of UTC.")
+    destination: str = Field(
+        max_length=1024,
+        description="A folder of your own; for the operator a directory or s3://bucket/prefix.",
+        examples=["books"],
+    )
+    delay_hours: int = Field(2, description="For usage that is still on its way.")
+
+
+class ExportScheduleChange(Body):
+    paused: bool
+
+
 class NewCredit(Body):
     kind: Literal["prepaid", "promo"]
     amount: str = Amount
@@ -72,6 +88,7 @@ class AccountChange(Body):
     prepaid_only: bool | None = None
     anchor_day: int | None = Field(None, ge=1, le=31)
     timezone: str | None = Field(None, max_length=64)
+    collection: Literal["manual", "stripe", "stripe_meters"] | None = None
 
 
 class NewTaxRate(Body):
@@ -86,3 +103,13 @@ class NewCreditNote(Body):
     reason: str = Field(min_length=1, max_length=500)
     reference: str = Field(min_length=1, max_length=120, description="The same one issues once.")
     refund: bool = False
+
+
+class SetupLink(Body):
+    return_url: str = Field("", max_length=500)
+
+
+class NewRefund(Body):
+    amount_minor: int | None = Field(None, gt=0, description="All that is left, if not given.")
+    reference: str = Field(min_length=1, max_length=60)
+    reason: str = Field("", max_length=500)

@@ -10,6 +10,7 @@ from gateway.ask import Ask
 from gateway.schemas.decoding import Request, clean_label, decode, refuse_unsupported
 from gateway.schemas.sampling import (
     MAX_LOGPROBS,
+    Count,
     Positive,
     SamplingBody,
     refused_stream_options,
@@ -29,6 +30,7 @@ class ContentPart(Request):
     file: Any = None
     cache_control: Any = None  # a cache mark, honoured by prompt order
     volatile: bool | None = None  # marks what changes from call to call, for prompt order
+    rank: Count | None = None  # of a retrieved block, 1 the best: the worst are dropped first
 
 
 class FunctionCall(Request):
@@ -82,7 +84,7 @@ class ChatBody(SamplingBody, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     response_format: Any = None
-    truncation: Literal["auto", "disabled"] | None = None
+    truncation: Literal["auto", "disabled", "oldest", "ranked"] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     safety_identifier: str | None = None
@@ -103,8 +105,6 @@ class ChatBody(SamplingBody, kw_only=True):
 
 # What the engine cannot do, with the values that ask nothing of it.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
-    "tool_choice": ("auto", "none"),
-    "response_format": ({"type": "text"},),
     "store": (False,),
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
@@ -135,12 +135,41 @@ def parse_chat(raw: bytes) -> Ask:
         route=ROUTE,
         model=body.model,
         messages=[parse_message(index, each) for index, each in enumerate(body.messages)],
-        tools=[_tool(index, each) for index, each in enumerate(tools)] if tools else None,
+        tools=[tool_of(index, each) for index, each in enumerate(tools)] if tools else None,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         truncation=body.truncation or "disabled",
         end_user=clean_label("user", body.user or body.safety_identifier),
+        one_call=body.parallel_tool_calls is False,
+        beyond=beyond_of(body.tool_choice, body.response_format, tools),
         **sampling_of(body),
+    )
+
+
+def beyond_of(choice: Any, form: Any, tools: list[Tool] | None) -> dict[str, Any]:
+    """What only some engines can be made to do; the rest is checked here."""
+    beyond: dict[str, Any] = {}
+    if choice not in (None, "auto", "none"):
+        if choice != "required" and not (
+            isinstance(choice, dict) and choice.get("type") in ("function", "allowed_tools")
+        ):
+            raise _wrong("tool_choice", "none, auto, required or a named function")
+        if not tools:
+            raise _wrong("tool_choice", "left out where there are no tools")
+        beyond["tool_choice"] = choice
+    if form not in (None, {"type": "text"}):
+        kind = form.get("type") if isinstance(form, dict) else None
+        if kind not in ("json_object", "json_schema"):
+            raise _wrong("response_format", "an object of type text, json_object or json_schema")
+        beyond["response_format"] = form
+    if any(tool.function is not None and tool.function.strict for tool in tools or ()):
+        beyond["strict"] = True
+    return beyond
+
+
+def _wrong(name: str, form: str) -> BadRequest:
+    return BadRequest(
+        f"{name} must be {form}.", next_step=f"Correct {name}.", param=name, code="invalid_value"
     )
 
 
@@ -181,10 +210,12 @@ def _part(where: str, index: int, part: ContentPart) -> dict[str, Any]:
         made["cache_control"] = part.cache_control
     if part.volatile is not None:
         made["volatile"] = part.volatile
+    if part.rank is not None:
+        made["rank"] = part.rank
     return made
 
 
-def _tool(index: int, tool: Tool) -> dict[str, Any]:
+def tool_of(index: int, tool: Tool) -> dict[str, Any]:
     if tool.type != "function" or tool.function is None:
         raise UnsupportedParameter(
             f"tools[{index}] is not a function; this model takes functions only.",

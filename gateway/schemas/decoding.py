@@ -28,11 +28,15 @@ def decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
             code="invalid_json",
         ) from None
     except RecursionError:
-        raise BadRequest(
-            "The body's JSON is nested too deeply.",
-            next_step="Send a flatter object.",
-            code="invalid_json",
-        ) from None
+        raise nested_too_deeply() from None
+
+
+def nested_too_deeply() -> BadRequest:
+    return BadRequest(
+        "The body's JSON is nested too deeply.",
+        next_step="Send a flatter object.",
+        code="invalid_json",
+    )
 
 
 def refuse_unsupported(body: msgspec.Struct, harmless: dict[str, tuple[Any, ...]]) -> None:

@@ -20,10 +20,11 @@ USAGE_GROUPS = {
     "api_key_id": "key_id",
     "model": "model",
     "adapter": "adapter",
+    "batch": "batch",
 }
 COST_GROUPS = {"project_id": "project_id", "api_key_id": "key_id", "line_item": "line_item"}
 # Groups that OpenAI has and we do not tell apart: accepted, and null in every result.
-_UNUSED_GROUPS = ("batch", "service_tier")
+_UNUSED_GROUPS = ("service_tier",)
 _LINE_ITEMS = (  # name, amount, quantity, unit
     ("input", "input_amount", "uncached_tokens", "tokens"),
     ("cached input", "cached_amount", "cached_tokens", "tokens"),
@@ -85,7 +86,11 @@ def _bucket(bucket: Bucket, results: Any) -> dict[str, Any]:
 def _usage_result(row: BucketRow, groups: list[str]) -> dict[str, Any]:
     counts = row.counts
     uncached = counts["input_tokens"] - counts["cached_tokens"]
-    named = {name: row.group.get(ours) for name, ours in USAGE_GROUPS.items() if name != "adapter"}
+    named = {
+        name: row.group.get(ours) or None
+        for name, ours in USAGE_GROUPS.items()
+        if name not in ("adapter", "batch")
+    }
     result = {
         "object": "organization.usage.completions.result",
         "input_tokens": counts["input_tokens"],
@@ -104,7 +109,7 @@ def _usage_result(row: BucketRow, groups: list[str]) -> dict[str, Any]:
         "output_image_tokens": 0,
         "num_model_requests": counts["requests"],
         **named,
-        "batch": None,
+        "batch": bool(row.group["batch"]) if "batch" in groups else None,
         "service_tier": None,
     }
     if "adapter" in groups:
@@ -172,6 +177,7 @@ def _query(
         key_ids=_many(parameters, "api_key_ids"),
         models=_many(parameters, "models"),
         member_ids=_many(parameters, "user_ids"),
+        batch=_truth(parameters, "batch"),
     )
 
 
@@ -205,6 +211,13 @@ def _whole(parameters: dict[str, list[str]], name: str) -> int | None:
     if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 18:
         raise BadRequest(f"{name} is {text[:40]!r}, not a whole number.", param=name)
     return int(text)
+
+
+def _truth(parameters: dict[str, list[str]], name: str) -> bool | None:
+    text = _one(parameters, name)
+    if text is not None and text not in ("true", "false"):
+        raise BadRequest(f"{name} is {text[:40]!r}, neither true nor false.", param=name)
+    return None if text is None else text == "true"
 
 
 def _time(parameters: dict[str, list[str]], name: str) -> datetime | None:

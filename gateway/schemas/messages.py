@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from core.errors import UnsupportedParameter
+from core.errors import BadRequest, UnsupportedParameter
 from gateway.ask import Ask
 from gateway.schemas.chat import MAX_MESSAGES
 from gateway.schemas.decoding import (
@@ -30,6 +30,8 @@ class Block(Request):
     tool_use_id: str | None = None
     content: Any = None
     is_error: bool | None = None
+    caller: Any = None  # these two the SDK sends back as it read them
+    toolset_name: str | None = None
     source: Any = None
     citations: Any = None
     cache_control: Any = None
@@ -77,7 +79,6 @@ class MessagesBody(CountBody, kw_only=True):
 
 
 _COUNT_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "tool_choice": ({"type": "auto"}, {"type": "none"}),
     "thinking": ({"type": "disabled"},),
 }
 _HARMLESS = _COUNT_HARMLESS | {
@@ -110,6 +111,7 @@ def parse_messages(raw: bytes) -> Ask:
         stream=bool(body.stream),
         include_usage=True,
         end_user=clean_label("metadata.user_id", user),
+        **_choice(body),
     )
 
 
@@ -123,6 +125,26 @@ def parse_count(raw: bytes) -> Ask:
         tools=_tools(body),
         max_tokens=1,
     )
+
+
+def _choice(body: CountBody) -> dict[str, Any]:
+    """tool_choice, as keyword arguments of an Ask."""
+    given = body.tool_choice
+    if given is None:
+        return {}
+    kind = str(given.get("type")) if isinstance(given, dict) else ""
+    forced: Any = {"auto": None, "none": None, "any": "required", "tool": "tool"}.get(kind, "")
+    if forced == "" or (forced is not None and not body.tools):
+        raise BadRequest(
+            "tool_choice must have the type auto, none, any or tool, and tools to choose from.",
+            next_step="Correct tool_choice.",
+            param="tool_choice",
+            code="invalid_value",
+        )
+    if forced == "tool":
+        forced = {"type": "function", "function": {"name": str(given.get("name"))}}
+    beyond = {"tool_choice": forced} if forced else {}
+    return {"one_call": given.get("disable_parallel_tool_use") is True, "beyond": beyond}
 
 
 def chat_messages(body: CountBody) -> list[dict[str, Any]]:
@@ -188,7 +210,7 @@ def _call(block: Block) -> dict[str, Any]:
 
 
 def _tools(body: CountBody) -> list[dict[str, Any]] | None:
-    if not body.tools or (body.tool_choice or {}).get("type") == "none":
+    if not body.tools or body.tool_choice == {"type": "none"}:
         return None
     found = []
     for index, tool in enumerate(body.tools):

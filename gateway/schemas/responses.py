@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from core.errors import UnsupportedParameter
 from gateway.ask import Ask
+from gateway.schemas import chat
 from gateway.schemas.chat import MAX_MESSAGES
 from gateway.schemas.decoding import (
     Request,
@@ -48,6 +49,15 @@ class Item(Request):
     output: Any = None
 
 
+class Tool(Request):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    cache_control: Any = None
+
+
 class ResponsesBody(Request, kw_only=True):
     model: Annotated[str, Meta(min_length=1, max_length=300)]
     input: str | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -57,7 +67,7 @@ class ResponsesBody(Request, kw_only=True):
     top_p: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Any] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
@@ -83,14 +93,11 @@ class ResponsesBody(Request, kw_only=True):
 
 
 _HARMLESS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("auto", "none"),
     "store": (False,),
     "service_tier": ("auto", "default"),
     "include": ([],),
     "reasoning": ({}, {"effort": "none"}),
     "top_logprobs": (0,),
-    "text": ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
     "background": (False,),
     "conversation": (),
     "previous_response_id": (),
@@ -115,11 +122,17 @@ def parse_responses(raw: bytes) -> Ask:
     if isinstance(body.input, str):
         messages.append({"role": "user", "content": body.input})
     else:
-        messages += [_message(index, item) for index, item in enumerate(body.input)]
+        for index, item in enumerate(body.input):
+            _add(messages, index, item)
+    tools = None if body.tool_choice == "none" else body.tools
+    given = [_chat_tool(index, each) for index, each in enumerate(tools or ())]
     return Ask(
         route=ROUTE,
         model=body.model,
         messages=messages,
+        tools=[chat.tool_of(index, each) for index, each in enumerate(given)] or None,
+        one_call=body.parallel_tool_calls is False,
+        beyond=chat.beyond_of(_chat_choice(body.tool_choice), _format(body.text), given),
         max_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -131,17 +144,99 @@ def parse_responses(raw: bytes) -> Ask:
             "instructions": body.instructions,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "tools": [_shown(each) for each in body.tools or ()],
+            "tool_choice": body.tool_choice or "auto",
+            "text": {"format": _given_format(body.text) or {"type": "text"}},
+            "named": {"response_format": "text.format", "strict": "tools[].strict"},
         },
     )
 
 
+def _chat_tool(index: int, tool: Tool) -> chat.Tool:
+    if tool.type != "function" or not tool.name:
+        raise UnsupportedParameter(
+            f"tools[{index}] is not a function; this model takes functions only.",
+            next_step="Send type function with a name.",
+            param=f"tools[{index}].type",
+        )
+    function = chat.FunctionDefinition(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=tool.strict,
+    )
+    return chat.Tool(type="function", function=function, cache_control=tool.cache_control)
+
+
+def _shown(tool: Tool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": bool(tool.strict),
+    }
+
+
+def _chat_choice(given: Any) -> Any:
+    if isinstance(given, dict) and given.get("type") == "function":
+        return {"type": "function", "function": {"name": str(given.get("name"))}}
+    return given
+
+
+def _given_format(text: Any) -> Any:
+    """`text.format`; UnsupportedParameter for what else `text` may ask."""
+    if text is None:
+        return None
+    unknown = set(text) - {"format", "verbosity"} if isinstance(text, dict) else {""}
+    if unknown or text.get("verbosity") not in (None, "medium"):
+        raise UnsupportedParameter(
+            "text takes format alone; verbosity cannot be set on this model.",
+            next_step="Leave the rest of text out.",
+            param="text",
+        )
+    return text.get("format")
+
+
+def _format(text: Any) -> Any:
+    """As chats write it."""
+    form = _given_format(text)
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        return {
+            "type": "json_schema",
+            "json_schema": {k: v for k, v in form.items() if k != "type"},
+        }
+    return form
+
+
+def _add(messages: list[dict[str, Any]], index: int, item: Item) -> None:
+    """Calls that follow each other are one message of the assistant's."""
+    if item.type == "function_call" and item.name and item.call_id:
+        function = {"name": item.name, "arguments": item.arguments or "{}"}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": None})
+        messages[-1].setdefault("tool_calls", []).append(call)
+    elif item.type == "function_call_output" and item.call_id:
+        content = item.output
+        if isinstance(content, list):
+            content = "".join(_output_text(index, part) for part in content)
+        elif not isinstance(content, str):
+            raise _no_message(index)
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+    else:
+        messages.append(_message(index, item))
+
+
+def _output_text(index: int, part: Any) -> str:
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise _no_message(index)
+
+
 def _message(index: int, item: Item) -> dict[str, Any]:
     if item.type not in (None, "message") or item.role is None or item.content is None:
-        raise UnsupportedParameter(
-            f"input[{index}] is not a message; this model reads messages of text only.",
-            next_step="Send items with a role and content.",
-            param=f"input[{index}]",
-        )
+        raise _no_message(index)
     if isinstance(item.content, str):
         return {"role": item.role, "content": item.content}
     return {"role": item.role, "content": [_part(index, i, p) for i, p in enumerate(item.content)]}
@@ -157,3 +252,11 @@ def _part(item: int, index: int, part: Part) -> dict[str, Any]:
             param=where,
         )
     return {"type": "text", "text": text}
+
+
+def _no_message(index: int) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"input[{index}] is not a message, a function call or its output in text.",
+        next_step="Send items with a role and content, or function_call and function_call_output.",
+        param=f"input[{index}]",
+    )

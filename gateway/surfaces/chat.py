@@ -13,6 +13,7 @@ from gateway.streaming import ChoiceOutput, Delta
 from gateway.surface import Head
 from gateway.surfaces.openai_errors import error_object
 from gateway.tokenizing import TextCodec
+from gateway.tool_calls import ToolCall
 
 DONE = b"data: [DONE]\n\n"
 
@@ -71,6 +72,12 @@ class ChatStream:
             content = {"role": "assistant", "content": delta.text, "refusal": None}
         elif delta.text:
             content = {"content": delta.text}
+        if delta.calls:
+            content["tool_calls"] = [
+                {"index": each.index, **call_object(each)} for each in delta.calls
+            ]
+            if not delta.text and "content" in content:
+                content["content"] = None
         parts = []
         if content or delta.logprobs:
             parts.append(self._chunk(delta, content, None))
@@ -100,6 +107,11 @@ class ChatStream:
             "finish_reason": reason,
         }
         return b"data: " + self._shell + b',"choices":[' + orjson.dumps(choice) + b"]" + self._tail
+
+
+def call_object(call: ToolCall) -> dict[str, Any]:
+    told = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": told}
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -142,13 +154,16 @@ def _spelt(token: int, logprob: float, codec: TextCodec | None) -> dict[str, Any
 
 def _choice(choice: ChoiceOutput, codec: TextCodec | None, logprobs: bool) -> dict[str, Any]:
     delta = choice.take() or Delta(choice.index, "")
+    text = "".join(choice.text)
+    calls = {"tool_calls": [call_object(each) for each in choice.calls]} if choice.calls else {}
     return {
         "index": choice.index,
         "message": {
             "role": "assistant",
-            "content": "".join(choice.text),
+            "content": text if text or not calls else None,
             "refusal": None,
             "annotations": [],
+            **calls,
         },
         "logprobs": logprobs_object(delta.logprobs, delta.upstream_logprobs, codec)
         if logprobs

@@ -3,6 +3,7 @@
 Anthropic's `input_tokens` excludes what was read from the cache.
 """
 
+import json
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +15,7 @@ from gateway.ask import Ask, Usage
 from gateway.schemas.messages import ROUTE, parse_messages
 from gateway.streaming import ChoiceOutput, Delta
 from gateway.surface import Head
+from gateway.tool_calls import ToolCall
 
 _ERROR_TYPES = {
     HTTPStatus.BAD_REQUEST: "invalid_request_error",
@@ -24,7 +26,12 @@ _ERROR_TYPES = {
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
-_STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal", "stop": "end_turn"}
+_STOP_REASONS = {
+    "length": "max_tokens",
+    "content_filter": "refusal",
+    "stop": "end_turn",
+    "tool_calls": "tool_use",
+}
 
 
 class MessagesSurface:
@@ -35,47 +42,81 @@ class MessagesSurface:
         return parse_messages(raw)
 
     def stream(self, head: Head, ask: Ask) -> "MessageStream":
-        return MessageStream(head)
+        return MessageStream(head, tools=bool(ask.tools))
 
     def answer(
         self, head: Head, ask: Ask, choices: Sequence[ChoiceOutput], usage: Usage
     ) -> dict[str, Any]:
         choice = choices[0]
-        return _message(head, ["".join(choice.text)], _ending(choice), usage)
+        text = "".join(choice.text)
+        content: list[dict[str, Any]] = []
+        if text or not choice.calls:
+            content.append({"type": "text", "text": text})
+        content += [{**_call(each), "input": json.loads(each.arguments)} for each in choice.calls]
+        return _message(head, content, _ending(choice), usage)
 
     def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:
         return anthropic_error(error, request_id)
 
 
 class MessageStream:
-    def __init__(self, head: Head) -> None:
+    """Blocks are numbered from 0; with tools, the first is not known before it comes."""
+
+    def __init__(self, head: Head, *, tools: bool = False) -> None:
         self._head = head
+        self._waits = tools
+        self._block = 0
+        self._open = False
 
     def begin(self) -> bytes:
         # Provisional: message_delta is what counts.
         usage = Usage(self._head.prompt_tokens, 0, 0)
         message = _message(self._head, [], (None, None), usage)
-        block = {"type": "text", "text": ""}
-        return (
-            _event({"type": "message_start", "message": message})
-            + _event({"type": "content_block_start", "index": 0, "content_block": block})
-            + _event({"type": "ping"})
-        )
+        started = _event({"type": "message_start", "message": message})
+        return started + (b"" if self._waits else self._opened()) + _event({"type": "ping"})
 
     def delta(self, delta: Delta) -> bytes:
-        if not delta.text:
-            return b""
-        told = {"type": "text_delta", "text": delta.text}
-        return _event({"type": "content_block_delta", "index": 0, "delta": told})
+        parts = []
+        if delta.text:
+            if not self._open:
+                parts.append(self._opened())
+            parts.append(self._piece({"type": "text_delta", "text": delta.text}))
+        for call in delta.calls:
+            parts.append(self._closed())
+            parts.append(self._begun({**_call(call), "input": {}}))
+            parts.append(self._piece({"type": "input_json_delta", "partial_json": call.arguments}))
+            parts.append(self._closed())
+        return b"".join(parts)
 
     def end(self, usage: Usage, choices: Sequence[ChoiceOutput]) -> bytes:
         reason, sequence = _ending(choices[0])
         ended = {"stop_reason": reason, "stop_sequence": sequence}
+        if self._block == 0 and not self._open:
+            before = self._opened() + self._closed()
+        else:
+            before = self._closed()
         return (
-            _event({"type": "content_block_stop", "index": 0})
+            before
             + _event({"type": "message_delta", "delta": ended, "usage": usage_object(usage)})
             + _event({"type": "message_stop"})
         )
+
+    def _opened(self) -> bytes:
+        return self._begun({"type": "text", "text": ""})
+
+    def _begun(self, block: dict[str, Any]) -> bytes:
+        self._open = True
+        return _event({"type": "content_block_start", "index": self._block, "content_block": block})
+
+    def _piece(self, delta: dict[str, Any]) -> bytes:
+        return _event({"type": "content_block_delta", "index": self._block, "delta": delta})
+
+    def _closed(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open = False
+        self._block += 1
+        return _event({"type": "content_block_stop", "index": self._block - 1})
 
     def failed(self, error: TollhouseError) -> bytes:
         return _event(anthropic_error(error, self._head.request_id))
@@ -102,18 +143,25 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def _message(
-    head: Head, texts: list[str], ending: tuple[str | None, str | None], usage: Usage
+    head: Head,
+    content: list[dict[str, Any]],
+    ending: tuple[str | None, str | None],
+    usage: Usage,
 ) -> dict[str, Any]:
     return {
         "id": f"msg_{head.request_id.rpartition('_')[2]}",
         "type": "message",
         "role": "assistant",
         "model": head.model,
-        "content": [{"type": "text", "text": text} for text in texts],
+        "content": content,
         "stop_reason": ending[0],
         "stop_sequence": ending[1],
         "usage": usage_object(usage),
     }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id.replace("call_", "toolu_", 1), "name": call.name}
 
 
 def _ending(choice: ChoiceOutput) -> tuple[str, str | None]:

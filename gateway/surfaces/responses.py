@@ -11,6 +11,7 @@ from gateway.schemas.responses import ROUTE, parse_responses
 from gateway.streaming import ChoiceOutput, Delta
 from gateway.surface import Head
 from gateway.surfaces.openai_errors import error_object
+from gateway.tool_calls import ToolCall
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -28,56 +29,101 @@ class ResponsesSurface:
     def answer(
         self, head: Head, ask: Ask, choices: Sequence[ChoiceOutput], usage: Usage
     ) -> dict[str, Any]:
-        return _finished(head, ask, "".join(choices[0].text), choices[0].finish_reason, usage)
+        choice = choices[0]
+        text = "".join(choice.text)
+        why = _INCOMPLETE.get(choice.finish_reason or "stop")
+        status = "incomplete" if why else "completed"
+        output = []
+        if text or not choice.calls:
+            output.append(_message(_item_id(head), text, status))
+        output += [_call(each, "completed") for each in choice.calls]
+        return _finished(head, ask, output, why, usage)
 
     def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:
         return error_object(error)
 
 
 class ResponseStream:
-    """Events are numbered from 0 without a gap."""
+    """Events are numbered from 0 without a gap; with tools, the first item is not known before it
+    comes."""
 
     def __init__(self, head: Head, ask: Ask) -> None:
         self._head = head
         self._ask = ask
-        self._item = _item_id(head)
         self._number = 0
-        self._text: list[str] = []
+        self._text: list[str] | None = None  # of the message that is open
+        self._output: list[dict[str, Any]] = []
 
     def begin(self) -> bytes:
         started = _response(self._head, self._ask, "in_progress", [])
-        item = {**_message(self._item, "", "in_progress"), "content": []}
-        return (
-            self._event("response.created", response=started)
-            + self._event("response.in_progress", response=started)
-            + self._event("response.output_item.added", output_index=0, item=item)
-            + self._event("response.content_part.added", part=_part(""), **self._place())
-        )
+        begun = self._event("response.created", response=started)
+        begun += self._event("response.in_progress", response=started)
+        return begun if self._ask.tools else begun + self._opened()
 
     def delta(self, delta: Delta) -> bytes:
-        if not delta.text:
-            return b""
-        self._text.append(delta.text)
-        return self._event(
-            "response.output_text.delta", delta=delta.text, logprobs=[], **self._place()
-        )
+        parts = []
+        if delta.text:
+            if self._text is None:
+                parts.append(self._opened())
+            assert self._text is not None
+            self._text.append(delta.text)
+            told = {"delta": delta.text, "logprobs": [], **self._place()}
+            parts.append(self._event("response.output_text.delta", **told))
+        for call in delta.calls:
+            parts += [self._closed("completed"), self._called(call)]
+        return b"".join(parts)
 
     def end(self, usage: Usage, choices: Sequence[ChoiceOutput]) -> bytes:
-        text, reason = "".join(self._text), choices[0].finish_reason
-        final = _finished(self._head, self._ask, text, reason, usage)
-        name = "response.completed" if final["status"] == "completed" else "response.incomplete"
+        why = _INCOMPLETE.get(choices[0].finish_reason or "stop")
+        before = b"" if self._output or self._text is not None else self._opened()
+        before += self._closed("incomplete" if why else "completed")
+        final = _finished(self._head, self._ask, self._output, why, usage)
+        name = "response.incomplete" if why else "response.completed"
+        return before + self._event(name, response=final)
+
+    def _opened(self) -> bytes:
+        self._text = []
+        item = {**_message(self._item(), "", "in_progress"), "content": []}
+        return self._event(
+            "response.output_item.added", output_index=len(self._output), item=item
+        ) + self._event("response.content_part.added", part=_part(""), **self._place())
+
+    def _closed(self, status: str) -> bytes:
+        if self._text is None:
+            return b""
+        text, place, index = "".join(self._text), self._place(), len(self._output)
+        item = _message(self._item(), text, status)
+        self._text = None
+        self._output.append(item)
         return (
-            self._event("response.output_text.done", text=text, logprobs=[], **self._place())
-            + self._event("response.content_part.done", part=_part(text), **self._place())
-            + self._event("response.output_item.done", output_index=0, item=final["output"][0])
-            + self._event(name, response=final)
+            self._event("response.output_text.done", text=text, logprobs=[], **place)
+            + self._event("response.content_part.done", part=_part(text), **place)
+            + self._event("response.output_item.done", output_index=index, item=item)
         )
+
+    def _called(self, call: ToolCall) -> bytes:
+        item, index = _call(call, "completed"), len(self._output)
+        self._output.append(item)
+        place = {"item_id": item["id"], "output_index": index}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        name = "response.function_call_arguments"
+        done = {"name": call.name, "arguments": call.arguments, **place}
+        return (
+            self._event("response.output_item.added", output_index=index, item=begun)
+            + self._event(f"{name}.delta", delta=call.arguments, **place)
+            + self._event(f"{name}.done", **done)
+            + self._event("response.output_item.done", output_index=index, item=item)
+        )
+
+    def _item(self) -> str:
+        number = len(self._output)
+        return _item_id(self._head) + (f"_{number}" if number else "")
 
     def failed(self, error: TollhouseError) -> bytes:
         return self._event("error", code=error.code, message=str(error), param=error.param)
 
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item, "output_index": 0, "content_index": 0}
+        return {"item_id": self._item(), "output_index": len(self._output), "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         body = {"type": kind, "sequence_number": self._number, **fields}
@@ -85,10 +131,10 @@ class ResponseStream:
         return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
 
 
-def _finished(head: Head, ask: Ask, text: str, reason: str | None, usage: Usage) -> dict[str, Any]:
-    why = _INCOMPLETE.get(reason or "stop")
-    status = "incomplete" if why else "completed"
-    made = _response(head, ask, status, [_message(_item_id(head), text, status)])
+def _finished(
+    head: Head, ask: Ask, output: list[dict[str, Any]], why: str | None, usage: Usage
+) -> dict[str, Any]:
+    made = _response(head, ask, "incomplete" if why else "completed", output)
     made["incomplete_details"] = {"reason": why} if why else None
     made["usage"] = {
         "input_tokens": usage.prompt,
@@ -120,9 +166,9 @@ def _response(head: Head, ask: Ask, status: str, output: list[dict[str, Any]]) -
         "service_tier": "default",
         "store": False,
         "temperature": 1.0 if ask.temperature is None else ask.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
+        "text": ask.extra["text"],
+        "tool_choice": ask.extra["tool_choice"],
+        "tools": ask.extra["tools"],
         "top_p": 1.0 if ask.top_p is None else ask.top_p,
         "truncation": ask.truncation,
         "metadata": ask.extra["metadata"],
@@ -136,6 +182,17 @@ def _message(item_id: str, text: str, status: str) -> dict[str, Any]:
         "role": "assistant",
         "status": status,
         "content": [_part(text)],
+    }
+
+
+def _call(call: ToolCall, status: str) -> dict[str, Any]:
+    return {
+        "id": call.id.replace("call_", "fc_", 1),
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": status,
     }
 
 

@@ -4,6 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from core.database import BigKey, Json, UtcDateTime
+from core.tenants import guards
 
 revision = "0001_core"
 down_revision = None
@@ -26,6 +27,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_audit_log")),
     )
     op.create_index("ix_audit_log_tenant_at", "audit_log", ["tenant_id", "at"], unique=False)
+    for statement in guards.statements(op.get_bind().dialect.name):
+        op.execute(sa.text(statement))
     op.create_table(
         "casbin_rule",
         sa.Column("id", sa.Integer(), autoincrement=True, nullable=False),
@@ -60,10 +63,27 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_epochs")),
     )
     op.create_table(
+        "engine_drains",
+        sa.Column("engine_id", sa.String(length=80), nullable=False),
+        sa.Column("since", UtcDateTime, nullable=False),
+        sa.Column("by", sa.String(length=120), nullable=False),
+        sa.PrimaryKeyConstraint("engine_id", name=op.f("pk_engine_drains")),
+    )
+    op.create_table(
         "limit_plans",
         sa.Column("name", sa.String(length=120), nullable=False),
         sa.Column("body", Json, nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_limit_plans")),
+    )
+    op.create_table(
+        "limit_refusals",
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("at", UtcDateTime, nullable=False),
+        sa.Column("reason", sa.String(length=120), nullable=False),
+        sa.Column("refused", sa.BigInteger(), nullable=False),
+        sa.Column("waited", sa.BigInteger(), nullable=False),
+        sa.Column("waited_ms", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", "at", "reason", name=op.f("pk_limit_refusals")),
     )
     op.create_table(
         "tenants",
@@ -180,9 +200,13 @@ def upgrade() -> None:
         sa.Column("member_id", sa.String(length=40), nullable=True),
         sa.Column("key_id", sa.String(length=40), nullable=True),
         sa.Column("operator", sa.Boolean(), nullable=False),
+        sa.Column("chosen_tenant", sa.String(length=40), nullable=True),
         sa.Column("created_at", UtcDateTime, nullable=False),
         sa.Column("expires_at", UtcDateTime, nullable=False),
         sa.Column("revoked_at", UtcDateTime, nullable=True),
+        sa.ForeignKeyConstraint(
+            ["chosen_tenant"], ["tenants.id"], name=op.f("fk_dashboard_sessions_chosen_tenant")
+        ),
         sa.ForeignKeyConstraint(
             ["key_id"], ["api_keys.id"], name=op.f("fk_dashboard_sessions_key_id")
         ),
@@ -191,9 +215,99 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("secret_sha256", name=op.f("pk_dashboard_sessions")),
     )
+    op.create_table(
+        "files",
+        sa.Column("id", sa.String(length=40), nullable=False),
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("project_id", sa.String(length=40), nullable=False),
+        sa.Column("key_id", sa.String(length=40), nullable=False),
+        sa.Column("purpose", sa.String(length=20), nullable=False),
+        sa.Column("filename", sa.String(length=255), nullable=False),
+        sa.Column("bytes", sa.Integer(), nullable=False),
+        sa.Column("created_at", UtcDateTime, nullable=False),
+        sa.Column("expires_at", UtcDateTime, nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_files")),
+    )
+    op.create_index("ix_files_tenant_id", "files", ["tenant_id", "id"], unique=False)
+    op.create_table(
+        "file_pieces",
+        sa.Column("file_id", sa.String(length=40), nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("content", sa.LargeBinary(), nullable=False),
+        sa.ForeignKeyConstraint(["file_id"], ["files.id"], name=op.f("fk_file_pieces_file_id")),
+        sa.PrimaryKeyConstraint("file_id", "number", name=op.f("pk_file_pieces")),
+    )
+    op.create_table(
+        "batches",
+        sa.Column("id", sa.String(length=40), nullable=False),
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("project_id", sa.String(length=40), nullable=False),
+        sa.Column("key_id", sa.String(length=40), nullable=False),
+        sa.Column("endpoint", sa.String(length=80), nullable=False),
+        sa.Column("input_file_id", sa.String(length=40), nullable=False),
+        sa.Column("completion_window", sa.String(length=10), nullable=False),
+        sa.Column("status", sa.String(length=20), nullable=False),
+        sa.Column("labels", Json, nullable=False),
+        sa.Column("errors", Json, nullable=False),
+        sa.Column("model", sa.String(length=300), nullable=True),
+        sa.Column("total", sa.Integer(), nullable=False),
+        sa.Column("completed", sa.Integer(), nullable=False),
+        sa.Column("failed", sa.Integer(), nullable=False),
+        sa.Column("input_tokens", sa.Integer(), nullable=False),
+        sa.Column("cached_tokens", sa.Integer(), nullable=False),
+        sa.Column("output_tokens", sa.Integer(), nullable=False),
+        sa.Column("output_file_id", sa.String(length=40), nullable=True),
+        sa.Column("error_file_id", sa.String(length=40), nullable=True),
+        sa.Column("created_at", UtcDateTime, nullable=False),
+        sa.Column("expires_at", UtcDateTime, nullable=False),
+        sa.Column("in_progress_at", UtcDateTime, nullable=True),
+        sa.Column("finalizing_at", UtcDateTime, nullable=True),
+        sa.Column("cancelling_at", UtcDateTime, nullable=True),
+        sa.Column("ended_at", UtcDateTime, nullable=True),
+        sa.Column("lease_owner", sa.String(length=80), nullable=True),
+        sa.Column("lease_until", UtcDateTime, nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_batches")),
+    )
+    op.create_index("ix_batches_status", "batches", ["status"], unique=False)
+    op.create_index("ix_batches_tenant_id", "batches", ["tenant_id", "id"], unique=False)
+    op.create_table(
+        "batch_lines",
+        sa.Column("batch_id", sa.String(length=40), nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("custom_id", sa.String(length=512), nullable=False),
+        sa.Column("body", sa.Text(), nullable=False),
+        sa.Column("state", sa.String(length=10), nullable=False),
+        sa.Column("result", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(["batch_id"], ["batches.id"], name=op.f("fk_batch_lines_batch_id")),
+        sa.PrimaryKeyConstraint("batch_id", "number", name=op.f("pk_batch_lines")),
+    )
+    op.create_index(
+        "ix_batch_lines_state", "batch_lines", ["batch_id", "state", "number"], unique=False
+    )
+    op.create_table(
+        "kept_answers",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("body_sha256", sa.String(length=64), nullable=False),
+        sa.Column("claimed_at", UtcDateTime, nullable=False),
+        sa.Column("expires_at", UtcDateTime, nullable=False),
+        sa.Column("status", sa.Integer(), nullable=True),
+        sa.Column("headers", Json, nullable=False),
+        sa.Column("answer", sa.LargeBinary(), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_kept_answers")),
+    )
+    op.create_index("ix_kept_answers_expires_at", "kept_answers", ["expires_at"], unique=False)
+    op.create_index(
+        "ix_kept_answers_tenant_id", "kept_answers", ["tenant_id", "claimed_at"], unique=False
+    )
 
 
 def downgrade() -> None:
+    op.drop_table("kept_answers")
+    op.drop_table("batch_lines")
+    op.drop_table("batches")
+    op.drop_table("file_pieces")
+    op.drop_table("files")
     op.drop_table("dashboard_sessions")
     op.drop_table("api_keys")
     op.drop_table("projects")
@@ -201,8 +315,12 @@ def downgrade() -> None:
     op.drop_table("limits")
     op.drop_table("adapters")
     op.drop_table("tenants")
+    op.drop_table("limit_refusals")
     op.drop_table("limit_plans")
+    op.drop_table("engine_drains")
     op.drop_table("epochs")
     op.drop_table("dead_letters")
     op.drop_table("casbin_rule")
     op.drop_table("audit_log")
+    for statement in guards.drop_statements(op.get_bind().dialect.name):
+        op.execute(sa.text(statement))

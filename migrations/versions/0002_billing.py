@@ -164,6 +164,7 @@ def upgrade() -> None:
         sa.Column("amount_minor", sa.BigInteger(), nullable=False),
         sa.Column("status", sa.String(length=40), nullable=False),
         sa.Column("opened_at", UtcDateTime, nullable=False),
+        sa.Column("withdrawn", sa.Boolean(), nullable=False),
         sa.Column("closed_at", UtcDateTime, nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_disputes")),
         sa.UniqueConstraint(
@@ -206,14 +207,18 @@ def upgrade() -> None:
         sa.Column("destination", sa.String(length=1024), nullable=False),
         sa.Column("schedule_id", sa.String(length=40), nullable=True),
         sa.Column("status", sa.String(length=20), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("next_at", UtcDateTime, nullable=False),
         sa.Column("rows", sa.BigInteger(), nullable=True),
         sa.Column("bytes", sa.BigInteger(), nullable=True),
         sa.Column("sha256", sa.String(length=64), nullable=True),
+        sa.Column("address", sa.String(length=1200), nullable=True),
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("created_at", UtcDateTime, nullable=False),
         sa.Column("done_at", UtcDateTime, nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_export_jobs")),
     )
+    op.create_index("ix_export_jobs_due", "export_jobs", ["status", "next_at"], unique=False)
     op.create_index(
         "ix_export_jobs_tenant", "export_jobs", ["tenant_id", "created_at"], unique=False
     )
@@ -228,6 +233,7 @@ def upgrade() -> None:
         sa.Column("every", sa.String(length=20), nullable=False),
         sa.Column("next_at", UtcDateTime, nullable=False),
         sa.Column("created_at", UtcDateTime, nullable=False),
+        sa.Column("paused_at", UtcDateTime, nullable=True),
         sa.Column("ended_at", UtcDateTime, nullable=True),
         sa.Column("last_error", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_export_schedules")),
@@ -260,6 +266,7 @@ def upgrade() -> None:
         sa.Column("due_at", UtcDateTime, nullable=True),
         sa.Column("settled_at", UtcDateTime, nullable=True),
         sa.Column("external_id", sa.String(length=120), nullable=True),
+        sa.Column("pay_page", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_invoices")),
         sa.UniqueConstraint("period_id", name=op.f("uq_invoices_period_id")),
         sa.UniqueConstraint("seller_id", "number", name=op.f("uq_invoices_seller_id_number")),
@@ -301,6 +308,7 @@ def upgrade() -> None:
         "outbox",
         sa.Column("id", BigKey, autoincrement=True, nullable=False),
         sa.Column("tenant_id", sa.String(length=40), nullable=True),
+        sa.Column("endpoint_id", sa.String(length=40), nullable=True),
         sa.Column("channel", sa.String(length=20), nullable=False),
         sa.Column("target", sa.String(length=1024), nullable=False),
         sa.Column("subject", sa.String(length=200), nullable=False),
@@ -316,6 +324,19 @@ def upgrade() -> None:
         sa.UniqueConstraint("dedupe", name=op.f("uq_outbox_dedupe")),
     )
     op.create_index("ix_outbox_due", "outbox", ["done_at", "next_at"], unique=False)
+    op.create_index("ix_outbox_tenant", "outbox", ["tenant_id", "id"], unique=False)
+    op.create_table(
+        "webhook_endpoints",
+        sa.Column("id", sa.String(length=40), nullable=False),
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("url", sa.String(length=1024), nullable=False),
+        sa.Column("secret", sa.String(length=80), nullable=False),
+        sa.Column("events", Json, nullable=False),
+        sa.Column("created_at", UtcDateTime, nullable=False),
+        sa.Column("ended_at", UtcDateTime, nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_webhook_endpoints")),
+    )
+    op.create_index("ix_webhook_endpoints_tenant", "webhook_endpoints", ["tenant_id"], unique=False)
     op.create_table(
         "parked_events",
         sa.Column("request_id", ORDERED_ID, nullable=False),
@@ -345,16 +366,24 @@ def upgrade() -> None:
         sa.Column("provider", sa.String(length=20), nullable=False),
         sa.Column("external_id", sa.String(length=120), nullable=False),
         sa.Column("type", sa.String(length=80), nullable=False),
+        sa.Column("kind", sa.String(length=20), nullable=False),
+        sa.Column("subject_id", sa.String(length=120), nullable=False),
         sa.Column("payload", Json, nullable=False),
         sa.Column("occurred_at", UtcDateTime, nullable=False),
         sa.Column("received_at", UtcDateTime, nullable=False),
+        sa.Column("next_at", UtcDateTime, nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("done_at", UtcDateTime, nullable=True),
+        sa.Column("last_error", sa.Text(), nullable=True),
         sa.Column("parked", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("provider", "external_id", name=op.f("pk_payment_inbox")),
     )
+    op.create_index("ix_payment_inbox_open", "payment_inbox", ["done_at", "next_at"], unique=False)
     op.create_index(
-        "ix_payment_inbox_open", "payment_inbox", ["done_at", "received_at"], unique=False
+        "ix_payment_inbox_subject",
+        "payment_inbox",
+        ["provider", "kind", "subject_id"],
+        unique=False,
     )
     op.create_table(
         "payment_methods",
@@ -545,12 +574,156 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_top_ups")),
     )
     op.create_table(
+        "service_daily",
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("at", UtcDateTime, nullable=False),
+        sa.Column("project_id", sa.String(length=40), nullable=False),
+        sa.Column("key_id", sa.String(length=40), nullable=False),
+        sa.Column("member_id", sa.String(length=40), nullable=False),
+        sa.Column("model", sa.String(length=120), nullable=False),
+        sa.Column("adapter", sa.String(length=120), nullable=False),
+        sa.Column("kind", sa.String(length=20), nullable=False),
+        sa.Column("price_version", sa.String(length=40), nullable=False),
+        sa.Column("currency", sa.String(length=3), nullable=False),
+        sa.Column("answers", sa.BigInteger(), nullable=False),
+        sa.Column("refused", sa.BigInteger(), nullable=False),
+        sa.Column("failed", sa.BigInteger(), nullable=False),
+        sa.Column("queue_ms", sa.BigInteger(), nullable=False),
+        sa.Column("reordered_cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("first_0", sa.BigInteger(), nullable=False),
+        sa.Column("first_1", sa.BigInteger(), nullable=False),
+        sa.Column("first_2", sa.BigInteger(), nullable=False),
+        sa.Column("first_3", sa.BigInteger(), nullable=False),
+        sa.Column("first_4", sa.BigInteger(), nullable=False),
+        sa.Column("first_5", sa.BigInteger(), nullable=False),
+        sa.Column("first_6", sa.BigInteger(), nullable=False),
+        sa.Column("first_7", sa.BigInteger(), nullable=False),
+        sa.Column("first_8", sa.BigInteger(), nullable=False),
+        sa.Column("first_9", sa.BigInteger(), nullable=False),
+        sa.Column("first_10", sa.BigInteger(), nullable=False),
+        sa.Column("first_11", sa.BigInteger(), nullable=False),
+        sa.Column("speed_0", sa.BigInteger(), nullable=False),
+        sa.Column("speed_1", sa.BigInteger(), nullable=False),
+        sa.Column("speed_2", sa.BigInteger(), nullable=False),
+        sa.Column("speed_3", sa.BigInteger(), nullable=False),
+        sa.Column("speed_4", sa.BigInteger(), nullable=False),
+        sa.Column("speed_5", sa.BigInteger(), nullable=False),
+        sa.Column("speed_6", sa.BigInteger(), nullable=False),
+        sa.Column("speed_7", sa.BigInteger(), nullable=False),
+        sa.Column("speed_8", sa.BigInteger(), nullable=False),
+        sa.Column("speed_9", sa.BigInteger(), nullable=False),
+        sa.Column("speed_10", sa.BigInteger(), nullable=False),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.Column("input_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("output_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("waived_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("adapter_requests", sa.BigInteger(), nullable=False),
+        sa.Column("gpu_seconds", sa.BigInteger(), nullable=False),
+        sa.Column("moderation_calls", sa.BigInteger(), nullable=False),
+        sa.Column("input_amount", Units, nullable=False),
+        sa.Column("cached_amount", Units, nullable=False),
+        sa.Column("output_amount", Units, nullable=False),
+        sa.Column("waived_amount", Units, nullable=False),
+        sa.Column("request_amount", Units, nullable=False),
+        sa.Column("adapter_amount", Units, nullable=False),
+        sa.Column("gpu_amount", Units, nullable=False),
+        sa.Column("moderation_amount", Units, nullable=False),
+        sa.Column("amount", Units, nullable=False),
+        sa.PrimaryKeyConstraint(
+            "tenant_id",
+            "at",
+            "project_id",
+            "key_id",
+            "member_id",
+            "model",
+            "adapter",
+            "kind",
+            "price_version",
+            name=op.f("pk_service_daily"),
+        ),
+    )
+    op.create_table(
+        "service_hourly",
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("at", UtcDateTime, nullable=False),
+        sa.Column("project_id", sa.String(length=40), nullable=False),
+        sa.Column("key_id", sa.String(length=40), nullable=False),
+        sa.Column("member_id", sa.String(length=40), nullable=False),
+        sa.Column("model", sa.String(length=120), nullable=False),
+        sa.Column("adapter", sa.String(length=120), nullable=False),
+        sa.Column("kind", sa.String(length=20), nullable=False),
+        sa.Column("price_version", sa.String(length=40), nullable=False),
+        sa.Column("currency", sa.String(length=3), nullable=False),
+        sa.Column("answers", sa.BigInteger(), nullable=False),
+        sa.Column("refused", sa.BigInteger(), nullable=False),
+        sa.Column("failed", sa.BigInteger(), nullable=False),
+        sa.Column("queue_ms", sa.BigInteger(), nullable=False),
+        sa.Column("reordered_cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("first_0", sa.BigInteger(), nullable=False),
+        sa.Column("first_1", sa.BigInteger(), nullable=False),
+        sa.Column("first_2", sa.BigInteger(), nullable=False),
+        sa.Column("first_3", sa.BigInteger(), nullable=False),
+        sa.Column("first_4", sa.BigInteger(), nullable=False),
+        sa.Column("first_5", sa.BigInteger(), nullable=False),
+        sa.Column("first_6", sa.BigInteger(), nullable=False),
+        sa.Column("first_7", sa.BigInteger(), nullable=False),
+        sa.Column("first_8", sa.BigInteger(), nullable=False),
+        sa.Column("first_9", sa.BigInteger(), nullable=False),
+        sa.Column("first_10", sa.BigInteger(), nullable=False),
+        sa.Column("first_11", sa.BigInteger(), nullable=False),
+        sa.Column("speed_0", sa.BigInteger(), nullable=False),
+        sa.Column("speed_1", sa.BigInteger(), nullable=False),
+        sa.Column("speed_2", sa.BigInteger(), nullable=False),
+        sa.Column("speed_3", sa.BigInteger(), nullable=False),
+        sa.Column("speed_4", sa.BigInteger(), nullable=False),
+        sa.Column("speed_5", sa.BigInteger(), nullable=False),
+        sa.Column("speed_6", sa.BigInteger(), nullable=False),
+        sa.Column("speed_7", sa.BigInteger(), nullable=False),
+        sa.Column("speed_8", sa.BigInteger(), nullable=False),
+        sa.Column("speed_9", sa.BigInteger(), nullable=False),
+        sa.Column("speed_10", sa.BigInteger(), nullable=False),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.Column("input_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("output_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("waived_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("adapter_requests", sa.BigInteger(), nullable=False),
+        sa.Column("gpu_seconds", sa.BigInteger(), nullable=False),
+        sa.Column("moderation_calls", sa.BigInteger(), nullable=False),
+        sa.Column("input_amount", Units, nullable=False),
+        sa.Column("cached_amount", Units, nullable=False),
+        sa.Column("output_amount", Units, nullable=False),
+        sa.Column("waived_amount", Units, nullable=False),
+        sa.Column("request_amount", Units, nullable=False),
+        sa.Column("adapter_amount", Units, nullable=False),
+        sa.Column("gpu_amount", Units, nullable=False),
+        sa.Column("moderation_amount", Units, nullable=False),
+        sa.Column("amount", Units, nullable=False),
+        sa.PrimaryKeyConstraint(
+            "tenant_id",
+            "at",
+            "project_id",
+            "key_id",
+            "member_id",
+            "model",
+            "adapter",
+            "kind",
+            "price_version",
+            name=op.f("pk_service_hourly"),
+        ),
+    )
+    op.create_table(
         "usage_batches",
         sa.Column("id", BigKey, autoincrement=True, nullable=False),
         sa.Column("recorded_at", UtcDateTime, nullable=False),
         sa.Column("events", sa.Integer(), nullable=False),
         sa.Column("rated_at", UtcDateTime, nullable=True),
+        sa.Column("summed_at", UtcDateTime, nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_usage_batches")),
+    )
+    op.create_index(
+        "ix_usage_batches_summed_at_id", "usage_batches", ["summed_at", "id"], unique=False
     )
     op.create_index(
         "ix_usage_batches_rated_at_id", "usage_batches", ["rated_at", "id"], unique=False
@@ -600,6 +773,22 @@ def upgrade() -> None:
         ),
     )
     op.create_index("ix_usage_daily_bill_period", "usage_daily", ["bill_period_id"], unique=False)
+    op.create_index("ix_usage_daily_at", "usage_daily", ["at"], unique=False)
+    op.create_table(
+        "usage_house_daily",
+        sa.Column("at", UtcDateTime, nullable=False),
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("model", sa.String(length=120), nullable=False),
+        sa.Column("currency", sa.String(length=3), nullable=False),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.Column("input_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("output_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("amount", Units, nullable=False),
+        sa.PrimaryKeyConstraint(
+            "at", "tenant_id", "model", "currency", name=op.f("pk_usage_house_daily")
+        ),
+    )
     op.create_table(
         "usage_events",
         sa.Column("request_id", ORDERED_ID, nullable=False),
@@ -634,6 +823,10 @@ def upgrade() -> None:
         sa.Column("moderation", sa.String(length=20), nullable=True),
         sa.Column("prompt_order", sa.String(length=40), nullable=True),
         sa.Column("reordered_cached_tokens", sa.Integer(), nullable=False),
+        sa.Column("truncated", sa.String(length=40), nullable=True),
+        sa.Column("batch_job", sa.String(length=40), nullable=True),
+        sa.Column("routed", sa.String(length=120), nullable=True),
+        sa.Column("paid_by", sa.String(length=10), nullable=True),
         sa.CheckConstraint(
             "cached_tokens <= input_tokens", name=op.f("ck_usage_events_cached_within_input")
         ),
@@ -650,6 +843,15 @@ def upgrade() -> None:
         "usage_events",
         ["tenant_id", "occurred_at"],
         unique=False,
+    )
+    wrong = sa.text("status >= 400")
+    op.create_index(
+        "ix_usage_events_wrong",
+        "usage_events",
+        ["tenant_id", "occurred_at"],
+        unique=False,
+        postgresql_where=wrong,
+        sqlite_where=wrong,
     )
     op.create_table(
         "usage_hourly",
@@ -808,8 +1010,11 @@ def downgrade() -> None:
     op.drop_table("usage_retention")
     op.drop_table("usage_hourly")
     op.drop_table("usage_events")
+    op.drop_table("usage_house_daily")
     op.drop_table("usage_daily")
     op.drop_table("usage_batches")
+    op.drop_table("service_hourly")
+    op.drop_table("service_daily")
     op.drop_table("top_ups")
     op.drop_table("tier_positions")
     op.drop_table("tax_rates")
@@ -825,6 +1030,7 @@ def downgrade() -> None:
     op.drop_table("payment_inbox")
     op.drop_table("payment_customers")
     op.drop_table("parked_events")
+    op.drop_table("webhook_endpoints")
     op.drop_table("outbox")
     op.drop_table("ledger_transactions")
     op.drop_table("ledger_accounts")

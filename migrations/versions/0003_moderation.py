@@ -54,6 +54,31 @@ def upgrade() -> None:
         "ix_moderation_decisions_tenant_at", "moderation_decisions", ["tenant_id", "at"]
     )
     op.create_index("ix_moderation_decisions_at", "moderation_decisions", ["at"])
+    acted = sa.text("(action <> 'allow' or unscanned)")
+    op.create_index(
+        "ix_moderation_decisions_acted",
+        "moderation_decisions",
+        ["tenant_id", "at"],
+        postgresql_where=acted,
+        sqlite_where=acted,
+    )
+    op.create_table(
+        "moderation_daily",
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("at", UtcDateTime, nullable=False),
+        sa.Column("project_id", sa.String(length=40), nullable=False),
+        sa.Column("action", sa.String(length=10), nullable=False),
+        sa.Column("categories", sa.String(length=500), nullable=False),
+        sa.Column("decisions", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint(
+            "tenant_id",
+            "at",
+            "project_id",
+            "action",
+            "categories",
+            name=op.f("pk_moderation_daily"),
+        ),
+    )
     op.create_table(
         "moderation_strikes",
         sa.Column("request_id", sa.String(length=40), nullable=False),
@@ -99,5 +124,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    for table in ("appeals", "suspensions", "strikes", "decisions", "policies"):
+    for table in ("appeals", "suspensions", "strikes", "daily", "decisions", "policies"):
         op.drop_table(f"moderation_{table}")

@@ -6,12 +6,8 @@ Only crc32 and integer arithmetic, so training and inference agree on every mach
 import re
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
-
-Ids = NDArray[np.int32]
 
 BUCKETS: Final = 1 << 17
 GRAM_BUCKETS: Final = 1 << 15
@@ -48,13 +44,13 @@ class Lexicon:
 
     def __init__(self, vocabulary: Sequence[str] = ()) -> None:
         self.size = len(vocabulary) + MOST_CACHED
-        self.hashes = np.zeros(self.size, dtype=np.int64)
+        self.hashes = [0] * self.size
         self._known = len(vocabulary)
         self._next = self._known
         self._numbers = {word: number for number, word in enumerate(vocabulary)}
         self._words = [*vocabulary, *[""] * MOST_CACHED]
         for number, word in enumerate(vocabulary):
-            self.hashes[number] = word_hash(word)
+            self.hashes[number] = word_hash(word) & _MASK
 
     def numbers(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
         """Number the words of a batch, at most `MOST_CACHED` in all; good until the next call."""
@@ -78,7 +74,7 @@ class Lexicon:
                 number = self._next
                 self._next += 1
                 self._words[number] = word
-                self.hashes[number] = word_hash(word)
+                self.hashes[number] = word_hash(word) & _MASK
                 self.added(number, word)
                 self._numbers[word] = number
             found.append(number)
@@ -90,23 +86,14 @@ class Lexicon:
     def word(self, number: int) -> str:
         return self._words[number]
 
-    def pairs(self, numbers: Sequence[int]) -> Ids:
-        """Return the distinct ids of the words and of the pairs of neighbours."""
-        hashes = self.hashes[numbers]
-        pairs = (hashes[:-1] * _PAIR_FACTOR + hashes[1:]) & _MASK
-        return distinct(np.concatenate([hashes & _MASK, pairs]).astype(np.int32))
+    def pairs(self, numbers: Sequence[int]) -> list[int]:
+        """Return the distinct ids of the words and of the pairs of neighbours, in order."""
+        known = self.hashes
+        hashes = [known[number] for number in numbers]
+        ids = {(a * _PAIR_FACTOR + b) & _MASK for a, b in pairwise(hashes)}
+        ids.update(hashes)
+        return sorted(ids)
 
 
 def gram_ids(word: str) -> list[int]:
     return [word_hash(gram) & _MASK for gram in in_word_grams(word)]
-
-
-def distinct(ids: Ids) -> Ids:
-    """Return sorted ids without repeats; faster than numpy.unique on short arrays."""
-    if len(ids) < 2:
-        return ids
-    ids = np.sort(ids)
-    keep = np.empty(len(ids), dtype=bool)
-    keep[0] = True
-    np.not_equal(ids[1:], ids[:-1], out=keep[1:])
-    return ids[keep]

@@ -26,8 +26,10 @@ from moderation.classifiers import train_convolution as convolution
 from moderation.classifiers.ensemble import Ensemble
 from moderation.classifiers.train_card import measure, write_card
 from moderation.classifiers.train_linear import fit_head, matrix
+from moderation.classifiers.train_pairs import pair_examples
 from moderation.classifiers.train_sources import ANY, Example, read_sets, read_terms
 from moderation.classifiers.train_synthetic import composites, synthetic_examples, windowed
+from moderation.classifiers.train_vectors import unlabelled, word_vectors
 from moderation.normalise import fold
 from moderation.scoring import WINDOW
 
@@ -55,7 +57,8 @@ def is_validation(text: str) -> bool:
 def read_examples(data: Path) -> list[Example]:
     """Read all labelled sets and made sentences, folded, one row a normalised text."""
     found: dict[str, Example] = {}
-    for example in [*read_sets(data), *synthetic_examples(read_terms(data))]:
+    made = [*synthetic_examples(read_terms(data)), *pair_examples()]
+    for example in [*read_sets(data), *made]:
         key = normal_form(example.text)
         if key:
             text = fold(example.text).text
@@ -63,11 +66,8 @@ def read_examples(data: Path) -> list[Example]:
     return list(found.values())
 
 
-def split(examples: list[Example], held_out: set[str]) -> tuple[list[Example], list[Example]]:
-    """Return training and validation examples; named sources or families are wholly held out."""
-    if held_out:
-        kept = [e for e in examples if e.source not in held_out]
-        return kept, [e for e in examples if e.source in held_out]
+def split(examples: list[Example]) -> tuple[list[Example], list[Example]]:
+    """Return training and validation examples."""
     kept = [e for e in examples if not is_validation(e.text)]
     return kept, [e for e in examples if is_validation(e.text)]
 
@@ -84,8 +84,10 @@ def fit_linear(examples: list[Example]) -> Arrays:
     return {"linear": stacked[:-1], "linear_bias": stacked[-1]}
 
 
-def fit_convolution(examples: list[Example], epochs: int, seed: int) -> Arrays:
-    fitted = convolution.fit(examples, OUTPUTS, epochs, seed)
+def fit_convolution(examples: list[Example], data: Path, epochs: int, seed: int) -> Arrays:
+    texts = [*unlabelled(data), *(each.text for each in examples if each.source != "composite")]
+    start = word_vectors(texts, convolution.DIMENSIONS, seed)
+    fitted = convolution.fit(examples, OUTPUTS, epochs, seed, start)
     words = "\n".join(fitted.vocabulary.words).encode()
     return {**convolution.arrays(fitted), "vocabulary": np.frombuffer(words, dtype=np.uint8)}
 
@@ -120,13 +122,14 @@ def calibrate(logits: NDArray[np.float32], examples: Sequence[Example]) -> Array
 def train(data: Path, out: Path, epochs: int, seed: int, held_out: set[str]) -> Path:
     random.seed(seed)
     examples = read_examples(data)
-    training, validation = split(examples, held_out)
+    training, validation = split([e for e in examples if e.source not in held_out])
+    measured = [e for e in examples if e.source in held_out] if held_out else validation
     training = windowed(training)
     training = training + composites(training, _COMPOSITES)
     print(f"{len(training)} training and {len(validation)} validation texts", flush=True)
     with ProcessPoolExecutor(2) as pool:
         linear = pool.submit(fit_linear, training)
-        curved = pool.submit(fit_convolution, training, epochs, seed)
+        curved = pool.submit(fit_convolution, training, data, epochs, seed)
         arrays = {**linear.result(), **curved.result()}
     stored: Arrays = {"share": np.array([_LINEAR_SHARE], np.float32)}
     for name, values in arrays.items():
@@ -141,7 +144,7 @@ def train(data: Path, out: Path, epochs: int, seed: int, held_out: set[str]) -> 
     out.mkdir(parents=True, exist_ok=True)
     path = out / "moderation.npz"
     np.savez_compressed(path, **stored)  # type: ignore[arg-type]
-    write_card(out / "card.json", measure(Ensemble.load(path), validation), examples, held_out)
+    write_card(out / "card.json", measure(Ensemble.load(path), measured), examples, held_out)
     print(f"wrote {path}: {path.stat().st_size / 1e6:.2f} MB", flush=True)
     return path
 

@@ -13,6 +13,7 @@ from sklearn.metrics import average_precision_score
 from moderation.categories import HEADS, PROMPT_ATTACK
 from moderation.classifiers.ensemble import Ensemble
 from moderation.classifiers.train_sources import ANY, Example
+from moderation.classifiers.train_synthetic import read_families
 from moderation.scoring import WINDOW
 
 _HARMS = [place for place, head in enumerate(HEADS) if head != PROMPT_ATTACK]
@@ -47,6 +48,27 @@ def measure(model: Ensemble, validation: Sequence[Example]) -> dict[str, Any]:
         "benign_flagged_by_source_at_5_percent": _by_source(
             validation, top, benign, at_benign["5%"]
         ),
+        "check": measure_check(model),
+    }
+
+
+def measure_check(model: Ensemble) -> dict[str, float]:
+    """How prompts that merely sound harmful stand beside harmful ones, on the hand-written lines.
+
+    Shares of the safe ones that are flagged where 70 and 80 % of the unsafe are caught.
+    """
+    rows = [(kinds[0], line) for _, kinds, lines in read_families("check.txt") for line in lines]
+    top = model.score([line for _, line in rows])[:, _HARMS].max(1)
+    unsafe = np.array([kind == "unsafe" for kind, _ in rows])
+    caught = {share: np.quantile(top[unsafe], 1 - share) for share in (0.7, 0.8)}
+    return {
+        **{
+            f"safe_flagged_at_{share:.0%}_caught": round(float((top[~unsafe] >= at).mean()), 3)
+            for share, at in caught.items()
+        },
+        "average_precision": _average_precision(unsafe, top),
+        "safe": int((~unsafe).sum()),
+        "unsafe": int(unsafe.sum()),
     }
 
 

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,9 @@ _BATCH = 128
 _LONGEST = 200
 _GRAMS = 24
 _VOCABULARY = 22_000
+# About the length of a random vector, and less of what sub-words add to it at first.
+_START_LENGTH = 1.7
+_GRAMS_BEGIN = 0.3
 
 
 @dataclass
@@ -30,7 +33,8 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> "Vocabulary":
-        counts = Counter(word for text in texts for word in set(words_of(text)))
+        # In the order of the text: that of a set would change from run to run.
+        counts = Counter(word for text in texts for word in dict.fromkeys(words_of(text)))
         return cls([word for word, n in counts.most_common(_VOCABULARY) if n >= 3])
 
     def tables(self, texts: Sequence[str]) -> tuple[dict[str, int], Tensor, Tensor]:
@@ -67,6 +71,14 @@ class Network(nn.Module):
         self.out = nn.Linear(HIDDEN, heads)
         self.direct = nn.Linear(pooled, heads)
 
+    def begin_with(self, words: Sequence[str], start: Mapping[str, NDArray[np.float32]]) -> None:
+        """Put given vectors of length one in the place of random ones."""
+        known = [(row, start[word]) for row, word in enumerate(words, 2) if word in start]
+        with torch.no_grad():
+            for row, vector in known:
+                self.word.weight[row] = torch.from_numpy(vector) * _START_LENGTH
+            self.gram.weight.mul_(_GRAMS_BEGIN)
+
     def vectors(self, ids: Tensor, row_of: Tensor, grams: Tensor, forget: float) -> Tensor:
         """Word vector plus the mean of its n-grams'; some words are forgotten in training."""
         distinct, where = torch.unique(ids, return_inverse=True)
@@ -95,8 +107,14 @@ class Fitted:
     vocabulary: Vocabulary
 
 
-def fit(examples: list[Example], heads: Sequence[str], epochs: int, seed: int) -> Fitted:
-    """Train with Adam; a missing label adds nothing to the loss."""
+def fit(
+    examples: list[Example],
+    heads: Sequence[str],
+    epochs: int,
+    seed: int,
+    start: Mapping[str, NDArray[np.float32]],
+) -> Fitted:
+    """Train with Adam from the vectors of `start`; a missing label adds nothing to the loss."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     chance = np.random.default_rng(seed)
@@ -108,6 +126,7 @@ def fit(examples: list[Example], heads: Sequence[str], epochs: int, seed: int) -
     weights = np.array([example.weight for example in examples], np.float32)
     calm = [i for i, e in enumerate(examples) if e.labels.get(ANY) == 0.0 and len(numbered[i]) < 90]
     network = Network(len(vocabulary.words), len(heads))
+    network.begin_with(vocabulary.words, start)
     optimiser = torch.optim.AdamW(network.parameters(), lr=4e-3, weight_decay=1e-4)
     total = epochs * sum(1 for _ in _batches(weights, numbered, np.random.default_rng(0)))
     # The number of batches varies a little from epoch to epoch.

@@ -18,9 +18,8 @@ def matrix(texts: Sequence[str]) -> csr_matrix:
     columns, values, ends = [], [], [0]
     for text in texts:
         words = words_of(text[:4_000])
-        grams = [BUCKETS + gram for word in set(words) for gram in gram_ids(word)]
-        none = np.zeros(0, dtype=np.int32)
-        pairs = lexicon.pairs(lexicon.numbers([words])[0]) if words else none
+        grams = [BUCKETS + gram for word in dict.fromkeys(words) for gram in gram_ids(word)]
+        pairs = lexicon.pairs(lexicon.numbers([words])[0])
         columns.append(np.concatenate([pairs, grams]).astype(np.int64))
         for count in (len(pairs), len(grams)):
             values.append(np.full(count, max(1, count) ** -0.5, dtype=np.float32))

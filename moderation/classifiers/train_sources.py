@@ -42,7 +42,7 @@ def harm(*heads: str, **others: float) -> dict[str, float]:
     return {**dict.fromkeys(heads, 1.0), ANY: 1.0, **others}
 
 
-def _rows(path: Path, delimiter: str = ",") -> list[dict[str, str]]:
+def rows_of(path: Path, delimiter: str = ",") -> list[dict[str, str]]:
     with path.open(encoding="utf-8", errors="replace", newline="") as lines:
         return list(csv.DictReader(lines, delimiter=delimiter))
 
@@ -70,7 +70,7 @@ def _request(text: str) -> dict[str, float]:
 
 
 def _advbench(folder: Path) -> Iterator[Example]:
-    for row in _rows(folder / "harmful_behaviors.csv"):
+    for row in rows_of(folder / "harmful_behaviors.csv"):
         yield Example(row["goal"], _request(row["goal"]), "advbench")
 
 
@@ -89,13 +89,13 @@ _HAZARDS = {
 
 
 def _ailuminate(folder: Path) -> Iterator[Example]:
-    for row in _rows(folder / "airr_official_1.0_demo_en_us_prompt_set_release.csv"):
+    for row in rows_of(folder / "airr_official_1.0_demo_en_us_prompt_set_release.csv"):
         if row["hazard"] in _HAZARDS:
             yield Example(row["prompt_text"], _HAZARDS[row["hazard"]], "ailuminate_demo", 0.7)
 
 
 def _bias_templates(folder: Path) -> Iterator[Example]:
-    for row in _sample(_rows(folder / "en_sentence_templates.csv"), 3_000):
+    for row in _sample(rows_of(folder / "en_sentence_templates.csv"), 3_000):
         toxic = row["toxicity"] == "toxic"
         labels = harm("harassment") if toxic else SAFE
         yield Example(row["phrase"], labels, "bias_templates", 0.2)
@@ -116,7 +116,7 @@ def _benign(texts: Iterable[str], source: str, weight: float = 1.0) -> Iterator[
 
 
 def _banking77(folder: Path) -> Iterator[Example]:
-    rows = _sample(_rows(folder / "train.csv"), 800)
+    rows = _sample(rows_of(folder / "train.csv"), 800)
     yield from _benign((row["text"] for row in rows), "banking77", 0.5)
 
 
@@ -143,20 +143,20 @@ def _davidson(folder: Path) -> Iterator[Example]:
         "1": {"harassment": 1.0, "hate": 0.0, "self-harm": 0.0, "illicit": 0.0},
         "2": SAFE,
     }
-    for row in _sample(_rows(folder / "labeled_data.csv"), 6_000):
+    for row in _sample(rows_of(folder / "labeled_data.csv"), 12_000):
         text = re.sub(r"^[!\"\s]*RT @\w+:|@\w+:?|https?://\S+|&#?\w+;", " ", row["tweet"])
         yield Example(text, meanings[row["class"]], "davidson", 0.3)
 
 
 def _dynahate(folder: Path) -> Iterator[Example]:
     for name in ("db_dev.csv", "db_test.csv"):
-        for row in _rows(folder / name):
+        for row in rows_of(folder / name):
             yield from _hateful(row["text"], row["label"] == "hate", row["type"], "dynahate")
 
 
 def _hatemoji(folder: Path) -> Iterator[Example]:
     for name in ("train.csv", "validation.csv", "test.csv"):
-        for row in _rows(folder / name):
+        for row in rows_of(folder / name):
             hateful = row["label_gold"] == "1"
             yield from _hateful(row["text"], hateful, row["type"], "hatemoji_build")
 
@@ -170,7 +170,7 @@ def _hateful(text: str, hateful: bool, kind: str, source: str) -> Iterator[Examp
 
 
 def _edos(folder: Path) -> Iterator[Example]:
-    for row in _sample(_rows(folder / "edos_labelled_aggregated.csv"), 13_000):
+    for row in _sample(rows_of(folder / "edos_labelled_aggregated.csv"), 13_000):
         text = re.sub(r"\[(?:USER|URL)\]", " ", row["text"])
         vector = row["label_vector"]
         if vector == "none":
@@ -189,7 +189,7 @@ def _goemotions(folder: Path) -> Iterator[Example]:
     rough = re.compile(
         r"fuck|shit|bitch|cunt|dick|rape|kill|die|nazi|sex|porn|slut|whore|gun", re.I
     )
-    rows = _rows(folder / "train.tsv", "\t")
+    rows = rows_of(folder / "train.tsv", "\t")
     calm = [row["text"] for row in rows if not rough.search(row["text"])]
     yield from _benign(_sample(calm, 7_000), "goemotions", 0.4)
     loud = [row["text"] for row in rows if rough.search(row["text"])]
@@ -223,7 +223,7 @@ def _jailbreak_itw(folder: Path) -> Iterator[Example]:
 
 def _self_reminder(folder: Path) -> Iterator[Example]:
     for name in ("jailbreak_prompts.csv", "jailbreak_prompts_itw.csv"):
-        yield from _attacks((row["prompt"] for row in _rows(folder / name)), "self_reminder")
+        yield from _attacks((row["prompt"] for row in rows_of(folder / name)), "self_reminder")
 
 
 def _presidio(folder: Path) -> Iterator[Example]:
@@ -292,7 +292,7 @@ def _rtp_garak(folder: Path) -> Iterator[Example]:
 
 def _sbic(folder: Path) -> Iterator[Example]:
     for name in ("SBIC.v2.agg.dev.csv", "SBIC.v2.agg.tst.csv"):
-        for row in _rows(folder / name):
+        for row in rows_of(folder / name):
             yield Example(
                 re.sub(r"@\w+|https?://\S+|&#?\w+;", " ", row["post"]), _frames(row), "sbic"
             )
@@ -310,7 +310,7 @@ def _frames(row: dict[str, str]) -> dict[str, float]:
 
 
 def _surge_toxicity(folder: Path) -> Iterator[Example]:
-    for row in _rows(folder / "toxicity_en.csv"):
+    for row in rows_of(folder / "toxicity_en.csv"):
         toxic = row["is_toxic"] == "Toxic"
         yield Example(row["text"], harm("harassment") if toxic else SAFE, "surge_toxicity")
 
@@ -357,7 +357,7 @@ def read_sets(data: Path) -> list[Example]:
 def read_terms(data: Path) -> dict[str, list[str]]:
     """Return the profanity list's terms by their category, severe ones only."""
     terms: dict[str, list[str]] = {}
-    for row in _rows(data / "surge_profanity" / "profanity_en.csv"):
+    for row in rows_of(data / "surge_profanity" / "profanity_en.csv"):
         if float(row["severity_rating"] or 0) >= 1.2 and row["text"].isascii():
             terms.setdefault(row["category_1"], []).append(row["text"])
     return terms

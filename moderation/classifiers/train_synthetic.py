@@ -22,10 +22,11 @@ _SEXUAL_TERMS = "sexual anatomy / sexual acts"
 
 def read_slots() -> dict[str, list[str]]:
     slots = {}
-    for line in (FOLDER / "slots.txt").read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith("#"):
-            name, _, fillers = line.partition(":")
-            slots[name] = [filler.strip() for filler in fillers.split("|")]
+    for file in ("slots.txt", "lexicon.txt"):
+        for line in (FOLDER / file).read_text(encoding="utf-8").splitlines():
+            if line and not line.startswith("#"):
+                name, _, fillers = line.partition(":")
+                slots[name] = [filler.strip() for filler in fillers.split("|")]
     return slots
 
 
@@ -43,13 +44,17 @@ def read_families(name: str) -> Iterator[tuple[str, list[str], list[str]]]:
     yield family, heads, templates
 
 
+def expand_once(text: str, slots: Mapping[str, list[str]], chance: random.Random) -> str:
+    return _SLOT.sub(lambda slot: chance.choice(slots[slot.group(1)]), text)
+
+
 def expand(template: str, slots: Mapping[str, list[str]], chance: random.Random) -> str:
     """Fill one template at random; choices may hold slots and fillers may not hold choices."""
     text = template
     while (found := _CHOICE.search(text)) is not None:
         pick = chance.choice(found.group(1).split("|"))
         text = text[: found.start()] + pick + text[found.end() :]
-    text = _SLOT.sub(lambda slot: chance.choice(slots[slot.group(1)]), text)
+    text = expand_once(text, slots, chance)
     text = re.sub(r"\s+([?.,])", r"\1", " ".join(text.split()))
     return text[:1].upper() + text[1:] if chance.random() < 0.8 else text.lower().rstrip("?.")
 
@@ -77,11 +82,14 @@ def synthetic_examples(terms: Mapping[str, list[str]], each: int = 40) -> list[E
     for family, _, templates in read_families("lookalikes.txt"):
         found += _family(f"safe:{family}", SAFE, templates, slots, each, 1.0)
     for family, heads, templates in read_families("harmful.txt"):
-        labels = {"prompt_attack": 1.0} if heads == ["prompt_attack"] else harm(*heads)
-        if "prompt_attack" not in heads:
-            labels = {**_silent(heads), **labels}
-        found += _family(f"harm:{family}", labels, templates, slots, each, 1.0)
+        found += _family(f"harm:{family}", labels_of(heads), templates, slots, each, 1.0)
     return found + list(_term_sentences(terms))
+
+
+def labels_of(heads: list[str]) -> dict[str, float]:
+    if heads == ["prompt_attack"]:
+        return {"prompt_attack": 1.0}
+    return {**_silent(heads), **harm(*heads)}
 
 
 def _silent(heads: list[str]) -> dict[str, float]:

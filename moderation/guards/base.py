@@ -27,6 +27,11 @@ class Guard(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def by_chat(self) -> bool:
+        """True where the question is a user's turn in the model's own chat template."""
+        ...
+
     def questions(self, text: str, role: str) -> Sequence[str]:
         """Return the prompts to complete; `role` is user or assistant."""
         ...

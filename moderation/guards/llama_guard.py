@@ -32,6 +32,7 @@ _SPEAKERS: Final = {"assistant": "Agent"}
 @dataclass(frozen=True, slots=True)
 class LlamaGuard:
     name: str = "llama-guard"
+    by_chat: bool = False
 
     def questions(self, text: str, role: str) -> Sequence[str]:
         speaker = _SPEAKERS.get(role, "User")

@@ -31,6 +31,7 @@ _NAMED = re.compile(r"^\s*Categories:\s*(.+)$", re.IGNORECASE | re.MULTILINE)
 @dataclass(frozen=True, slots=True)
 class Qwen3Guard:
     name: str = "qwen3-guard"
+    by_chat: bool = True
 
     def questions(self, text: str, role: str) -> Sequence[str]:
         return [plain(text)]

@@ -12,6 +12,7 @@ from moderation.guards.base import Opinion, UnreadableAnswer
 class RemoteModeration:
     model: str = "omni-moderation-latest"
     name: str = "remote"
+    by_chat: bool = False
 
     def questions(self, text: str, role: str) -> Sequence[str]:
         """Return one JSON body for POST /v1/moderations."""

@@ -31,6 +31,7 @@ _SURE: Final = 0.97
 @dataclass(frozen=True, slots=True)
 class ShieldGemma:
     name: str = "shield-gemma"
+    by_chat: bool = False
 
     def questions(self, text: str, role: str) -> Sequence[str]:
         answered = role == "assistant"

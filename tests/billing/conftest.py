@@ -1,11 +1,12 @@
 """A counting-house with one tenant, one price, and events on demand."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy.orm import Session
 
 from billing import prices, rating, usage
@@ -16,6 +17,9 @@ from core.database import Database
 from core.events import UsageEvent, UsageKind
 from core.ids import new_id
 from core.tenants.models import Tenant
+
+if TYPE_CHECKING:
+    from tests.billing.paying import Till
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -101,4 +105,22 @@ def lite(sqlite_database: Database, clock: FakeClock) -> House:
 @pytest.fixture
 def session(lite: House) -> Iterator[Session]:
     with lite.database.transaction() as made:
+        yield made
+
+
+@pytest.fixture
+def till(lite: House) -> Iterator["Till"]:
+    """One that collects by Stripe."""
+    from tests.billing.paying import open_till
+
+    with open_till(lite) as made:
+        yield made
+
+
+@pytest.fixture
+def both(house: House) -> Iterator["Till"]:
+    """The same on SQLite and on PostgreSQL."""
+    from tests.billing.paying import open_till
+
+    with open_till(house) as made:
         yield made

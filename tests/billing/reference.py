@@ -1,6 +1,7 @@
 """Billing as one would do it by hand, slowly: one unit after the other, everything kept in lists."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -59,19 +60,38 @@ class ByHand:
     plans: dict[str, list[tuple[datetime, dict[str, int], int]]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    corrected: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
 
     def saw(self, event: UsageEvent) -> None:
         self.events[event.request_id] = event
 
+    def correct(self, wrong: str, right: str, seen: Iterable[str]) -> None:
+        """What was seen so far of one version is to cost what another says; the last word counts."""
+        self.corrected[wrong] = (right, frozenset(seen))
+
     def usage(self, tenant: str) -> int:
         """Picounits of all usage: the price of the whole quantity of each month and version."""
+        return self._priced((e, e.price_version) for e in self._of(tenant))
+
+    def corrections(self, tenant: str) -> int:
+        total = 0
+        for wrong, (right, seen) in self.corrected.items():
+            those = [
+                e for e in self._of(tenant) if e.price_version == wrong and e.request_id in seen
+            ]
+            total += self._priced((e, right) for e in those)
+            total -= self._priced((e, wrong) for e in those)
+        return total
+
+    def _of(self, tenant: str) -> list[UsageEvent]:
+        return [event for event in self.events.values() if event.tenant_id == tenant]
+
+    def _priced(self, events: Iterable[tuple[UsageEvent, str]]) -> int:
         quantities: dict[tuple[datetime, str, str], int] = defaultdict(int)
-        for event in self.events.values():
-            if event.tenant_id != tenant:
-                continue
+        for event, version in events:
             month = month_of(event.occurred_at)[0]
             for component, quantity in self._counts(event).items():
-                quantities[(month, event.price_version, component)] += quantity
+                quantities[(month, version, component)] += quantity
         total = 0
         for (_, version, component), quantity in quantities.items():
             written, discount = self.prices[version]

@@ -1,5 +1,5 @@
-"""Any order, repetition, delay and interleaving of events, prices, credit, plans and invoice runs
-comes to what one gets by hand.
+"""Any order, repetition, delay and interleaving of events, prices, corrections, credit, plans and
+invoice runs comes to what one gets by hand.
 """
 
 import shutil
@@ -13,7 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 
-from billing import credits, invoice_run, prices, reconcile, rollups, subscriptions, usage
+from billing import (
+    credits,
+    invoice_run,
+    prices,
+    reconcile,
+    rerating,
+    rollups,
+    subscriptions,
+    usage,
+)
 from billing.models import CreditGrant, CreditUse, Invoice, InvoiceLine, Plan
 from core.clock import FakeClock
 from core.database import Database
@@ -37,6 +46,7 @@ steps = st.one_of(
     st.tuples(st.just("rate")),
     st.tuples(st.just("wait"), st.integers(1, 40 * 24)),
     st.tuples(st.just("price"), rules(), st.integers(0, 3)),
+    st.tuples(st.just("correct"), st.integers(0, 3), st.integers(0, 3)),
     st.tuples(st.just("credit"), tenants, st.integers(1, 10**9), st.booleans()),
     st.tuples(st.just("expire")),
     st.tuples(st.just("plan"), tenants, st.integers(0, 1), st.integers(0, 4)),
@@ -47,6 +57,7 @@ steps = st.one_of(
 class Story:
     def __init__(self, house: House) -> None:
         self.house, self.by_hand = house, ByHand()
+        self.began = house.clock.now()
         self.seen: list[Any] = []
         self.held: list[Any] = []
         self.number = 0
@@ -112,6 +123,18 @@ class Story:
         self.version = self.house.price(written, discount_percent="7.5")
         self.by_hand.prices[self.version.id] = (written, Fraction("0.075"))
 
+    def _correct(self, wrong: int, right: int) -> None:
+        """All usage so far of one version at the prices of another. Twice changes nothing more."""
+        versions = list(self.by_hand.prices)
+        slip, meant = (versions[each % len(versions)] for each in (wrong, right))
+        self.house.rate()
+        until = self.house.clock.now() + timedelta(seconds=1)
+        wanted = rerating.Request(slip, meant, self.began, until)
+        with self.house.database.transaction() as session:
+            rerating.post_all(session, self.house.clock, wanted)
+            assert rerating.post_all(session, self.house.clock, wanted) == []
+        self.by_hand.correct(slip, meant, [event.request_id for event in self.seen])
+
     def _credit(self, tenant: str, units: int, gift: bool) -> None:
         self.number += 1
         now = self.house.clock.now()
@@ -151,7 +174,7 @@ class Story:
             assert report.clean, report.differences
             assert usage.parked(session) == []
             hours = rollups.stored(session, rollups.HOURLY)
-            assert hours == rollups.from_charges(session)
+            assert hours == rollups.anew(session)
             for tenant in TENANTS:
                 self._compare(session, tenant)
             granted, left = session.execute(
@@ -161,7 +184,8 @@ class Story:
             assert (granted or 0) == (left or 0) + (used or 0)
 
     def _compare(self, session: Any, tenant: str) -> None:
-        billed = dict.fromkeys(("usage", "late_usage", "base_fee", "seats"), 0)
+        kinds = ("usage", "late_usage", "adjustment", "base_fee", "seats")
+        billed = dict.fromkeys(kinds, 0)
         parts = 0
         last = None
         rows = session.execute(
@@ -171,7 +195,7 @@ class Story:
         )
         drafts = 0
         for line, invoice in rows:
-            if line.kind in ("usage", "late_usage"):
+            if line.kind in ("usage", "late_usage", "adjustment"):
                 billed[line.kind] += line.exact
             elif invoice.status != "draft":
                 billed[line.kind] += line.exact
@@ -179,6 +203,7 @@ class Story:
             drafts += invoice.status == "draft"
             last = max(last or invoice.period_end, invoice.period_end)
         assert billed["usage"] + billed["late_usage"] == self.by_hand.usage(tenant)
+        assert billed["adjustment"] == self.by_hand.corrections(tenant)
         if self.by_hand.plans[tenant]:
             final_end = session.scalar(
                 select(func.max(Invoice.period_end)).where(
@@ -226,6 +251,8 @@ def test_a_long_story_on_both_databases(house: House) -> None:
             told.step("price", {"scheme": "package", "price": "0.50", "size": 25, "free": 10}, 1)
         if day % 4 == 0:
             told.step("rate")
+        if day % 16 == 9:
+            told.step("correct", 0, day % 3)
         if day % 13 == 12:
             told.step("invoice")
         told.step("replay", day * 7)

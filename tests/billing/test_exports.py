@@ -10,7 +10,8 @@ from sqlalchemy import func, select
 
 from billing import credits, invoice_run
 from billing.buckets import BucketQuery, Width, usage_buckets
-from billing.exports.focus import COLUMNS, focus_rows
+from billing.exports.focus import focus_rows
+from billing.exports.focus_columns import COLUMNS
 from billing.exports.formats import Kind
 from billing.exports.subjects import SUBJECTS, Period
 from billing.models import Charge, Invoice, LedgerEntry, UsageEventRow

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.simulate import run_seeds
 from benchmarks.simulation.world import Broken, Stage, World
 from billing import usage
+from billing.payments import booking
 
 STEPS = 24
 
@@ -38,3 +39,11 @@ def test_a_planted_fault_is_found_and_replays_exactly(
         said.append(str(caught.value))
     stage.database.close()
     assert said[0] == said[1]
+
+
+def test_a_payment_that_is_not_booked_is_found(
+    migrated_sqlite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(booking, "_settle", lambda *_: None)
+    found = run_seeds(range(12), migrated_sqlite, STEPS)
+    assert any("are not in the ledger" in problem for _, problem in found)

@@ -10,8 +10,7 @@ import pytest
 from openai import AuthenticationError, OpenAI
 
 from billing.invoice_run import rate_all
-from core.tenants.keys import issue
-from core.tenants.scope import scope_of_operator
+from tests.dashboards.visits import browser, with_role
 from tests.gateway.served import MODEL, House, served
 
 PAGES = (
@@ -26,35 +25,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield made
 
 
-def browser(house: House, secret: str | None = None) -> httpx.Client:
-    client = httpx.Client(
-        base_url=house.url, follow_redirects=True, timeout=20, headers={"origin": house.url}
-    )
-    if secret is not None:
-        answer = client.post("/dashboard/sign-in", data={"secret": secret})
-        assert answer.status_code == 200, answer.text
-    return client
-
-
 @pytest.fixture
 def owner(house: House) -> Iterator[httpx.Client]:
     with closing(browser(house, house.key)) as client:
         yield client
-
-
-def with_role(house: House, role: str) -> str:
-    services = house.services
-    with services.database.transaction() as session:
-        scope = scope_of_operator(house.tenant_id)
-        from sqlalchemy import select
-
-        from core.tenants.models import Project
-
-        project = session.scalars(select(Project.id)).first()
-        assert project is not None
-        return issue(
-            session, scope, services.clock, project_id=project, name=role, role=role
-        ).secret
 
 
 def test_a_stranger_is_sent_to_sign_in(house: House) -> None:

@@ -71,6 +71,31 @@ def test_what_leaves_host_memory_is_read_again_when_needed(tmp_path: Path) -> No
         assert found.tokens[f"r{number}", 0] == run_alone(one, path)[0]
 
 
+def test_weights_are_read_while_their_request_waits_for_a_slot(tmp_path: Path) -> None:
+    engine = make_engine(make_config(max_adapter_slots=1, host_adapter_bytes=600))
+    absent, busy, idle = load(engine, tmp_path, *"abc")
+    engine.submit(ask("busy", [1, 2], max_tokens=20, adapter=busy), "g")
+    engine.step()
+    engine.submit(ask("queued", [1, 2], adapter=absent), "g")
+    for _ in range(3):
+        engine.step()
+    places = {s.digest: s.state for s in engine.adapters.states()}
+    assert places == {absent: "host", busy: "resident", idle: "absent"}
+
+
+def test_weights_that_others_wait_for_are_not_dropped_to_read_ahead(tmp_path: Path) -> None:
+    engine = make_engine(make_config(max_adapter_slots=1, host_adapter_bytes=600))
+    absent, busy, waited_for = load(engine, tmp_path, *"abc")
+    for name, digest in (("busy", busy), ("next", waited_for), ("queued", absent)):
+        engine.submit(ask(name, [1, 2], max_tokens=20, adapter=digest), "g")
+    for _ in range(5):
+        engine.step()
+    places = {s.digest: s.state for s in engine.adapters.states()}
+    assert places == {absent: "absent", busy: "resident", waited_for: "host"}
+    found = run_until_idle(engine)
+    assert {r.finish_reason for r in found.receipts.values()} == {"length"}
+
+
 def test_a_file_that_changed_meanwhile_is_not_served(tmp_path: Path) -> None:
     engine = make_engine(make_config(max_adapter_slots=1, host_adapter_bytes=300))
     first, second = load(engine, tmp_path, "first", "second")
@@ -165,3 +190,25 @@ def test_reloading_an_unloaded_adapter_serves_it_again(tmp_path: Path) -> None:
     found = run_until_idle(engine)
     assert found.tokens["r", 0] == found.tokens["again", 0] == run_alone(one, path)[0]
     assert digest in engine.adapters.known
+
+
+def test_a_heartbeat_tells_what_changed_and_what_is_gone(tmp_path: Path) -> None:
+    engine = make_engine(make_config(max_adapter_slots=1))
+    a, b = load(engine, tmp_path, "a", "b")
+    told: dict[str, str] = {}
+
+    def _beat() -> set[str]:
+        changed = engine.stats(changes_only=True).adapters
+        told.update({state.digest: state.state for state in changed})
+        return {state.digest for state in changed}
+
+    assert _beat() == {a, b}
+    assert _beat() == set(), "nothing is said twice"
+    engine.submit(ask("r", [1, 2], adapter=a), "g")
+    run_until_idle(engine)
+    assert _beat() == {a}
+    engine.unload_adapter(b)
+    assert _beat() == {b}
+    assert told == {a: "resident", b: "gone"}
+    whole = {state.digest: state.state for state in engine.stats().adapters}
+    assert whole == {a: "resident"}, "a welcome still lists all"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.adapter_files import adapter_digest
+from engine.adapter_name import adapter_digest
 from engine.batch import AdapterHandle
 from engine.errors import AdapterError, IntegrityError
 from tests.engine.checkpoints import (
@@ -57,6 +57,16 @@ def test_the_digest_is_of_weights_and_scaling(base: Path, tmp_path: Path) -> Non
     digests = [adapter_digest(path) for path in paths]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+
+
+def test_nothing_of_the_adapter_that_left_a_seat_stays_in_it(base: Path, tmp_path: Path) -> None:
+    driver = Driver(base)
+    whole = save_adapter(base, tmp_path / "whole", rank=6, seed=4)
+    some = save_adapter(base, tmp_path / "some", rank=6, seed=5, targets=["q_proj", "down_proj"])
+    driver.runner.unload_adapter(driver.adapter(whole, 0))
+    sequence = driver.sequence(PROMPT, adapter=driver.adapter(some, 0))
+    driver.run([sequence], chunk=4, count=10)
+    assert sequence.output == reference_greedy(adapted_reference(base, some), PROMPT, 10)
 
 
 def test_a_stale_handle_stops_the_step(base: Path, tmp_path: Path) -> None:

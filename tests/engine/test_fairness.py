@@ -59,9 +59,10 @@ class Trace:
     def run(self, steps: int, feed: dict[str, Callable[[], None]]) -> list[dict[str, float]]:
         """Step with every fed tenant backlogged; the service so far after each step."""
         history = []
+        enough = 1 + self.config.max_running  # a step may begin, and end, as many of one tenant
         for _ in range(steps):
             for tenant, more in feed.items():
-                while self.waiting(tenant) < 3:
+                while self.waiting(tenant) < enough:
                     more()
             self.step()
             history.append(dict(self.served))

@@ -68,7 +68,7 @@ class LogitDriver(Driver):
                 runner._tables,
                 runner._windows,
                 runner._geometry,
-                runner._slots.step(decodes, prefills),
+                runner._slots.step,
                 every_row=True,
             )
             found = runner._model.decoder(inputs, runner._pool)

@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -294,6 +295,20 @@ async def test_a_killed_engine_fails_streams_at_once_and_its_receipts_survive(
         process.terminate()
         assert process.wait(10) == 0
         process.stdout.close()
+
+
+def test_a_read_from_disk_does_not_slow_the_steps_of_others() -> None:
+    config = make_config(listen="tcp://127.0.0.1:0")
+    server = Server(config, FakeRunner(config))
+    try:
+        server._loads.append(("g", 1, "path", Future(), 0))
+        assert server._patience() > 0
+        server.engine.submit(ask("r", [1, 2], max_tokens=50), "g")
+        server.turn()
+        assert server.engine.busy
+        assert server._patience() == 0
+    finally:
+        server.close()
 
 
 def test_a_wrong_address_and_a_wrong_setting_are_named() -> None:

@@ -38,7 +38,7 @@ class House:
     services: Services
     engine: FakeEngine
     url: str
-    key: str
+    key: str  # empty where the data directory had its tenant already
     tenant_id: str
     loop: asyncio.AbstractEventLoop
     app: FastAPI
@@ -76,7 +76,10 @@ class House:
 
 
 @contextmanager
-def served(tmp_path: Path, *, token_delay_s: float = 0.0, **wiring: Any) -> Iterator[House]:
+def served(
+    tmp_path: Path, *, token_delay_s: float = 0.0, send_buffer: int = 0, **wiring: Any
+) -> Iterator[House]:
+    """`send_buffer` bounds the kernel's share of an answer that nobody reads, in bytes."""
     settings = Settings(data_dir=tmp_path, **wiring.pop("settings", {}))
     database = Database(settings.effective_database_url)
     upgrade(database)
@@ -84,7 +87,6 @@ def served(tmp_path: Path, *, token_delay_s: float = 0.0, **wiring: Any) -> Iter
         demo = ensure_demo_tenant(session, SystemClock())
         ensure_default_prices(session, SystemClock(), MODEL)
     database.close()
-    assert demo.secret is not None
     codec = load_codec(MODEL_DIR)
     engine = FakeEngine(
         vocab_size=codec.vocab_size,
@@ -96,13 +98,15 @@ def served(tmp_path: Path, *, token_delay_s: float = 0.0, **wiring: Any) -> Iter
     wiring.setdefault("engines", Engines({MODEL: [engine]}, [model]))
     services = build(settings, **wiring)
     app = create_app(services)
-    with _listening(app) as (url, loop):
-        yield House(services, engine, url, demo.secret, demo.tenant_id, loop, app)
+    with _listening(app, send_buffer) as (url, loop):
+        yield House(services, engine, url, demo.secret or "", demo.tenant_id, loop, app)
 
 
 @contextmanager
-def _listening(app: FastAPI) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
+def _listening(app: FastAPI, send_buffer: int) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    if send_buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(app, http=BoundedHttp, log_config=None, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)

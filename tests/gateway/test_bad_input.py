@@ -2,12 +2,19 @@
 
 import json
 import socket
+import time
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import select
 
+from core.clock import SystemClock
+from core.tenants import keys
+from core.tenants.models import Project
+from core.tenants.scope import scope_of_operator
 from core.tenants.secrets import mint
+from gateway import http_protocol
 from tests.gateway.served import MODEL, House
 
 PATH = "/v1/chat/completions"
@@ -23,6 +30,13 @@ def send(house: House, raw: bytes, headers: dict[str, str] | None = None) -> htt
 
 def changed(**fields: Any) -> bytes:
     return json.dumps({**GOOD, **fields}).encode()
+
+
+def schema_of(depth: int) -> bytes:
+    """A tool whose parameters are nested so deep."""
+    function = {"name": "f", "parameters": "DEEP"}
+    raw = changed(tools=[{"type": "function", "function": function}])
+    return raw.replace(b'"DEEP"', b'{"a":' * depth + b"1" + b"}" * depth)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +70,16 @@ def changed(**fields: Any) -> bytes:
         (changed(stream_options={"include_usage": True}), "stream_options"),
         (changed(top_logprobs=3), "top_logprobs"),
         (changed(model=7), "model"),
+        (changed(temperature=0.5).replace(b"0.5", b"1e999"), "temperature"),
+        (changed(temperature=0.5).replace(b"0.5", b"-Infinity"), None),
+        (changed(n=10**18), "n"),
+        (changed(logit_bias={str(number): 1 for number in range(100_000)}), "logit_bias"),
+        (changed(logit_bias={"5": 0.5}).replace(b"0.5", b"NaN"), None),
+        (changed(stop="x" * 2**20), "stop"),
+        (changed(stop="S").replace(b'"S"', b'"\\udfff"'), None),
+        (schema_of(480), None),
+        (schema_of(940), None),
+        (schema_of(100_000), None),
         (changed(messages=[{"role": "user", "content": "long " * 2_000}]), "messages"),
     ],
 )
@@ -154,6 +178,104 @@ def test_a_body_that_stops_half_way_counts_nothing(house: House) -> None:
     raw_exchange(house, head.encode(), then_close=True)
     assert len(house.engine.submitted) == before
     assert send(house, changed()).status_code == 200
+
+
+def head_of(house: House, *lines: str) -> bytes:
+    head = [f"POST {PATH} HTTP/1.1", "host: x", f"authorization: Bearer {house.key}", *lines]
+    return "\r\n".join([*head, "", ""]).encode()
+
+
+def test_of_a_field_that_comes_twice_all_parts_of_the_door_read_the_same(house: House) -> None:
+    raw = changed().replace(b'"messages"', b'"messages":[{"role":"user","content":7}],"messages"')
+    before = len(house.engine.submitted)
+    answer = send(house, raw)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages[0].content"
+    two = changed().replace(b'{"model"', b'{"model":"no-such-model","model"', 1)
+    assert send(house, two).json()["model"] == MODEL
+    assert len(house.engine.submitted) == before + 1
+
+
+def test_trailers_change_nothing_of_a_request(house: House) -> None:
+    body = changed()
+    chunks = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    trailers = b"authorization: Bearer th_other\r\nx-request-id: late\r\n\r\n"
+    head = head_of(house, "transfer-encoding: chunked", "trailer: authorization")
+    got = raw_exchange(house, head + chunks + trailers)
+    assert got.startswith(b"HTTP/1.1 200 ") and b"late" not in got
+
+
+def test_requests_sent_without_waiting_are_answered_in_order(house: House) -> None:
+    one = [changed(max_tokens=n) for n in (1, 2, 3)]
+    data = b"".join(head_of(house, f"content-length: {len(each)}") + each for each in one)
+    got = all_of(house, data, answers=3)
+    answers = [json.loads(part.split(b"\r\n\r\n", 1)[1]) for part in got]
+    assert [each["usage"]["completion_tokens"] for each in answers] == [1, 2, 3]
+
+
+def all_of(house: House, data: bytes, answers: int) -> list[bytes]:
+    port, got = int(house.url.rpartition(":")[2]), b""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+        line.sendall(data)
+        while got.count(b"HTTP/1.1 200") < answers or not got.endswith(b'"default"}'):
+            part = line.recv(65536)
+            assert part, got
+            got += part
+    return [b"HTTP" + part for part in got.split(b"HTTP")[1:] if part.startswith(b"/1.1 200")]
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/cha", b"POST / HTTP/1.1\r\nx: y\r\n"])
+def test_a_head_that_never_comes_loses_its_connection(
+    house: House, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
+    port = int(house.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+        line.sendall(sent)
+        assert line.recv(100) == b"", "closed without an answer"
+
+
+def test_a_slow_second_head_on_a_kept_connection_loses_it_too(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, body, got = int(house.url.rpartition(":")[2]), changed(), b""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+        line.sendall(head_of(house, f"content-length: {len(body)}") + body)
+        while not got.endswith(b'"default"}'):
+            got += line.recv(65536)
+        monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
+        line.sendall(b"POST /v1/cha")
+        assert line.recv(100) == b""
+
+
+def test_a_key_revoked_in_mid_stream_opens_nothing_more_and_the_stream_is_billed(
+    house: House,
+) -> None:
+    with house.services.database.transaction() as session:
+        scope = scope_of_operator(house.tenant_id)
+        project = session.scalars(select(Project.id)).first()
+        assert project is not None
+        made = keys.issue(session, scope, SystemClock(), project_id=project, name="brief")
+    headers = {"authorization": f"Bearer {made.secret}"}
+    house.engine.token_delay_s = 0.02
+    try:
+        body = {**GOOD, "max_tokens": 150, "stream": True}
+        url = f"{house.url}{PATH}"
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=30) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            with house.services.database.transaction() as session:
+                keys.revoke(session, scope, SystemClock(), made.id)
+            deadline = time.monotonic() + 10
+            while httpx.post(url, json=GOOD, headers=headers, timeout=30).status_code != 401:
+                assert time.monotonic() < deadline
+            assert list(lines)[-2:] == ["data: [DONE]", ""]
+    finally:
+        house.engine.token_delay_s = 0.0
+    mine: list[dict[str, Any]] = []
+    while not (mine := [e for e in house.events(1) if e["key_id"] == made.id and e["streamed"]]):
+        assert time.monotonic() < deadline + 10
+        time.sleep(0.02)
+    assert [event["output_tokens"] for event in mine] == [150]
 
 
 def test_after_all_of_it_the_house_stands(house: House) -> None:

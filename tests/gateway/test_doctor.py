@@ -1,14 +1,19 @@
 """The doctor finds what is wrong and says what to do; nothing it looks at can hang it."""
 
+import json
 import sqlite3
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from billing import prices
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.settings import Settings
+from core.tenants.models import Tenant
+from gateway.cli import main
 from gateway.doctor import neighbours, storage
 from gateway.doctor.check import Health, examine, good
 from migrations.run import downgrade, upgrade
@@ -100,3 +105,74 @@ def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
 
 def test_memory_counters_with_several_workers_are_told(tmp_path: Path) -> None:
     assert neighbours.counters(settings(tmp_path, workers=2), FakeClock()).health is Health.WARN
+
+
+def test_every_kind_of_bad_usage_is_parked_and_told_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))
+    made, clock = settings(tmp_path), SystemClock()
+    database = Database(made.effective_database_url)
+    upgrade(database)
+    with database.transaction() as session:
+        version = prices.ensure_default_prices(session, clock, "demo").id
+        session.add(
+            Tenant(id="euro", name="e", display_name="E", currency="EUR", created_at=clock.now())
+        )
+    database.close()
+    now = clock.now()
+    good_one: dict[str, Any] = {
+        "request_id": "req_good",
+        "tenant_id": "acme",
+        "project_id": "proj",
+        "key_id": "key",
+        "kind": "gpu_seconds",
+        "route": "/batch",
+        "model": "demo",
+        "adapter": None,
+        "adapter_digest": None,
+        "price_version": version,
+        "occurred_at": now.isoformat(),
+        "finished_at": now.isoformat(),
+        "input_tokens": 3,
+        "cached_tokens": 0,
+        "output_tokens": 4,
+        "waived_tokens": 0,
+        "finish_reason": "stop",
+        "status": 200,
+    }
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"output_tokens": -1}, "invalid"),
+        ({"input_tokens": 1.5}, "invalid"),
+        ({"quantity": 0.5}, "invalid"),
+        ({"quantity": -3}, "invalid"),
+        ({"occurred_at": "2026-01-01T00:00:00"}, "invalid"),
+        ({"model": "m" * 500}, "invalid"),
+        ({"tenant_id": None}, "invalid"),
+        ({"price_version": "price_nobody"}, "unknown_price"),
+        ({"occurred_at": (now + timedelta(days=1)).isoformat()}, "future"),
+        ({"tenant_id": "euro"}, "currency"),
+    ]
+    lines = [json.dumps(good_one), "no JSON at all", "[1, 2]"]
+    lines += [
+        json.dumps({**good_one, "request_id": f"req_{number}", **change})
+        for number, (change, _) in enumerate(wrong)
+    ]
+    file = tmp_path / "events.jsonl"
+    file.write_text("\n".join(lines))
+    for new in (13, 0):  # importing it again changes nothing
+        assert main(["usage", "import", str(file), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"new": new, "parked": 12}
+    assert main(["usage", "parked", "--json"]) == 0
+    rows = {row["request_id"]: row for row in json.loads(capsys.readouterr().out)}
+    for number, (_, code) in enumerate(wrong):
+        row = rows.pop(f"req_{number}")
+        assert row["code"] == code and row["reason"]
+    assert {row["code"] for row in rows.values()} == {"invalid"} and len(rows) == 2
+    found = storage.set_aside(made, clock)
+    assert found.health is Health.WARN
+    for words in ("12 parked", "9 invalid: ", "1 unknown_price: ", "1 future: ", "1 currency: "):
+        assert words in found.says
+    for request_id in [f"req_{number}" for number in range(len(wrong))] + list(rows):
+        assert main(["usage", "dismiss", request_id, "--by", "finance"]) == 0
+    assert storage.set_aside(made, clock).health is Health.GOOD, "somebody has decided"

@@ -4,21 +4,28 @@ import csv
 import hashlib
 import io
 import json
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import select, update
 
+from billing.exports import schedules
+from billing.exports.subjects import Period
+from billing.models import ExportJob, ExportSchedule
 from core.clock import SystemClock
+from core.database import Database
 from core.settings import Settings
 from gateway.cli import main
+from gateway.doctor import storage
+from gateway.doctor.check import Health
 from gateway.first_start import prepare
 from gateway.model_files import sampling_defaults
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from core.database import Database
-
     monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))
     database = Database(Settings(data_dir=tmp_path).effective_database_url)
     prepare(Settings(data_dir=tmp_path), database, SystemClock())
@@ -55,6 +62,63 @@ def test_a_wrong_export_says_what_is_wrong(
 ) -> None:
     assert main(["export", *wrong]) == 2
     assert capsys.readouterr().err.startswith("tollhouse: ")
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
+    capsys.readouterr()
+    assert main([*words, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_parked_export_is_told_by_the_doctor_and_done_when_retried(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "export",
+        "schedule",
+        "ledger",
+        "--to",
+        "books",
+        "--tenant",
+        "demo",
+        "--every",
+        "month",
+    )
+    made = told(capsys, *words)
+    assert [row["id"] for row in told(capsys, "export", "schedules")] == [made["id"]]
+    settings = Settings(data_dir=home)
+    assert storage.exports(settings, SystemClock()).health is Health.GOOD
+    database = Database(settings.effective_database_url)
+    books = home / "exports" / "books"
+    with database.transaction() as session:
+        now = SystemClock().now()
+        (schedule,) = session.scalars(select(ExportSchedule))
+        session.add(
+            schedules._job(schedule, Period(schedule.created_at, now + timedelta(days=1)), now)
+        )
+        session.execute(update(ExportJob).values(status="parked", error="OSError: it is full"))
+    database.close()
+    found = storage.exports(settings, SystemClock())
+    assert (found.health, "books: OSError: it is full" in found.says) == (Health.BAD, True)
+    assert "tollhouse export retry" in found.next_step
+    books.rmdir()
+    books.write_text("a file where a directory should be")
+    assert told(capsys, "export", "retry", code=1)["failed"] == 1
+    found = storage.exports(settings, SystemClock())
+    assert (found.health, "books: " in found.says) == (Health.WARN, True)
+    (job,) = told(capsys, "export", "jobs", "--status", "pending")
+    assert job["attempts"] == 1 and "Error" in job["error"]
+    books.unlink()
+    database = Database(settings.effective_database_url)
+    with database.transaction() as session:
+        session.execute(update(ExportJob).values(status="parked"))
+    database.close()
+    assert told(capsys, "export", "retry", job["id"]) == {"retried": 1, "done": 1, "failed": 0}
+    (job,) = told(capsys, "export", "jobs")
+    assert (job["status"], Path(job["address"]).parent) == ("done", books)
+    assert main(["export", "unschedule", made["id"]]) == 0
+    assert told(capsys, "export", "schedules") == []
+    assert storage.exports(settings, SystemClock()).health is Health.UNUSED
 
 
 def test_the_models_are_listed_with_their_price(

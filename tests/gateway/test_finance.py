@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import time
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,9 +14,14 @@ import pytest
 import yaml
 from openai import OpenAI
 
+from billing.exports import schedules
+from billing.exports.stores import DirectoryStore
 from billing.invoice_run import rate_all
 from tests.conftest import SPECS
 from tests.gateway.served import MODEL, House
+from tests.gateway.test_batches import line
+from tests.gateway.test_batches import start as start_batch
+from tests.gateway.test_batches import wait as wait_for_batch
 
 ASK = [{"role": "user", "content": "How are tokens counted?"}]
 
@@ -94,6 +101,26 @@ def test_exports_in_lines_have_one_a_request(house: House, told: dict[str, int])
     assert get(house, "/v1/exports", what="focus", format="parquet").content[:4] == b"PAR1"
 
 
+def test_a_tenant_sees_its_scheduled_exports_and_no_others(house: House, tmp_path: Path) -> None:
+    own, clock = house.tenant_id, house.services.clock
+    with house.services.database.transaction() as session:
+        for tenant_id in (own, "org_other"):
+            schedules.schedule(
+                session,
+                clock,
+                lambda destination: DirectoryStore(tmp_path / destination),
+                what="usage",
+                form="csv",
+                destination="out",
+                every="day",
+                tenant_id=tenant_id,
+            )
+        schedules.begin_due(session, clock.now() + timedelta(days=2))
+    for path in ("/v1/exports/schedules", "/v1/exports/jobs"):
+        found = get(house, path).json()["data"]
+        assert found and {each["tenant_id"] for each in found} == {own}
+
+
 @pytest.mark.parametrize(
     ("path", "query", "param"),
     [
@@ -121,7 +148,12 @@ def test_a_wrong_query_names_its_field(
 
 
 def test_nobody_reads_it_without_a_key(house: House) -> None:
-    for path in ("/v1/organization/usage/completions?start_time=1", "/v1/exports"):
+    for path in (
+        "/v1/organization/usage/completions?start_time=1",
+        "/v1/exports",
+        "/v1/exports/jobs",
+        "/v1/exports/schedules",
+    ):
         assert httpx.get(house.url + path, timeout=20).status_code == 401
 
 
@@ -132,3 +164,35 @@ def _check(schema: str, page: dict[str, Any]) -> None:
     document = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
     wanted = {"$ref": f"#/components/schemas/{schema}", "components": document["components"]}
     jsonschema.Draft202012Validator(wanted).validate(page)
+
+
+def test_usage_tells_batches_from_the_rest(house: House, told: dict[str, int]) -> None:
+    with OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0, timeout=20) as client:
+        made = start_batch(client, line("a"), line("b"))
+        wait_for_batch(client, made.id)
+    house.events(told["requests"] + 2)
+    rate_all(house.services.database, house.services.clock)
+    since = int(time.time()) - 1800
+    found = {}
+    for width in ("1m", "1d"):
+        query = {"start_time": since, "bucket_width": width, "limit": 90, "group_by": "batch"}
+        page = get(house, "/v1/organization/usage/completions", **query).json()
+        results = [each for bucket in page["data"] for each in bucket["results"]]
+        found[width] = {
+            flag: sum(each["num_model_requests"] for each in results if each["batch"] is flag)
+            for flag in (True, False)
+        }
+    assert found["1m"] == found["1d"] and found["1d"][True] == 2 <= found["1d"][False]
+    page = get(
+        house, "/v1/organization/usage/completions", start_time=since, limit=2, batch="true"
+    ).json()
+    counted = [each for bucket in page["data"] for each in bucket["results"]]
+    assert sum(each["num_model_requests"] for each in counted) == 2
+    assert {each["batch"] for each in counted} == {None}, "told only where it was asked for"
+    wrong = httpx.get(
+        f"{house.url}/v1/organization/usage/completions",
+        params={"start_time": since, "batch": "perhaps"},
+        headers=house.headers,
+        timeout=20,
+    )
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "batch"

@@ -1,6 +1,7 @@
 """Every answer, stream event and error as OpenAI's published document says."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -9,6 +10,8 @@ import yaml
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
+from engine.demo.paths import MODEL_DIR
+from gateway.tokenizing import load_codec
 from tests.conftest import SPECS
 from tests.gateway.served import MODEL, House
 
@@ -138,3 +141,53 @@ def test_errors(document: dict[str, Any], house: House, body: dict[str, Any], st
     answer = post(house, "/v1/chat/completions", body)
     assert answer.status_code == status
     check(document, "ErrorResponse", answer.json())
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER = {"name": "weather", "description": "Tells it.", "parameters": SCHEMA}
+CALLED = 'Look: <tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
+
+
+@pytest.fixture
+def calling(house: House) -> Iterator[None]:
+    house.engine.script = load_codec(MODEL_DIR).encode(CALLED)
+    yield
+    house.engine.script = None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_calls_of_chats(
+    document: dict[str, Any], house: House, calling: None, stream: bool
+) -> None:
+    tools = [{"type": "function", "function": WEATHER}]
+    body = {"model": MODEL, "messages": CHAT, "tools": tools, "stream": stream}
+    answer = post(house, "/v1/chat/completions", body)
+    assert answer.status_code == 200 and "tool_calls" in answer.text
+    schema = "CreateChatCompletionResponse"
+    if stream:
+        schema = "CreateChatCompletionStreamResponse"
+    for each in events(answer) if stream else [answer.json()]:
+        check(document, schema, each)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_function_calls_of_responses(
+    document: dict[str, Any], house: House, calling: None, stream: bool
+) -> None:
+    tools = [{"type": "function", "strict": False, **WEATHER}]
+    answer = post(
+        house,
+        "/v1/responses",
+        {"model": MODEL, "input": "Hello", "tools": tools, "stream": stream},
+    )
+    assert answer.status_code == 200 and "function_call" in answer.text
+    for each in events(answer) if stream else [answer.json()]:
+        check(document, "ResponseStreamEvent" if stream else "Response", each)
+
+
+@pytest.mark.parametrize("given", ["a text", ["one", "two"], [{"type": "text", "text": "a part"}]])
+def test_moderations(document: dict[str, Any], house: House, given: Any) -> None:
+    answer = post(house, "/v1/moderations", {"input": given, "model": "omni-moderation-latest"})
+    assert answer.status_code == 200, answer.text
+    check(document, "CreateModerationResponse", answer.json())
+    assert len(answer.json()["results"]) == (2 if given == ["one", "two"] else 1)

@@ -13,6 +13,11 @@ def test_health_readiness_and_docs(house: House) -> None:
     assert httpx.get(f"{house.url}/docs").status_code == 200
 
 
+def test_the_bare_address_leads_to_the_pages(house: House) -> None:
+    answer = httpx.get(f"{house.url}/")
+    assert answer.status_code == 307 and answer.headers["location"] == "/dashboard/"
+
+
 def test_metrics_count_what_was_answered(house: House, client: OpenAI) -> None:
     client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=4

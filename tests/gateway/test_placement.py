@@ -26,14 +26,18 @@ def test_the_replica_with_the_prefix_wins_until_its_queue_is_too_long() -> None:
     assert first([cold, busy], ask, {"warm": 99}) == "cold"
 
 
-def test_an_adapter_is_followed_only_in_its_own_generation() -> None:
-    has = replace(IDLE, adapters=[AdapterState("d1", "resident", 8, 3)])
-    plain, loaded = Replica("a", IDLE), Replica("b", has, generations={"d1": 3})
-    assert first([plain, loaded], Ask(10, adapter="d1")) == "b"
-    stale = replace(loaded, generations={"d1": 4})
-    assert estimate(stale, Ask(10, adapter="d1"), 0).adapter_s > 0
-    draining = replace(has, adapters=[AdapterState("d1", "draining", 8, 3)])
-    assert estimate(Replica("c", draining), Ask(10, adapter="d1"), 0).adapter_s > 0
+def with_adapter(name: str, state: str) -> Replica:
+    return Replica(name, IDLE, adapters={"d1": AdapterState("d1", state, 8, 3)})
+
+
+def test_an_adapter_pulls_by_how_near_to_the_device_it_is() -> None:
+    ask = Ask(10, adapter="d1")
+    states = ["resident", "loading", "host", "draining", "absent"]
+    replicas = [with_adapter(state, state) for state in states]
+    assert [replica.engine_id for replica, _ in choose(replicas, ask, {})] == states
+    assert estimate(replicas[0], ask, 0).adapter_s == 0
+    unknown = estimate(Replica("z", IDLE), ask, 0).adapter_s
+    assert unknown == estimate(with_adapter("y", "absent"), ask, 0).adapter_s > 0
 
 
 def test_a_full_cache_counts_as_time() -> None:
@@ -55,16 +59,17 @@ def test_what_was_just_sent_counts_before_the_next_heartbeat() -> None:
     assert first(replicas, Ask(100)) == "b"
 
 
+BLOCKS = ["0a", "0b", "0c", "0d", "0e", "0f"]
 events = st.lists(
     st.tuples(
         st.sampled_from(["r1", "r2", "r3"]),
         st.sampled_from(["stored", "removed", "forget"]),
-        st.lists(st.sampled_from("abcdef"), max_size=4),
+        st.lists(st.sampled_from(BLOCKS), max_size=4),
     )
 )
 
 
-@given(events, st.lists(st.sampled_from("abcdef"), max_size=6))
+@given(events, st.lists(st.sampled_from(BLOCKS), max_size=6))
 def test_the_index_mirrors_the_caches(
     history: list[tuple[str, str, list[str]]], chain: list[str]
 ) -> None:
@@ -82,7 +87,8 @@ def test_the_index_mirrors_the_caches(
         depth = 0
         while depth < len(chain) and chain[depth] in held:
             depth += 1
-        assert index.overlap(chain).get(replica, 0) == depth
+        found = index.overlap(bytes.fromhex(key) for key in chain)
+        assert found.get(replica, 0) == depth
         assert index.blocks(replica) == len(held)
 
 

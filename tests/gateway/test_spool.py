@@ -137,9 +137,12 @@ async def test_a_full_disk_refuses_openings_and_keeps_closings(
     with pytest.raises(Unavailable) as caught:
         await spool.open(opened("req_2"))
     assert caught.value.code == "spool_unavailable"
-    await spool.close(closed("req_1"))
+    durable: list[str] = []
+    await spool.close(closed("req_1"), None, lambda: durable.append("req_1"))
+    assert not durable, "the engine must keep its receipt while the record is in memory alone"
     monkeypatch.setattr(spool.file, "commit", plain)
     await spool.open(opened("req_3"))
+    assert durable == ["req_1"]
     assert [each.request_id for each in spool.file.open_requests()] == ["req_3"]
     count = spool.file.connection.execute("select count(*) from outbox").fetchone()
     assert count == (1,)

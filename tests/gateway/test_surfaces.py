@@ -1,6 +1,7 @@
 """The other surfaces, by the SDKs that people have: the same work, the same counts, other shapes."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import anthropic
 import httpx
@@ -92,6 +93,15 @@ def test_messages_errors_are_anthropics(house: House, claude: Anthropic) -> None
     assert int(raw.headers["anthropic-ratelimit-requests-limit"]) > 0
 
 
+def test_models_are_listed_in_the_shape_of_who_asks(claude: Anthropic, client: OpenAI) -> None:
+    page = claude.models.list()
+    assert [each.id for each in page.data] == [each.id for each in client.models.list()]
+    assert page.first_id and page.has_more is False and page.data[0].type == "model"
+    one = claude.models.retrieve(MODEL)
+    assert one.display_name == MODEL and one.created_at.tzinfo is not None
+    assert client.models.retrieve(MODEL).object == "model"
+
+
 def test_responses_answer_and_stream(client: OpenAI) -> None:
     whole = client.responses.create(
         model=MODEL, instructions="Be kind.", input="Hello there", max_output_tokens=8
@@ -133,3 +143,22 @@ def test_langchain_speaks_with_the_house(house: House) -> None:
     answer = chat.invoke("Hello")
     assert answer.content and answer.usage_metadata["output_tokens"] == 6
     assert "".join(part.content for part in chat.stream("Hello")) == answer.content
+
+
+def test_a_prompt_of_token_ids_is_screened_as_what_it_says(
+    client: OpenAI, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screener = house.services.screener
+    assert screener is not None
+    seen: list[str] = []
+    plain = screener.check_input
+
+    def _check(texts: Any, policy: Any) -> Any:
+        seen.extend(each.text for each in texts)
+        return plain(texts, policy)
+
+    monkeypatch.setattr(screener, "check_input", _check)
+    body = {"model": MODEL, "prompt": "A toll for all"}
+    ids = httpx.post(f"{house.url}/tokenize", json=body, headers=house.headers).json()["tokens"]
+    client.completions.create(model=MODEL, prompt=ids, max_tokens=2)
+    assert seen == ["A toll for all"]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -165,3 +166,50 @@ def audit_when_settled(command: Command, timeout_s: float = 60) -> dict[str, Any
             return report
         assert time.monotonic() < deadline, report
         time.sleep(1)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def start_engine(command: Command, place: str) -> "subprocess.Popen[str]":
+    receipts = command.data_dir / f"receipts-{place.rpartition(':')[2]}.log"
+    engine = command.start(
+        "engine",
+        *("--model", str(ROOT / "engine/demo/weights"), "--listen", place),
+        *("--receipts", str(receipts)),
+    )
+    assert engine.stdout is not None
+    assert json.loads(engine.stdout.readline())["event"] == "ready"
+    return engine
+
+
+def start_worker(command: Command, prefix: str) -> "subprocess.Popen[str]":
+    log = (command.data_dir / "worker.txt").open("a")
+    with log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gateway.cli", "worker", "--prefix", prefix],
+            cwd=ROOT,
+            env=command.environment | {"C_FORCE_ROOT": "1"},
+            stdout=log,
+            stderr=log,
+            text=True,
+            process_group=0,
+        )
+
+
+def reap(process: "subprocess.Popen[str]") -> None:
+    process.wait(60)
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def sweep(prefix: str, broker: str) -> None:
+    from kombu import Connection
+
+    from core.celery_queue import QUEUES
+
+    with Connection(broker) as connection:
+        for name in QUEUES:
+            connection.default_channel.queue_delete(f"{prefix}.{name}")

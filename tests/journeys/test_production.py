@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,18 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import RABBITMQ, REDIS, need_rabbitmq, need_redis
-from tests.journeys.houses import ROOT, Command, audit_when_settled, serve, streams
+from tests.journeys.houses import (
+    ROOT,
+    Command,
+    audit_when_settled,
+    free_port,
+    reap,
+    serve,
+    start_engine,
+    start_worker,
+    streams,
+    sweep,
+)
 from tests.journeys.test_kill import check, events_of, in_the_middle
 
 
@@ -76,7 +86,7 @@ def test_the_whole_house_survives_the_death_of_an_engine_a_gateway_and_a_worker(
 ) -> None:
     need_redis()
     need_rabbitmq()
-    places = [f"tcp://127.0.0.1:{_free_port()}" for _ in range(2)]
+    places = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
     command = Command(
         tmp_path,
         {
@@ -88,11 +98,11 @@ def test_the_whole_house_survives_the_death_of_an_engine_a_gateway_and_a_worker(
         },
     )
     prefix = f"test-{uuid.uuid4().hex[:10]}"
-    engines = [_engine(command, place) for place in places]
+    engines = [start_engine(command, place) for place in places]
     worker = None
     try:
         house = serve(command)  # it makes the schema that the worker needs
-        worker = _worker(command, prefix)
+        worker = start_worker(command, prefix)
         try:
 
             def _strike() -> None:
@@ -103,10 +113,10 @@ def test_the_whole_house_survives_the_death_of_an_engine_a_gateway_and_a_worker(
 
             seen = in_the_middle(house, _strike)
             assert any(each.chunks for each in seen)
-            _reap(engines[0])
-            engines[0] = _engine(command, places[0])
-            _reap(worker)
-            worker = _worker(command, prefix)
+            reap(engines[0])
+            engines[0] = start_engine(command, places[0])
+            reap(worker)
+            worker = start_worker(command, prefix)
             report = audit_when_settled(command)
             assert (report["lost"], report["duplicated"], report["ledger_error"]) == (0, 0, "0")
             events = events_of(postgres_url)
@@ -123,55 +133,8 @@ def test_the_whole_house_survives_the_death_of_an_engine_a_gateway_and_a_worker(
     finally:
         if worker is not None:
             os.killpg(worker.pid, signal.SIGKILL)
-            _reap(worker)
+            reap(worker)
         for engine in engines:
             engine.terminate()
-            _reap(engine)
-        _sweep(prefix)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def _engine(command: Command, place: str) -> "subprocess.Popen[str]":
-    receipts = command.data_dir / f"receipts-{place.rpartition(':')[2]}.log"
-    engine = command.start(
-        "engine",
-        *("--model", str(ROOT / "engine/demo/weights"), "--listen", place),
-        *("--receipts", str(receipts)),
-    )
-    assert engine.stdout is not None
-    assert json.loads(engine.stdout.readline())["event"] == "ready"
-    return engine
-
-
-def _worker(command: Command, prefix: str) -> "subprocess.Popen[str]":
-    log = (command.data_dir / "worker.txt").open("a")
-    with log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", "worker", "--prefix", prefix],
-            cwd=ROOT,
-            env=command.environment | {"C_FORCE_ROOT": "1"},
-            stdout=log,
-            stderr=log,
-            text=True,
-            process_group=0,
-        )
-
-
-def _reap(process: "subprocess.Popen[str]") -> None:
-    process.wait(60)
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-def _sweep(prefix: str) -> None:
-    from kombu import Connection
-
-    from core.celery_queue import QUEUES
-
-    with Connection(RABBITMQ) as connection:
-        for name in QUEUES:
-            connection.default_channel.queue_delete(f"{prefix}.{name}")
+            reap(engine)
+        sweep(prefix, RABBITMQ)

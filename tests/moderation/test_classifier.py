@@ -9,7 +9,9 @@ import pytest
 from moderation.categories import HEADS, PROMPT_ATTACK, SCORED
 from moderation.classifiers.ensemble import level
 from moderation.classifiers.load import SHIPPED, load_classifier
-from moderation.classifiers.train_synthetic import composites, synthetic_examples
+from moderation.classifiers.train import normal_form
+from moderation.classifiers.train_pairs import pair_examples
+from moderation.classifiers.train_synthetic import composites, read_families, synthetic_examples
 from moderation.policy import default_policy
 from moderation.screener import Screener
 from moderation.verdict import Action, ScreenedText
@@ -100,10 +102,9 @@ def test_scores_do_not_depend_on_what_is_scored_beside_them() -> None:
 
 
 def test_the_highest_harm_is_the_mean_of_itself_and_any_harm() -> None:
-    chances = np.array([[0.2, 0.6, 0.1, 0.0, 0.3, 0.1, 0.9, 0.8]], dtype=np.float32)
-    levelled = level(chances)
-    assert levelled[0, :-1].max() == pytest.approx(0.7)
-    assert levelled[0, HEADS.index(PROMPT_ATTACK)] == pytest.approx(0.9)
+    levelled = level([0.2, 0.6, 0.1, 0.0, 0.3, 0.1, 0.9, 0.8])
+    assert max(levelled[:-1]) == pytest.approx(0.7)
+    assert levelled[HEADS.index(PROMPT_ATTACK)] == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(
@@ -129,3 +130,39 @@ def test_training_text_is_made_the_same_every_time() -> None:
     assert first == second
     assert composites(first, 20) == composites(second, 20)
     assert {example.labels["any"] for example in first if "any" in example.labels} == {0.0, 1.0}
+
+
+def test_pairs_are_made_the_same_every_time_and_stand_on_both_sides() -> None:
+    made = pair_examples()
+    assert made == pair_examples()
+    sides: dict[str, set[str]] = {}
+    for example in made:
+        side, _, family = example.source.partition(":")
+        sides.setdefault(family, set()).add(side)
+        assert example.labels["any"] == (1.0 if side == "harm" else 0.0)
+    assert len(sides) >= 50
+    assert all(found == {"safe", "harm"} for found in sides.values())
+
+
+def test_no_line_of_the_check_set_is_trained_on() -> None:
+    check = {normal_form(line) for _, _, lines in read_families("check.txt") for line in lines}
+    trained = {normal_form(each.text) for each in [*pair_examples(), *synthetic_examples({})]}
+    assert len(check) > 150
+    assert not check & trained
+
+
+def test_prompts_that_merely_sound_harmful_score_under_harmful_ones() -> None:
+    lines = [(kinds[0], line) for _, kinds, lines in read_families("check.txt") for line in lines]
+    unsafe = sorted(harm(line) for kind, line in lines if kind == "unsafe")
+    at = unsafe[int(0.3 * len(unsafe))]
+    safe = [harm(line) >= at for kind, line in lines if kind == "safe"]
+    assert sum(safe) / len(safe) <= 0.15
+
+
+def test_a_word_spelled_letter_by_letter_scores_like_a_plain_one() -> None:
+    plain = harm("I will kill you and burn your house down")
+    for spelled in (
+        "I will k.i.l.l you and burn your house down",
+        "I will k i l l you and b-u-r-n your house down",
+    ):
+        assert harm(spelled) > plain - 0.1

@@ -16,6 +16,10 @@ FRAGMENTS = [
     "forrrrbidden ",
     "fоrbidden ",  # a Cyrillic o
     "for\u200bbid\u0301den ",
+    "f o r b i d d e n ",
+    "f.o.r.b.i.d.d.e.n",
+    "f-0-r-b-i-d",
+    "-d-e-n",
     "secret plan",
     "secret planet ",
     "bob@example.com ",

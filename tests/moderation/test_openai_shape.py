@@ -41,6 +41,7 @@ def test_the_answer_fits_openais_schema(schema: dict[str, Any]) -> None:
         ("a", ["a"]),
         (["a", "b"], ["a", "b"]),
         ([{"type": "text", "text": "a"}], ["a"]),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], ["a\nb"]),
     ],
 )
 def test_every_form_of_text_is_read(given: object, texts: list[str]) -> None:

@@ -1,9 +1,9 @@
 """Invariant: every decision is recorded with the policy version, and no row holds text."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
@@ -16,7 +16,7 @@ from core.settings import Settings
 from core.tenants import keys
 from core.tenants.organisations import create_project, create_tenant
 from core.tenants.scope import TenantScope, scope_of_operator
-from moderation import appeals, policies, records, strikes, tasks
+from moderation import appeals, daily, policies, records, strikes, tasks
 from moderation.dry_run import dry_run
 from moderation.errors import BadPolicy
 from moderation.models import Decision
@@ -50,6 +50,34 @@ def event(scope: TenantScope, clock: FakeClock, number: int, **more: object) -> 
         text_sha256=records.fingerprint(SECRET_TEXT, b"secret"),
     )
     return replace(made, **more)  # type: ignore[arg-type]
+
+
+def test_what_acted_is_counted_by_day_and_twice_is_once(
+    database: Database, clock: FakeClock
+) -> None:
+    with database.transaction() as session:
+        scope = scope_of_operator(create_tenant(session, clock, name="counted").id)
+    day = clock.now().replace(hour=12)
+    found = [
+        event(scope, clock, 1, at=day),
+        event(scope, clock, 2, at=day, categories=("violence", "hate")),
+        event(scope, clock, 3, at=day, action="allow", categories=()),
+        event(scope, clock, 4, at=day, action="allow", categories=(), unscanned=True),
+        event(scope, clock, 5, at=day - timedelta(days=1)),
+    ]
+    start = day.replace(hour=0, minute=0, second=0, microsecond=0)
+    for sent in (found[:3], found, found):
+        with database.transaction() as session:
+            records.store(session, sent)
+    with database.read() as session:
+        counted = sorted(daily.between(session, scope, start, start + timedelta(days=1)))
+        stored = records.decisions(session, scope, acted=True)
+    assert counted == [
+        ("allow", [], 1),
+        ("block", ["hate", "violence"], 1),
+        ("block", ["violence"], 1),
+    ]
+    assert [each.request_id for each in stored] == ["req_4", "req_2", "req_1", "req_5"]
 
 
 def test_a_decision_names_its_policy_and_holds_no_word_of_the_text(

@@ -72,6 +72,8 @@ def test_a_private_key_goes_whole() -> None:
         ("an ass, as ever", "an [DENY_LIST], as ever"),
         ("assss", "[DENY_LIST]"),
         ("日本の禁止語です", "日本の[DENY_LIST]です"),
+        ("so b a d dog", "so [DENY_LIST] dog"),
+        ("b.a.d!", "[DENY_LIST]!"),
     ],
 )
 def test_terms_match_whole_words_in_both_views(text: str, clean: str) -> None:

@@ -86,8 +86,8 @@ def list_budgets(visit: SeesBudgets) -> dict[str, Any]:
         listed = []
         for each in rows:
             window = budgets.window_of(each.window, now, zone)
-            spent = budgets.spent_in(session, each, window)
-            listed.append(_budget(each) | {"spent": money(spent, each.currency)})
+            spent, back = budgets.spent_in(session, each, window)
+            listed.append(_budget(each) | {"spent": money(spent - back, each.currency)})
     return {"object": "list", "data": listed}
 
 

@@ -1,14 +1,17 @@
 """/admin/v1/policies and /admin/v1/decisions: what the screen does for a tenant, and what it did."""
 
-from datetime import datetime
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Query
+from fastapi.responses import StreamingResponse
 
-from core.errors import BadRequest
 from gateway.api.admin.access import Allowed, Visit
+from gateway.moments import moment_of
 from moderation import policies
-from moderation.records import decisions
+from moderation.policy import Policy
+from moderation.records import decisions, describe, every_decision, export_csv
 
 router = APIRouter(prefix="/admin/v1", tags=["moderation"])
 Reads = Annotated[Visit, Depends(Allowed("moderation", "read"))]
@@ -16,6 +19,8 @@ Writes = Annotated[Visit, Depends(Allowed("moderation", "write"))]
 Document = Annotated[dict[str, Any], Body(description="A policy, as `GET` shows one.")]
 Level = Annotated[str, Query(description="key, project or tenant.")]
 Target = Annotated[str | None, Query(description="Id of the project or key.")]
+
+Since = Annotated[str | None, Query(description="A moment; UTC where it names no zone.")]
 
 
 @router.get("/policies")
@@ -41,6 +46,7 @@ def put_policy(
     document: Document, visit: Writes, level: Level = "tenant", target: Target = None
 ) -> dict[str, Any]:
     services = visit.services
+    services.opinions.check(Policy.from_dict(document))
     with services.database.transaction() as session:
         made = policies.put(
             session, visit.scope, services.clock, document, level=level, target=target
@@ -61,41 +67,42 @@ def retire_policy(visit: Writes, level: Level = "tenant", target: Target = None)
 @router.get("/decisions")
 def list_decisions(
     visit: Reads,
-    since: Annotated[str | None, Query(description="A moment with its zone.")] = None,
+    since: Since = None,
+    action: Annotated[str | None, Query(description="allow, annotate, redact or block.")] = None,
+    acted: Annotated[bool, Query(description="Leave out what was simply allowed.")] = False,
     before_id: int | None = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> dict[str, Any]:
     with visit.services.database.read() as session:
         found = decisions(
-            session, visit.scope, since=_moment(since), before_id=before_id, limit=limit
+            session,
+            visit.scope,
+            since=_moment("since", since),
+            action=action,
+            acted=acted,
+            before_id=before_id,
+            limit=limit,
         )
-        data = [
-            {
-                "id": row.id,
-                "request_id": row.request_id,
-                "at": row.at.isoformat(),
-                "direction": row.direction,
-                "action": row.action,
-                "policy_version": row.policy_version,
-                "text_sha256": row.text_sha256,
-                "categories": row.categories,
-                "scores": row.scores,
-                "spans": row.spans,
-                "view": row.view,
-                "unscanned": row.unscanned,
-            }
-            for row in found
-        ]
-    return {"object": "list", "data": data}
+        return {"object": "list", "data": [describe(row) for row in found]}
 
 
-def _moment(text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadRequest(f"since is {text[:40]!r}, not a moment.", param="since") from None
-    if moment.tzinfo is None:
-        raise BadRequest("since needs its zone: `2027-01-31T00:00:00Z`.", param="since")
-    return moment
+@router.get("/decisions/export")
+def export_decisions(visit: Reads, since: Since = None, until: Since = None) -> StreamingResponse:
+    """CSV of every decision of a span of time, the last 31 days by default."""
+    end = _moment("until", until) or visit.services.clock.now()
+    start = _moment("since", since) or end - timedelta(days=31)
+
+    def _lines() -> Iterator[str]:
+        with visit.services.database.read() as session:
+            yield from export_csv(every_decision(session, visit.scope, start, end))
+
+    name = f"tollhouse-decisions-{start:%Y%m%d}-{end:%Y%m%d}.csv"
+    return StreamingResponse(
+        _lines(),
+        media_type="text/csv",
+        headers={"content-disposition": f'attachment; filename="{name}"'},
+    )
+
+
+def _moment(name: str, text: str | None) -> datetime | None:
+    return moment_of(text, name) if text is not None else None

@@ -2,12 +2,16 @@
 
 from gateway.api.admin import (
     adapters,
+    appeals,
     audit,
     billing,
     counting_house,
+    engines,
+    exports,
     keys,
     limits,
     members,
+    payments,
     policies,
     roles,
     tenants,
@@ -21,7 +25,11 @@ ROUTERS = (
     adapters.router,
     audit.router,
     policies.router,
+    appeals.router,
     roles.router,
     billing.router,
+    payments.router,
     counting_house.router,
+    exports.router,
+    engines.router,
 )

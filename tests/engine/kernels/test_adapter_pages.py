@@ -18,7 +18,7 @@ def random_adapter(ranks: dict[tuple[int, str], int], seed: int) -> Matrices:
     return {
         (layer, part): (
             torch.randn(rank, INPUTS[SITE_OF[part]], generator=generator),
-            torch.randn(WIDTHS[PARTS.index(part)], rank, generator=generator),
+            torch.randn(rank, WIDTHS[PARTS.index(part)], generator=generator),
         )
         for (layer, part), rank in ranks.items()
     }
@@ -29,7 +29,7 @@ def expected(y: torch.Tensor, x: torch.Tensor, adapter: Matrices, layer: int, si
     for number in range(*SITES[site]):
         if (layer, PARTS[number]) in adapter:
             a, b = adapter[layer, PARTS[number]]
-            y[:, column : column + WIDTHS[number]] += x @ a.T @ b.T
+            y[:, column : column + WIDTHS[number]] += x @ a.T @ b
         column += WIDTHS[number]
 
 
@@ -79,6 +79,6 @@ def test_a_row_wider_than_a_block_is_refused() -> None:
 def test_no_more_blocks_than_the_rows_need() -> None:
     ranks = {(layer, part): 16 for layer in (0, 1) for part in PARTS}
     adapter = random_adapter(ranks, 0)
-    units = sum(16 * (-(-a.shape[1] // 64) - (-b.shape[0] // 64)) for a, b in adapter.values())
+    units = sum(16 * (-(-a.shape[1] // 64) - (-b.shape[1] // 64)) for a, b in adapter.values())
     packed = pack_adapter(adapter, LAYERS, BLOCK, torch.float32)
     assert len(packed.image) <= -(-units // (BLOCK // 64 - 2))  # a block's end may hold no row more

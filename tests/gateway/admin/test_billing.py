@@ -43,6 +43,36 @@ def test_prices_plans_credit_and_taxes_reach_the_invoice(town: Town) -> None:
         assert reconcile.audit(session).clean
 
 
+def test_exports_are_scheduled_paused_and_ended_by_who_may(town: Town) -> None:
+    path, finance, rival = "/admin/v1/export-schedules", town.acme.keys["finance"], town.rival
+    wanted = {"what": "usage", "every": "day", "destination": "books/daily"}
+    assert town.call("POST", path, town.acme.keys["developer"], json=wanted).status_code == 403
+    outside = {**wanted, "destination": "/tmp"}
+    refused = town.call("POST", path, finance, json=outside)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "destination")
+    made = town.call("POST", path, finance, json=wanted)
+    assert made.status_code == 201, made.text
+    assert made.json()["destination"] == f"tenants/{town.acme.id}/books/daily"
+    one = f"{path}/{made.json()['id']}"
+    assert town.call("PATCH", one, rival.keys["owner"], json={"paused": True}).status_code == 404
+    assert town.call("DELETE", one, rival.keys["owner"]).status_code == 404
+    assert town.call("GET", path, rival.keys["owner"]).json()["data"] == []
+    assert town.call("PATCH", one, finance, json={"paused": True}).json()["paused_at"]
+    (shown,) = town.call("GET", path, finance).json()["data"]
+    assert shown["paused_at"] is not None
+    assert town.call("PATCH", one, finance, json={"paused": False}).json()["paused_at"] is None
+    assert town.call("DELETE", one, finance).status_code == 200
+    assert town.call("GET", path, finance).json()["data"] == []
+    log = town.call("GET", "/admin/v1/audit", town.acme.keys["owner"]).json()["data"]
+    acts = [each["action"] for each in log if each["target"] == made.json()["id"]]
+    assert sorted(acts) == [
+        f"export_schedule.{act}" for act in ("create", "end", "pause", "resume")
+    ]
+    chosen = {**wanted, "destination": "anywhere"}
+    asked = {"params": {"tenant": town.acme.name}, "json": chosen}
+    assert town.as_operator("POST", path, **asked).json()["destination"] == "anywhere"
+
+
 def test_budgets_are_set_and_ended_by_who_may(town: Town) -> None:
     finance = town.acme.keys["finance"]
     wanted = {"cap": "25.00", "scope": "project", "scope_id": town.acme.project_id}

@@ -1,8 +1,7 @@
 """The limiter over the counters of one process: what it admits, what it returns, what it says."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from core.clock import FakeClock
 from core.counters_memory import MemoryCounters

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from core.clock import SystemClock
 from core.counters_memory import MemoryCounters
@@ -26,7 +27,7 @@ def limiter() -> Limiter:
 
 
 def _ask(name: str, **fields: object) -> Ask:
-    return replace(ASK, request_id=name, **fields)  # type: ignore[arg-type]
+    return structs.replace(ASK, request_id=name, **fields)  # type: ignore[arg-type]
 
 
 async def _run(limiter: Limiter, ask: Ask, order: list[str], hold_s: float = 0.01) -> None:

@@ -8,9 +8,9 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from core.clock import SystemClock
 from core.counters_redis import RedisCounters

@@ -1,0 +1,1 @@
+"""A whole production house of real processes, and what strikes its parts."""

@@ -1,0 +1,208 @@
+"""Where many periods' invoices are drawn up in one transaction, by a few statements in all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.orm import Session
+
+from billing import credits, lines
+from billing.accounts import lock_accounts
+from billing.credits import Draw
+from billing.facts import Facts, last_moment, read_facts
+from billing.models import BillingAccount, BillingPeriod, Invoice, InvoiceLine, Plan, Seller
+from billing.subscriptions import plan_at
+from billing.taxes import Tax, TaxService
+from billing.totals import Totals, net_of, totals_of
+from core.ids import INVOICE, new_id
+from core.money import units_of_minor
+
+DRAFT, FINAL, PAID = "draft", "final", "paid"
+GRACE_HOURS = 24  # without a plan
+TERMS_DAYS = 14
+_LINE = tuple(each.name for each in fields(lines.Line) if each.name != "minor")
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """An invoice with what goes on it."""
+
+    invoice: Invoice
+    built: list[lines.Line]
+    taxed: list[Tax]
+    totals: Totals
+    draws: list[Draw] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Work on periods of different tenants, whose locks are held until the transaction ends."""
+
+    session: Session
+    now: datetime
+    periods: list[BillingPeriod]
+    accounts: dict[str, BillingAccount]
+    facts: Facts
+    taxes: TaxService
+
+    def plan_of(self, period: BillingPeriod) -> Plan | None:
+        """The plan that its last moment was on."""
+        return plan_at(self.facts.subscriptions.get(period.tenant_id, ()), last_moment(period))
+
+    def final_from(self, period: BillingPeriod) -> datetime:
+        """When late events have had their time and the invoice may become final."""
+        plan = self.plan_of(period)
+        return period.ends_at + timedelta(hours=plan.grace_hours if plan else GRACE_HOURS)
+
+    def sheet(self, period: BillingPeriod, *, closing: bool) -> Sheet | None:
+        """The period's invoice as of now, None if nothing is in it. `closing` draws credit for what
+        usage has not drawn already.
+        """
+        account = self.accounts[period.tenant_id]
+        currency = account.currency
+        invoice = self.facts.invoices.get(period.id)
+        built = lines.build(self.facts, period, currency)
+        if not built and invoice is None:
+            return None
+        if invoice is None:
+            invoice = self._new(account, period)
+        promo, prepaid = (
+            self.facts.used.get((period.id, kind), 0) for kind in (credits.PROMO, credits.PREPAID)
+        )
+        grants = self.facts.grants.get(account.tenant_id, []) if closing else []
+        owed = sum(line.exact for line in built) - promo - prepaid
+        draws = credits.draw(grants, max(0, owed))
+        promo += sum(each.units for each in draws if each.kind == credits.PROMO)
+        prepaid += sum(each.units for each in draws if each.kind == credits.PREPAID)
+        net = net_of(built, promo, currency)
+        at = min(self.now, period.ends_at)
+        taxed = self.taxes.taxes(self.session, account, net.taxable_minor, at)
+        tax_minor = sum(tax.amount_minor for tax in taxed)
+        tax_draws = credits.draw_whole(grants, units_of_minor(tax_minor, currency), credits.PREPAID)
+        totals = totals_of(net, taxed, prepaid, tax_minor if tax_draws else 0)
+        return Sheet(invoice, built, taxed, totals, draws + tax_draws)
+
+    def write(self, sheets: Sequence[Sheet]) -> None:
+        """Put figures and lines on the drafts, in place of those that were there."""
+        for each in sheets:
+            _put_figures(each.invoice, each.totals)
+        self.session.flush()
+        known = [
+            each.invoice.id for each in sheets if each.invoice.period_id in self.facts.invoices
+        ]
+        if known:
+            self.session.execute(delete(InvoiceLine).where(InvoiceLine.invoice_id.in_(known)))
+        rows = [row for each in sheets for row in _rows(each)]
+        if rows:
+            self.session.execute(insert(InvoiceLine), rows)
+
+    def number(self, sheets: Sequence[Sheet]) -> None:
+        """The next numbers of the sellers, whose rows stay locked until this commits: no gap, no
+        twin.
+        """
+        sellers = {
+            row.id: row
+            for row in self.session.scalars(
+                select(Seller)
+                .where(Seller.id.in_({each.invoice.seller_id for each in sheets}))
+                .order_by(Seller.id)
+                .with_for_update()
+                .execution_options(populate_existing=True)
+            )
+        }
+        periods = {period.id: period for period in self.periods}
+        for each in sheets:
+            plan = self.plan_of(periods[each.invoice.period_id])
+            terms = plan.payment_terms_days if plan else TERMS_DAYS
+            account = self.accounts[each.invoice.tenant_id]
+            _make_final(each.invoice, sellers[each.invoice.seller_id], account, self.now, terms)
+        self.session.flush()
+
+    def _new(self, account: BillingAccount, period: BillingPeriod) -> Invoice:
+        invoice = Invoice(
+            id=new_id(INVOICE),
+            tenant_id=account.tenant_id,
+            seller_id=account.seller_id,
+            period_id=period.id,
+            status=DRAFT,
+            currency=account.currency,
+            period_start=period.starts_at,
+            period_end=period.ends_at,
+            timezone=account.timezone,
+            drafted_at=self.now,
+        )
+        self.session.add(invoice)
+        return invoice
+
+
+def open_desk(
+    session: Session, period_ids: Sequence[str], now: datetime, taxes: TaxService
+) -> Desk:
+    """Lock the tenants of the periods, and read all that their invoices are made from."""
+    wanted = select(BillingPeriod).where(BillingPeriod.id.in_(period_ids))
+    tenants = set(session.scalars(wanted.with_only_columns(BillingPeriod.tenant_id)))
+    accounts = lock_accounts(session, tenants)
+    # Only now does nobody else close them.
+    ordered = wanted.order_by(BillingPeriod.tenant_id, BillingPeriod.starts_at)
+    periods = list(session.scalars(ordered.execution_options(populate_existing=True)))
+    return Desk(session, now, periods, accounts, read_facts(session, periods, now), taxes)
+
+
+def _put_figures(invoice: Invoice, totals: Totals) -> None:
+    invoice.exact = totals.net.exact
+    invoice.subtotal_minor = totals.net.subtotal_minor
+    invoice.promo_minor = totals.net.promo_minor
+    invoice.tax_minor = totals.tax_minor
+    invoice.total_minor = totals.total_minor
+    invoice.prepaid_minor = totals.prepaid_minor
+    invoice.due_minor = totals.due_minor
+
+
+def _rows(sheet: Sheet) -> list[dict[str, Any]]:
+    invoice = sheet.invoice
+    written = [_row(line) for line in sheet.built] + [_tax_row(invoice, t) for t in sheet.taxed]
+    return [
+        {**row, "invoice_id": invoice.id, "position": position}
+        for position, row in enumerate(written, 1)
+    ]
+
+
+def _row(line: lines.Line) -> dict[str, Any]:
+    row = {name: getattr(line, name) for name in _LINE}
+    row["amount_minor"] = line.minor
+    return row
+
+
+def _tax_row(invoice: Invoice, tax: Tax) -> dict[str, Any]:
+    line = lines.Line(
+        "tax",
+        tax.name,
+        units_of_minor(tax.amount_minor, invoice.currency),
+        tax.amount_minor,
+        invoice.period_start,
+        invoice.period_end,
+        details={"rate_ppm": tax.rate_ppm},
+    )
+    return _row(line)
+
+
+def _make_final(
+    invoice: Invoice, seller: Seller, account: BillingAccount, now: datetime, terms_days: int
+) -> None:
+    invoice.number = seller.next_number
+    invoice.label = f"{seller.number_prefix}-{seller.next_number:06d}"
+    seller.next_number += 1
+    invoice.billed_to = {
+        "name": account.legal_name,
+        "address": account.address,
+        "email": account.email,
+        "tax_id": account.tax_id,
+        "tax_region": account.tax_region,
+        "tax_exempt": account.tax_exempt,
+    }
+    invoice.final_at, invoice.due_at = now, now + timedelta(days=terms_days)
+    invoice.status = FINAL
+    if invoice.due_minor == 0:
+        invoice.status, invoice.settled_at = PAID, now

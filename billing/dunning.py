@@ -1,0 +1,248 @@
+"""What happens to an invoice that is not paid in time: reminders, another try at the card, and after
+the plan's days the door closes; it opens as soon as the invoice is paid, written off or void.
+
+A case is opened when the invoice is past its date or its card was refused, whichever is first. Every
+step follows from the case's age, so a run that died is simply run again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import exists, or_, select
+from sqlalchemy.orm import Session
+
+from billing import outbox, settlement, subscriptions, webhooks
+from billing.accounts import lock_account
+from billing.invoices import FINAL, UNCOLLECTIBLE, VOID
+from billing.models import BillingAccount, DunningCase, Invoice, Payment
+from billing.payments import commands
+from billing.payments.base import PaymentProvider
+from core.clock import Clock
+from core.database import Database
+from core.money import format_minor
+from core.tenants.organisations import set_unpaid
+
+# Days after a case was opened on which the tenant is reminded and a refused card tried again.
+REMINDERS = (0, 3, 7, 14, 21)
+METERED = "stripe_meters"  # Stripe prices and bills these accounts itself
+ACTIVE, PAST_DUE, SUSPENDED = "active", "past_due", "suspended"
+
+
+@dataclass
+class Ran:
+    opened: int = 0
+    reminded: int = 0
+    suspended: int = 0
+    closed: int = 0
+
+
+def run(
+    database: Database, clock: Clock, provider: PaymentProvider, *, retries: bool = True
+) -> Ran:
+    """`retries`: try refused cards again; False leaves that to the provider."""
+    ran = Ran()
+    with database.transaction() as session:
+        ran.opened = open_cases(session, clock.now())
+    with database.read() as session:
+        waiting = session.scalars(
+            select(DunningCase.invoice_id)
+            .where(DunningCase.closed_at.is_(None))
+            .order_by(DunningCase.tenant_id, DunningCase.invoice_id)
+        ).all()
+    for invoice_id in waiting:
+        with database.transaction() as session:
+            _advance(session, clock, provider, invoice_id, retries, ran)
+    return ran
+
+
+def open_cases(session: Session, now: datetime) -> int:
+    """One for each invoice that is owed and late or refused; a closed one is opened anew where money
+    that had come was taken back.
+    """
+    refused = exists(
+        select(Payment.id).where(
+            Payment.invoice_id == Invoice.id, Payment.status == settlement.FAILED
+        )
+    )
+    open_case = exists(
+        select(DunningCase.invoice_id).where(
+            DunningCase.invoice_id == Invoice.id, DunningCase.closed_at.is_(None)
+        )
+    )
+    found = session.scalars(
+        select(Invoice)
+        .join(BillingAccount, BillingAccount.tenant_id == Invoice.tenant_id)
+        .where(
+            Invoice.status == FINAL,
+            BillingAccount.collection != METERED,
+            or_(Invoice.due_at <= now, refused),
+            ~open_case,
+        )
+        .order_by(Invoice.id)
+    ).all()
+    owed = [each for each in found if settlement.open_minor(each) > 0]
+    for invoice in owed:
+        case = session.get(DunningCase, invoice.id)
+        if case is None:
+            case = DunningCase(invoice_id=invoice.id, tenant_id=invoice.tenant_id)
+            session.add(case)
+        case.step, case.opened_at, case.next_at = 0, now, now
+        case.suspended_at = case.closed_at = case.outcome = None
+    session.flush()
+    return len(owed)
+
+
+def settle(database: Database, clock: Clock, tenant_ids: Iterable[str] | None = None) -> int:
+    """Close the cases whose invoices are owed no more, and open the door again; returns how many."""
+    query = (
+        select(DunningCase.invoice_id)
+        .join(Invoice, Invoice.id == DunningCase.invoice_id)
+        .where(DunningCase.closed_at.is_(None), Invoice.status != FINAL)
+        .order_by(DunningCase.tenant_id, DunningCase.invoice_id)
+    )
+    if tenant_ids is not None:
+        query = query.where(DunningCase.tenant_id.in_(set(tenant_ids)))
+    with database.read() as session:
+        found = session.scalars(query).all()
+    for invoice_id in found:
+        with database.transaction() as session:
+            invoice = session.get_one(Invoice, invoice_id)
+            account = lock_account(session, invoice.tenant_id)
+            case = session.get_one(DunningCase, invoice_id, populate_existing=True)
+            if case.closed_at is None and invoice.status != FINAL:
+                _close(session, clock, case, invoice, account)
+    return len(found)
+
+
+def suspend_at(session: Session, invoice: Invoice, now: datetime) -> datetime | None:
+    """When the door closes if the invoice stays unpaid; None is never."""
+    held = subscriptions.read_subscriptions(session, [invoice.tenant_id])
+    plan = subscriptions.plan_at(held.get(invoice.tenant_id, []), now)
+    if plan is None or plan.suspend_after_days is None or invoice.due_at is None:
+        return None
+    return invoice.due_at + timedelta(days=plan.suspend_after_days)
+
+
+def _advance(
+    session: Session,
+    clock: Clock,
+    provider: PaymentProvider,
+    invoice_id: str,
+    retries: bool,
+    ran: Ran,
+) -> None:
+    now = clock.now()
+    invoice = session.get_one(Invoice, invoice_id)
+    account = lock_account(session, invoice.tenant_id)
+    session.refresh(invoice)
+    case = session.get_one(DunningCase, invoice_id, populate_existing=True)
+    if case.closed_at is not None:
+        return
+    if invoice.status != FINAL or settlement.open_minor(invoice) <= 0:
+        _close(session, clock, case, invoice, account)
+        ran.closed += 1
+        return
+    closes = suspend_at(session, invoice, now)
+    if account.status == ACTIVE:
+        account.status = PAST_DUE
+    if case.next_at is not None and case.next_at <= now:
+        _remind(session, case, invoice, account, closes, now)
+        ours = account.collection == provider.name and provider.collects
+        if retries and ours and case.step > 0:
+            turn = f"{case.opened_at:%Y%m%d}.{case.step}"
+            commands.collect_again(session, provider.name, invoice, turn, now)
+        case.step += 1
+        case.next_at = _next(case, now)
+        ran.reminded += 1
+    if closes is not None and closes <= now and case.suspended_at is None:
+        case.suspended_at = now
+        account.status = SUSPENDED
+        set_unpaid(session, clock, invoice.tenant_id, True)
+        _tell(session, case, invoice, account, "suspended", now, closes)
+        ran.suspended += 1
+    session.flush()
+
+
+def _next(case: DunningCase, now: datetime) -> datetime | None:
+    """The next reminder's day; what a long pause has skipped is not made up for."""
+    for step in range(case.step, len(REMINDERS)):
+        at = case.opened_at + timedelta(days=REMINDERS[step])
+        if at > now:
+            case.step = step
+            return at
+    return None
+
+
+def _close(
+    session: Session, clock: Clock, case: DunningCase, invoice: Invoice, account: BillingAccount
+) -> None:
+    now = clock.now()
+    outcomes = {VOID: "voided", UNCOLLECTIBLE: "written_off"}
+    case.closed_at, case.next_at = now, None
+    case.outcome = outcomes.get(invoice.status, "paid")
+    session.flush()
+    others = session.scalars(
+        select(DunningCase).where(
+            DunningCase.tenant_id == case.tenant_id, DunningCase.closed_at.is_(None)
+        )
+    ).all()
+    if any(each.suspended_at for each in others):
+        return
+    account.status = PAST_DUE if others else ACTIVE
+    if set_unpaid(session, clock, case.tenant_id, False):
+        _tell(session, case, invoice, account, "reinstated", now, None)
+    session.flush()
+
+
+def _remind(
+    session: Session,
+    case: DunningCase,
+    invoice: Invoice,
+    account: BillingAccount,
+    closes: datetime | None,
+    now: datetime,
+) -> None:
+    _tell(session, case, invoice, account, f"reminder {case.step + 1}", now, closes)
+
+
+def _tell(
+    session: Session,
+    case: DunningCase,
+    invoice: Invoice,
+    account: BillingAccount,
+    what: str,
+    now: datetime,
+    closes: datetime | None,
+) -> None:
+    """The account's address and whoever listens, once a step of a case."""
+    left = format_minor(settlement.open_minor(invoice), invoice.currency)
+    subjects = {
+        "suspended": f"Service is suspended: invoice {invoice.label} is not paid",
+        "reinstated": f"Service is open again: invoice {invoice.label} is settled",
+    }
+    plain = f"Invoice {invoice.label} is not paid: {left} {invoice.currency}"
+    event = f"invoice.{what.partition(' ')[0]}"
+    payload = {
+        "event": event,
+        "invoice": invoice.label,
+        "open": left,
+        "currency": invoice.currency,
+        "due": invoice.due_at.date().isoformat() if invoice.due_at else "",
+        "service_ends": closes.date().isoformat() if closes else "",
+        "pay_at": invoice.pay_page if invoice.status == FINAL else "",
+    }
+    subject = subjects.get(what, plain)
+    dedupe = f"dunning:{invoice.id}:{case.opened_at:%Y%m%d%H%M%S}:{what}"
+    webhooks.tell(
+        session, [webhooks.Cause(invoice.tenant_id, event, subject, dedupe, payload)], now
+    )
+    outbox.put(
+        session,
+        tenant_id=invoice.tenant_id,
+        subject=subject,
+        payload=payload,
+        dedupe=dedupe,
+        emails=[account.email] if account.email else [],
+        now=now,
+    )

@@ -1,0 +1,362 @@
+"""Exports on a schedule: each day, week or month of UTC becomes a job, and each job a file.
+
+A job is put down in the transaction that moves its schedule on, so none is missed or doubled. Its
+file has a name that follows from what is in it: a job that is done twice writes the same file. One
+whose store stays broken is parked with the reason until somebody retries it.
+"""
+
+import hashlib
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import Update, func, select, update
+from sqlalchemy.orm import Session
+
+from billing import webhooks
+from billing.accounts import ensure_account, lock_account
+from billing.exports.formats import Format, Row, encode
+from billing.exports.stores import Store, own_folder
+from billing.exports.subjects import Period
+from billing.exports.writing import check_name, columns_of, format_of, rows_of
+from billing.models import ExportJob, ExportSchedule
+from core.clock import Clock
+from core.database import Database
+from core.errors import BadRequest, Conflict, NotFound
+from core.ids import new_id
+from core.tenants.scope import TenantScope
+
+log = logging.getLogger("tollhouse.exports")
+EVERY = ("day", "week", "month")
+PENDING, RUNNING, DONE, PARKED = "pending", "running", "done", "parked"
+MOST_ATTEMPTS = 6
+LEASE = timedelta(hours=1)  # a job whose worker died is taken again after it
+USUAL_DELAY_HOURS = 2  # for usage that is still on its way
+MOST_OF_A_TENANT = 20  # schedules that it may make itself
+
+StoreOf = Callable[[str], Store]  # by destination
+ScopeOf = Callable[[str], TenantScope]  # by tenant; whoever runs the jobs answers for it
+
+
+def schedule(
+    session: Session,
+    clock: Clock,
+    store_of: StoreOf,
+    *,
+    what: str,
+    form: str,
+    destination: str,
+    every: str,
+    tenant_id: str | None = None,
+    delay_hours: int = USUAL_DELAY_HOURS,
+) -> ExportSchedule:
+    """From the current day, week or month on. BadRequest with the reason if nothing can be put there."""
+    check_name(what)
+    format_of(form)
+    if every not in EVERY:
+        raise BadRequest(f"{every!r} is none of {', '.join(EVERY)}.", param="every")
+    if not 0 <= delay_hours <= 24 * 28:
+        raise BadRequest("The delay lies between 0 hours and four weeks.", param="delay_hours")
+    try:
+        store_of(destination).probe()
+    except BadRequest:
+        raise
+    except Exception as error:
+        raise BadRequest(
+            f"Nothing can be put at {destination}: {_words(error)}.",
+            next_step="Mend it, or choose another destination.",
+            param="destination",
+        ) from error
+    now = clock.now()
+    made = ExportSchedule(
+        id=new_id("sched"),
+        tenant_id=tenant_id,
+        what=what,
+        format=form,
+        destination=destination,
+        options={"delay_hours": delay_hours},
+        every=every,
+        next_at=_after(_floor(now, every), every) + timedelta(hours=delay_hours),
+        created_at=now,
+    )
+    session.add(made)
+    session.flush()
+    return made
+
+
+def schedule_own(
+    session: Session,
+    clock: Clock,
+    store_of: StoreOf,
+    *,
+    tenant_id: str,
+    what: str,
+    form: str,
+    destination: str,
+    every: str,
+    delay_hours: int = USUAL_DELAY_HOURS,
+) -> ExportSchedule:
+    """One that a tenant makes itself: of its own rows, into a folder of its own."""
+    ensure_account(session, tenant_id, clock.now())
+    lock_account(session, tenant_id)  # so that two at once cannot pass the limit
+    if len(open_ones(session, tenant_id)) >= MOST_OF_A_TENANT:
+        raise Conflict(
+            f"{MOST_OF_A_TENANT} exports are scheduled already.", next_step="End one of them."
+        )
+    return schedule(
+        session,
+        clock,
+        store_of,
+        what=what,
+        form=form,
+        destination=own_folder(tenant_id, destination),
+        every=every,
+        tenant_id=tenant_id,
+        delay_hours=delay_hours,
+    )
+
+
+def open_ones(session: Session, tenant_id: str | None = None) -> Sequence[ExportSchedule]:
+    """All that have not ended, or a tenant's; paused ones too."""
+    query = select(ExportSchedule).where(ExportSchedule.ended_at.is_(None))
+    if tenant_id is not None:
+        query = query.where(ExportSchedule.tenant_id == tenant_id)
+    return session.scalars(query.order_by(ExportSchedule.id)).all()
+
+
+def find(session: Session, schedule_id: str, tenant_id: str | None = None) -> ExportSchedule:
+    """NotFound if it has ended, or is another tenant's; None as the tenant asks for any."""
+    found = session.get(ExportSchedule, schedule_id, with_for_update=True)
+    foreign = found is not None and tenant_id is not None and found.tenant_id != tenant_id
+    if found is None or found.ended_at is not None or foreign:
+        raise NotFound(
+            f"There is no schedule {schedule_id!r}.", next_step="tollhouse export schedules"
+        )
+    return found
+
+
+def pause(which: ExportSchedule, now: datetime) -> None:
+    which.paused_at = which.paused_at or now
+
+
+def resume(which: ExportSchedule, now: datetime) -> None:
+    """What fell due meanwhile is left out; it can be taken by hand."""
+    if which.paused_at is None:
+        return
+    which.paused_at = None
+    delay = timedelta(hours=int(which.options["delay_hours"]))
+    while which.next_at <= now:
+        which.next_at = _after(which.next_at - delay, which.every) + delay
+
+
+def end(which: ExportSchedule, now: datetime) -> None:
+    which.ended_at = now
+
+
+def begin_due(session: Session, now: datetime) -> int:
+    """Put down a job for each span that has ended, also for those that nobody was up for."""
+    due = session.scalars(
+        select(ExportSchedule)
+        .where(
+            ExportSchedule.ended_at.is_(None),
+            ExportSchedule.paused_at.is_(None),
+            ExportSchedule.next_at <= now,
+        )
+        .order_by(ExportSchedule.id)
+        .with_for_update(skip_locked=True)
+    ).all()
+    begun = 0
+    for each in due:
+        delay = timedelta(hours=int(each.options["delay_hours"]))
+        while each.next_at <= now:
+            until = each.next_at - delay
+            session.add(_job(each, Period(_before(until, each.every), until), now))
+            each.next_at = _after(until, each.every) + delay
+            begun += 1
+    session.flush()
+    return begun
+
+
+def run_waiting(
+    database: Database, clock: Clock, store_of: StoreOf, scope_of: ScopeOf
+) -> tuple[int, int]:
+    """Do every job that waits; returns how many were done and how many failed."""
+    done = failed = 0
+    while True:
+        with database.transaction() as session:
+            claimed = _claim(session, clock.now())
+        if claimed is None:
+            return done, failed
+        try:
+            written = _write(database, claimed, store_of, scope_of)
+        except Exception as error:
+            log.warning("export %s: %s", claimed.id, _words(error))
+            with database.transaction() as session:
+                _fail(session, claimed, _words(error), clock.now())
+            failed += 1
+            continue
+        with database.transaction() as session:
+            _finish(session, claimed, written, clock.now())
+        done += 1
+
+
+def retry(session: Session, now: datetime, job_id: str | None = None) -> int:
+    """Let parked jobs, or one of them, be tried again; returns how many."""
+    query = update(ExportJob).where(ExportJob.status == PARKED)
+    if job_id is not None:
+        query = query.where(ExportJob.id == job_id)
+    result = session.execute(query.values(status=PENDING, attempts=0, next_at=now))
+    count = int(result.rowcount)  # type: ignore[attr-defined]
+    if job_id is not None and count == 0:
+        raise NotFound(
+            f"There is no parked export {job_id!r}.", next_step="tollhouse export jobs shows all."
+        )
+    return count
+
+
+def parked(session: Session) -> int:
+    """How many wait for somebody."""
+    query = select(func.count()).select_from(ExportJob).where(ExportJob.status == PARKED)
+    return session.scalar(query) or 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    rows: int
+    size: int  # bytes
+    sha256: str
+    address: str
+
+
+def _job(of: ExportSchedule, period: Period, now: datetime) -> ExportJob:
+    return ExportJob(
+        id=new_id("exp"),
+        tenant_id=of.tenant_id,
+        what=of.what,
+        format=of.format,
+        starts_at=period.start,
+        ends_at=period.end,
+        destination=of.destination,
+        schedule_id=of.id,
+        status=PENDING,
+        created_at=now,
+        next_at=now,
+    )
+
+
+def _claim(session: Session, now: datetime) -> ExportJob | None:
+    job = session.scalar(
+        select(ExportJob)
+        .where(ExportJob.status.in_((PENDING, RUNNING)), ExportJob.next_at <= now)
+        .order_by(ExportJob.next_at, ExportJob.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    if job is not None:
+        job.status, job.attempts, job.next_at = RUNNING, job.attempts + 1, now + LEASE
+    return job
+
+
+def _write(database: Database, job: ExportJob, store_of: StoreOf, scope_of: ScopeOf) -> _Written:
+    """Into a file first: a store gets the whole or nothing."""
+    form, rows = Format(job.format), 0
+    scope = scope_of(job.tenant_id) if job.tenant_id else None
+    digest = hashlib.sha256()
+
+    def _counted(source: Iterator[Row]) -> Iterator[Row]:
+        nonlocal rows
+        for row in source:
+            rows += 1
+            yield row
+
+    with tempfile.TemporaryDirectory(prefix="tollhouse-export-") as folder:
+        path = Path(folder) / "export"
+        with database.read() as session, path.open("wb") as file:
+            source = rows_of(session, job.what, scope, Period(job.starts_at, job.ends_at))
+            for chunk in encode(_counted(source), columns_of(job.what), form):
+                digest.update(chunk)
+                file.write(chunk)
+        name = f"{job.what}-{job.tenant_id or 'all'}-{job.starts_at:%Y%m%d}-{job.ends_at:%Y%m%d}"
+        put = store_of(job.destination).put
+        address = put(f"{name}.{form.value}", path, form.media_type, digest.hexdigest())
+        return _Written(rows, path.stat().st_size, digest.hexdigest(), address)
+
+
+def _finish(session: Session, claimed: ExportJob, written: _Written, now: datetime) -> None:
+    session.execute(
+        _own(claimed).values(
+            status=DONE,
+            rows=written.rows,
+            bytes=written.size,
+            sha256=written.sha256,
+            address=written.address,
+            error=None,
+            done_at=now,
+        )
+    )
+    _tell_schedule(session, claimed, None)
+    _tell(session, claimed, "export.done", now, rows=written.rows, sha256=written.sha256)
+
+
+def _fail(session: Session, claimed: ExportJob, reason: str, now: datetime) -> None:
+    last = claimed.attempts >= MOST_ATTEMPTS
+    pause = timedelta(minutes=min(60, 2**claimed.attempts))
+    session.execute(
+        _own(claimed).values(status=PARKED if last else PENDING, error=reason, next_at=now + pause)
+    )
+    _tell_schedule(session, claimed, reason)
+    if last:
+        _tell(session, claimed, "export.parked", now, reason=reason)
+
+
+def _own(claimed: ExportJob) -> Update:
+    """Only while nobody took it over: the lease of a slow worker may have ended."""
+    return update(ExportJob).where(
+        ExportJob.id == claimed.id,
+        ExportJob.attempts == claimed.attempts,
+        ExportJob.status == RUNNING,
+    )
+
+
+def _tell_schedule(session: Session, job: ExportJob, error: str | None) -> None:
+    session.execute(
+        update(ExportSchedule).where(ExportSchedule.id == job.schedule_id).values(last_error=error)
+    )
+
+
+def _tell(session: Session, job: ExportJob, event: str, now: datetime, **more: object) -> None:
+    if job.tenant_id is None:
+        return
+    payload = {
+        "export_id": job.id,
+        "what": job.what,
+        "format": job.format,
+        "start": job.starts_at.isoformat(),
+        "end": job.ends_at.isoformat(),
+        **more,
+    }
+    subject = f"Export of {job.what}, {job.starts_at:%Y-%m-%d} to {job.ends_at:%Y-%m-%d}"
+    webhooks.tell(session, [webhooks.Cause(job.tenant_id, event, subject, job.id, payload)], now)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(".")[:500]
+
+
+def _floor(at: datetime, every: str) -> datetime:
+    day = at.replace(hour=0, minute=0, second=0, microsecond=0)
+    if every == "week":
+        return day - timedelta(days=day.weekday())
+    return day.replace(day=1) if every == "month" else day
+
+
+def _after(start: datetime, every: str) -> datetime:
+    """Where the span that begins here ends."""
+    return _floor(start + timedelta(days={"day": 1, "week": 7, "month": 31}[every]), every)
+
+
+def _before(until: datetime, every: str) -> datetime:
+    return _floor(until - timedelta(days=1), every)

@@ -1,0 +1,125 @@
+"""Where scheduled exports go: a directory of this machine, or a bucket of an S3-compatible store.
+
+S3 is spoken by boto3 (the extra `tollhouse[s3]`), which finds credentials as usual: AWS_* variables,
+a profile, or the machine's role.
+"""
+
+import importlib
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from core.errors import BadRequest, TollhouseError
+from core.settings import Settings
+
+_CONNECT_S, _READ_S = 5, 60
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+class Store(Protocol):
+    def put(self, name: str, file: Path, media_type: str, sha256: str) -> str:
+        """Store the file under the name, whole or not at all, in place of one that is there; returns
+        its address. Raises what the store says.
+        """
+        ...
+
+    def probe(self) -> None:
+        """Raises, with the reason, where nothing can be put."""
+        ...
+
+
+def open_store(destination: str, settings: Settings) -> Store:
+    """`s3://bucket/prefix`, or a directory: absolute, or under TOLLHOUSE_EXPORT_DIR."""
+    if destination.startswith("s3://"):
+        parts = urlsplit(destination)
+        if not parts.netloc:
+            raise BadRequest(f"{destination!r} names no bucket.", param="destination")
+        return S3Store(parts.netloc, parts.path.strip("/"), settings.export_store_url)
+    if "://" in destination or not destination.strip():
+        raise BadRequest(
+            f"{destination!r} is no destination.",
+            next_step="Write a directory, or s3://bucket/prefix.",
+            param="destination",
+        )
+    return DirectoryStore((settings.export_dir or settings.data_dir / "exports") / destination)
+
+
+def own_folder(tenant_id: str, folder: str) -> str:
+    """The destination of a tenant that chooses itself: a folder of its own under TOLLHOUSE_EXPORT_DIR,
+    since what the operator's process may write must not be within a tenant's reach.
+    """
+    parts = folder.split("/")
+    if not all(_PLAIN.fullmatch(part) for part in parts) or len(folder) > 200:
+        raise BadRequest(
+            f"{folder[:80]!r} is no folder of your own.",
+            next_step="Write a name such as books or books/daily; for a bucket ask the operator.",
+            param="destination",
+        )
+    return "/".join(("tenants", tenant_id, *parts))
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryStore:
+    folder: Path
+
+    def put(self, name: str, file: Path, media_type: str, sha256: str) -> str:
+        target = self.folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.with_name(f".{target.name}.part")
+        try:
+            with file.open("rb") as source, beside.open("wb") as copy:
+                shutil.copyfileobj(source, copy)
+                copy.flush()
+                os.fsync(copy.fileno())
+            beside.replace(target)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
+        return str(target)
+
+    def probe(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".probe"):
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class S3Store:
+    bucket: str
+    prefix: str
+    endpoint: str = ""  # empty is AWS itself
+
+    def put(self, name: str, file: Path, media_type: str, sha256: str) -> str:
+        key = f"{self.prefix}/{name}" if self.prefix else name
+        about = {"ContentType": media_type, "Metadata": {"sha256": sha256}}
+        self._client().upload_file(str(file), self.bucket, key, ExtraArgs=about)
+        return f"s3://{self.bucket}/{key}"
+
+    def probe(self) -> None:
+        self._client().head_bucket(Bucket=self.bucket)
+
+    def _client(self) -> Any:
+        try:
+            boto3 = importlib.import_module("boto3")
+            config = importlib.import_module("botocore.config")
+        except ImportError:
+            raise TollhouseError(
+                "An S3 destination needs boto3.", next_step="pip install 'tollhouse[s3]'"
+            ) from None
+        chosen = config.Config(
+            connect_timeout=_CONNECT_S,
+            read_timeout=_READ_S,
+            retries={"max_attempts": 3, "mode": "standard"},
+            # Stores of others than AWS seldom have a name for each bucket.
+            s3={"addressing_style": "path"} if self.endpoint else {},
+        )
+        session = boto3.session.Session()
+        region = session.region_name or "us-east-1"
+        return session.client(
+            "s3", endpoint_url=self.endpoint or None, region_name=region, config=chosen
+        )

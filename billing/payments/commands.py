@@ -1,0 +1,254 @@
+"""What a provider must be told, found from the books and put into the outbox: once each, under a key
+that follows from the cause. A run that died has lost nothing; the next one finds the same.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, bindparam, exists, select
+from sqlalchemy.orm import Session
+
+from billing import settlement
+from billing.accounts import lock_account
+from billing.invoices import FINAL, PAID, UNCOLLECTIBLE, VOID
+from billing.models import (
+    BillingAccount,
+    CreditNote,
+    Dispute,
+    Invoice,
+    Payment,
+    PaymentCommand,
+    Refund,
+)
+from core.database import insert_new
+from core.errors import Conflict, NotFound
+
+INVOICE, COLLECT, LOWER, CLOSE = "invoice", "collect", "lower", "close"
+CHARGE, REFUND, USAGE = "charge", "refund", "usage"
+_Row = dict[str, Any]
+
+
+def put(
+    session: Session,
+    provider: str,
+    tenant_id: str,
+    kind: str,
+    subject_id: str,
+    key: str,
+    at: datetime,
+    payload: dict[str, Any] | None = None,
+) -> int:
+    """Queue a command, once a key; returns how many are new."""
+    return put_all(session, [row(provider, tenant_id, kind, subject_id, key, at, payload)])
+
+
+def put_all(session: Session, rows: list[_Row]) -> int:
+    return insert_new(session, PaymentCommand.__table__, rows, "idempotency_key")  # type: ignore[arg-type]
+
+
+def row(
+    provider: str,
+    tenant_id: str,
+    kind: str,
+    subject_id: str,
+    key: str,
+    at: datetime,
+    payload: dict[str, Any] | None = None,
+) -> _Row:
+    return {
+        "provider": provider,
+        "tenant_id": tenant_id,
+        "kind": kind,
+        "subject_id": subject_id,
+        "payload": payload or {},
+        "progress": {},
+        "idempotency_key": key[:160],
+        "created_at": at,
+        "next_at": at,
+        "attempts": 0,
+        "failed": False,
+    }
+
+
+def plan(session: Session, provider: str, at: datetime) -> int:
+    """Put what is missing into the outbox; returns how much is new."""
+    found = 0
+    for rows in (_invoices, _credits, _paid_elsewhere, _closed):
+        found += put_all(session, rows(session, provider, at))
+    # Only when all else is told is the amount that is open there the right one to collect.
+    return found + put_all(session, _collections(session, provider, at))
+
+
+def collect_again(
+    session: Session, provider: str, invoice: Invoice, turn: str, at: datetime
+) -> int:
+    """Another try at a refused card, once a turn. It waits for what must be told before."""
+    key = f"{COLLECT}:{invoice.id}:{turn}"
+    return put(session, provider, invoice.tenant_id, COLLECT, invoice.id, key, at)
+
+
+def charge(session: Session, payment: Payment, at: datetime) -> int:
+    """Collect a pending top-up."""
+    key = f"{CHARGE}:{payment.id}"
+    return put(session, payment.provider, payment.tenant_id, CHARGE, payment.id, key, at)
+
+
+def request_refund(
+    session: Session,
+    payment_id: str,
+    amount_minor: int | None,
+    reference: str,
+    at: datetime,
+    *,
+    reason: str = "",
+) -> Refund:
+    """Book a refund of a provider's payment and ask the provider for it; by hand it is just booked.
+    None as the amount is all that is left. Once per reference.
+    """
+    payment = session.get(Payment, payment_id)
+    if payment is None:
+        raise NotFound(f"There is no payment {payment_id!r}.", next_step="tollhouse payment list")
+    lock_account(session, payment.tenant_id)
+    session.refresh(payment)
+    disputed = select(Dispute.id).where(
+        Dispute.payment_id == payment.id, Dispute.withdrawn.is_(True)
+    )
+    if session.scalar(disputed) is not None:
+        raise Conflict(
+            "The payment is disputed: its money is with the bank.",
+            next_step="Accept the dispute at the provider, or wait for the decision.",
+        )
+    by_hand = payment.provider == "manual" or payment.external_id is None
+    left = payment.amount_minor - payment.refunded_minor
+    made = settlement.refund(
+        session,
+        payment,
+        left if amount_minor is None else amount_minor,
+        reference,
+        at,
+        reason=reason,
+        status=settlement.SUCCEEDED if by_hand else settlement.PENDING,
+    )
+    if not by_hand and made.status == settlement.PENDING:
+        key = f"{REFUND}:{made.id}"
+        put(session, payment.provider, payment.tenant_id, REFUND, made.id, key, at)
+    return made
+
+
+def _told(key: Any) -> ColumnElement[bool]:
+    return exists(select(PaymentCommand.id).where(PaymentCommand.idempotency_key == key))
+
+
+# Made once: they run every few seconds, and most often find nothing.
+_UNTOLD_INVOICES = (
+    select(Invoice.id, Invoice.tenant_id)
+    .join(BillingAccount, BillingAccount.tenant_id == Invoice.tenant_id)
+    .where(
+        BillingAccount.collection == bindparam("provider"),
+        Invoice.status == FINAL,
+        Invoice.external_id.is_(None),
+        Invoice.due_minor > 0,
+        ~_told(f"{INVOICE}:" + Invoice.id),
+    )
+    .order_by(Invoice.tenant_id, Invoice.number)
+)
+# Sent to the provider: whatever the account's collection has become since.
+_IS_THERE = and_(Invoice.external_id.is_not(None), _told(f"{INVOICE}:" + Invoice.id))
+_UNTOLD_CREDITS = (
+    select(CreditNote)
+    .join(Invoice, Invoice.id == CreditNote.invoice_id)
+    .where(_IS_THERE, ~_told(f"{LOWER}:" + CreditNote.id))
+    .order_by(CreditNote.number)
+)
+_UNTOLD_PAYMENTS = (
+    select(Payment, Invoice.status)
+    .join(Invoice, Invoice.id == Payment.invoice_id)
+    .where(
+        _IS_THERE,
+        Payment.provider != bindparam("provider"),
+        Payment.status == settlement.SUCCEEDED,
+        ~_told(f"{LOWER}:" + Payment.id),
+        ~_told(f"{CLOSE}:" + Payment.id),
+    )
+    .order_by(Payment.created_at, Payment.id)
+)
+_UNTOLD_CLOSED = (
+    select(Invoice.id, Invoice.tenant_id, Invoice.status)
+    .where(
+        _IS_THERE,
+        Invoice.status.in_((VOID, UNCOLLECTIBLE)),
+        ~_told(f"{CLOSE}:" + Invoice.id + ":" + Invoice.status),
+    )
+    .order_by(Invoice.id)
+)
+_WAITING = select(PaymentCommand.id).where(
+    PaymentCommand.subject_id == Invoice.id,
+    PaymentCommand.kind.in_((INVOICE, LOWER, CLOSE)),
+    PaymentCommand.done_at.is_(None),
+)
+_UNCOLLECTED = (
+    select(Invoice.id, Invoice.tenant_id)
+    .where(
+        _IS_THERE,
+        Invoice.status == FINAL,
+        ~exists(_WAITING),
+        ~_told(f"{COLLECT}:" + Invoice.id + ":0"),
+    )
+    .order_by(Invoice.id)
+)
+
+
+def _invoices(session: Session, provider: str, at: datetime) -> list[_Row]:
+    """Final and not yet there."""
+    rows = session.execute(_UNTOLD_INVOICES, {"provider": provider})
+    return [row(provider, who, INVOICE, each, f"{INVOICE}:{each}", at) for each, who in rows]
+
+
+def _credits(session: Session, provider: str, at: datetime) -> list[_Row]:
+    """Credit notes on invoices that are there."""
+    notes = session.scalars(_UNTOLD_CREDITS)
+    return [
+        row(
+            provider,
+            note.tenant_id,
+            LOWER,
+            note.invoice_id,
+            f"{LOWER}:{note.id}",
+            at,
+            {
+                "amount_minor": note.net_minor + note.tax_minor,
+                "reason": f"{note.label}: {note.reason}",
+            },
+        )
+        for note in notes
+    ]
+
+
+def _paid_elsewhere(session: Session, provider: str, at: datetime) -> list[_Row]:
+    """Money that came by another way for an invoice that is there."""
+    found = session.execute(_UNTOLD_PAYMENTS, {"provider": provider})
+    rows = []
+    for payment, status in found:
+        assert payment.invoice_id is not None
+        kind = CLOSE if status == PAID else LOWER
+        what: dict[str, Any] = {"how": "paid_elsewhere"}
+        if kind == LOWER:
+            what = {"amount_minor": payment.amount_minor, "reason": "Paid by another way"}
+        key = f"{kind}:{payment.id}"
+        rows.append(row(provider, payment.tenant_id, kind, payment.invoice_id, key, at, what))
+    return rows
+
+
+def _closed(session: Session, provider: str, at: datetime) -> list[_Row]:
+    """Void here, or written off."""
+    found = session.execute(_UNTOLD_CLOSED)
+    return [
+        row(provider, who, CLOSE, each, f"{CLOSE}:{each}:{status}", at, {"how": status})
+        for each, who, status in found
+    ]
+
+
+def _collections(session: Session, provider: str, at: datetime) -> list[_Row]:
+    """The first try at each invoice that is there, once nothing about it waits to be told."""
+    rows = session.execute(_UNCOLLECTED)
+    return [row(provider, who, COLLECT, each, f"{COLLECT}:{each}:0", at) for each, who in rows]

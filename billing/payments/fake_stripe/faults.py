@@ -1,0 +1,45 @@
+"""What goes wrong between a caller and Stripe, by plan or by a seed."""
+
+import random
+import re
+import threading
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Fault(StrEnum):
+    LOST = "lost"  # the connection breaks before anything is done
+    TIMEOUT_AFTER = "timeout_after"  # it is done, and nobody hears of it
+    LIMITED = "429"
+    BROKEN = "500"  # nothing is done, and the key gives this answer from now on
+    BROKEN_AFTER = "500_after"  # it is done, and the key gives this answer from now on
+    BUSY = "409"  # another request with the key is under way
+
+
+@dataclass
+class Faults:
+    """`plan("POST /v1/invoices$", Fault.LIMITED)` strikes the next call that matches; `rate` any."""
+
+    rate: float = 0.0
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    seen: list[tuple[str, Fault]] = field(default_factory=list)
+    _planned: list[tuple[re.Pattern[str], Fault]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def plan(self, pattern: str, *faults: Fault) -> None:
+        with self._lock:
+            self._planned += [(re.compile(pattern), fault) for fault in faults]
+
+    def strike(self, call: str) -> Fault | None:
+        """`call` is like "POST /v1/invoices"."""
+        with self._lock:
+            for index, (pattern, fault) in enumerate(self._planned):
+                if pattern.search(call):
+                    del self._planned[index]
+                    self.seen.append((call, fault))
+                    return fault
+            if self.rate and self.chance.random() < self.rate:
+                fault = self.chance.choice(list(Fault))
+                self.seen.append((call, fault))
+                return fault
+            return None

@@ -1,0 +1,176 @@
+"""The inbox: each verified event is kept once, and applied later by asking the provider for the
+present state of what it is about. So events may come twice, late, in any order, and one look answers
+all that are waiting for the same thing. What cannot be applied is parked with the reason.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from billing.models import PaymentWebhook
+from billing.payments import booking
+from billing.payments.base import PaymentProvider, ProviderEvent, Refused, TryLater
+from billing.payments.leases import MOST_SILENT, NEXT_EVENT, pause_s, take
+from core.clock import Clock
+from core.database import Database, insert_new
+from core.errors import NotFound, TollhouseError
+
+log = logging.getLogger("tollhouse.payments")
+MOST_ATTEMPTS = 10  # for what may yet make sense: about an hour
+Book = Callable[[Session, datetime], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    done: int = 0
+    later: int = 0
+    parked: int = 0
+
+
+def receive(session: Session, provider: str, event: ProviderEvent, at: datetime) -> bool:
+    """Keep an event; False if it was here before."""
+    unknown = event.kind == "unknown"
+    fields = {
+        "provider": provider,
+        "external_id": event.id,
+        "type": event.type[:80],
+        "kind": event.kind,
+        "subject_id": event.subject_id,
+        "payload": event.payload,
+        "occurred_at": event.occurred_at,
+        "received_at": at,
+        "next_at": at,
+        "attempts": 0,
+        "done_at": at if event.kind == "nothing" else None,
+        "parked": f"The event type {event.type!r} is unknown." if unknown else None,
+    }
+    new = insert_new(session, PaymentWebhook.__table__, [fields], "external_id", "provider")  # type: ignore[arg-type]
+    if new and unknown:
+        log.warning("event %s is parked: its type %s is unknown", event.id, event.type)
+    return bool(new)
+
+
+def apply(database: Database, clock: Clock, provider: PaymentProvider, limit: int = 500) -> Applied:
+    done = later = parked = silent = 0
+    for _ in range(limit):
+        if silent == MOST_SILENT:
+            break
+        event = take(database, clock, NEXT_EVENT, provider.name)
+        if event is None:
+            break
+        looked_at = clock.now()
+        try:
+            book = _asked(provider, event)
+            silent = 0
+            with database.transaction() as session:
+                now = clock.now()
+                book(session, now)
+                done += _mark_done(session, event, looked_at, now)
+        except booking.NotOurs as error:
+            with database.transaction() as session:
+                _mark_done(session, event, looked_at, clock.now(), f"not ours: {error}")
+            done += 1
+        except TryLater as error:
+            _later(database, clock, event, str(error))
+            later += 1
+            silent += 1
+        except (booking.NotYet, TollhouseError) as error:
+            if event.attempts < MOST_ATTEMPTS:
+                _later(database, clock, event, str(error))
+                later += 1
+            else:
+                _park(database, event, str(error))
+                parked += 1
+        except Refused as error:
+            _park(database, event, str(error))
+            parked += 1
+    return Applied(done, later, parked)
+
+
+def release(session: Session, provider: str, name: str, at: datetime) -> PaymentWebhook:
+    """Try a parked event again."""
+    found = _parked(session, provider, name)
+    found.parked, found.attempts, found.next_at = None, 0, at
+    session.flush()
+    return found
+
+
+def dismiss(session: Session, provider: str, name: str, who: str, at: datetime) -> PaymentWebhook:
+    """A person says that nothing is to be done; the reason stays."""
+    found = _parked(session, provider, name)
+    found.done_at, found.last_error = at, f"dismissed by {who}: {found.parked}"
+    found.parked = None
+    session.flush()
+    return found
+
+
+def _parked(session: Session, provider: str, name: str) -> PaymentWebhook:
+    found = session.get(PaymentWebhook, (provider, name))
+    if found is None or found.parked is None:
+        raise NotFound(f"No event {name!r} is parked.", next_step="tollhouse payment events")
+    return found
+
+
+def _asked(provider: PaymentProvider, event: PaymentWebhook) -> Book:
+    """What the provider says now, to be booked."""
+    name, subject = provider.name, event.subject_id
+    if event.kind == "invoice":
+        invoice = provider.invoice(subject)
+        return lambda session, at: _ignore(booking.invoice(session, name, invoice, at))
+    if event.kind == "payment":
+        payment = provider.payment(subject)
+        return lambda session, at: booking.payment(session, name, payment, at)
+    if event.kind == "refund":
+        refund = provider.refund_state(subject)
+        return lambda session, at: booking.refund(session, name, refund, at)
+    if event.kind == "dispute":
+        dispute = provider.dispute(subject)
+        return lambda session, at: booking.dispute(session, name, dispute, at)
+    if event.kind in ("customer", "method"):
+        if not subject:
+            raise booking.NotOurs("of no customer")
+        methods = provider.methods(subject, newest=event.kind == "method")
+        return lambda session, at: booking.customer(session, name, subject, methods, at)
+    raise Refused(f"Events about a {event.kind} are unknown.")
+
+
+def _ignore(_booked: object) -> None:
+    """Only that it was booked counts."""
+
+
+def _mark_done(
+    session: Session, event: PaymentWebhook, looked_at: datetime, now: datetime, note: str = ""
+) -> int:
+    """This one and all about the same thing that came before the look."""
+    same = (
+        update(PaymentWebhook)
+        .where(
+            PaymentWebhook.provider == event.provider,
+            PaymentWebhook.kind == event.kind,
+            PaymentWebhook.subject_id == event.subject_id,
+            PaymentWebhook.received_at <= looked_at,
+            PaymentWebhook.done_at.is_(None),
+            PaymentWebhook.parked.is_(None),
+        )
+        .values(done_at=now, last_error=note or None)
+    )
+    return int(session.execute(same).rowcount)  # type: ignore[attr-defined]
+
+
+def _later(database: Database, clock: Clock, event: PaymentWebhook, why: str) -> None:
+    with database.transaction() as session:
+        found = session.get_one(PaymentWebhook, (event.provider, event.external_id))
+        pause = pause_s(found.external_id, found.attempts)
+        found.next_at = clock.now() + timedelta(seconds=pause)
+        found.last_error = why[:500]
+
+
+def _park(database: Database, event: PaymentWebhook, why: str) -> None:
+    with database.transaction() as session:
+        found = session.get_one(PaymentWebhook, (event.provider, event.external_id))
+        found.parked, found.last_error = why[:500], why[:500]
+    log.error("event %s (%s) is parked: %s", event.external_id, event.type, why)

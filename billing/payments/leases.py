@@ -1,0 +1,63 @@
+"""Rows of the outbox and the inbox in hand: whoever takes one has it for a while, and if it dies the
+next one takes it again. Pauses double up to an hour and never end.
+"""
+
+import zlib
+from datetime import timedelta
+from typing import TypeVar
+
+from sqlalchemy import Select, bindparam, select
+
+from billing.models import PaymentCommand, PaymentWebhook
+from core.clock import Clock
+from core.database import Database
+
+LEASE_S = 180.0
+MOST_SILENT = (
+    3  # calls in a row without an answer: then the provider is left alone until the next run
+)
+LONGEST_PAUSE_S = 3600.0
+Leased = TypeVar("Leased", PaymentCommand, PaymentWebhook)
+
+# Made once: they run every few seconds, and most often find nothing.
+NEXT_COMMAND = (
+    select(PaymentCommand)
+    .where(
+        PaymentCommand.provider == bindparam("provider"),
+        PaymentCommand.done_at.is_(None),
+        PaymentCommand.failed.is_(False),
+        PaymentCommand.next_at <= bindparam("now"),
+    )
+    .order_by(PaymentCommand.next_at, PaymentCommand.id)
+    .limit(1)
+    .with_for_update(skip_locked=True)
+)
+NEXT_EVENT = (
+    select(PaymentWebhook)
+    .where(
+        PaymentWebhook.provider == bindparam("provider"),
+        PaymentWebhook.done_at.is_(None),
+        PaymentWebhook.parked.is_(None),
+        PaymentWebhook.next_at <= bindparam("now"),
+    )
+    .order_by(PaymentWebhook.next_at, PaymentWebhook.external_id)
+    .limit(1)
+    .with_for_update(skip_locked=True)
+)
+
+
+def take(database: Database, clock: Clock, which: Select[Leased], provider: str) -> Leased | None:
+    """The next row that is due, counted as an attempt and out of others' reach for the lease."""
+    now = clock.now()
+    with database.transaction() as session:
+        found = session.scalar(which, {"provider": provider, "now": now})
+        if found is not None:
+            found.attempts += 1
+            found.next_at = now + timedelta(seconds=LEASE_S)
+        return found
+
+
+def pause_s(key: str, attempts: int) -> float:
+    """Doubling, with a share of chance that the key decides, so that a run can be told again."""
+    share = 0.75 + zlib.crc32(f"{key}:{attempts}".encode()) % 1000 / 2000
+    return float(min(LONGEST_PAUSE_S, 5.0 * 2 ** min(attempts - 1, 12)) * share)

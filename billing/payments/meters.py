@@ -1,0 +1,162 @@
+"""Usage of accounts that let Stripe price it (`collection` is stripe_meters): whole counts by the hour,
+as meter events, from the sums that rating keeps.
+
+What an hour has over what was reported of it goes out as one more event, whose identifier names the
+hour, the meter and the count before it. So late usage is reported too, and the same report, however
+often it is made, has the same identifier.
+"""
+
+from collections import defaultdict
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from billing.accounts import lock_account
+from billing.dunning import METERED
+from billing.findings import Difference
+from billing.models import BillingAccount, HourlyUsage, PaymentCommand
+from billing.payments import commands
+from core.database import Database
+
+HORIZON = timedelta(days=60)  # later usage of older hours is not reported
+OLDEST = timedelta(days=34)  # Stripe takes 35
+_START = "start"
+_H = HourlyUsage
+METERS = {
+    "tollhouse_requests": _H.requests,
+    "tollhouse_input_tokens": _H.input_tokens - _H.cached_tokens,
+    "tollhouse_cached_input_tokens": _H.cached_tokens,
+    "tollhouse_output_tokens": _H.output_tokens,
+}
+_Counts = dict[tuple[str, datetime], int]  # by meter and hour
+
+
+def report_all(database: Database, provider: str, at: datetime) -> int:
+    """Queue what is not reported yet, tenant by tenant; returns how many events are new."""
+    with database.read() as session:
+        tenants = session.scalars(
+            select(BillingAccount.tenant_id)
+            .where(BillingAccount.collection == METERED)
+            .order_by(BillingAccount.tenant_id)
+        ).all()
+    queued = 0
+    for tenant_id in tenants:
+        with database.transaction() as session:
+            lock_account(session, tenant_id)
+            queued += report(session, provider, tenant_id, at)
+    return queued
+
+
+def report(session: Session, provider: str, tenant_id: str, at: datetime) -> int:
+    """Hold the account's lock. Usage counts from the hour in which it was first asked for."""
+    start = _started(session, provider, tenant_id, at)
+    session.execute(
+        delete(PaymentCommand).where(
+            PaymentCommand.kind == commands.USAGE,
+            PaymentCommand.tenant_id == tenant_id,
+            PaymentCommand.subject_id != _START,
+            PaymentCommand.done_at < at - 2 * HORIZON,
+        )
+    )
+    used = _used(session, tenant_id, max(start, at - HORIZON), at)
+    known = _reported(session, provider, tenant_id)
+    rows = []
+    for (meter, hour), count in sorted(used.items()):
+        before = known.get((meter, hour), 0)
+        if count <= before:
+            continue
+        rows.append(
+            commands.row(
+                provider,
+                tenant_id,
+                commands.USAGE,
+                _subject(meter, hour),
+                f"usage:{tenant_id}:{meter}:{hour:%Y%m%dT%H}:{before}",
+                at,
+                {
+                    "meter": meter,
+                    "value": count - before,
+                    "at": max(hour, at - OLDEST).isoformat(),
+                },
+            )
+        )
+    return commands.put_all(session, rows)
+
+
+def differences(session: Session, provider: str, at: datetime) -> list[Difference]:
+    """Hours of which another count was delivered than was used; what waits is none."""
+    found = []
+    rows = session.scalars(
+        select(BillingAccount.tenant_id).where(BillingAccount.collection == METERED)
+    ).all()
+    for tenant_id in rows:
+        began = _start_of(session, provider, tenant_id)
+        if began is None:
+            continue
+        used = _used(session, tenant_id, max(began, at - HORIZON), at - timedelta(hours=2))
+        known = _reported(session, provider, tenant_id)
+        for (meter, hour), count in sorted(used.items()):
+            reported = known.get((meter, hour), 0)
+            if reported != count:
+                said = f"{meter} of {hour:%Y-%m-%d %H}:00 is {count}, reported {reported}"
+                found.append(Difference(f"usage/{provider}", "amount", said, 1, 0, (), tenant_id))
+    return found
+
+
+def _used(session: Session, tenant_id: str, start: datetime, end: datetime) -> _Counts:
+    """Of whole hours that have ended."""
+    sums = [func.sum(column) for column in METERS.values()]
+    rows = session.execute(
+        select(_H.at, *sums)
+        .where(_H.tenant_id == tenant_id, _H.at >= start, _H.at <= end - timedelta(hours=1))
+        .group_by(_H.at)
+    )
+    return {
+        (meter, row[0]): int(count)
+        for row in rows
+        for meter, count in zip(METERS, row[1:], strict=True)
+        if count
+    }
+
+
+def _reported(session: Session, provider: str, tenant_id: str) -> _Counts:
+    found: dict[tuple[str, datetime], int] = defaultdict(int)
+    rows = session.execute(
+        select(PaymentCommand.subject_id, PaymentCommand.payload).where(
+            PaymentCommand.provider == provider,
+            PaymentCommand.tenant_id == tenant_id,
+            PaymentCommand.kind == commands.USAGE,
+            PaymentCommand.subject_id != _START,
+        )
+    )
+    for subject, payload in rows:
+        meter, _, hour = subject.partition("@")
+        found[(meter, datetime.fromisoformat(hour))] += int(payload["value"])
+    return found
+
+
+def _started(session: Session, provider: str, tenant_id: str, at: datetime) -> datetime:
+    known = _start_of(session, provider, tenant_id)
+    if known is not None:
+        return known
+    hour = at.replace(minute=0, second=0, microsecond=0)
+    key = f"usage:{tenant_id}:{_START}"
+    row = commands.row(provider, tenant_id, commands.USAGE, _START, key, hour)
+    commands.put_all(session, [row | {"done_at": at}])
+    return hour
+
+
+def _start_of(session: Session, provider: str, tenant_id: str) -> datetime | None:
+    return session.scalar(
+        select(PaymentCommand.created_at).where(
+            PaymentCommand.provider == provider,
+            PaymentCommand.tenant_id == tenant_id,
+            PaymentCommand.subject_id == _START,
+            PaymentCommand.kind == commands.USAGE,
+        )
+    )
+
+
+def _subject(meter: str, hour: datetime) -> str:
+    return f"{meter}@{hour.isoformat()}"

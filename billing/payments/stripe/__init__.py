@@ -1,0 +1,1 @@
+"""Stripe behind the port, through its own library."""

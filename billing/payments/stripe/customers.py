@@ -1,0 +1,61 @@
+"""Customers and the payment methods that they leave by Checkout."""
+
+from typing import Any
+
+import stripe
+
+from billing.payments.base import Attempt, Customer, Method
+from billing.payments.stripe.client import ask, do
+
+TENANT = "tollhouse_tenant"
+
+
+def open_customer(client: stripe.StripeClient, customer: Customer, attempt: Attempt) -> str:
+    params: Any = {"name": customer.name, "metadata": {TENANT: customer.tenant_id}}
+    if customer.email:
+        params["email"] = customer.email
+    made = do(attempt, "customer", lambda options: client.v1.customers.create(params, options))  # type: ignore[arg-type]
+    return made.id
+
+
+def setup_link(client: stripe.StripeClient, customer_id: str, return_url: str) -> str:
+    params: Any = {
+        "mode": "setup",
+        "customer": customer_id,
+        "success_url": return_url,
+        "cancel_url": return_url,
+        "payment_method_types": ["card"],
+    }
+    made = ask(lambda: client.v1.checkout.sessions.create(params))
+    return made.url or ""
+
+
+def methods(client: stripe.StripeClient, customer_id: str, newest: bool = False) -> list[Method]:
+    """The newest becomes the default where none is, so that there is something to charge."""
+    customer = ask(lambda: client.v1.customers.retrieve(customer_id))
+    if getattr(customer, "deleted", False):
+        return []
+    page = ask(lambda: client.v1.customers.payment_methods.list(customer_id, {"limit": 100}))
+    found = list(page.data)
+    settings = customer.invoice_settings
+    default = str(settings.default_payment_method or "") if settings else ""
+    last = max(found, key=lambda each: (each.created, each.id)).id if found else default
+    if last != default and (newest or default not in {each.id for each in found}):
+        default = last
+        ask(
+            lambda: client.v1.customers.update(
+                customer_id, {"invoice_settings": {"default_payment_method": default}}
+            )
+        )
+    return [Method(each.id, _label(each), each.id == default) for each in found]
+
+
+def default_method(client: stripe.StripeClient, customer_id: str) -> str | None:
+    return next((m.external_id for m in methods(client, customer_id) if m.is_default), None)
+
+
+def _label(method: stripe.PaymentMethod) -> str:
+    card = method.card
+    if card is None:
+        return method.type.replace("_", " ")
+    return f"{(card.brand or 'card').title()} {card.last4}"

@@ -1,0 +1,221 @@
+"""A final invoice at Stripe: made, given its lines, made final, paid, lowered, closed.
+
+Ours is the truth; Stripe's carries its number and lines and is never changed once it is open, but by
+credit notes. Each step looks for what an earlier try has done before it does it again.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import stripe
+
+from billing.payments.base import Attempt, Bill, InvoiceState, PaymentState, Refused, Status
+from billing.payments.stripe.client import ask, do, every, noted
+from billing.payments.stripe.customers import TENANT, methods
+from billing.payments.stripe.payments import payment_state
+
+INVOICE = "tollhouse_invoice"
+LINE = "tollhouse_line"
+NOTE = "tollhouse_note"
+LINES_A_CALL = 100
+_EXPAND: Any = {"expand": ["payments"]}
+
+
+def send(
+    client: stripe.StripeClient, customer_id: str, bill: Bill, attempt: Attempt, *, advance: bool
+) -> InvoiceState:
+    """`advance` leaves attempts and retries to Stripe (Smart Retries)."""
+    external_id = attempt.progress.get("invoice") or _made(
+        client, customer_id, bill, attempt, advance
+    )
+    attempt.keep("invoice", external_id)
+    found = ask(lambda: client.v1.invoices.retrieve(external_id, _EXPAND))
+    if found.status == "draft":
+        _add_lines(client, external_id, bill, attempt)
+        found = ask(lambda: client.v1.invoices.retrieve(external_id, _EXPAND))
+        if found.total != bill.due_minor:
+            raise Refused(
+                f"Stripe adds invoice {bill.label} up to {found.total}, it is {bill.due_minor} "
+                "minor units; it stays a draft there."
+            )
+        methods(client, customer_id)  # so that there is a default to charge
+        do(
+            attempt,
+            "finalise",
+            lambda options: client.v1.invoices.finalize_invoice(
+                external_id,
+                {"auto_advance": advance},
+                options,  # type: ignore[arg-type]
+            ),
+        )
+    return state(client, external_id)
+
+
+def collect(client: stripe.StripeClient, external_id: str, attempt: Attempt) -> InvoiceState:
+    known = state(client, external_id)
+    if known.status != "open" or attempt.progress.get("tried"):
+        return known
+    try:
+        do(
+            attempt,
+            "pay",
+            lambda options: client.v1.invoices.pay(
+                external_id,
+                {"off_session": True},
+                options,  # type: ignore[arg-type]
+            ),
+        )
+    except stripe.CardError:
+        attempt.keep("tried", True)
+    except Refused:
+        # No method to charge, or paid a moment ago: the state says which.
+        attempt.keep("tried", True)
+    return state(client, external_id)
+
+
+def lower(
+    client: stripe.StripeClient,
+    external_id: str,
+    amount_minor: int,
+    reason: str,
+    attempt: Attempt,
+) -> InvoiceState:
+    known = state(client, external_id)
+    # Kept, since a key goes with what was asked under it.
+    amount = attempt.progress.get("amount") or min(amount_minor, known.remaining_minor)
+    if known.status == "open" and amount > 0 and not _noted(client, external_id, attempt):
+        params: Any = {
+            "invoice": external_id,
+            "lines": [
+                {
+                    "type": "custom_line_item",
+                    "description": reason[:200] or "credit",
+                    "quantity": 1,
+                    "unit_amount": amount,
+                }
+            ],
+            "memo": reason[:200],
+            "metadata": {NOTE: attempt.key},
+        }
+        attempt.keep("amount", amount)
+        do(attempt, "lower", lambda options: client.v1.credit_notes.create(params, options))  # type: ignore[arg-type]
+    return state(client, external_id)
+
+
+def close(
+    client: stripe.StripeClient, external_id: str, how: str, attempt: Attempt
+) -> InvoiceState:
+    known = state(client, external_id)
+    if known.status not in ("open", "uncollectible") or known.status == how:
+        return known
+    service = client.v1.invoices
+    if how == "void":
+        do(attempt, how, lambda options: service.void_invoice(external_id, {}, options))  # type: ignore[arg-type]
+    elif how == "uncollectible":
+        do(attempt, how, lambda options: service.mark_uncollectible(external_id, {}, options))  # type: ignore[arg-type]
+    else:
+        do(
+            attempt,
+            how,
+            lambda options: service.pay(external_id, {"paid_out_of_band": True}, options),  # type: ignore[arg-type]
+        )
+    return state(client, external_id)
+
+
+def state(client: stripe.StripeClient, external_id: str) -> InvoiceState:
+    found = ask(lambda: client.v1.invoices.retrieve(external_id, _EXPAND))
+    return state_of(found, client)
+
+
+def state_of(found: stripe.Invoice, client: stripe.StripeClient | None = None) -> InvoiceState:
+    """With a client, what became of attempts that are not paid is asked for too."""
+    payments = getattr(found, "payments", None)
+    parts = [_payment(found, each, client) for each in (payments.data if payments else [])]
+    return InvoiceState(
+        external_id=found.id or "",
+        invoice_id=noted(found, INVOICE),
+        status=found.status or "draft",
+        currency=found.currency.upper(),
+        total_minor=found.total,
+        remaining_minor=found.amount_remaining if found.status == "open" else 0,
+        payments=tuple(each for each in parts if each is not None),
+        page=found.hosted_invoice_url or "",
+        at=datetime.fromtimestamp(found.created, UTC),
+    )
+
+
+def _payment(
+    invoice: stripe.Invoice, each: stripe.InvoicePayment, client: stripe.StripeClient | None
+) -> PaymentState | None:
+    intent = each.payment.payment_intent if each.payment else None
+    if intent is None:
+        return None
+    name = intent if isinstance(intent, str) else intent.id
+    if each.status == "paid":
+        amount = each.amount_paid or 0
+        return PaymentState(name, Status.SUCCEEDED, amount, invoice.currency.upper())
+    if client is None or not invoice.attempt_count or each.status != "open":
+        return None
+    found = payment_state(ask(lambda: client.v1.payment_intents.retrieve(name)))
+    return found if found.failure else None
+
+
+def _made(
+    client: stripe.StripeClient, customer_id: str, bill: Bill, attempt: Attempt, advance: bool
+) -> str:
+    if attempt.again:
+        page = every(lambda: client.v1.invoices.list({"customer": customer_id, "limit": 100}))
+        for each in page:
+            if noted(each, INVOICE) == bill.invoice_id and each.status != "void":
+                return each.id or ""
+    params: Any = {
+        "customer": customer_id,
+        "currency": bill.currency.lower(),
+        "collection_method": "charge_automatically",
+        "auto_advance": advance,
+        "pending_invoice_items_behavior": "exclude",
+        "number": bill.label,
+        "metadata": {INVOICE: bill.invoice_id, TENANT: bill.tenant_id},
+    }
+    made = do(attempt, "invoice", lambda options: client.v1.invoices.create(params, options))  # type: ignore[arg-type]
+    return made.id or ""
+
+
+def _add_lines(client: stripe.StripeClient, external_id: str, bill: Bill, attempt: Attempt) -> None:
+    there: set[int] = set()
+    if attempt.again:
+        page = every(lambda: client.v1.invoices.line_items.list(external_id, {"limit": 100}))
+        there = {int(noted(each, LINE) or 0) for each in page}
+    # In the same parts each time: a key goes with what was asked under it.
+    for start in range(0, len(bill.lines), LINES_A_CALL):
+        part = bill.lines[start : start + LINES_A_CALL]
+        if part[0].position in there:
+            continue
+        params: Any = {
+            "lines": [
+                {
+                    "amount": each.amount_minor,
+                    "description": each.description[:500],
+                    "period": {
+                        "start": int(each.starts_at.timestamp()),
+                        "end": int(each.ends_at.timestamp()),
+                    },
+                    "metadata": {LINE: str(each.position)},
+                }
+                for each in part
+            ]
+        }
+        do(
+            attempt,
+            f"lines{start}",
+            lambda options, params=params: client.v1.invoices.add_lines(  # type: ignore[misc]
+                external_id, params, options
+            ),
+        )
+
+
+def _noted(client: stripe.StripeClient, external_id: str, attempt: Attempt) -> bool:
+    if not attempt.again:
+        return False
+    page = every(lambda: client.v1.credit_notes.list({"invoice": external_id, "limit": 100}))
+    return any(noted(each, NOTE) == attempt.key for each in page)

@@ -1,0 +1,76 @@
+"""The tasks that talk to whoever moves the money. Each may run twice: twice is once."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import cast
+
+from prometheus_client import Counter
+
+from billing import dunning, top_ups
+from billing.payments import commands, inbox, meters, push
+from billing.payments.base import PaymentProvider
+from billing.payments.manual import ManualPayments
+from core import metrics
+from core.clock import Clock
+from core.database import Database
+from core.queue import TaskContext, task
+
+log = logging.getLogger("tollhouse.billing")
+_Work = Callable[[Database, Clock, PaymentProvider], push.Pushed | inbox.Applied]
+
+
+def provider_of(context: TaskContext) -> PaymentProvider:
+    return cast(PaymentProvider, context.services.get(PaymentProvider) or ManualPayments())
+
+
+@task("billing.top_up", queue="payments", every_s=60.0)
+def top_up(context: TaskContext) -> int:
+    provider = provider_of(context)
+    with context.database.transaction() as session:
+        now = context.clock.now()
+        begun = top_ups.due(session, provider.name, now)
+        if provider.collects:
+            for payment in begun:
+                commands.charge(session, payment, now)
+    return len(begun)
+
+
+@task("billing.push_payments", queue="payments", every_s=15.0, time_limit_s=600)
+def push_payments(context: TaskContext) -> int:
+    return _with_provider(context, push.push, metrics.payment_commands)
+
+
+@task("billing.apply_webhooks", queue="payments", every_s=5.0, time_limit_s=600)
+def apply_webhooks(context: TaskContext) -> int:
+    return _with_provider(context, inbox.apply, metrics.payment_events)
+
+
+@task("billing.dunning", queue="payments", every_s=60.0, time_limit_s=600)
+def remind_and_suspend(context: TaskContext) -> int:
+    own = context.settings.dunning == "own"
+    ran = dunning.run(context.database, context.clock, provider_of(context), retries=own)
+    if ran.suspended:
+        log.warning("%d tenants were suspended for unpaid invoices", ran.suspended)
+    return ran.opened + ran.reminded + ran.suspended + ran.closed
+
+
+@task("billing.report_usage", queue="payments", every_s=600.0, time_limit_s=600)
+def report_usage(context: TaskContext) -> int:
+    provider = provider_of(context)
+    if not provider.collects:
+        return 0
+    return meters.report_all(context.database, provider.name, context.clock.now())
+
+
+def _with_provider(context: TaskContext, work: _Work, counted: Counter) -> int:
+    """Do it, if the provider collects; count by outcome, and see to what it paid."""
+    provider = provider_of(context)
+    if not provider.collects:
+        return 0
+    result = work(context.database, context.clock, provider)
+    if result.done:
+        dunning.settle(context.database, context.clock)
+    for outcome, count in asdict(result).items():
+        counted.labels(outcome).inc(count)
+    return result.done

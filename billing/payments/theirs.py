@@ -1,0 +1,185 @@
+"""What the provider has of ours, as far as it is looked at: what was made there within a window, and by
+name what of ours is of that time, or older and still open. So a run costs what happened lately, not
+the whole history, and a lost event about an old invoice is found nevertheless.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy.orm import Session
+
+from billing import settlement
+from billing.invoices import FINAL
+from billing.models import CreditNote, Dispute, Invoice, Payment, PaymentCommand, Refund
+from billing.payments.base import (
+    DisputeState,
+    Gone,
+    InvoiceState,
+    PaymentProvider,
+    PaymentState,
+    RefundState,
+    Status,
+    Window,
+)
+from core.database import Database
+from core.money import units_of_minor
+
+USUAL_DAYS = 35  # a month, and what lags behind it
+ALWAYS = Window(datetime(2000, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))
+_State = TypeVar("_State")
+
+
+@dataclass
+class Theirs:
+    """By the provider's ids."""
+
+    name: str
+    at: datetime  # of the look
+    invoices: dict[str, InvoiceState] = field(default_factory=dict)
+    payments: dict[str, PaymentState] = field(default_factory=dict)
+    refunds: dict[str, RefundState] = field(default_factory=dict)
+    disputes: dict[str, DisputeState] = field(default_factory=dict)
+    looked_for: set[str] = field(default_factory=set)  # of ours: what of it is not there is lost
+
+    def steps(self) -> dict[str, dict[str, int]]:
+        """Counts for the audit's table."""
+        paid = [each for each in self.payments.values() if each.status is Status.SUCCEEDED]
+        return {
+            f"{self.name} invoices": {"count": len(self.invoices)},
+            f"{self.name} payments": {
+                "count": len(paid),
+                "units": sum(units_of_minor(each.amount_minor, each.currency) for each in paid),
+            },
+            f"{self.name} refunds": {"count": len(self.refunds)},
+            f"{self.name} disputes": {"count": len(self.disputes)},
+        }
+
+    def keep_invoice(self, found: InvoiceState) -> None:
+        if found.invoice_id:
+            self.invoices[found.external_id] = found
+            for each in found.payments:
+                self.payments[each.external_id] = each
+
+
+def usual_window(now: datetime) -> Window:
+    return Window(now - timedelta(days=USUAL_DAYS), now + timedelta(days=1))
+
+
+def fetch(
+    database: Database, provider: PaymentProvider, at: datetime, window: Window | None = None
+) -> Theirs:
+    """Outside of any transaction. The last 35 days by default. TryLater if it does not answer."""
+    window = window or usual_window(at)
+    found = Theirs(provider.name, at)
+    loose: list[PaymentState] = []
+    for record in provider.records(window):
+        if isinstance(record, InvoiceState):
+            found.keep_invoice(record)
+        elif isinstance(record, PaymentState):
+            loose.append(record)
+        elif isinstance(record, RefundState):
+            found.refunds[record.external_id] = record
+        else:
+            found.disputes[record.external_id] = record
+    for each in loose:
+        if each.payment_id:
+            found.payments.setdefault(each.external_id, each)
+    _ask_for_ours(database, provider, window, found)
+    # The account may be used for other things: only what goes back from our payments is ours.
+    with database.read() as session:
+        ours = found.payments.keys() | _known(session, found)
+    found.refunds = {k: v for k, v in found.refunds.items() if v.payment_external_id in ours}
+    found.disputes = {k: v for k, v in found.disputes.items() if v.payment_external_id in ours}
+    return found
+
+
+def _ask_for_ours(
+    database: Database, provider: PaymentProvider, window: Window, found: Theirs
+) -> None:
+    """What of ours should be there and did not come with the window's records."""
+    with database.read() as session:
+        invoices = _names(session, _ours_sent(provider.name, window))
+        payments = _names(session, _ours(Payment, provider.name, window))
+        refunds = _names(session, _ours(Refund, provider.name, window))
+        query = select(Dispute.external_id, Dispute.id).where(
+            Dispute.provider == provider.name,
+            or_(_within(Dispute.opened_at, window), Dispute.closed_at.is_(None)),
+        )
+        disputes = _names(session, query)
+    found.looked_for = {*invoices, *payments, *refunds, *disputes}
+    for state in _asked(provider.invoice, invoices, found.invoices):
+        found.keep_invoice(state)
+    for paid in _asked(provider.payment, payments, found.payments):
+        found.payments[paid.external_id] = paid
+    for back in _asked(provider.refund_state, refunds, found.refunds):
+        found.refunds[back.external_id] = back
+    for dispute in _asked(provider.dispute, disputes, found.disputes):
+        found.disputes[dispute.external_id] = dispute
+
+
+def _asked(
+    ask: Callable[[str], _State], names: dict[str, bool], there: dict[str, _State]
+) -> Iterable[_State]:
+    for name, is_theirs in names.items():
+        if not is_theirs or name in there:
+            continue
+        try:
+            yield ask(name)
+        except Gone:
+            continue
+
+
+def _names(session: Session, query: Any) -> dict[str, bool]:
+    """Their id, or ours where there is none; and which of the two it is."""
+    rows = session.execute(query)
+    return {theirs or ours: theirs is not None for theirs, ours in rows}
+
+
+def _ours_sent(name: str, window: Window) -> Any:
+    """Invoices that were sent there: of the window, changed in it, or still owed."""
+    paid = select(Payment.invoice_id).where(
+        Payment.invoice_id.is_not(None),
+        or_(_within(Payment.created_at, window), _within(Payment.settled_at, window)),
+    )
+    lowered = select(CreditNote.invoice_id).where(_within(CreditNote.issued_at, window))
+    sent = select(PaymentCommand.subject_id).where(
+        PaymentCommand.provider == name, PaymentCommand.kind == "invoice"
+    )
+    return select(Invoice.external_id, Invoice.id).where(
+        Invoice.external_id.is_not(None),
+        Invoice.id.in_(sent),
+        or_(
+            Invoice.status == FINAL,
+            _within(Invoice.final_at, window),
+            _within(Invoice.settled_at, window),
+            Invoice.id.in_(paid),
+            Invoice.id.in_(lowered),
+        ),
+    )
+
+
+def _ours(table: type[Payment] | type[Refund], name: str, window: Window) -> Any:
+    return select(table.external_id, table.id).where(
+        table.provider == name,
+        or_(
+            and_(table.status == settlement.SUCCEEDED, _within(table.created_at, window)),
+            table.status == settlement.PENDING,
+        ),
+    )
+
+
+def _known(session: Session, found: Theirs) -> set[str]:
+    """Of the payments that something goes back from, those that are ours."""
+    names = {each.payment_external_id for each in found.refunds.values()}
+    names |= {each.payment_external_id for each in found.disputes.values()}
+    query = select(Payment.external_id).where(
+        Payment.provider == found.name, Payment.external_id.in_(names - found.payments.keys())
+    )
+    return {str(each) for each in session.scalars(query)}
+
+
+def _within(column: Any, window: Window) -> ColumnElement[bool]:
+    return and_(column >= window.since, column < window.until)

@@ -1,0 +1,66 @@
+"""Tables of how usage was served: the roll-ups that know the member, the outcome and the speed."""
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from billing.tables.columns import CURRENCY, ID, NAME, Amounts, Quantities
+from core.database import Base, UtcDateTime
+
+# Upper bounds of the histograms; the last class of each has none.
+FIRST_TOKEN_MS = (50, 100, 150, 200, 300, 500, 750, 1_000, 2_000, 5_000, 10_000)
+TOKENS_A_SECOND = (5, 10, 20, 30, 50, 75, 100, 150, 200, 400)
+FIRST_COLUMNS = tuple(f"first_{index}" for index in range(len(FIRST_TOKEN_MS) + 1))
+SPEED_COLUMNS = tuple(f"speed_{index}" for index in range(len(TOKENS_A_SECOND) + 1))
+
+
+class _Service(Quantities, Amounts):
+    """`first_N` counts answers by time to first token, `speed_N` by tokens a second after it."""
+
+    tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)  # start of the hour or day
+    project_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    key_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    member_id: Mapped[str] = mapped_column(ID, primary_key=True)  # "" is none
+    model: Mapped[str] = mapped_column(NAME, primary_key=True)
+    adapter: Mapped[str] = mapped_column(NAME, primary_key=True)  # "" is none
+    kind: Mapped[str] = mapped_column(String(20), primary_key=True)
+    price_version: Mapped[str] = mapped_column(ID, primary_key=True)
+    currency: Mapped[str] = mapped_column(CURRENCY)
+    answers: Mapped[int] = mapped_column(BigInteger, default=0)  # whatever their status
+    refused: Mapped[int] = mapped_column(BigInteger, default=0)  # status 4xx
+    failed: Mapped[int] = mapped_column(BigInteger, default=0)  # status 5xx
+    queue_ms: Mapped[int] = mapped_column(BigInteger, default=0)
+    reordered_cached_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    first_0: Mapped[int] = mapped_column(BigInteger, default=0)
+    first_1: Mapped[int] = mapped_column(BigInteger, default=0)
+    first_2: Mapped[int] = mapped_column(BigInteger, default=0)
+    first_3: Mapped[int] = mapped_column(BigInteger, default=0)
+    first_4: Mapped[int] = mapped_column(BigInteger, default=0)
+    first_5: Mapped[int] = mapped_column(BigInteger, default=0)
+    first_6: Mapped[int] = mapped_column(BigInteger, default=0)
+    first_7: Mapped[int] = mapped_column(BigInteger, default=0)
+    first_8: Mapped[int] = mapped_column(BigInteger, default=0)
+    first_9: Mapped[int] = mapped_column(BigInteger, default=0)
+    first_10: Mapped[int] = mapped_column(BigInteger, default=0)
+    first_11: Mapped[int] = mapped_column(BigInteger, default=0)
+    speed_0: Mapped[int] = mapped_column(BigInteger, default=0)
+    speed_1: Mapped[int] = mapped_column(BigInteger, default=0)
+    speed_2: Mapped[int] = mapped_column(BigInteger, default=0)
+    speed_3: Mapped[int] = mapped_column(BigInteger, default=0)
+    speed_4: Mapped[int] = mapped_column(BigInteger, default=0)
+    speed_5: Mapped[int] = mapped_column(BigInteger, default=0)
+    speed_6: Mapped[int] = mapped_column(BigInteger, default=0)
+    speed_7: Mapped[int] = mapped_column(BigInteger, default=0)
+    speed_8: Mapped[int] = mapped_column(BigInteger, default=0)
+    speed_9: Mapped[int] = mapped_column(BigInteger, default=0)
+    speed_10: Mapped[int] = mapped_column(BigInteger, default=0)
+
+
+class HourlyService(_Service, Base):
+    __tablename__ = "service_hourly"
+
+
+class DailyService(_Service, Base):
+    __tablename__ = "service_daily"

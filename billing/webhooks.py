@@ -1,0 +1,185 @@
+"""Addresses that a tenant wants to be told at, and what the house tells them: one message an endpoint
+and cause, put into the outbox in the transaction of the cause.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from billing import outbox, signing
+from billing.models import OutboxMessage, WebhookEndpoint
+from core.clock import Clock
+from core.errors import BadRequest, Conflict, NotFound
+from core.ids import new_id
+from core.outbound import check_address
+from core.tenants import audit
+from core.tenants.scope import TenantScope
+
+EVENTS = {
+    "budget.threshold": "A budget has reached one of its thresholds.",
+    "invoice.final": "An invoice is final and due.",
+    "invoice.reminder": "An invoice is past due.",
+    "invoice.suspended": "Service has stopped over an unpaid invoice.",
+    "invoice.reinstated": "Service is open again.",
+    "payment.succeeded": "A payment has arrived.",
+    "payment.failed": "A payment has failed.",
+    "export.done": "A scheduled export is written.",
+    "export.parked": "A scheduled export could not be written and waits for somebody.",
+}
+TEST = "webhook.test"
+MOST_ENDPOINTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    tenant_id: str
+    event: str  # of EVENTS
+    subject: str
+    dedupe: str  # the same for the same cause
+    payload: Mapping[str, Any]
+
+
+def add(
+    session: Session, scope: TenantScope, clock: Clock, url: str, events: Sequence[str] = ()
+) -> WebhookEndpoint:
+    """Its `secret` is to be shown now and never again. No events are all events."""
+    check_address(url)
+    for name in events:
+        if name not in EVENTS:
+            raise BadRequest(f"There is no event {name[:40]!r}.", param="events")
+    if len(of_tenant(session, scope)) >= MOST_ENDPOINTS:
+        raise Conflict(
+            f"There are {MOST_ENDPOINTS} endpoints already.", next_step="Remove one of them first."
+        )
+    made = WebhookEndpoint(
+        id=new_id("hook"),
+        tenant_id=scope.tenant_id,
+        url=url,
+        secret=signing.new_secret(),
+        events=list(events),
+        created_at=clock.now(),
+    )
+    session.add(made)
+    session.flush()
+    audit.record(session, scope, clock, "webhook.add", made.id, None, _shown(made))
+    return made
+
+
+def remove(session: Session, scope: TenantScope, clock: Clock, endpoint_id: str) -> None:
+    """What is on its way to it is given up."""
+    found = get(session, scope, endpoint_id)
+    found.ended_at = clock.now()
+    waiting = session.scalars(
+        select(OutboxMessage).where(
+            OutboxMessage.endpoint_id == found.id, OutboxMessage.done_at.is_(None)
+        )
+    )
+    for message in waiting:
+        message.failed, message.done_at = True, clock.now()
+        message.last_error = "the endpoint was removed"
+    audit.record(session, scope, clock, "webhook.remove", found.id, _shown(found), None)
+
+
+def get(session: Session, scope: TenantScope, endpoint_id: str) -> WebhookEndpoint:
+    found = session.get(WebhookEndpoint, endpoint_id)
+    if found is None or found.tenant_id != scope.tenant_id or found.ended_at is not None:
+        raise NotFound("There is no such endpoint.", next_step="Look in the list.")
+    return found
+
+
+def of_tenant(session: Session, scope: TenantScope) -> list[WebhookEndpoint]:
+    query = select(WebhookEndpoint).where(
+        WebhookEndpoint.tenant_id == scope.tenant_id, WebhookEndpoint.ended_at.is_(None)
+    )
+    return list(session.scalars(query.order_by(WebhookEndpoint.created_at, WebhookEndpoint.id)))
+
+
+def test(session: Session, scope: TenantScope, clock: Clock, endpoint_id: str) -> None:
+    """A message that means nothing, to see whether one arrives."""
+    found = get(session, scope, endpoint_id)
+    now = clock.now()
+    outbox.put(
+        session,
+        tenant_id=scope.tenant_id,
+        subject="A test",
+        payload={"event": TEST, "tenant_id": scope.tenant_id, "at": now.isoformat()},
+        dedupe=new_id("test"),
+        endpoints=[(found.id, found.url)],
+        now=now,
+    )
+    audit.record(session, scope, clock, "webhook.test", found.id, None, None)
+
+
+def tell(session: Session, causes: Iterable[Cause], now: datetime) -> int:
+    """Queue a message for each endpoint that listens; returns how many are new."""
+    wanted = list(causes)
+    tenants = {cause.tenant_id for cause in wanted}
+    if not tenants:
+        return 0
+    listening: dict[str, list[WebhookEndpoint]] = defaultdict(list)
+    for each in session.scalars(
+        select(WebhookEndpoint).where(
+            WebhookEndpoint.tenant_id.in_(tenants), WebhookEndpoint.ended_at.is_(None)
+        )
+    ):
+        listening[each.tenant_id].append(each)
+    told = 0
+    for cause in wanted:
+        ends = [
+            (each.id, each.url)
+            for each in listening[cause.tenant_id]
+            if not each.events or cause.event in each.events
+        ]
+        if ends:
+            told += outbox.put(
+                session,
+                tenant_id=cause.tenant_id,
+                subject=cause.subject,
+                payload={"event": cause.event, **cause.payload},
+                dedupe=f"{cause.event}:{cause.dedupe}",
+                endpoints=ends,
+                now=now,
+            )
+    return told
+
+
+def send_again(session: Session, scope: TenantScope, clock: Clock, message_id: int) -> None:
+    """One that was given up is due again now; the receiver knows it by its id."""
+    found = session.get(OutboxMessage, message_id)
+    if found is None or found.tenant_id != scope.tenant_id or not found.failed:
+        raise NotFound("There is no such message.", next_step="Look in the list.")
+    if found.endpoint_id is not None:
+        get(session, scope, found.endpoint_id)
+    found.failed, found.done_at, found.attempts = False, None, 0
+    found.next_at = clock.now()
+    audit.record(session, scope, clock, "message.resend", str(message_id), None, None)
+
+
+def deliveries(
+    session: Session, scope: TenantScope, before_id: int | None = None, limit: int = 100
+) -> list[OutboxMessage]:
+    """The newest first; `before_id` goes on behind the last one seen."""
+    query = select(OutboxMessage).where(OutboxMessage.tenant_id == scope.tenant_id)
+    if before_id is not None:
+        query = query.where(OutboxMessage.id < before_id)
+    return list(session.scalars(query.order_by(OutboxMessage.id.desc()).limit(limit)))
+
+
+def last_states(session: Session, scope: TenantScope) -> dict[str, OutboxMessage]:
+    """Endpoint -> the message that was put down for it last."""
+    newest = (
+        select(func.max(OutboxMessage.id))
+        .where(OutboxMessage.tenant_id == scope.tenant_id, OutboxMessage.endpoint_id.is_not(None))
+        .group_by(OutboxMessage.endpoint_id)
+    )
+    found = session.scalars(select(OutboxMessage).where(OutboxMessage.id.in_(newest)))
+    return {str(each.endpoint_id): each for each in found}
+
+
+def _shown(each: WebhookEndpoint) -> dict[str, Any]:
+    return {"url": each.url, "events": each.events or ["all"]}

@@ -1,0 +1,1 @@
+"""Files that tenants upload, and batches of requests that run over them."""

@@ -1,0 +1,236 @@
+"""Batches: created by a key, run line by line by whichever gateway process holds the lease, ended once.
+
+validating -> in_progress -> finalizing -> completed, or failed, expired, cancelling -> cancelled.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+
+from sqlalchemy import insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from core.batches import files
+from core.batches.models import Batch, BatchLine
+from core.clock import Clock
+from core.errors import BadRequest, Conflict, NotFound
+from core.ids import new_id
+from core.tenants.scope import TenantScope
+
+LEASE_S = 30.0
+WINDOW = timedelta(hours=24)
+OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+MOST_OPEN = 100  # of one tenant
+WAITING, DONE, FAILED = "waiting", "done", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What became of one line."""
+
+    number: int
+    ok: bool
+    result: str  # its line of the output or error file
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+def create(
+    session: Session,
+    scope: TenantScope,
+    clock: Clock,
+    *,
+    project_id: str,
+    endpoint: str,
+    input_file_id: str,
+    labels: dict[str, str],
+) -> Batch:
+    now = clock.now()
+    file = files.get(session, scope, input_file_id, now)
+    if file.purpose != "batch":
+        raise BadRequest(
+            f"The file {file.id} is not for batches.",
+            next_step="Upload one with the purpose batch.",
+            param="input_file_id",
+        )
+    of_tenant = select(Batch.id).where(Batch.tenant_id == scope.tenant_id, Batch.status.in_(OPEN))
+    if len(session.scalars(of_tenant.limit(MOST_OPEN)).all()) >= MOST_OPEN:
+        raise BadRequest(
+            f"The organisation has {MOST_OPEN} batches that have not ended, which is the most.",
+            next_step="Wait for one to end, or cancel one.",
+            code="too_many_batches",
+        )
+    made = Batch(
+        id=new_id("batch"),
+        tenant_id=scope.tenant_id,
+        project_id=project_id,
+        key_id=scope.actor,
+        endpoint=endpoint,
+        input_file_id=file.id,
+        completion_window="24h",
+        status="validating",
+        labels=labels,
+        errors=[],
+        created_at=now,
+        expires_at=now + WINDOW,
+    )
+    session.add(made)
+    session.flush()
+    return made
+
+
+def get(session: Session, scope: TenantScope, batch_id: str) -> Batch:
+    """NotFound for another project's, as for none."""
+    found = session.get(Batch, batch_id)
+    foreign = found is None or found.tenant_id != scope.tenant_id
+    if (
+        found is None
+        or foreign
+        or (scope.project_id is not None and found.project_id != scope.project_id)
+    ):
+        raise NotFound(
+            f"There is no batch {batch_id[:80]!r}.",
+            next_step="GET /v1/batches lists them.",
+            param="batch_id",
+        )
+    return found
+
+
+def all_of(
+    session: Session, scope: TenantScope, *, after: str | None = None, limit: int = 20
+) -> list[Batch]:
+    """The newest first."""
+    query = select(Batch).where(Batch.tenant_id == scope.tenant_id)
+    if scope.project_id is not None:
+        query = query.where(Batch.project_id == scope.project_id)
+    if after is not None:
+        query = query.where(Batch.id < after)
+    return list(session.scalars(query.order_by(Batch.id.desc()).limit(limit)))
+
+
+def cancel(session: Session, scope: TenantScope, clock: Clock, batch_id: str) -> Batch:
+    found = get(session, scope, batch_id)
+    if found.status in ("validating", "in_progress"):
+        found.status, found.cancelling_at = "cancelling", clock.now()
+        session.flush()
+    elif found.status not in ("cancelling", "cancelled"):
+        raise Conflict(
+            f"The batch is {found.status}; it can no longer be cancelled.",
+            next_step="GET it to see its result.",
+            code="batch_ended",
+        )
+    return found
+
+
+def claim(session: Session, owner: str, now: datetime, held: Sequence[str]) -> Batch | None:
+    """The oldest open batch that nobody runs, leased to `owner`; none that it has already."""
+    free = or_(Batch.lease_until.is_(None), Batch.lease_until < now)
+    query = select(Batch.id).where(Batch.status.in_(OPEN), free, Batch.id.not_in(held))
+    for batch_id in session.scalars(query.order_by(Batch.id).limit(5)):
+        taken = session.execute(
+            update(Batch)
+            .where(Batch.id == batch_id, free)
+            .values(lease_owner=owner, lease_until=now + timedelta(seconds=LEASE_S))
+            .returning(Batch.id)
+        ).all()
+        if taken:
+            return session.get(Batch, batch_id, populate_existing=True)
+    return None
+
+
+def renew(session: Session, batch_id: str, owner: str, now: datetime) -> Batch | None:
+    """The batch as it now is; None where another process has taken it."""
+    kept = session.execute(
+        update(Batch)
+        .where(Batch.id == batch_id, Batch.lease_owner == owner)
+        .values(lease_until=now + timedelta(seconds=LEASE_S))
+        .returning(Batch.id)
+    ).all()
+    return session.get(Batch, batch_id, populate_existing=True) if kept else None
+
+
+def give_back(session: Session, batch_id: str, owner: str) -> None:
+    session.execute(
+        update(Batch)
+        .where(Batch.id == batch_id, Batch.lease_owner == owner)
+        .values(lease_owner=None, lease_until=None)
+    )
+
+
+def begin(
+    session: Session,
+    batch: Batch,
+    lines: Iterable[tuple[str, str]],
+    model: str | None,
+    now: datetime,
+) -> None:
+    """The input is right: its (custom id, body) lines wait to be run."""
+    rows = (
+        {"batch_id": batch.id, "number": number, "custom_id": name, "body": body, "state": WAITING}
+        for number, (name, body) in enumerate(lines)
+    )
+    batch.total, batch.model = 0, model
+    while some := list(islice(rows, 1000)):
+        session.execute(insert(BatchLine), some)
+        batch.total += len(some)
+    if batch.status == "validating":
+        batch.status, batch.in_progress_at = "in_progress", now
+    session.flush()
+
+
+def waiting(
+    session: Session, batch_id: str, limit: int, skip: Sequence[int] = ()
+) -> list[BatchLine]:
+    query = select(BatchLine).where(BatchLine.batch_id == batch_id, BatchLine.state == WAITING)
+    if skip:
+        query = query.where(BatchLine.number.not_in(skip))
+    return list(session.scalars(query.order_by(BatchLine.number).limit(limit)))
+
+
+def answered(session: Session, batch: Batch, results: Iterable[Answered]) -> None:
+    """Each line counts once, also where two processes ran it."""
+    for each in results:
+        new = session.execute(
+            update(BatchLine)
+            .where(
+                BatchLine.batch_id == batch.id,
+                BatchLine.number == each.number,
+                BatchLine.state == WAITING,
+            )
+            .values(state=DONE if each.ok else FAILED, result=each.result)
+            .returning(BatchLine.number)
+        ).all()
+        if not new:
+            continue
+        batch.completed += each.ok
+        batch.failed += not each.ok
+        batch.input_tokens += each.input_tokens
+        batch.cached_tokens += each.cached_tokens
+        batch.output_tokens += each.output_tokens
+    session.flush()
+
+
+def note(session: Session, batch_id: str, answer: Answered) -> None:
+    """From the spool, whoever ran it: the process that did may have died before it could tell."""
+    batch = session.get(Batch, batch_id, with_for_update=True, populate_existing=True)
+    if batch is not None:
+        answered(session, batch, [answer])
+
+
+def results(session: Session, batch_id: str, state: str) -> Iterable[bytes]:
+    """The lines of the output (`done`) or error (`failed`) file, in the input's order."""
+    last = -1
+    while True:
+        rows = session.execute(
+            select(BatchLine.number, BatchLine.result)
+            .where(BatchLine.batch_id == batch_id, BatchLine.state == state)
+            .where(BatchLine.number > last)
+            .order_by(BatchLine.number)
+            .limit(500)
+        ).all()
+        if not rows:
+            return
+        last = rows[-1][0]
+        yield b"".join((result or "").encode() + b"\n" for _number, result in rows)

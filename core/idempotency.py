@@ -1,0 +1,143 @@
+"""Answers that are kept under the client's own key, so that a request sent twice is done once.
+
+A key belongs to one project's work: another tenant's equal key is another key. The body's digest
+tells a repetition from a mistake. What is kept is bounded in size, number and time.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Index, LargeBinary, String, delete, func, select, update
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from core.database import Base, Json, UtcDateTime, insert_new
+from core.errors import BadRequest, Conflict, RateLimited
+
+KEPT = timedelta(hours=24)
+MOST_KEYS = 10_000  # of one tenant, within that time
+MOST_BYTES = 4 << 20  # of one answer; a longer one is not kept
+
+
+class KeptAnswer(Base):
+    __tablename__ = "kept_answers"
+    __table_args__ = (
+        Index("ix_kept_answers_tenant_id", "tenant_id", "claimed_at"),
+        Index("ix_kept_answers_expires_at", "expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)  # SHA-256 of tenant and key
+    tenant_id: Mapped[str] = mapped_column(String(40))
+    body_sha256: Mapped[str] = mapped_column(String(64))
+    claimed_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    status: Mapped[int | None]  # None while the first request runs
+    headers: Mapped[list[list[str]]] = mapped_column(Json)
+    answer: Mapped[bytes | None] = mapped_column(LargeBinary)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    status: int
+    headers: list[tuple[str, str]]
+    answer: bytes
+
+
+def claim(
+    session: Session,
+    *,
+    tenant_id: str,
+    project_id: str,
+    key: str,
+    route: str,
+    body: bytes,
+    now: datetime,
+    longest: timedelta,
+) -> tuple[str, Kept | None]:
+    """(id of the claim, None) for the first request, and what it was answered for later ones.
+    Conflict while the first still runs, BadRequest where the body is another. A first request
+    older than `longest` died: its claim is open again."""
+    name = hashlib.sha256("\0".join((tenant_id, project_id, key)).encode()).hexdigest()
+    digest = hashlib.sha256(route.encode() + b"\0" + body).hexdigest()
+    session.execute(delete(KeptAnswer).where(KeptAnswer.id == name, KeptAnswer.expires_at <= now))
+    found = session.get(KeptAnswer, name)
+    if found is None:
+        _make_room(session, tenant_id, now)
+        row: dict[str, Any] = {
+            "id": name,
+            "tenant_id": tenant_id,
+            "body_sha256": digest,
+            "claimed_at": now,
+            "expires_at": now + KEPT,
+            "status": None,
+            "headers": [],
+            "answer": None,
+        }
+        if insert_new(session, KeptAnswer.__table__, [row], "id"):  # type: ignore[arg-type]
+            return name, None
+        found = session.get_one(KeptAnswer, name)
+    if found.body_sha256 != digest:
+        raise BadRequest(
+            "This Idempotency-Key was used with another body or route.",
+            next_step="Take a new key for a new request.",
+            param="Idempotency-Key",
+            code="idempotency_key_reused",
+        )
+    if found.status is not None:
+        headers = [(name, value) for name, value in found.headers]
+        return found.id, Kept(found.status, headers, found.answer or b"")
+    taken = session.execute(
+        update(KeptAnswer)
+        .where(KeptAnswer.id == name, KeptAnswer.claimed_at <= now - longest)
+        .where(KeptAnswer.status.is_(None))
+        .values(claimed_at=now)
+        .returning(KeptAnswer.id)
+    ).all()
+    if taken:
+        return name, None
+    raise Conflict(
+        "A request with this Idempotency-Key is still running.",
+        next_step="Wait for its answer, then ask again.",
+        param="Idempotency-Key",
+        code="idempotency_in_progress",
+    )
+
+
+def keep(session: Session, claim_id: str, kept: Kept) -> None:
+    session.execute(
+        update(KeptAnswer)
+        .where(KeptAnswer.id == claim_id)
+        .values(
+            status=kept.status,
+            headers=[[name, value] for name, value in kept.headers],
+            answer=kept.answer,
+        )
+    )
+
+
+def let_go(session: Session, claim_id: str) -> None:
+    """The request came to nothing that is worth keeping: the next one is the first again."""
+    session.execute(
+        delete(KeptAnswer).where(KeptAnswer.id == claim_id, KeptAnswer.status.is_(None))
+    )
+
+
+def drop_expired(session: Session, now: datetime) -> None:
+    session.execute(delete(KeptAnswer).where(KeptAnswer.expires_at <= now))
+
+
+def _make_room(session: Session, tenant_id: str, now: datetime) -> None:
+    mine = select(func.count()).where(KeptAnswer.tenant_id == tenant_id)
+    if (session.scalar(mine) or 0) < MOST_KEYS:
+        return
+    session.execute(
+        delete(KeptAnswer).where(KeptAnswer.tenant_id == tenant_id, KeptAnswer.expires_at <= now)
+    )
+    if (session.scalar(mine) or 0) >= MOST_KEYS:
+        raise RateLimited(
+            f"The organisation has {MOST_KEYS} idempotency keys of the last day, which is the most.",
+            next_step="Send the request without one, or wait.",
+            code="too_many_idempotency_keys",
+            retry_after_s=60.0,
+        )

@@ -1,0 +1,61 @@
+"""What limits refused and made wait, by tenant, hour and reason: counted in memory, added up here."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from core.tenants.models import RefusalRow
+from core.tenants.scope import TenantScope
+
+_SUMS = ("refused", "waited", "waited_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    tenant_id: str
+    at: datetime  # the hour's start
+    reason: str  # name of the limit, or money, saturated, queue
+    refused: int
+    waited: int
+    waited_ms: int
+
+
+def add(session: Session, tallies: Iterable[Tally]) -> None:
+    rows = [
+        {name: getattr(each, name) for name in ("tenant_id", "at", "reason", *_SUMS)}
+        for each in sorted(tallies, key=lambda each: (each.tenant_id, each.at, each.reason))
+    ]
+    if not rows:
+        return
+    postgres = session.get_bind().dialect.name == "postgresql"
+    made: Any = (postgresql.insert if postgres else sqlite.insert)(RefusalRow)
+    table: Any = RefusalRow
+    raised = {name: getattr(table, name) + getattr(made.excluded, name) for name in _SUMS}
+    upsert = made.on_conflict_do_update(index_elements=["tenant_id", "at", "reason"], set_=raised)
+    session.connection().execute(upsert, rows)
+
+
+def since(session: Session, scope: TenantScope, moment: datetime) -> list[dict[str, Any]]:
+    """By reason, the most refused first."""
+    table = RefusalRow
+    sums = [func.sum(getattr(table, name)) for name in _SUMS]
+    rows = session.execute(
+        select(table.reason, *sums)
+        .where(table.tenant_id == scope.tenant_id, table.at >= moment)
+        .group_by(table.reason)
+    )
+    found = [
+        {
+            "reason": reason,
+            "refused": int(refused),
+            "waited": int(waited),
+            "mean": int(waited_ms) // int(waited) if waited else 0,
+        }
+        for reason, refused, waited, waited_ms in rows
+    ]
+    return sorted(found, key=lambda row: (-row["refused"], -row["waited"]))

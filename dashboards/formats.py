@@ -1,0 +1,66 @@
+"""Values to words: money, moments, shares, and the colour of a state."""
+
+import re
+from datetime import UTC, datetime
+
+from markupsafe import Markup, escape
+
+from core.money import decimal_of, format_minor, round_to_minor
+from dashboards.scales import grouped
+
+
+def money(units: int, currency: str) -> str:
+    """To the minor unit, for tiles and tables; the exact amount stands in the title and the CSV."""
+    rounded, _left = round_to_minor(units, currency)
+    return f"{_grouped_decimal(format_minor(rounded, currency))} {currency}"
+
+
+def exact(units: int) -> str:
+    return decimal_of(units)
+
+
+def minor(amount: int, currency: str) -> str:
+    return f"{_grouped_decimal(format_minor(amount, currency))} {currency}"
+
+
+def moment(value: datetime | None) -> str:
+    return value.astimezone(UTC).isoformat(" ", "seconds")[:19] if value else "–"
+
+
+def day(value: datetime | None) -> str:
+    return value.astimezone(UTC).strftime("%Y-%m-%d") if value else "–"
+
+
+def share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+def marked(text: object) -> Markup:
+    """Escaped, with what stands between backticks as code."""
+    said = str(escape(text))
+    return Markup(_CODE.sub(r"<code>\1</code>", said) if "`" in said else said)
+
+
+_CODE = re.compile(r"`([^`]+)`")
+
+
+def feeling(state: str) -> str:
+    """The colour of a badge; its words say the same."""
+    return _FEELINGS.get(state, "")
+
+
+_FEELINGS = {
+    state: colour
+    for colour, states in {
+        "good": "active paid healthy ready good clean granted done succeeded delivered closed resident",
+        "warn": "ending open pending draft final warn past_due shadow running paused half_open loading",
+        "bad": "uncollectible revoked expired parked disabled suspended failed bad denied "
+        "differs disputed",
+    }.items()
+    for state in states.split()
+}
+
+
+def _grouped_decimal(text: str) -> str:
+    whole, point, fraction = text.partition(".")
+    return grouped(int(whole)) + point + fraction if whole not in ("-0",) else text

@@ -1,0 +1,154 @@
+"""Adapters: uploaded with the result of the checks, removed; where they lie and what they cost."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from core.errors import TollhouseError
+from core.tenants import adapters
+from dashboards import figures
+from dashboards.filters import Range
+from dashboards.pages.common import (
+    back_to,
+    confirmed,
+    house_of,
+    viewer_of,
+    wants_csv,
+)
+from dashboards.ports import Upload
+from dashboards.sheets import Form, Input, Sheet, show
+from dashboards.tables import Column, Table
+
+PATH = "/adapters"
+COLUMNS = [
+    Column("name", "Name in `model`"),
+    Column("digest", "Digest, first 16", "code", "An adapter is the SHA-256 of its weights."),
+    Column("rank", "Rank", "whole"),
+    Column("bytes", "Bytes", "whole"),
+    Column("at", "Registered", "moment"),
+    Column(
+        "lies", "On the engines", about="Resident ones answer at once; others are loaded first."
+    ),
+    Column("requests", "Requests, 30 days", "whole"),
+    Column("tokens", "Tokens out, 30 days", "whole"),
+]
+
+
+def page_of(request: Request, problem: str = "", name: str = "") -> Response:
+    viewer, house = viewer_of(request, "adapters"), house_of(request)
+    now = house.clock.now()
+    span = Range(now.date() - timedelta(29), now.date())
+    with house.database.read() as session:
+        found = adapters.all_of(session, viewer.scope)
+        used = figures.read(session, viewer.scope, span, now, "adapter").counts
+    may_change = house.doorman.may(viewer, "adapters", "write")
+    sees_costs = house.doorman.may(viewer, "costs", "read")
+    lies = house.gatehouse.residency()
+    rows = [_row(each, used.get(each.name, {}), lies, may_change) for each in found]
+    columns = list(COLUMNS)
+    if sees_costs:
+        columns.append(
+            Column("amount", "Cost, 30 days", "money", "Charges of requests that used it.")
+        )
+    if may_change:
+        columns.append(Column("acts", "Change", "acts"))
+    empty = "No adapter yet. Upload one below, as PEFT saves it; it is checked before it is taken."
+    table = Table("Adapters", columns, rows, viewer.currency, totals=False, empty=empty)
+    if wants_csv(request):
+        return table.csv("adapters")
+    sheet = Sheet(
+        "Adapters",
+        "LoRA weights of your own on a model of the house. Ask for one as `model: base:name`.",
+        tables=[table],
+        forms=[_upload(list(house.gatehouse.base_models()), name)] if may_change else [],
+        problem=problem,
+    )
+    return show(request, sheet, 400 if problem else 200)
+
+
+def _row(
+    each: Any, used: dict[str, int], lies: Mapping[str, Mapping[str, int]], may_change: bool
+) -> dict[str, Any]:
+    states = lies.get(each.digest, {})
+    return {
+        "name": f"{each.base_model}:{each.name}",
+        "digest": each.digest[:16],
+        "rank": each.rank,
+        "bytes": each.bytes,
+        "at": each.created_at,
+        "lies": ", ".join(f"{states[state]} {state}" for state in sorted(states)) or "on none now",
+        "requests": used.get("requests", 0),
+        "tokens": used.get("output_tokens", 0),
+        "amount": used.get("amount", 0),
+        "acts": [
+            Form(
+                PATH,
+                "Remove",
+                {"act": "remove", "name": each.name},
+                confirm=each.name,
+                danger=True,
+            )
+        ]
+        if may_change
+        else [],
+    }
+
+
+def _upload(models: list[str], name: str) -> Form:
+    inputs = [
+        Input("name", "Name", value=name, hint="letters, digits, dot, hyphen, underscore"),
+        Input("base", "On the model", "select", "", [(each, each) for each in models]),
+        Input("archive", "Archive", "file", required=False, hint="tar, tar.gz or zip"),
+        Input("config", "or adapter_config.json", "file", required=False),
+        Input("weights", "and adapter_model.safetensors", "file", required=False),
+    ]
+    return Form(
+        PATH,
+        "Check and register",
+        {"act": "add"},
+        inputs,
+        title="A new adapter",
+        about="The files are read as safetensors, never unpickled. Rank, targets and shapes are "
+        "checked; what is wrong is said here and nothing is kept.",
+    )
+
+
+async def change(request: Request) -> Response:
+    async with request.form(max_files=4, max_fields=8) as form:
+        if form.get("act") == "remove":
+            return await run_in_threadpool(_remove, request, form)
+        return await run_in_threadpool(_add, request, form)
+
+
+def _add(request: Request, form: FormData) -> Response:
+    viewer, house = viewer_of(request, "adapters", "write"), house_of(request)
+    name, base = (str(form.get(key, "")).strip() for key in ("name", "base"))
+    files = {}
+    for key in ("archive", "config", "weights"):
+        part = form.get(key)
+        if isinstance(part, UploadFile) and part.filename:
+            files[key] = part.file
+    try:
+        house.gatehouse.add_adapter(viewer.scope, name, base, Upload(**files))
+    except TollhouseError as error:
+        return page_of(request, f"{error.message} {error.next_step}".strip(), name)
+    return back_to(request, PATH, "adapter-added")
+
+
+def _remove(request: Request, form: FormData) -> Response:
+    viewer, house = viewer_of(request, "adapters", "write"), house_of(request)
+    given = {key: str(form.get(key, "")) for key in ("name", "confirm")}
+    confirmed(given, given["name"])
+    with house.database.transaction() as session:
+        adapters.remove(session, viewer.scope, house.clock, given["name"])
+    house.gatehouse.changed()
+    return back_to(request, PATH, "adapter-removed")
+
+
+ROUTES = [Route(PATH, page_of, methods=["GET"]), Route(PATH, change, methods=["POST"])]

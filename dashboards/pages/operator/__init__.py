@@ -1,0 +1,1 @@
+"""Pages that only the operator sees: they span all tenants."""

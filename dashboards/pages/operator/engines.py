@@ -1,0 +1,166 @@
+"""Engines: each replica as of its last heartbeat, adapters by state, and who had how much."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from billing.models import HouseUsage
+from core.tenants import plan_store
+from core.tenants.models import Tenant
+from dashboards import charts
+from dashboards.pages.common import house_of, operator_of, root_of, wants_csv
+from dashboards.ports import EngineView
+from dashboards.render import svg
+from dashboards.scales import grouped
+from dashboards.sheets import Sheet, Tile, show
+from dashboards.tables import Column, Table
+
+PATH = "/operator/engines"
+REPLICAS = [
+    Column("engine", "Engine", "code"),
+    Column("model", "Model"),
+    Column("state", "State", "badge"),
+    Column("running", "Running", "whole", "Sequences in the batch."),
+    Column("waiting", "Waiting", "whole", "Sequences that were admitted and have no place yet."),
+    Column("tokens", "Tokens waiting", "whole", "Prompt tokens still to be computed."),
+    Column(
+        "kv",
+        "KV in use",
+        "figure",
+        "Share of the blocks of the KV cache; above 85 % preemptions come.",
+    ),
+    Column("adapters", "Adapters", "figure", "Known to this engine, in whatever state."),
+]
+ADAPTERS = [Column("state", "State", "badge"), Column("count", "Adapters", "whole")]
+SHARES = [
+    Column("tenant", "Tenant", link="href"),
+    Column(
+        "weight",
+        "Weight",
+        "whole",
+        "By the plan: the share under contention is weight over weights.",
+    ),
+    Column("fair", "Fair share", "figure", "Of the engines, if all these tenants asked at once."),
+    Column("input_tokens", "Input", "whole"),
+    Column("cached_tokens", "Cached", "whole"),
+    Column("output_tokens", "Output", "whole"),
+    Column("had", "Had", "figure", "Share of the computed input and the output of all."),
+]
+
+
+def page_of(request: Request) -> Response:
+    operator_of(request, "operations")
+    house = house_of(request)
+    now = house.clock.now()
+    engines = list(house.gatehouse.engines())
+    with house.database.read() as session:
+        shares = _shares(session, now, root_of(request))
+    table = Table("Replicas", REPLICAS, [_row(each) for each in engines], totals=False)
+    if wants_csv(request):
+        return table.csv("engines")
+    sheet = Sheet(
+        "Engines",
+        "As of the last heartbeat of each. The engine board in Grafana has the history.",
+        tiles=_tiles(engines),
+        tables=[
+            table,
+            Table(
+                "Adapters by state", ADAPTERS, _by_state(engines), totals=False, empty=_NO_ADAPTER
+            ),
+            Table(
+                "Who had the engines, yesterday and today",
+                SHARES,
+                shares,
+                totals=False,
+                empty="Nobody asked for anything since yesterday.",
+            ),
+        ],
+    )
+    return show(request, sheet)
+
+
+_NO_ADAPTER = "No engine holds an adapter now; one is loaded when it is first asked for."
+
+
+def _tiles(engines: list[EngineView]) -> list[Tile]:
+    healthy = sum(each.state == "healthy" for each in engines)
+    used, total = sum(e.blocks_used for e in engines), sum(e.blocks_total for e in engines)
+    meter = svg(charts.meter("KV in use", used, total)) if total else ""
+    return [
+        Tile(
+            "Replicas",
+            f"{healthy} of {len(engines)}",
+            "healthy",
+            state="good" if healthy == len(engines) else "bad",
+        ),
+        Tile("Running", grouped(sum(each.running for each in engines))),
+        Tile("Waiting", grouped(sum(each.waiting for each in engines))),
+        Tile("KV in use", f"{100 * used / total:.1f} %" if total else "–", meter=meter),
+    ]
+
+
+def _row(each: EngineView) -> dict[str, Any]:
+    return {
+        "engine": each.engine_id,
+        "model": each.model,
+        "state": each.state,
+        "running": each.running,
+        "waiting": each.waiting,
+        "tokens": each.tokens_waiting,
+        "kv": f"{100 * each.kv_share:.1f} %" if each.kv_share is not None else None,
+        "adapters": str(sum(each.adapters.values())),
+    }
+
+
+def _by_state(engines: list[EngineView]) -> list[dict[str, Any]]:
+    counts: dict[str, int] = {}
+    for each in engines:
+        for state, number in each.adapters.items():
+            counts[state] = counts.get(state, 0) + number
+    return [{"state": state, "count": counts[state]} for state in sorted(counts)]
+
+
+def _shares(session: Session, now: datetime, root: str) -> list[dict[str, Any]]:
+    table = HouseUsage
+    yesterday = now.replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
+    used = session.execute(
+        select(
+            table.tenant_id,
+            func.sum(table.input_tokens),
+            func.sum(table.cached_tokens),
+            func.sum(table.output_tokens),
+        )
+        .where(table.at >= yesterday)
+        .group_by(table.tenant_id)
+    ).all()
+    tenants = {
+        tenant.id: tenant
+        for tenant in session.scalars(select(Tenant).where(Tenant.id.in_([row[0] for row in used])))
+    }
+    plans = plan_store.all_of(session)
+    weights = {
+        id: plans[tenant.plan].weight for id, tenant in tenants.items() if tenant.plan in plans
+    }
+    work = {row[0]: int(row[1]) - int(row[2]) + int(row[3]) for row in used}
+    all_work, all_weight = sum(work.values()), sum(weights.values())
+    return [
+        {
+            "tenant": tenants[row[0]].name if row[0] in tenants else row[0],
+            "href": f"{root}/operator/tenants/{row[0]}",
+            "weight": weights.get(row[0], 1),
+            "fair": f"{100 * weights.get(row[0], 1) / max(1, all_weight):.1f} %",
+            "input_tokens": int(row[1]),
+            "cached_tokens": int(row[2]),
+            "output_tokens": int(row[3]),
+            "had": f"{100 * work[row[0]] / all_work:.1f} %" if all_work else "–",
+        }
+        for row in sorted(used, key=lambda row: -work[row[0]])
+    ]
+
+
+ROUTES = [Route(PATH, page_of)]

@@ -1,0 +1,132 @@
+"""Health: each part of the house, what it says, and what to do; from what this process knows."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from billing.models import AuditRun, OutboxMessage, ParkedEvent, PaymentCommand, UsageBatch
+from core.queue_models import DeadLetter
+from dashboards.pages.common import house_of, operator_of, root_of, wants_csv
+from dashboards.ports import Part
+from dashboards.sheets import Sheet, Tile, show
+from dashboards.tables import Column, Table
+
+PATH = "/operator/health"
+LATE = timedelta(minutes=5)
+AUDIT_LATE = timedelta(hours=3)
+COLUMNS = [
+    Column("part", "Part", link="href"),
+    Column("state", "State", "badge"),
+    Column("says", "What it says"),
+    Column("next_step", "What to do"),
+]
+
+
+def page_of(request: Request) -> Response:
+    operator_of(request, "operations")
+    house = house_of(request)
+    now = house.clock.now()
+    with house.database.read() as session:
+        began = house.clock.monotonic()
+        checks = [check(session, now) for check in _CHECKS]
+        took_ms = (house.clock.monotonic() - began) * 1000
+    parts = [
+        *house.gatehouse.parts(),
+        Part("database", "good", f"answered {len(checks)} questions in {took_ms:.0f} ms"),
+        *checks,
+    ]
+    root = root_of(request)
+    links = {"audit": "reconciliation", "dead letters": "dead-letters"}
+    rows: list[dict[str, Any]] = [
+        {
+            "part": each.name,
+            "href": f"{root}/operator/{links[each.name]}" if each.name in links else "",
+            "state": each.state,
+            "says": each.says,
+            "next_step": each.next_step,
+        }
+        for each in parts
+    ]
+    table = Table("Parts", COLUMNS, rows, totals=False)
+    if wants_csv(request):
+        return table.csv("health")
+    bad = sum(each.state == "bad" for each in parts)
+    warn = sum(each.state == "warn" for each in parts)
+    words = f"{bad} broken" if bad else f"{warn} to look at" if warn else "all well"
+    sheet = Sheet(
+        "Health",
+        "`tollhouse doctor` on a machine looks at more: disk, clock, broker, payments.",
+        tiles=[
+            Tile("The house", words, state="bad" if bad else "warn" if warn else "good"),
+            Tile("Parts", str(len(parts))),
+        ],
+        tables=[table],
+    )
+    return show(request, sheet)
+
+
+def _rating(session: Session, now: datetime) -> Part:
+    waiting = UsageBatch.rated_at.is_(None)
+    row: Any = session.execute(
+        select(func.min(UsageBatch.recorded_at), func.sum(UsageBatch.events)).where(waiting)
+    ).one()
+    oldest, events = row
+    if oldest is None:
+        return Part("rating", "good", "nothing waits to be rated")
+    late = now - oldest
+    state = "bad" if late > LATE else "good"
+    says = f"{events} events wait, the oldest for {late.total_seconds():.0f} s"
+    return Part("rating", state, says, "Start `tollhouse worker`." if state == "bad" else "")
+
+
+def _audit(session: Session, now: datetime) -> Part:
+    last = session.scalar(select(AuditRun).order_by(AuditRun.id.desc()).limit(1))
+    if last is None:
+        return Part("audit", "warn", "has not run yet", "Wait an hour, or run `tollhouse audit`.")
+    says = f"{last.at:%Y-%m-%d %H:%M} UTC: {'no difference' if last.clean else 'differences'}"
+    if not last.clean:
+        return Part("audit", "bad", says, "Send no invoices before it is clean.")
+    late = now - last.at > AUDIT_LATE
+    return Part("audit", "warn" if late else "good", says, "Look at the worker." if late else "")
+
+
+def _dead(session: Session, now: datetime) -> Part:
+    count = session.scalar(select(func.count()).where(DeadLetter.replayed_at.is_(None))) or 0
+    does = "Mend the cause, then play them again." if count else ""
+    return Part("dead letters", "bad" if count else "good", f"{count} wait", does)
+
+
+def _parked(session: Session, now: datetime) -> Part:
+    open_ = (ParkedEvent.released_at.is_(None), ParkedEvent.dismissed_by.is_(None))
+    count = session.scalar(select(func.count()).where(*open_)) or 0
+    does = (
+        "`tollhouse usage parked` says why; `tollhouse usage release` tries again." if count else ""
+    )
+    return Part("parked events", "warn" if count else "good", f"{count} wait for somebody", does)
+
+
+def _messages(session: Session, now: datetime) -> Part:
+    failed = session.scalar(select(func.count()).where(OutboxMessage.failed)) or 0
+    waiting = session.scalar(select(func.count()).where(OutboxMessage.done_at.is_(None))) or 0
+    says = f"{waiting} webhooks and mails wait, {failed} were given up"
+    does = "See which targets do not answer." if failed else ""
+    return Part("messages", "warn" if failed else "good", says, does)
+
+
+def _payments(session: Session, now: datetime) -> Part:
+    failed = session.scalar(select(func.count()).where(PaymentCommand.failed)) or 0
+    waiting = session.scalar(select(func.count()).where(PaymentCommand.done_at.is_(None))) or 0
+    says = f"{waiting} calls to the provider wait, {failed} were given up"
+    return Part(
+        "payments", "warn" if failed else "good", says, "`tollhouse doctor`" if failed else ""
+    )
+
+
+_CHECKS = (_rating, _audit, _dead, _parked, _messages, _payments)
+
+ROUTES = [Route(PATH, page_of)]

@@ -1,0 +1,131 @@
+"""Margin: what an hour of a GPU earned and what a million tokens cost, by the operator's own rate."""
+
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from sqlalchemy import func, select
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from billing.models import HouseUsage
+from core.errors import BadRequest
+from core.money import units_of
+from dashboards.filters import Range, date_range
+from dashboards.formats import money
+from dashboards.pages.common import house_of, operator_of, wants_csv
+from dashboards.scales import grouped
+from dashboards.sheets import Form, Input, Sheet, Tile, show
+from dashboards.tables import Column, Table
+
+PATH = "/operator/margin"
+COLUMNS = [
+    Column("model", "Model"),
+    Column("requests", "Requests", "whole"),
+    Column("tokens", "Tokens", "whole", "Input, cached ones included, and output."),
+    Column("amount", "Revenue", "money", "Charges of these days, before tax and credits."),
+    Column("per_million", "Per million tokens", "money", "Revenue over tokens."),
+    Column("share", "Share of revenue", "figure"),
+]
+
+
+def page_of(request: Request) -> Response:
+    operator_of(request, "operations")
+    house = house_of(request)
+    now = house.clock.now()
+    span = date_range(request, now, 30)
+    gpus = _number(request, "gpus", str(max(1, len(house.gatehouse.engines()))))
+    rate = _number(request, "rate", "2.00")
+    currency = request.query_params.get("currency", "USD")[:3].upper()
+    table_ = HouseUsage
+    with house.database.read() as session:
+        found = session.execute(
+            select(
+                table_.model,
+                func.sum(table_.requests),
+                func.sum(table_.input_tokens + table_.output_tokens),
+                func.sum(table_.amount),
+            )
+            .where(table_.at >= span.start, table_.at < span.end, table_.currency == currency)
+            .group_by(table_.model)
+        ).all()
+    total = sum(int(row[3]) for row in found)
+    rows: list[dict[str, Any]] = [
+        {
+            "model": model,
+            "requests": int(requests),
+            "tokens": int(tokens),
+            "amount": int(amount),
+            "per_million": int(amount) * 10**6 // max(1, int(tokens)),
+            "share": f"{100 * int(amount) / total:.1f} %" if total else None,
+        }
+        for model, requests, tokens, amount in sorted(found, key=lambda row: -row[3])
+    ]
+    empty = f"Nothing was used in {currency} in these days."
+    table = Table("Revenue by model", COLUMNS, rows, currency, totals=False, empty=empty)
+    if wants_csv(request):
+        return table.csv(f"margin-{span.first}-{span.last}")
+    seconds = max(1, int((min(span.end, now) - span.start).total_seconds()))
+    sheet = Sheet(
+        "Margin",
+        f"{gpus} {'GPU' if gpus == 1 else 'GPUs'} for {seconds / 3600:,.0f} hours at {rate} "
+        f"{currency} an hour: your rate.",
+        tiles=_tiles(rows, total, seconds, gpus, rate, currency),
+        tables=[table],
+        forms=[_asked(span, gpus, rate, currency)],
+        remarks=["GPU-hours count from the first day to now, used or idle: capacity is paid for."],
+    )
+    return show(request, sheet)
+
+
+def _tiles(
+    rows: list[dict[str, Any]],
+    total: int,
+    seconds: int,
+    gpus: Decimal,
+    rate: Decimal,
+    currency: str,
+) -> list[Tile]:
+    tokens = sum(row["tokens"] for row in rows)
+    cost = int(units_of(str(rate)) * gpus * seconds / 3600)
+    hours = gpus * seconds / 3600
+    per_hour = int(total / hours) if hours else 0
+    per_million = cost * 10**6 // tokens if tokens else 0
+    margin = f"{100 * (total - cost) / total:.1f} %" if total else "–"
+    return [
+        Tile("Revenue", money(total, currency)),
+        Tile("Cost of capacity", money(cost, currency), about="GPUs × hours × the rate."),
+        Tile("Margin", margin, about="What is left of revenue after the cost of capacity."),
+        Tile("Revenue a GPU-hour", money(per_hour, currency), about="Revenue over GPUs × hours."),
+        Tile(
+            "Cost a million tokens",
+            money(per_million, currency) if tokens else "–",
+            f"{grouped(tokens)} tokens",
+            "Cost of capacity over all tokens, cached ones included.",
+        ),
+    ]
+
+
+def _asked(span: Range, gpus: Decimal, rate: Decimal, currency: str) -> Form:
+    inputs = [
+        Input("from", "From", "date", str(span.first)),
+        Input("to", "To, included", "date", str(span.last)),
+        Input("gpus", "GPUs", "number", str(gpus), hint="the number of engines unless you say"),
+        Input("rate", "Cost of a GPU-hour", "number", str(rate)),
+        Input("currency", "Currency", value=currency),
+    ]
+    return Form(PATH, "Reckon", inputs=inputs, title="With other figures", method="get")
+
+
+def _number(request: Request, name: str, usual: str) -> Decimal:
+    text = request.query_params.get(name) or usual
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal(-1)
+    if not value.is_finite() or not 0 < value <= 1_000_000:
+        raise BadRequest(f"{name} is {text[:20]!r}, not a number above zero.", param=name)
+    return value
+
+
+ROUTES = [Route(PATH, page_of)]

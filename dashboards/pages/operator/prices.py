@@ -1,0 +1,177 @@
+"""Models, their prices, and the history of both: versions with dates, never an edit."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from billing import prices, terms
+from billing.models import PriceVersionRow
+from billing.pricing import TOKENS, Component, Rate, Scheme
+from core.money import decimal_of
+from core.tenants import audit
+from core.tenants.models import Tenant
+from core.tenants.organisations import tenant_named
+from dashboards.filters import moment_of
+from dashboards.pages.common import Fields, acting, back_to, house_of, operator_of, wants_csv
+from dashboards.scales import grouped
+from dashboards.sheets import Form, Input, Sheet, Tile, show
+from dashboards.tables import Column, Table
+
+PATH = "/operator/prices"
+MOST_ROWS = 500
+COLUMNS = [
+    Column("model", "Model"),
+    Column("tenant", "For", about="Everybody, or the tenant that it was negotiated with."),
+    Column("adapter", "Adapter"),
+    Column("state", "State", "badge"),
+    Column("input", "Input", "figure", "Per million tokens that were computed."),
+    Column(
+        "cached_input", "Cached", "figure", "Per million input tokens found in the prefix cache."
+    ),
+    Column("output", "Output", "figure", "Per million tokens that were delivered."),
+    Column("others", "Others"),
+    Column("currency", "Currency"),
+    Column("since", "From", "moment"),
+    Column("until", "To", "moment"),
+    Column("note", "Note"),
+    Column("by", "Saved by"),
+    Column("version", "Version", "code", "Pinned on each request at admission."),
+]
+_FIELDS = ("input", "cached_input", "output", "request", "adapter", "gpu_second", "moderation")
+
+
+def page_of(request: Request, problem: str = "", given: Fields | None = None) -> Response:
+    operator_of(request, "prices")
+    house = house_of(request)
+    now = house.clock.now()
+    query = select(PriceVersionRow).order_by(
+        PriceVersionRow.model, PriceVersionRow.tenant_id, PriceVersionRow.effective_from.desc()
+    )
+    with house.database.read() as session:
+        found = session.scalars(query.limit(MOST_ROWS)).all()
+        ids = {row.tenant_id for row in found if row.tenant_id}
+        named = session.execute(select(Tenant.id, Tenant.name).where(Tenant.id.in_(ids)))
+        names = {row[0]: row[1] for row in named}
+    rows = [_row(each, names, now) for each in found]
+    empty = "No price yet: a model without one cannot be asked for. Save one below."
+    table = Table("Prices and their history", COLUMNS, rows, totals=False, empty=empty)
+    if wants_csv(request):
+        return table.csv("prices")
+    served = list(house.gatehouse.base_models())
+    sheet = Sheet(
+        "Models and prices",
+        "A price is a version with dates; a correction is a new version, and re-rating posts the rest.",
+        tiles=[
+            Tile("Models served", grouped(len(served)), ", ".join(served)),
+            Tile("Prices in force", grouped(sum(row["state"] == "active" for row in rows))),
+            Tile("Versions", grouped(len(rows))),
+        ],
+        tables=[table],
+        forms=[_form(served, given or {})],
+        problem=problem,
+    )
+    return show(request, sheet, 400 if problem else 200)
+
+
+def _row(each: PriceVersionRow, names: dict[str, str], now: datetime) -> dict[str, Any]:
+    over = each.effective_to is not None and each.effective_to <= now
+    state = "ended" if over else "active" if each.effective_from <= now else "planned"
+    rates, discount_ppm = terms.load(each.terms)
+    shown = {name: _said(Component(name), rates) for name in ("input", "cached_input", "output")}
+    others = [
+        f"{name} {_said(Component(name), rates)}"
+        for name in _FIELDS[3:]
+        if Component(name) in rates
+    ]
+    if discount_ppm:
+        others.append(f"less {discount_ppm / 10_000:g} %")
+    return shown | {
+        "model": "every model" if each.model == "*" else each.model,
+        "tenant": names.get(each.tenant_id, each.tenant_id) or "everybody",
+        "adapter": "any" if each.adapter == "*" else each.adapter,
+        "state": state,
+        "others": ", ".join(others),
+        "currency": each.currency,
+        "since": each.effective_from,
+        "until": each.effective_to,
+        "note": each.note,
+        "by": each.created_by,
+        "version": each.id,
+    }
+
+
+def _said(component: Component, rates: Any) -> str | None:
+    """Flat: the price, a million tokens or a piece; else the scheme and where its tiers begin."""
+    rate: Rate | None = rates.get(component)
+    if rate is None:
+        return None
+    per = 10**6 if component in TOKENS else 1
+    first = decimal_of(rate.tiers[0].unit * per)
+    if rate.scheme is Scheme.FLAT:
+        return first
+    return f"{rate.scheme.value}, {len(rate.tiers)} tiers from {first}"
+
+
+def _form(served: list[str], given: Fields) -> Form:
+    options = [(name, name) for name in [*served, "*"]]
+    usual = {"input": "0.15", "cached_input": "0.075", "output": "0.60"}
+    inputs = [
+        Input("model", "Model", "select", given.get("model", ""), options),
+        Input("tenant", "For the tenant", value=given.get("tenant", ""), required=False),
+        Input("currency", "Currency", value=given.get("currency", "USD")),
+    ]
+    for name in _FIELDS:
+        words = name.replace("_", " ").capitalize()
+        per = ", a million tokens" if name in usual else ", each"
+        value = given.get(name, usual.get(name, ""))
+        inputs.append(Input(name, words + per, "number", value, required=name in usual))
+    inputs.append(
+        Input(
+            "from", "From", "date", given.get("from", ""), required=False, hint="now unless you say"
+        )
+    )
+    inputs.append(Input("note", "Note", value=given.get("note", ""), required=False))
+    return Form(
+        PATH,
+        "Try and save",
+        {"act": "save"},
+        inputs,
+        title="A new version",
+        about="It is tried on sample usage first and refused if it cannot be billed. "
+        "The version before it ends where this one begins.",
+    )
+
+
+def _save(request: Request, given: Fields) -> Response:
+    viewer, house = operator_of(request, "prices", "write"), house_of(request)
+    written = {name: given[name] for name in _FIELDS if given.get(name)}
+    now = house.clock.now()
+    with house.database.transaction() as session:
+        tenant_id = ""
+        if given.get("tenant"):
+            tenant_id = tenant_named(session, given["tenant"]).id
+        draft = prices.PriceDraft(
+            given.get("model", ""),
+            written,
+            moment_of("from", given.get("from", "")) or now,
+            tenant_id=tenant_id,
+            currency=given.get("currency", "USD"),
+            note=given.get("note", ""),
+            created_by=viewer.scope.actor,
+        )
+        made = prices.save(session, house.clock, draft)
+        after = {"version": made.id, "model": draft.model, "tenant_id": tenant_id, **written}
+        audit.record_house(
+            session, house.clock, viewer.scope.actor, "price.save", made.id, None, after
+        )
+    return back_to(request, PATH, "price-saved")
+
+
+ROUTES = [
+    Route(PATH, page_of, methods=["GET"]),
+    Route(PATH, acting(save=_save), methods=["POST"]),
+]

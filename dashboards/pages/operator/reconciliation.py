@@ -1,0 +1,104 @@
+"""Reconciliation: the last audit from receipt to invoice. It must be zero; differences are listed."""
+
+from typing import Any
+
+from sqlalchemy import select
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from billing.models import AuditRun
+from dashboards.formats import moment
+from dashboards.pages.common import house_of, operator_of, wants_csv
+from dashboards.scales import grouped
+from dashboards.sheets import Sheet, Tile, show
+from dashboards.tables import Column, Table
+
+PATH = "/operator/reconciliation"
+_COUNTS = ("count", "input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
+STEPS = [
+    Column("step", "Step"),
+    *(Column(name, name.replace("_", " ").capitalize(), "whole") for name in _COUNTS),
+    Column("units", "Amount", "figure", "Picounits, as a whole; the ledger's entries sum to zero."),
+]
+DIFFERENCES = [
+    Column("check", "Between"),
+    Column("kind", "Kind", "badge"),
+    Column("message", "What disagrees"),
+    Column("count", "How many", "whole"),
+    Column("units", "Picounits", "whole"),
+    Column("requests", "First request ids", "code"),
+]
+RUNS = [
+    Column("at", "Run", "moment"),
+    Column("state", "Outcome", "badge"),
+    Column("lost", "Lost", "whole"),
+    Column("duplicated", "Twice", "whole"),
+    Column("error", "Ledger error", "figure"),
+    Column("pending", "To be rated", "whole"),
+    Column("parked", "Parked", "whole"),
+]
+_NOT_YET = "No audit has run yet. It runs every hour; `tollhouse audit` runs one now."
+
+
+def page_of(request: Request) -> Response:
+    operator_of(request, "operations")
+    house = house_of(request)
+    with house.database.read() as session:
+        runs = session.scalars(select(AuditRun).order_by(AuditRun.id.desc()).limit(48)).all()
+    last = runs[0] if runs else None
+    report: dict[str, Any] = last.report if last else {}
+    differences = Table(
+        "Differences",
+        DIFFERENCES,
+        [_difference(each) for each in report.get("differences", [])],
+        totals=False,
+        empty="None: every step agrees with the one before." if last else _NOT_YET,
+    )
+    if wants_csv(request):
+        return differences.csv("differences")
+    steps = [
+        {"step": name, "units": None, **dict.fromkeys(_COUNTS), **sums}
+        for name, sums in report.get("steps", {}).items()
+    ]
+    sheet = Sheet(
+        "Reconciliation",
+        "Receipts of the engines, usage events, charges, ledger, invoices: each against the one before.",
+        tiles=_tiles(report, last),
+        tables=[
+            differences,
+            Table("Counts and sums of each step", STEPS, steps, totals=False, empty=_NOT_YET),
+            Table(
+                "The last runs", RUNS, [_run(each) for each in runs], totals=False, empty=_NOT_YET
+            ),
+        ],
+    )
+    return show(request, sheet)
+
+
+def _tiles(report: dict[str, Any], last: AuditRun | None) -> list[Tile]:
+    if last is None:
+        return [Tile("Last audit", "–", _NOT_YET)]
+    differences = len(report["differences"])
+    zero = "good" if last.clean else "bad"
+    return [
+        Tile("Differences", grouped(differences), "must be 0", state=zero),
+        Tile("Lost", grouped(report["lost"]), about="In one step and not in the next."),
+        Tile("Twice", grouped(report["duplicated"]), about="More often than in the step before."),
+        Tile("Ledger error", report["ledger_error"], about="By how much any two steps disagree."),
+        Tile("Last audit", moment(last.at)[11:], f"{moment(last.at)} UTC"),
+    ]
+
+
+def _difference(each: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: each[name] for name in ("check", "kind", "message", "count", "units")}
+    return plain | {"requests": " ".join(each["request_ids"][:3])}
+
+
+def _run(each: AuditRun) -> dict[str, Any]:
+    plain = {name: each.report[name] for name in ("lost", "duplicated", "pending", "parked")}
+    state = "clean" if each.clean else "differs"
+    return plain | {"at": each.at, "state": state, "error": each.report["ledger_error"]}
+
+
+ROUTES = [Route(PATH, page_of)]

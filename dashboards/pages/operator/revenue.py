@@ -1,0 +1,124 @@
+"""Revenue: billed, collected, outstanding by age, credits, refunds, and what was paid ahead."""
+
+from typing import Any
+
+from sqlalchemy import select
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from core.money import units_of_minor
+from core.tenants.models import Tenant
+from dashboards import charts, revenue
+from dashboards.filters import date_range
+from dashboards.formats import minor, money
+from dashboards.pages.common import house_of, operator_of, root_of, wants_csv
+from dashboards.pages.costs import money_label
+from dashboards.render import svg
+from dashboards.sheets import Chart, Sheet, Tile, show
+from dashboards.tables import Column, Table
+
+PATH = "/operator/revenue"
+ABOUT = {
+    "used": "Charges for usage of these days, invoiced or not, before tax and credits.",
+    "billed": "Totals of the invoices that became final in these days, tax included, void ones not.",
+    "collected": "Payments that arrived in these days, top-ups of wallets included.",
+    "outstanding": "What is still to be paid on final invoices, as of now.",
+    "credited": "Credit notes issued in these days, tax included.",
+    "refunded": "Money given back in these days.",
+    "failed": "Attempts to collect that failed in these days.",
+    "given": "Promotional credit granted in these days.",
+    "deferred": "Paid ahead and not yet used, as of now: the balance of all wallets.",
+}
+_COLUMNS = [
+    Column("currency", "Currency"),
+    *(
+        Column(
+            key,
+            key.capitalize(),
+            "money" if key in ("used", "given", "deferred") else "minor",
+            about,
+        )
+        for key, about in ABOUT.items()
+    ),
+]
+
+
+def page_of(request: Request) -> Response:
+    operator_of(request, "operations")
+    house = house_of(request)
+    now = house.clock.now()
+    span = date_range(request, now, now.day)
+    with house.database.read() as session:
+        found = revenue.read(session, span)
+        debtors = revenue.outstanding(session, now)
+        main = found[0] if found else revenue.Revenue("USD")
+        months = revenue.by_month(session, main.currency, now)
+        ids = [each.tenant_id for each in debtors]
+        rows = session.execute(select(Tenant.id, Tenant.name).where(Tenant.id.in_(ids)))
+        names = {row[0]: row[1] for row in rows}
+    table = Table(
+        "Revenue by currency",
+        _COLUMNS,
+        [{column.key: getattr(each, column.key) for column in _COLUMNS} for each in found],
+        totals=False,
+        empty="Nothing was used, billed or paid yet.",
+    )
+    if wants_csv(request):
+        return table.csv(f"revenue-{span.first}-{span.last}")
+    root = root_of(request)
+    sheet = Sheet(
+        "Revenue",
+        "Never converted: each currency stands for itself. The tiles show the largest.",
+        span=span,
+        tiles=_tiles(main),
+        charts=[_chart(main.currency, months)] if any(map(any, months.values())) else [],
+        tables=[table, _ages(debtors, names, root)],
+    )
+    return show(request, sheet)
+
+
+def _tiles(main: revenue.Revenue) -> list[Tile]:
+    words = main.currency
+    return [
+        Tile("Used", money(main.used, words), about=ABOUT["used"]),
+        Tile("Billed", minor(main.billed, words), about=ABOUT["billed"]),
+        Tile("Collected", minor(main.collected, words), about=ABOUT["collected"]),
+        Tile("Outstanding", minor(main.outstanding, words), about=ABOUT["outstanding"]),
+        Tile("Paid ahead", money(main.deferred, words), about=ABOUT["deferred"]),
+    ]
+
+
+def _chart(currency: str, months: dict[str, list[int]]) -> Chart:
+    series = [
+        charts.Series(name, [units_of_minor(pair[index], currency) for pair in months.values()])
+        for index, name in enumerate(("billed", "collected"))
+    ]
+    drawn = charts.lines(f"By month, {currency}", list(months), series, money_label)
+    return Chart(f"Billed and collected by month, {currency}", svg(drawn))
+
+
+def _ages(debtors: list[revenue.Debtor], names: dict[str, str], root: str) -> Table:
+    columns = [
+        Column("tenant", "Tenant", link="href"),
+        *(
+            Column(age[0], f"{age[0]}{' days late' if age[1] else ''}", "minor")
+            for age in revenue.AGES
+        ),
+        Column("total", "Total", "minor"),
+    ]
+    rows: list[dict[str, Any]] = [
+        {
+            "tenant": names.get(each.tenant_id, each.tenant_id),
+            "href": f"{root}/operator/tenants/{each.tenant_id}",
+            "currency": each.currency,
+            "total": each.total,
+            **each.by_age,
+        }
+        for each in debtors
+    ]
+    caption = "Outstanding by age, in days past due"
+    return Table(caption, columns, rows, totals=False, empty="Every final invoice is paid.")
+
+
+ROUTES = [Route(PATH, page_of)]

@@ -1,0 +1,169 @@
+"""Safety queue: appeals that wait for an answer, and keys that the strike rule suspended."""
+
+from typing import Any
+
+from sqlalchemy import and_, select
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from core.errors import NotFound
+from core.tenants.models import ApiKey, Tenant
+from dashboards.pages.common import (
+    Fields,
+    acting,
+    back_to,
+    confirmed,
+    house_of,
+    operator_of,
+    scope_of,
+    wants_csv,
+)
+from dashboards.scales import grouped
+from dashboards.sheets import Form, Input, Sheet, Tile, show
+from dashboards.tables import Column, Table
+from moderation import appeals, strikes
+from moderation.models import Appeal, Decision, Suspension
+
+PATH = "/operator/safety"
+MOST_ROWS = 200
+APPEALS = [
+    Column("at", "Opened", "moment"),
+    Column("tenant", "Tenant"),
+    Column("request", "Request", "code"),
+    Column("direction", "Direction"),
+    Column("action", "Action", "badge"),
+    Column("found", "Found, with scores", about="Scores of the classifier; no text is kept."),
+    Column("reason", "Why the tenant objects"),
+    Column("acts", "Decide", "acts"),
+]
+SUSPENDED = [
+    Column("at", "Suspended", "moment"),
+    Column("tenant", "Tenant"),
+    Column("key", "Key"),
+    Column(
+        "strikes", "Strikes", "whole", "Blocked requests within the window of the policy's rule."
+    ),
+    Column("acts", "Free", "acts"),
+]
+
+
+def page_of(request: Request) -> Response:
+    operator_of(request, "moderation")
+    house = house_of(request)
+    with house.database.read() as session:
+        waiting, suspended = _waiting(session), _suspended(session)
+    table = Table("Appeals", APPEALS, waiting, totals=False, empty="No appeal waits for an answer.")
+    if wants_csv(request):
+        return table.csv("appeals")
+    sheet = Sheet(
+        "Safety queue",
+        "A granted appeal voids the strike; a suspended key is freed on its own.",
+        tiles=[
+            Tile("Appeals that wait", grouped(len(waiting)), state="warn" if waiting else "good"),
+            Tile("Suspended keys", grouped(len(suspended))),
+        ],
+        tables=[
+            table,
+            Table(
+                "Suspended keys", SUSPENDED, suspended, totals=False, empty="No key is suspended."
+            ),
+        ],
+    )
+    return show(request, sheet)
+
+
+def _waiting(session: Session) -> list[dict[str, Any]]:
+    same = and_(Decision.request_id == Appeal.request_id, Decision.direction == Appeal.direction)
+    rows = session.execute(
+        select(Appeal, Decision, Tenant.name)
+        .join(Decision, same, isouter=True)
+        .join(Tenant, Tenant.id == Appeal.tenant_id, isouter=True)
+        .where(Appeal.status == "open")
+        .order_by(Appeal.opened_at)
+        .limit(MOST_ROWS)
+    )
+    return [
+        {
+            "at": appeal.opened_at,
+            "tenant": tenant or appeal.tenant_id,
+            "request": appeal.request_id,
+            "direction": appeal.direction,
+            "action": decision.action if decision else None,
+            "found": _found(decision),
+            "reason": appeal.reason,
+            "acts": [
+                Form(
+                    PATH,
+                    words,
+                    {"act": "decide", "appeal": appeal.id, "verdict": words},
+                    [Input("answer", "Answer to the tenant", required=False)],
+                )
+                for words in ("Grant", "Deny")
+            ],
+        }
+        for appeal, decision, tenant in rows
+    ]
+
+
+def _found(decision: Decision | None) -> str:
+    if decision is None:
+        return "the decision is past its retention"
+    return ", ".join(f"{name} {decision.scores.get(name, 0):.2f}" for name in decision.categories)
+
+
+def _suspended(session: Session) -> list[dict[str, Any]]:
+    rows = session.execute(
+        select(Suspension, ApiKey.name, Tenant.name)
+        .join(ApiKey, ApiKey.id == Suspension.key_id)
+        .join(Tenant, Tenant.id == Suspension.tenant_id)
+        .where(Suspension.lifted_at.is_(None))
+        .order_by(Suspension.at.desc())
+        .limit(MOST_ROWS)
+    )
+    return [
+        {
+            "at": each.at,
+            "tenant": tenant,
+            "key": key,
+            "strikes": each.strikes,
+            "acts": [Form(PATH, "Free the key", {"act": "free", "id": str(each.id)}, confirm=key)],
+        }
+        for each, key, tenant in rows
+    ]
+
+
+def _decide(request: Request, given: Fields) -> Response:
+    viewer, house = operator_of(request, "moderation", "write"), house_of(request)
+    with house.database.transaction() as session:
+        appeal = session.get(Appeal, given.get("appeal", ""))
+        if appeal is None:
+            raise NotFound("There is no such appeal.", next_step="Look in the list.")
+        appeals.decide(
+            session,
+            scope_of(viewer, appeal.tenant_id),
+            house.clock,
+            appeal.id,
+            grant=given.get("verdict") == "Grant",
+            answer=given.get("answer", ""),
+        )
+    return back_to(request, PATH, "appeal-decided")
+
+
+def _free(request: Request, given: Fields) -> Response:
+    viewer, house = operator_of(request, "moderation", "write"), house_of(request)
+    number = given.get("id", "")
+    with house.database.transaction() as session:
+        found = session.get(Suspension, int(number)) if number.isdigit() else None
+        if found is None:
+            raise NotFound("There is no such suspension.", next_step="Look in the list.")
+        confirmed(given, session.get_one(ApiKey, found.key_id).name)
+        strikes.lift(session, scope_of(viewer, found.tenant_id), house.clock, found.key_id)
+    return back_to(request, PATH, "key-freed")
+
+
+ROUTES = [
+    Route(PATH, page_of, methods=["GET"]),
+    Route(PATH, acting(decide=_decide, free=_free), methods=["POST"]),
+]

@@ -1,0 +1,273 @@
+"""Tenants: who there is, what they used and spent this month; one of them in detail."""
+
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from billing.models import BillingAccount, HouseUsage
+from core.errors import NotFound
+from core.tenants import keys, limits, organisations, plan_store
+from core.tenants.models import ApiKey, Member, Tenant
+from dashboards import charts, figures
+from dashboards.filters import Range
+from dashboards.formats import money
+from dashboards.navigation import SECTIONS
+from dashboards.pages.common import (
+    Fields,
+    acting,
+    back_to,
+    confirmed,
+    house_of,
+    operator_of,
+    root_of,
+    scope_of,
+    wants_csv,
+)
+from dashboards.pages.costs import costs_table, money_label
+from dashboards.render import svg
+from dashboards.scales import grouped
+from dashboards.sheets import Chart, Form, Input, Sheet, Tile, show
+from dashboards.tables import Column, Table
+
+PATH = "/operator/tenants"
+COLUMNS = [
+    Column("tenant", "Tenant", link="href"),
+    Column("plan", "Plan of limits"),
+    Column("state", "State", "badge"),
+    Column("account", "Account", "badge", "Billing's word: active, past due or suspended."),
+    Column("members", "Members", "whole"),
+    Column("keys", "Keys", "whole", "Keys that are not revoked."),
+    Column("requests", "Requests", "whole", "Of this month, as rated."),
+    Column("tokens", "Tokens", "whole", "Input and output of this month."),
+    Column("spend", "Spend", "money", "This month's charges, before tax and credits."),
+    Column("last", "Last day used", "figure"),
+]
+
+
+def listing(request: Request) -> Response:
+    operator_of(request, "tenants")
+    house = house_of(request)
+    now = house.clock.now()
+    with house.database.read() as session:
+        rows = _rows(session, now.replace(day=1, hour=0, minute=0, second=0, microsecond=0))
+        plans = sorted(plan_store.all_of(session))
+    for row in rows:
+        row["href"] = f"{root_of(request)}{PATH}/{row['id']}"
+    table = Table("Tenants", COLUMNS, rows, totals=False, empty="No tenant yet: make one below.")
+    if wants_csv(request):
+        return table.csv(f"tenants-{now:%Y-%m-%d}")
+    by_state = {state: sum(row["state"] == state for row in rows) for state in ("active",)}
+    used = sum(row["requests"] > 0 for row in rows)
+    sheet = Sheet(
+        "Tenants",
+        "Every organisation of this house, and what it used and spent this month.",
+        tiles=[
+            Tile("Tenants", grouped(len(rows)), f"{by_state['active']} active"),
+            Tile("Used this month", grouped(used), about="Tenants with a rated request."),
+            Tile("Requests", grouped(sum(row["requests"] for row in rows))),
+        ],
+        tables=[table],
+        forms=[_new(plans)],
+    )
+    return show(request, sheet)
+
+
+def _rows(session: Session, since: Any) -> list[dict[str, Any]]:
+    table = HouseUsage
+    used = {
+        row[0]: row[1:]
+        for row in session.execute(
+            select(
+                table.tenant_id,
+                func.sum(table.requests),
+                func.sum(table.input_tokens + table.output_tokens),
+                func.sum(table.amount),
+                func.max(table.at),
+            )
+            .where(table.at >= since)
+            .group_by(table.tenant_id)
+        )
+    }
+    members = _count(session, Member, Member.disabled_at.is_(None))
+    live = _count(session, ApiKey, ApiKey.revoked_at.is_(None))
+    accounts = {
+        row[0]: row[1]
+        for row in session.execute(select(BillingAccount.tenant_id, BillingAccount.status))
+    }
+    found = []
+    for tenant in organisations.all_tenants(session):
+        requests, tokens, amount, last = used.get(tenant.id, (0, 0, 0, None))
+        found.append(
+            {
+                "id": tenant.id,
+                "tenant": tenant.name,
+                "plan": tenant.plan,
+                "state": tenant.status,
+                "account": accounts.get(tenant.id, "unopened"),
+                "members": members.get(tenant.id, 0),
+                "keys": live.get(tenant.id, 0),
+                "requests": int(requests),
+                "tokens": int(tokens),
+                "spend": int(amount),
+                "currency": tenant.currency,
+                "last": f"{last:%Y-%m-%d}" if last else None,
+            }
+        )
+    return found
+
+
+def _count(session: Session, table: Any, condition: Any) -> dict[str, int]:
+    query = select(table.tenant_id, func.count()).where(condition).group_by(table.tenant_id)
+    return {row[0]: int(row[1]) for row in session.execute(query)}
+
+
+def _new(plans: list[str]) -> Form:
+    return Form(
+        PATH,
+        "Make the tenant",
+        {"act": "create"},
+        [
+            Input("name", "Name", hint="lower case, digits, hyphens"),
+            Input("display_name", "What people read", required=False),
+            Input("plan", "Plan of limits", "select", "standard", [(each, each) for each in plans]),
+            Input("currency", "Currency", value="USD"),
+        ],
+        title="A new tenant",
+    )
+
+
+def one(request: Request) -> Response:
+    """The last 30 days of one tenant, its limits, and what the operator may change."""
+    viewer, house = operator_of(request, "tenants"), house_of(request)
+    now = house.clock.now()
+    span = Range(now.date() - timedelta(29), now.date())
+    with house.database.read() as session:
+        tenant = session.get(Tenant, request.path_params["tenant_id"])
+        if tenant is None:
+            raise NotFound("There is no such tenant.", next_step="Look in the list.")
+        scope = scope_of(viewer, tenant.id)
+        models = figures.read(session, scope, span, now, "model")
+        by_key = figures.read(session, scope, span, now, "key_id")
+        rules = [limits.describe(rule) for rule in limits.plan_of(session, tenant).rules]
+        live = sum(key.revoked_at is None for key in keys.all_of(session, scope))
+        plans = sorted(plan_store.all_of(session))
+    drawn = charts.stacked_bars("Spend", models.labels, models.series("amount"), money_label)
+    sheet = Sheet(
+        tenant.display_name,
+        f"{tenant.name} · {tenant.id} · {tenant.status} · on the plan {tenant.plan}.",
+        tiles=[
+            Tile("Spend, 30 days", money(models.total("amount"), tenant.currency)),
+            Tile("Requests", grouped(models.total("requests"))),
+            Tile("Tokens in", grouped(models.total("input_tokens"))),
+            Tile("Tokens out", grouped(models.total("output_tokens"))),
+            Tile("Live keys", grouped(live)),
+        ],
+        charts=[Chart("Spend by model", svg(drawn))],
+        tables=[
+            costs_table(models, tenant.currency),
+            costs_table(by_key, tenant.currency),
+            Table("Limits in force", _LIMITS, rules, totals=False),
+        ],
+        forms=_changes(tenant, plans),
+        back=(PATH, "All tenants"),
+    )
+    return show(request, sheet)
+
+
+_LIMITS = [
+    Column("scope", "Of each"),
+    Column("unit", "What"),
+    Column("period_s", "Per, seconds", "whole"),
+    Column("limit", "At most", "whole"),
+]
+
+
+def _changes(tenant: Tenant, plans: list[str]) -> list[Form]:
+    path = f"{PATH}/{tenant.id}"
+    options = [(each, each) for each in plans]
+    stop = "suspended" if tenant.status == "active" else "active"
+    words = "Suspend" if stop == "suspended" else "Open again"
+    return [
+        Form(
+            "/operator/look",
+            "Show its pages",
+            {"act": "look", "tenant": tenant.id},
+            title="Its own pages",
+            about="Usage, costs, requests and all the rest, as its owner sees them.",
+        ),
+        Form(
+            path,
+            "Change the plan",
+            {"act": "plan"},
+            [Input("plan", "Plan of limits", "select", tenant.plan, options)],
+            title="Change",
+        ),
+        Form(
+            path,
+            words,
+            {"act": "status", "status": stop},
+            confirm=tenant.name,
+            danger=stop == "suspended",
+            about="A suspended tenant's requests are refused; its people may still look.",
+        ),
+    ]
+
+
+def _create(request: Request, given: Fields) -> Response:
+    operator_of(request, "tenants", "write")
+    house = house_of(request)
+    with house.database.transaction() as session:
+        made = organisations.create_tenant(
+            session,
+            house.clock,
+            name=given.get("name", ""),
+            display_name=given.get("display_name", ""),
+            plan=given.get("plan", "standard"),
+            currency=given.get("currency", "USD"),
+        )
+        path = f"{PATH}/{made.id}"
+    return back_to(request, path, "tenant-made")
+
+
+def _look(request: Request, given: Fields) -> Response:
+    """The tenant's own pages, as its owner sees them. Back to the page one came from if it has one."""
+    viewer, house = operator_of(request, "tenants"), house_of(request)
+    with house.database.transaction() as session:
+        name = given.get("tenant", "")
+        house.doorman.look_at(session, viewer, request.state.cookie, name)
+    own = {section.path for section in SECTIONS if not section.operator}
+    path = given.get("page", "")
+    return back_to(request, path if path in own else "/", "tenant-shown")
+
+
+def _plan(request: Request, given: Fields) -> Response:
+    return _change(request, plan=given.get("plan", ""))
+
+
+def _status(request: Request, given: Fields) -> Response:
+    return _change(request, given, status=given.get("status", ""))
+
+
+def _change(request: Request, ask: Fields | None = None, **changes: str) -> Response:
+    viewer, house = operator_of(request, "tenants", "write"), house_of(request)
+    tenant_id = request.path_params["tenant_id"]
+    with house.database.transaction() as session:
+        tenant = organisations.tenant_named(session, tenant_id)
+        if ask is not None:
+            confirmed(ask, tenant.name)
+        organisations.change_tenant(session, scope_of(viewer, tenant.id), house.clock, **changes)  # type: ignore[arg-type]
+    return back_to(request, f"{PATH}/{tenant_id}", "tenant-changed")
+
+
+ROUTES = [
+    Route(PATH, listing, methods=["GET"]),
+    Route(PATH, acting(create=_create), methods=["POST"]),
+    Route("/operator/look", acting(look=_look), methods=["POST"]),
+    Route(f"{PATH}/{{tenant_id}}", one, methods=["GET"]),
+    Route(f"{PATH}/{{tenant_id}}", acting(plan=_plan, status=_status), methods=["POST"]),
+]

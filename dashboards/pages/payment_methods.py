@@ -1,0 +1,100 @@
+"""How invoices are paid: what is on file with the provider, and its own page to leave a card on.
+
+A form may not lead to another site, so the page first shows where it goes, as a link.
+"""
+
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from billing.models import BillingAccount, PaymentCustomer, PaymentMethod
+from dashboards.pages.common import Fields, acting, house_of, viewer_of
+from dashboards.sheets import Form, Sheet, Tile, show
+from dashboards.tables import Column, Table
+from dashboards.viewer import House, Viewer
+
+PATH = "/payment-methods"
+METHODS = [
+    Column("label", "On file"),
+    Column("provider", "With"),
+    Column("state", "Use", about="The one for all collects every invoice until another is left."),
+    Column("at", "Left", "moment"),
+]
+_BY_HAND = "Invoices are paid by transfer here, and booked by the operator: no card is kept."
+_NONE = "Nothing yet: invoices wait for a transfer until a card is left."
+
+
+def page_of(request: Request) -> Response:
+    viewer, house = viewer_of(request, "payments"), house_of(request)
+    return show(request, _sheet(viewer, house))
+
+
+def _sheet(viewer: Viewer, house: House, away: tuple[str, str] | None = None) -> Sheet:
+    tenant_id, provider = viewer.scope.tenant_id, house.gatehouse.collects_by()
+    with house.database.read() as session:
+        account = session.get(BillingAccount, tenant_id)
+        rows = _methods(session, tenant_id)
+    may_add = bool(provider) and house.doorman.may(viewer, "payments", "write")
+    by = account.collection if account else "manual"
+    return Sheet(
+        "How invoices are paid",
+        "Card numbers are typed on the provider's page and never pass by this house.",
+        tiles=[
+            Tile(
+                "Invoices are collected",
+                "by transfer" if by == "manual" else f"by {by}",
+                about="Who leaves a card is collected from by the provider, from the next invoice on.",
+            )
+        ],
+        tables=[
+            Table("On file", METHODS, rows, totals=False, empty=_NONE if provider else _BY_HAND)
+        ],
+        forms=[_add(provider)] if may_add and away is None else [],
+        back=("/invoices", "Invoices and payments"),
+        away=away,
+        remarks=["The page opens at the provider and leads back here."] if away else [],
+    )
+
+
+def _methods(session: Session, tenant_id: str) -> list[dict[str, Any]]:
+    customers = session.scalars(
+        select(PaymentCustomer).where(PaymentCustomer.tenant_id == tenant_id)
+    )
+    usual = {each.default_method for each in customers}
+    found = session.scalars(
+        select(PaymentMethod)
+        .where(PaymentMethod.tenant_id == tenant_id, PaymentMethod.detached_at.is_(None))
+        .order_by(PaymentMethod.created_at.desc())
+    )
+    return [
+        {
+            "label": each.label,
+            "provider": each.provider,
+            "state": "for all invoices" if each.external_id in usual else "in reserve",
+            "at": each.created_at,
+        }
+        for each in found
+    ]
+
+
+def _add(provider: str) -> Form:
+    about = "A card that is left is tried at once on what the last one was refused for."
+    return Form(
+        PATH, "Leave a card", {"act": "add"}, title=f"Another card, with {provider}", about=about
+    )
+
+
+def _leave(request: Request, _given: Fields) -> Response:
+    viewer, house = viewer_of(request, "payments", "write"), house_of(request)
+    address = house.gatehouse.card_page(viewer.scope)
+    return show(request, _sheet(viewer, house, (address, "Go on to the provider's page")))
+
+
+ROUTES = [
+    Route(PATH, page_of, methods=["GET"]),
+    Route(PATH, acting(add=_leave), methods=["POST"]),
+]

@@ -1,0 +1,269 @@
+"""The policy editor: tried on what was recorded, then put in force; old versions stay listed."""
+
+import json
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from core.errors import BadRequest, TollhouseError
+from core.tenants import keys, organisations
+from core.tenants.scope import TenantScope
+from dashboards.formats import share
+from dashboards.pages.common import Fields, acting, back_to, house_of, viewer_of
+from dashboards.scales import grouped
+from dashboards.sheets import Form, Input, Sheet, Tile, show
+from dashboards.tables import Column, Table
+from moderation import policies
+from moderation.categories import SCORED
+from moderation.dry_run import DryRun, dry_run
+from moderation.policy import Policy
+from moderation.records import every_decision
+
+PATH = "/safety/policy"
+TRIED_DAYS, TRIED_MOST = 30, 5_000
+THRESHOLDS = [
+    Column("category", "Category"),
+    Column("input", "Input: annotate, redact, block from", "figure", "Scores run from 0 to 1."),
+    Column("output", "Output: annotate, redact, block from", "figure"),
+]
+VERSIONS = [
+    Column("at", "Put in force", "moment"),
+    Column("of", "Of"),
+    Column("version", "Version", "code", "The digest of the document."),
+    Column("state", "State", "badge"),
+    Column("by", "By", "code"),
+]
+CHANGES = [
+    Column("was", "Was"),
+    Column("would", "Would be"),
+    Column("count", "Decisions", "whole"),
+]
+
+
+def page_of(
+    request: Request,
+    document: str = "",
+    place: str = "",
+    tried: DryRun | None = None,
+    problem: str = "",
+) -> Response:
+    viewer, house = viewer_of(request, "moderation"), house_of(request)
+    with house.database.read() as session:
+        places = _places(session, viewer.scope)
+        history = policies.history(session, viewer.scope)
+        live = policies.in_force(session, viewer.scope, "", "")
+    may_change = house.doorman.may(viewer, "moderation", "write")
+    rows = [_version(each, places, may_change) for each in history]
+    columns = [*VERSIONS, Column("acts", "Change", "acts")] if may_change else VERSIONS
+    text = document or json.dumps(live.to_dict(), indent=1)
+    tables = [
+        Table(
+            "Thresholds in force for the organisation", THRESHOLDS, _thresholds(live), totals=False
+        )
+    ]
+    if tried is not None:
+        tables.insert(0, _tried_table(tried))
+    sheet = Sheet(
+        "Safety policy",
+        "A key's policy comes before its project's, then the organisation's, then the default.",
+        tiles=_tried_tiles(tried) if tried else [],
+        tables=tables,
+        forms=[_threshold_form(place), _document_form(text, place, places)] if may_change else [],
+        after=[
+            Table("Versions", columns, rows, totals=False, empty="The default policy is in force.")
+        ],
+        back=("/safety", "Safety"),
+        problem=problem,
+    )
+    return show(request, sheet, 400 if problem else 200)
+
+
+def _places(session: Session, scope: TenantScope) -> dict[str, str]:
+    found = {f"tenant:{scope.tenant_id}": "the organisation"}
+    found |= {
+        f"project:{p.id}": f"project {p.name}" for p in organisations.projects(session, scope)
+    }
+    live = (key for key in keys.all_of(session, scope) if key.revoked_at is None)
+    return found | {f"key:{key.id}": f"key {key.name}" for key in live}
+
+
+def _thresholds(policy: Policy) -> list[dict[str, Any]]:
+    def _said(screen: Any, category: str) -> str:
+        found = screen.categories.get(category)
+        values = (found.annotate, found.redact, found.block) if found else (None, None, None)
+        return " · ".join("–" if value is None else f"{value:g}" for value in values)
+
+    return [
+        {"category": name, "input": _said(policy.input, name), "output": _said(policy.output, name)}
+        for name in SCORED
+    ]
+
+
+def _version(each: Any, places: dict[str, str], may_change: bool) -> dict[str, Any]:
+    of = places.get(f"{each.level}:{each.target}", f"{each.level} {each.target}")
+    live = each.retired_at is None
+    fields = {"act": "retire", "place": f"{each.level}:{each.target}", "name": of}
+    return {
+        "at": each.created_at,
+        "of": of,
+        "version": each.version,
+        "state": "active" if live else "retired",
+        "by": each.created_by,
+        "acts": [Form(PATH, "Retire", fields, confirm=of, danger=True)]
+        if live and may_change
+        else [],
+    }
+
+
+def _tried_tiles(tried: DryRun) -> list[Tile]:
+    return [
+        Tile("Tried on", grouped(tried.decided), f"decisions of the last {TRIED_DAYS} days"),
+        Tile("Would change", grouped(tried.changed), share(tried.changed, tried.decided)),
+        Tile(
+            "Version",
+            tried.policy_version[4:12],
+            about="The first digits of the document's digest.",
+        ),
+    ]
+
+
+def _tried_table(tried: DryRun) -> Table:
+    rows = [
+        {"was": was, "would": would, "count": count}
+        for (was, would), count in sorted(tried.changes.items(), key=lambda pair: -pair[1])
+    ]
+    empty = "No decision is recorded to try it on; it can be put in force all the same."
+    caption = "What it would have done. Nothing is in force yet."
+    return Table(caption, CHANGES, rows, totals=False, empty=empty)
+
+
+def _threshold_form(place: str) -> Form:
+    inputs = [
+        Input("category", "Category", "select", "", [(name, name) for name in SCORED]),
+        Input("direction", "Of", "select", "input", [("input", "input"), ("output", "output")]),
+        Input("annotate", "Annotate from", "number", required=False, hint="0 to 1; empty is never"),
+        Input("redact", "Redact from", "number", required=False),
+        Input("block", "Block from", "number", required=False),
+    ]
+    about = (
+        "Changes one threshold of the policy in force, and tries it. Nothing is in force by this."
+    )
+    return Form(
+        PATH,
+        "Try it",
+        {"act": "threshold", "place": place},
+        inputs,
+        title="One threshold",
+        about=about,
+    )
+
+
+def _document_form(text: str, place: str, places: dict[str, str]) -> Form:
+    inputs = [
+        Input("place", "Of", "select", place, list(places.items())),
+        Input("document", "Policy", "area", text),
+    ]
+    return Form(
+        PATH,
+        "Try it on what was recorded",
+        {},
+        inputs,
+        title="The whole document",
+        about="Thresholds, terms, patterns, entities, streaming mode, strikes. Trying changes nothing.",
+        also=(("put", "Put it in force"),),
+        act="try",
+    )
+
+
+def _try(request: Request, given: Fields) -> Response:
+    text = given.get("document", "")
+    return _tried(request, text, given.get("place", ""))
+
+
+def _tried(request: Request, text: str, place: str) -> Response:
+    viewer, house = viewer_of(request, "moderation", "write"), house_of(request)
+    now = house.clock.now()
+    try:
+        policy = Policy.from_dict(_json(text))
+    except TollhouseError as error:
+        return page_of(request, text, place, problem=f"{error.message} {error.next_step}".strip())
+    with house.database.read() as session:
+        found = every_decision(session, viewer.scope, now - timedelta(TRIED_DAYS), now)
+        tried = dry_run(policy, islice(found, TRIED_MOST))
+    return page_of(request, text, place, tried)
+
+
+def _threshold(request: Request, given: Fields) -> Response:
+    viewer, house = viewer_of(request, "moderation", "write"), house_of(request)
+    with house.database.read() as session:
+        document = policies.in_force(session, viewer.scope, "", "").to_dict()
+    try:
+        values = {
+            name: float(given[name]) for name in ("annotate", "redact", "block") if given.get(name)
+        }
+    except ValueError:
+        raise BadRequest("A threshold is a number from 0 to 1.", param="annotate") from None
+    direction = "output" if given.get("direction") == "output" else "input"
+    document[direction]["categories"][given.get("category", "")] = values
+    return _tried(request, json.dumps(document, indent=1), given.get("place", ""))
+
+
+def _put(request: Request, given: Fields) -> Response:
+    viewer, house = viewer_of(request, "moderation", "write"), house_of(request)
+    text = given.get("document", "")
+    try:
+        with house.database.transaction() as session:
+            level, target = _place(session, viewer.scope, given)
+            policies.put(
+                session, viewer.scope, house.clock, _json(text), level=level, target=target
+            )
+    except BadRequest as error:
+        said = f"{error.message} {error.next_step}".strip()
+        return page_of(request, text, given.get("place", ""), problem=said)
+    house.gatehouse.changed()
+    return back_to(request, PATH, "policy-put")
+
+
+def _retire(request: Request, given: Fields) -> Response:
+    viewer, house = viewer_of(request, "moderation", "write"), house_of(request)
+    with house.database.transaction() as session:
+        places = _places(session, viewer.scope)
+        level, target = _place(session, viewer.scope, given)
+        if given.get("confirm") != places.get(f"{level}:{target}"):
+            raise BadRequest("The name that was typed is not the one.", next_step="Type it again.")
+        policies.retire(session, viewer.scope, house.clock, level=level, target=target)
+    house.gatehouse.changed()
+    return back_to(request, PATH, "policy-retired")
+
+
+def _place(session: Session, scope: TenantScope, given: Fields) -> tuple[str, str]:
+    place = given.get("place", "")
+    if place not in _places(session, scope):
+        raise BadRequest("There is no such project or key.", next_step="Choose one of the list.")
+    level, _, target = place.partition(":")
+    return level, target
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise BadRequest(f"The policy is not JSON: {error}.", param="document") from None
+    if not isinstance(found, dict):
+        raise BadRequest("A policy is a JSON object.", param="document")
+    return found
+
+
+ROUTES = [
+    Route(PATH, page_of, methods=["GET"]),
+    Route(
+        PATH,
+        acting(**{"try": _try, "put": _put, "threshold": _threshold, "retire": _retire}),
+        methods=["POST"],
+    ),
+]

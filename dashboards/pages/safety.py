@@ -1,0 +1,161 @@
+"""Safety: what was checked, flagged and blocked, and appeals against it."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dashboards import charts, figures, safety_figures
+from dashboards.filters import date_range
+from dashboards.formats import share
+from dashboards.pages.common import Fields, acting, back_to, house_of, viewer_of, wants_csv
+from dashboards.render import svg
+from dashboards.scales import grouped
+from dashboards.sheets import Chart, Form, Input, Sheet, Tile, show
+from dashboards.tables import Column, Table
+from moderation import appeals
+from moderation.models import Appeal, Decision
+from moderation.records import decisions
+
+PATH = "/safety"
+MOST_ROWS = 50
+CATEGORIES = [
+    Column("category", "Category"),
+    Column("annotate", "Annotated", "whole", "Let through, with a header that says so."),
+    Column("redact", "Redacted", "whole", "Let through without the part that was found."),
+    Column("block", "Blocked", "whole", "Refused, or cut off."),
+    Column("total", "All", "whole"),
+]
+DECISIONS = [
+    Column("at", "When", "moment"),
+    Column("request", "Request", "code"),
+    Column("direction", "Direction"),
+    Column("action", "Action", "badge"),
+    Column("found", "Found, with scores"),
+    Column("policy", "Policy version", "code"),
+]
+APPEALS = [
+    Column("at", "Opened", "moment"),
+    Column("request", "Request", "code"),
+    Column("reason", "Why"),
+    Column("status", "State", "badge"),
+    Column("answer", "Answer"),
+]
+
+
+def page_of(request: Request) -> Response:
+    viewer, house = viewer_of(request, "moderation"), house_of(request)
+    now = house.clock.now()
+    span = date_range(request, now)
+    with house.database.read() as session:
+        counted = safety_figures.read(session, viewer.scope, span)
+        used = figures.read(session, viewer.scope, span, now, "model")
+        latest = decisions(
+            session, viewer.scope, since=span.start, until=span.end, acted=True, limit=MOST_ROWS
+        )
+        objected = appeals.appeals(session, viewer.scope)
+    may_appeal = house.doorman.may(viewer, "moderation", "write")
+    known = {(each.request_id, each.direction) for each in objected}
+    rows = [
+        _row(each, may_appeal and (each.request_id, each.direction) not in known) for each in latest
+    ]
+    columns = [*DECISIONS, Column("acts", "Object", "acts")] if may_appeal else DECISIONS
+    empty = "Nothing was found in these days. What was simply let through is in the export."
+    table = Table(f"The latest {len(rows)} decisions", columns, rows, totals=False, empty=empty)
+    if wants_csv(request):
+        return table.csv(f"safety-{span.first}-{span.last}")
+    by_category = Table("By category", CATEGORIES, counted.rows(), totals=False, empty=empty)
+    sheet = Sheet(
+        "Safety",
+        "What the screen and the guard found. No text is kept: a hash, scores and offsets are.",
+        span=span,
+        tiles=_tiles(counted, used.total("requests")),
+        charts=[_chart(counted)] if counted.flagged else [],
+        tables=[by_category, table],
+        after=[
+            Table(
+                "Appeals",
+                APPEALS,
+                [_appeal(each) for each in objected],
+                totals=False,
+                empty="None. Object to a decision in the table above.",
+            )
+        ],
+        link=("/safety/policy", "The policy in force, and what another would have done"),
+    )
+    return show(request, sheet)
+
+
+def _tiles(counted: safety_figures.SafetyFigures, checked: int) -> list[Tile]:
+    flagged, blocked = counted.flagged, counted.by_action["block"]
+    return [
+        Tile("Checked", grouped(checked), about="Rated requests of these days; each is screened."),
+        Tile(
+            "Flagged", grouped(flagged), share(flagged, checked), "Decisions other than to allow."
+        ),
+        Tile("Redacted", grouped(counted.by_action["redact"])),
+        Tile("Blocked", grouped(blocked), share(blocked, checked)),
+    ]
+
+
+def _chart(counted: safety_figures.SafetyFigures) -> Chart:
+    rows = counted.rows()[:12]
+    series = [
+        charts.Series(words, [row[action] for row in rows])
+        for action, words in (
+            ("annotate", "annotated"),
+            ("redact", "redacted"),
+            ("block", "blocked"),
+        )
+    ]
+    labels = [row["category"] for row in rows]
+    return Chart("By category", svg(charts.stacked_bars("Decisions by category", labels, series)))
+
+
+def _row(each: Decision, may_appeal: bool) -> dict[str, Any]:
+    found = [
+        f"{name} {each.scores[name]:.2f}" if name in each.scores else name
+        for name in each.categories
+    ]
+    fields = {"act": "appeal", "request": each.request_id, "direction": each.direction}
+    why = [Input("reason", "Why it is wrong")]
+    return {
+        "at": each.at,
+        "request": each.request_id,
+        "direction": each.direction,
+        "action": each.action,
+        "found": ", ".join(found) or "unscanned",
+        "policy": each.policy_version,
+        "acts": [Form(PATH, "Appeal", fields, why)] if may_appeal else [],
+    }
+
+
+def _appeal(each: Appeal) -> dict[str, Any]:
+    return {
+        "at": each.opened_at,
+        "request": each.request_id,
+        "reason": each.reason,
+        "status": each.status,
+        "answer": each.answer,
+    }
+
+
+def _open(request: Request, given: Fields) -> Response:
+    viewer, house = viewer_of(request, "moderation", "write"), house_of(request)
+    with house.database.transaction() as session:
+        appeals.open_appeal(
+            session,
+            viewer.scope,
+            house.clock,
+            given.get("request", ""),
+            given.get("reason", ""),
+            given.get("direction", "input"),
+        )
+    return back_to(request, PATH, "appeal-opened")
+
+
+ROUTES = [
+    Route(PATH, page_of, methods=["GET"]),
+    Route(PATH, acting(appeal=_open), methods=["POST"]),
+]

@@ -1,0 +1,203 @@
+"""Team: who may sign in with which role, changed here, and every change with who made it."""
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from core.tenants import audit, members
+from core.tenants.models import Member
+from core.tenants.roles import MEMBER_ROLES, may_grant
+from dashboards.pages.common import (
+    Fields,
+    acting,
+    back_to,
+    confirmed,
+    house_of,
+    viewer_of,
+    wants_csv,
+)
+from dashboards.sheets import Form, Input, Sheet, show
+from dashboards.tables import Column, Table
+
+PATH = "/team"
+MEMBERS = [
+    Column("email", "E-mail"),
+    Column("name", "Name"),
+    Column("role", "Role"),
+    Column("comes", "Comes in by"),
+    Column("state", "State", "badge"),
+    Column("seen", "Last seen", "moment"),
+]
+CHANGES = [
+    Column("at", "When", "moment"),
+    Column("actor", "Who"),
+    Column("action", "What"),
+    Column("target", "On what", "code"),
+    Column("before", "Before", "code"),
+    Column("after", "After", "code"),
+]
+
+
+def team(request: Request) -> Response:
+    viewer, house = viewer_of(request, "members"), house_of(request)
+    may_change = house.doorman.may(viewer, "members", "write")
+    with house.database.read() as session:
+        found = members.all_of(session, viewer.scope)
+        log = audit.entries(session, viewer.scope)
+    names = {each.id: each.email for each in found}
+    rows = [_row(each, viewer.role if may_change else "") for each in found]
+    columns = [*MEMBERS, Column("acts", "Change", "acts")] if may_change else MEMBERS
+    empty = "Nobody but keys comes in yet. Add the first member below."
+    table = Table("Members", columns, rows, totals=False, empty=empty)
+    changes = [_change_row(each, names) for each in log]
+    changed = Table("The latest changes", CHANGES, changes, totals=False, empty="No change yet.")
+    if wants_csv(request):
+        return changed.csv("changes")
+    sheet = Sheet(
+        "Team",
+        "Owners may do all, admins run things, finance sees money, developers build, viewers look.",
+        tables=[table],
+        forms=[_new(viewer.role)] if may_change else [],
+        after=[changed],
+    )
+    return show(request, sheet)
+
+
+def _row(member: Member, my_role: str) -> dict[str, Any]:
+    ways = [way for way, has in _ways(member) if has]
+    return {
+        "email": member.email,
+        "name": member.name,
+        "role": member.role,
+        "comes": " and ".join(ways) or "single sign-on, not yet used",
+        "state": "disabled" if member.disabled_at else "active",
+        "seen": member.last_seen_at,
+        "acts": _acts(member, my_role) if my_role and may_grant(my_role, member.role) else [],
+    }
+
+
+def _ways(member: Member) -> list[tuple[str, bool]]:
+    return [
+        ("password", member.password_hash is not None),
+        ("single sign-on", member.oidc_subject is not None),
+    ]
+
+
+def _acts(member: Member, my_role: str) -> list[Form]:
+    same = {"member": member.id}
+    roles = [(role, role) for role in MEMBER_ROLES if may_grant(my_role, role)]
+    if member.disabled_at is not None:
+        return [Form(PATH, "Let in again", {"act": "restore", **same})]
+    return [
+        Form(
+            PATH,
+            "Change the role",
+            {"act": "role", **same},
+            [Input("role", "Role", "select", member.role, roles)],
+        ),
+        Form(
+            PATH,
+            "Set a password",
+            {"act": "password", **same},
+            [Input("password", "New password", "password")],
+            account=member.email,
+        ),
+        Form(PATH, "Remove", {"act": "remove", **same}, confirm=member.email, danger=True),
+    ]
+
+
+def _new(my_role: str) -> Form:
+    roles = [(role, role) for role in MEMBER_ROLES if may_grant(my_role, role)]
+    inputs = [
+        Input("email", "E-mail", "email"),
+        Input("name", "Name", required=False),
+        Input("role", "Role", "select", "developer", roles),
+        Input("password", "Password", "password", required=False, hint="none: single sign-on"),
+    ]
+    return Form(PATH, "Add the member", {"act": "add"}, inputs, title="A new member")
+
+
+_PLAIN = ("id", "created_at", "digest", "path")  # said by the row itself, or of no use to people
+
+
+def _change_row(each: Any, names: dict[str, str]) -> dict[str, Any]:
+    before, after = each.before or {}, each.after or {}
+    both = [key for key in before | after if key not in _PLAIN]
+    differs = [key for key in both if before.get(key) != after.get(key)]
+    return {
+        "at": each.at,
+        "actor": names.get(each.actor, each.actor),
+        "action": each.action,
+        "target": each.target,
+        "before": _brief(before, differs),
+        "after": _brief(after, differs),
+    }
+
+
+def _brief(values: dict[str, Any], keys: list[str]) -> str:
+    text = ", ".join(
+        f"{key} {json.dumps(values[key])}" for key in keys if values.get(key) is not None
+    )
+    return text if len(text) <= 120 else text[:119] + "…"
+
+
+def _add(request: Request, given: Fields) -> Response:
+    viewer, house = viewer_of(request, "members", "write"), house_of(request)
+    with house.database.transaction() as session:
+        members.add(
+            session,
+            viewer.scope,
+            house.clock,
+            email=given.get("email", ""),
+            role=given.get("role", ""),
+            name=given.get("name", ""),
+            password=given.get("password") or None,
+        )
+    return back_to(request, PATH, "member-added")
+
+
+def _role(request: Request, given: Fields) -> Response:
+    return _change(request, given, role=given.get("role", ""))
+
+
+def _restore(request: Request, given: Fields) -> Response:
+    return _change(request, given, disabled=False)
+
+
+def _remove(request: Request, given: Fields) -> Response:
+    """Disabled, not deleted: the audit log keeps naming who it was."""
+    viewer, house = viewer_of(request, "members", "write"), house_of(request)
+    with house.database.transaction() as session:
+        member = members.get(session, viewer.scope, given.get("member", ""))
+        confirmed(given, member.email)
+        members.change(session, viewer.scope, house.clock, member.id, disabled=True)
+    return back_to(request, PATH, "member-removed")
+
+
+def _password(request: Request, given: Fields) -> Response:
+    viewer, house = viewer_of(request, "members", "write"), house_of(request)
+    with house.database.transaction() as session:
+        members.set_password(
+            session, viewer.scope, house.clock, given.get("member", ""), given.get("password", "")
+        )
+    return back_to(request, PATH, "member-changed")
+
+
+def _change(request: Request, given: Fields, **changes: Any) -> Response:
+    viewer, house = viewer_of(request, "members", "write"), house_of(request)
+    with house.database.transaction() as session:
+        members.change(session, viewer.scope, house.clock, given.get("member", ""), **changes)
+    return back_to(request, PATH, "member-changed")
+
+
+ROUTES = [
+    Route(PATH, team, methods=["GET"]),
+    Route(
+        PATH,
+        acting(add=_add, role=_role, restore=_restore, remove=_remove, password=_password),
+        methods=["POST"],
+    ),
+]

@@ -1,0 +1,214 @@
+"""Webhooks: who is told of what, what went out, and what did not and may go out again."""
+
+from typing import Any
+
+from sqlalchemy import select
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from billing import webhooks
+from billing.models import Budget, OutboxMessage, WebhookEndpoint
+from core.errors import BadRequest, NotFound
+from dashboards.pages.common import (
+    Fields,
+    acting,
+    back_to,
+    confirmed,
+    house_of,
+    viewer_of,
+    wants_csv,
+)
+from dashboards.sheets import Form, Input, Sheet, show
+from dashboards.tables import Column, Table
+from dashboards.viewer import House, Viewer
+
+PATH = "/webhooks"
+PAGE_ROWS = 50
+ENDPOINTS = [
+    Column("url", "Address"),
+    Column("events", "Told of"),
+    Column("at", "Added", "moment"),
+    Column("last", "Last message", "badge"),
+]
+TARGETS = [
+    Column("budget", "Budget"),
+    Column("kind", "By"),
+    Column("target", "To"),
+    Column("at", "At"),
+]
+MESSAGES = [
+    Column("at", "Queued", "moment"),
+    Column("event", "Event"),
+    Column("subject", "Subject"),
+    Column("kind", "By"),
+    Column("target", "To"),
+    Column("state", "State", "badge"),
+    Column("attempts", "Attempts", "whole"),
+    Column("error", "Last error"),
+]
+_ALL = "all"
+_NO_ENDPOINT = "Nobody is told. Add an address below, and send it a test."
+_NO_TARGET = "None. A budget can tell a webhook or a mail address at each threshold: see Limits."
+
+
+def page_of(request: Request) -> Response:
+    viewer, house = viewer_of(request, "exports"), house_of(request)
+    return _page(request, viewer, house)
+
+
+def _page(request: Request, viewer: Viewer, house: House, secret: str = "") -> Response:
+    may_change = house.doorman.may(viewer, "exports", "write")
+    before = request.query_params.get("before", "")
+    if before and not before.isdigit():
+        raise BadRequest("before is no place in this list.", next_step="Begin with the newest.")
+    with house.database.read() as session:
+        endpoints = webhooks.of_tenant(session, viewer.scope)
+        last = webhooks.last_states(session, viewer.scope)
+        messages = webhooks.deliveries(
+            session, viewer.scope, int(before[:18]) if before else None, PAGE_ROWS + 1
+        )
+        told = session.scalars(
+            select(Budget).where(
+                Budget.tenant_id == viewer.scope.tenant_id, Budget.ended_at.is_(None)
+            )
+        ).all()
+    sent = [_message(each, may_change) for each in messages[:PAGE_ROWS]]
+    acts = [Column("acts", "Change", "acts")] if may_change else []
+    went = Table(
+        "Messages that went out", [*MESSAGES, *acts], sent, totals=False, empty="None yet."
+    )
+    if wants_csv(request):
+        return went.csv("messages")
+    ends = [_endpoint(each, last.get(each.id), may_change) for each in endpoints]
+    sheet = Sheet(
+        "Webhooks",
+        "Each message is signed, as standardwebhooks.com says, and tried for a day with growing pauses.",
+        once=secret,
+        forms=[_new()] if may_change else [],
+        tables=[Table("Endpoints", [*ENDPOINTS, *acts], ends, totals=False, empty=_NO_ENDPOINT)],
+        after=[
+            went,
+            Table("Told by budgets", TARGETS, _targets(told), totals=False, empty=_NO_TARGET),
+        ],
+        pager=_pager(before, messages),
+    )
+    return show(request, sheet)
+
+
+def _pager(before: str, messages: list[OutboxMessage]) -> list[tuple[str, str]]:
+    links = [("Newest messages", "?")] if before else []
+    if len(messages) > PAGE_ROWS:
+        links.append(("Older messages", f"?before={messages[PAGE_ROWS - 1].id}"))
+    return links
+
+
+def _new() -> Form:
+    inputs = [
+        Input("url", "Address", "url"),
+        Input("events", "Told of", "select", _ALL, [(_ALL, "everything"), *_kinds()]),
+    ]
+    about = "Its secret is shown once, when it is added: with it a receiver checks what arrives."
+    return Form(
+        PATH, "Add the endpoint", {"act": "add"}, inputs, title="A new endpoint", about=about
+    )
+
+
+def _kinds() -> list[tuple[str, str]]:
+    """What an event is of: `invoice.final` is of invoices."""
+    kinds = dict.fromkeys(name.partition(".")[0] for name in webhooks.EVENTS)
+    return [(kind, f"{kind}s only") for kind in kinds]
+
+
+def _endpoint(
+    each: WebhookEndpoint, last: OutboxMessage | None, may_change: bool
+) -> dict[str, Any]:
+    fields = {"endpoint": each.id}
+    acts = [
+        Form(PATH, "Send a test", {"act": "test", **fields}),
+        Form(PATH, "Remove", {"act": "remove", **fields}, confirm=each.url, danger=True),
+    ]
+    return {
+        "url": each.url,
+        "events": ", ".join(each.events) or "everything",
+        "at": each.created_at,
+        "last": _state(last) if last else None,
+        "acts": acts if may_change else [],
+    }
+
+
+def _state(message: OutboxMessage) -> str:
+    return "failed" if message.failed else "delivered" if message.done_at else "pending"
+
+
+def _targets(budgets: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "budget": each.name or each.id,
+            "kind": kind,
+            "target": target,
+            "at": ", ".join(f"{percent} %" for percent in each.thresholds),
+        }
+        for each in budgets
+        for kind, targets in (("webhook", each.webhooks), ("mail", each.emails))
+        for target in targets
+    ]
+
+
+def _message(each: OutboxMessage, may_change: bool) -> dict[str, Any]:
+    again = Form(PATH, "Send again", {"act": "resend", "message": str(each.id)})
+    return {
+        "at": each.created_at,
+        "kind": "mail" if each.channel == "email" else each.channel,
+        "target": each.target,
+        "event": each.payload.get("event", ""),
+        "subject": each.subject,
+        "state": _state(each),
+        "attempts": each.attempts,
+        "error": each.last_error,
+        "acts": [again] if may_change and each.failed else [],
+    }
+
+
+def _add(request: Request, given: Fields) -> Response:
+    viewer, house = viewer_of(request, "exports", "write"), house_of(request)
+    kind = given.get("events") or _ALL
+    events = [name for name in webhooks.EVENTS if name.startswith(f"{kind}.")]
+    if kind != _ALL and not events:
+        raise BadRequest("There are no such events.", next_step="Choose of the list.")
+    with house.database.transaction() as session:
+        made = webhooks.add(session, viewer.scope, house.clock, given.get("url", ""), events)
+        secret = made.secret
+    return _page(request, viewer, house, secret)
+
+
+def _remove(request: Request, given: Fields) -> Response:
+    viewer, house = viewer_of(request, "exports", "write"), house_of(request)
+    with house.database.transaction() as session:
+        found = webhooks.get(session, viewer.scope, given.get("endpoint", ""))
+        confirmed(given, found.url)
+        webhooks.remove(session, viewer.scope, house.clock, found.id)
+    return back_to(request, PATH, "endpoint-removed")
+
+
+def _test(request: Request, given: Fields) -> Response:
+    viewer, house = viewer_of(request, "exports", "write"), house_of(request)
+    with house.database.transaction() as session:
+        webhooks.test(session, viewer.scope, house.clock, given.get("endpoint", ""))
+    return back_to(request, PATH, "test-sent")
+
+
+def _resend(request: Request, given: Fields) -> Response:
+    viewer, house = viewer_of(request, "exports", "write"), house_of(request)
+    number = given.get("message", "")
+    if not number.isdigit():
+        raise NotFound("There is no such message.", next_step="Look in the list.")
+    with house.database.transaction() as session:
+        webhooks.send_again(session, viewer.scope, house.clock, int(number[:18]))
+    return back_to(request, PATH, "resent")
+
+
+ROUTES = [
+    Route(PATH, page_of, methods=["GET"]),
+    Route(PATH, acting(add=_add, remove=_remove, test=_test, resend=_resend), methods=["POST"]),
+]

@@ -1,0 +1,133 @@
+"""The list of requests, read in the order of its index: a page costs the same wherever it lies among ten
+million, since it begins at the row where the last one ended instead of counting up to it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Select, select, tuple_
+from sqlalchemy.orm import Session
+
+from billing.models import Charge, UsageEventRow
+from billing.tables.usage import WRONG
+from core.database import Database
+from core.errors import BadRequest
+from core.tenants.scope import TenantScope
+from dashboards.filters import Range
+
+Found = tuple[UsageEventRow, int | None]  # the event, and its charge in picounits once rated
+_EXPORTED = 2_000  # rows in memory at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    scope: TenantScope
+    span: Range
+    kind: str  # all | failed | refused
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Beside a row: `older` of it, or newer."""
+
+    at: datetime
+    request_id: str
+    older: bool
+
+    def __str__(self) -> str:
+        return f"{self.at.isoformat()}~{self.request_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    rows: list[Found]  # the newest first
+    newer: str = ""  # the place to go on from; empty where there is nothing more
+    older: str = ""
+
+
+def place_of(query: Mapping[str, str]) -> Place | None:
+    """`before` or `after` of the URL; BadRequest where it is no place."""
+    name = "before" if query.get("before") else "after"
+    text = query.get(name) or ""
+    if not text:
+        return None
+    moment, _, request_id = text.partition("~")
+    try:
+        at = datetime.fromisoformat(moment)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None or not request_id:
+        raise BadRequest(
+            f"{name} is {text[:60]!r}, no place in this list.",
+            next_step="Begin with the newest.",
+            param=name,
+        )
+    return Place(at, request_id[:40], name == "before")
+
+
+def page_of(session: Session, wanted: Wanted, place: Place | None, size: int) -> LogPage:
+    newer_wanted = place is not None and not place.older
+    query = _query(wanted, place).limit(size + 1)
+    found: list[Found] = [(row[0], row[1]) for row in session.execute(query)]
+    more, rows = len(found) > size, found[:size]
+    if newer_wanted:
+        rows.reverse()
+    if not rows:
+        return LogPage([])
+    has_newer = more if newer_wanted else place is not None
+    has_older = True if newer_wanted else more
+    return LogPage(
+        rows,
+        _beside(rows[0], older=False) if has_newer else "",
+        _beside(rows[-1], older=True) if has_older else "",
+    )
+
+
+def every(database: Database, wanted: Wanted) -> Iterator[Found]:
+    """All of them, the newest first, some thousand in memory at a time."""
+    place: Place | None = None
+    while True:
+        with database.read() as session:
+            query = _query(wanted, place).limit(_EXPORTED)
+            found: list[Found] = [(row[0], row[1]) for row in session.execute(query)]
+            session.expunge_all()
+        yield from found
+        if len(found) < _EXPORTED:
+            return
+        last = found[-1][0]
+        place = Place(last.occurred_at, last.request_id, older=True)
+
+
+def _beside(row: Found, *, older: bool) -> str:
+    return str(Place(row[0].occurred_at, row[0].request_id, older))
+
+
+def _query(wanted: Wanted, place: Place | None) -> Select[UsageEventRow, int]:
+    event = UsageEventRow
+    scope, span = wanted.scope, wanted.span
+    query = (
+        select(event, Charge.amount)
+        .join(Charge, Charge.request_id == event.request_id, isouter=True)
+        .where(
+            event.tenant_id == scope.tenant_id,
+            event.occurred_at >= span.start,
+            event.occurred_at < span.end,
+        )
+    )
+    if scope.project_id:
+        query = query.where(event.project_id == scope.project_id)
+    if wanted.kind != "all":
+        faults = event.status >= 500
+        query = query.where(WRONG, faults if wanted.kind == "failed" else ~faults)
+    row = tuple_(event.occurred_at, event.request_id)
+    if place is None:
+        return query.order_by(event.occurred_at.desc(), event.request_id.desc())
+    # The moment alone bounds the index; the pair tells apart what came at the same moment.
+    if place.older:
+        return query.where(
+            event.occurred_at <= place.at, row < (place.at, place.request_id)
+        ).order_by(event.occurred_at.desc(), event.request_id.desc())
+    return query.where(event.occurred_at >= place.at, row > (place.at, place.request_id)).order_by(
+        event.occurred_at, event.request_id
+    )

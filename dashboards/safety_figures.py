@@ -1,0 +1,40 @@
+"""What the safety desk did for a tenant in a span of days, from the counts that it keeps by day."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from core.tenants.scope import TenantScope
+from dashboards.filters import Range
+from moderation import daily
+
+ACTIONS = ("annotate", "redact", "block")
+
+
+@dataclass(slots=True)
+class SafetyFigures:
+    by_action: Counter[str] = field(default_factory=Counter)
+    by_category: dict[str, Counter[str]] = field(default_factory=dict)  # category -> action -> n
+
+    @property
+    def flagged(self) -> int:
+        return sum(self.by_action.values())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The most frequent category first; a decision with two categories is in both."""
+        ranked = sorted(self.by_category.items(), key=lambda pair: (-pair[1].total(), pair[0]))
+        return [
+            {"category": name, "total": counts.total(), **{a: counts[a] for a in ACTIONS}}
+            for name, counts in ranked
+        ]
+
+
+def read(session: Session, scope: TenantScope, span: Range) -> SafetyFigures:
+    found = SafetyFigures()
+    for action, categories, number in daily.between(session, scope, span.start, span.end):
+        found.by_action[action] += number
+        for category in categories or ["unscanned"]:
+            found.by_category.setdefault(category, Counter())[action] += number
+    return found

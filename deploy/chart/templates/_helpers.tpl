@@ -1,0 +1,12 @@
+{{- define "tollhouse.labels" -}}
+app.kubernetes.io/name: tollhouse
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end }}
+
+{{/* Each engine by its own name: one address for all of them would reach one of them only. */}}
+{{- define "tollhouse.upstreams" -}}
+{{- $name := printf "%s-engine" .Release.Name -}}
+{{- range $number := until (int .Values.engine.replicas) -}}
+tcp://{{ $name }}-{{ $number }}.{{ $name }}:7000 {{ end -}}
+{{- end }}

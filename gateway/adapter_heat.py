@@ -1,0 +1,32 @@
+"""Which adapters are asked for lately, and how often."""
+
+from core.clock import Clock
+
+HALF_LIFE_S = 300.0
+MOST = 16  # adapters of a model that are kept ready everywhere
+_ENOUGH = 2.0  # requests, each worth less as it ages
+
+
+class AdapterHeat:
+    """A count of each adapter's requests that halves every five minutes."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heat: dict[str, tuple[float, float]] = {}  # digest -> (count, when it was true)
+
+    def note(self, digest: str, times: float = 1.0) -> None:
+        now = self._clock.monotonic()
+        self._heat[digest] = (self._now(digest, now) + times, now)
+
+    def hottest(self, among: set[str], most: int = MOST) -> list[str]:
+        now = self._clock.monotonic()
+        found = {digest: self._now(digest, now) for digest in list(self._heat)}
+        for digest, heat in found.items():
+            if heat < 0.1:
+                del self._heat[digest]
+        ready = [digest for digest, heat in found.items() if heat >= _ENOUGH and digest in among]
+        return sorted(ready, key=lambda digest: -found[digest])[:most]
+
+    def _now(self, digest: str, now: float) -> float:
+        count, at = self._heat.get(digest, (0.0, now))
+        return float(count * 0.5 ** ((now - at) / HALF_LIFE_S))

@@ -1,0 +1,149 @@
+"""/v1/batches in OpenAI's shapes: requests that nobody waits for, run behind all others."""
+
+import asyncio
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from msgspec import Meta
+
+from core.batches import jobs
+from core.batches.models import Batch
+from core.errors import BadRequest, UnsupportedParameter
+from core.tenants.keys import Principal
+from gateway.api.access import Caller, House
+from gateway.api.bodies import read_body
+from gateway.api.files import listed
+from gateway.schemas.decoding import Request as Body
+from gateway.surfaces.inventory import batch_surfaces
+from gateway.wiring import Services
+
+router = APIRouter(prefix="/v1", tags=["batches"])
+_ENDPOINTS = [surface.route for surface in batch_surfaces()]
+_MOST_LABELS = 16
+# The status in which a batch ended: the field that says when.
+_ENDS = ("completed", "failed", "expired", "cancelled")
+
+
+Label = Annotated[str, Meta(max_length=64)]
+LabelText = Annotated[str, Meta(max_length=512)]
+
+
+class BatchBody(Body, kw_only=True):
+    input_file_id: Annotated[str, Meta(min_length=1, max_length=80)]
+    endpoint: str
+    completion_window: str
+    metadata: (
+        dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]] | None
+    ) = None
+    output_expires_after: Any = None
+
+
+_decoder = msgspec.json.Decoder(BatchBody)
+
+
+@router.post("/batches")
+async def create_batch(request: Request, services: House, caller: Caller) -> dict[str, Any]:
+    body = await read_body(request, services, _decoder)
+    if body.endpoint not in _ENDPOINTS:
+        raise BadRequest(
+            f"endpoint must be one of {', '.join(_ENDPOINTS)}.",
+            next_step="Correct endpoint.",
+            param="endpoint",
+            code="invalid_value",
+        )
+    if body.completion_window != "24h":
+        raise BadRequest(
+            "completion_window must be 24h.", param="completion_window", code="invalid_value"
+        )
+    if body.output_expires_after is not None:
+        raise UnsupportedParameter(
+            "output_expires_after cannot be set: results are kept for 30 days.",
+            next_step="Leave output_expires_after out.",
+            param="output_expires_after",
+        )
+    if len(body.metadata or {}) > _MOST_LABELS:
+        raise BadRequest(
+            f"metadata takes {_MOST_LABELS} pairs.", param="metadata", code="invalid_value"
+        )
+    return await asyncio.to_thread(_create, services, caller, body)
+
+
+@router.get("/batches")
+def list_batches(
+    services: House,
+    caller: Caller,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> dict[str, Any]:
+    with services.database.read() as session:
+        found = jobs.all_of(session, caller.scope, after=after, limit=limit + 1)
+    return listed([shown(each) for each in found], limit)
+
+
+@router.get("/batches/{batch_id}")
+def get_batch(batch_id: str, services: House, caller: Caller) -> dict[str, Any]:
+    with services.database.read() as session:
+        return shown(jobs.get(session, caller.scope, batch_id))
+
+
+@router.post("/batches/{batch_id}/cancel")
+def cancel_batch(batch_id: str, services: House, caller: Caller) -> dict[str, Any]:
+    with services.database.transaction() as session:
+        return shown(jobs.cancel(session, caller.scope, services.clock, batch_id))
+
+
+def shown(batch: Batch) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": {"object": "list", "data": batch.errors} if batch.errors else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": _seconds(batch.created_at),
+        "in_progress_at": _seconds(batch.in_progress_at),
+        "expires_at": _seconds(batch.expires_at),
+        "finalizing_at": _seconds(batch.finalizing_at),
+        "cancelling_at": _seconds(batch.cancelling_at),
+        "request_counts": {
+            "total": batch.total,
+            "completed": batch.completed,
+            "failed": batch.failed,
+        },
+        "usage": {
+            "input_tokens": batch.input_tokens,
+            "input_tokens_details": {"cached_tokens": batch.cached_tokens},
+            "output_tokens": batch.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": batch.input_tokens + batch.output_tokens,
+        },
+        "metadata": batch.labels or None,
+    }
+    for end in _ENDS:
+        made[f"{end}_at"] = _seconds(batch.ended_at) if batch.status == end else None
+    made["model"] = batch.model
+    # The document's fields are absent until they are known, not null.
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def _create(services: Services, caller: Principal, body: BatchBody) -> dict[str, Any]:
+    with services.database.transaction() as session:
+        made = jobs.create(
+            session,
+            caller.scope,
+            services.clock,
+            project_id=caller.project_id,
+            endpoint=body.endpoint,
+            input_file_id=body.input_file_id,
+            labels=body.metadata or {},
+        )
+        return shown(made)
+
+
+def _seconds(moment: datetime | None) -> int | None:
+    return int(moment.timestamp()) if moment is not None else None

@@ -1,0 +1,166 @@
+"""/v1/files in OpenAI's shapes: the input of batches, and what came of them."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+from starlette.datastructures import FormData, UploadFile
+
+from core.batches import files
+from core.batches.models import StoredFile
+from core.errors import BadRequest, UnsupportedParameter
+from core.tenants.keys import Principal
+from gateway.api.access import Caller, House
+from gateway.uploads import bounded_form
+from gateway.wiring import Services
+
+router = APIRouter(prefix="/v1", tags=["files"])
+_FORM_ROOM = 64 << 10  # of a form besides its file
+_LIFETIME_S = (3_600, 2_592_000)
+_UPLOAD: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": ["batch"]},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("/files", openapi_extra=_UPLOAD)
+async def upload(request: Request, services: House, caller: Caller) -> dict[str, Any]:
+    most = services.settings.max_file_mb << 20
+    async with bounded_form(request, most + _FORM_ROOM) as form:
+        purpose, given = form.get("purpose"), form.get("file")
+        if purpose != "batch":
+            raise UnsupportedParameter(
+                "purpose must be batch: files serve nothing else here.",
+                next_step="Send purpose=batch.",
+                param="purpose",
+            )
+        if not isinstance(given, UploadFile):
+            raise BadRequest("The form has no file.", next_step="Send it as `file`.", param="file")
+        return await asyncio.to_thread(_store, services, caller, given, _lifetime(form), most)
+
+
+@router.get("/files")
+def list_files(
+    services: House,
+    caller: Caller,
+    purpose: str | None = None,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1_000,
+    order: Literal["asc", "desc"] = "desc",
+) -> dict[str, Any]:
+    with services.database.read() as session:
+        found = files.all_of(
+            session,
+            caller.scope,
+            services.clock.now(),
+            purpose=purpose,
+            after=after,
+            limit=limit + 1,
+            newest_first=order == "desc",
+        )
+    return listed([shown(each) for each in found], limit)
+
+
+@router.get("/files/{file_id}")
+def get_file(file_id: str, services: House, caller: Caller) -> dict[str, Any]:
+    with services.database.read() as session:
+        return shown(files.get(session, caller.scope, file_id, services.clock.now()))
+
+
+@router.delete("/files/{file_id}")
+def delete_file(file_id: str, services: House, caller: Caller) -> dict[str, Any]:
+    with services.database.transaction() as session:
+        files.remove(session, caller.scope, file_id, services.clock.now())
+    return {"id": file_id, "object": "file", "deleted": True}
+
+
+@router.get("/files/{file_id}/content", response_class=StreamingResponse)
+def file_content(file_id: str, services: House, caller: Caller) -> StreamingResponse:
+    with services.database.read() as session:
+        file = files.get(session, caller.scope, file_id, services.clock.now())
+    headers = {"content-length": str(file.bytes), "x-content-type-options": "nosniff"}
+    return StreamingResponse(
+        _content(services, file), media_type="application/octet-stream", headers=headers
+    )
+
+
+def shown(file: StoredFile) -> dict[str, Any]:
+    made = {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": int(file.created_at.timestamp()),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
+    if file.expires_at is not None:
+        made["expires_at"] = int(file.expires_at.timestamp())
+    return made
+
+
+def listed(data: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """A page out of one more than the limit."""
+    page = data[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else "",
+        "last_id": page[-1]["id"] if page else "",
+        "has_more": len(data) > limit,
+    }
+
+
+def _store(
+    services: Services, caller: Principal, given: UploadFile, lifetime_s: int | None, most: int
+) -> dict[str, Any]:
+    name = (given.filename or "file").rpartition("/")[2][:255]
+    with services.database.transaction() as session:
+        made = files.store(
+            session,
+            services.clock,
+            tenant_id=caller.tenant_id,
+            project_id=caller.project_id,
+            key_id=caller.key_id,
+            filename=name if name.isprintable() else "file",
+            purpose="batch",
+            content=iter(lambda: given.file.read(files.PIECE), b""),
+            most_bytes=most,
+            lifetime_s=lifetime_s,
+        )
+        return shown(made)
+
+
+def _content(services: Services, file: StoredFile) -> Iterator[bytes]:
+    with services.database.read() as session:
+        yield from files.content(session, file)
+
+
+def _lifetime(form: FormData) -> int | None:
+    given = form.get("expires_after[seconds]")
+    if given is None:
+        return None
+    low, high = _LIFETIME_S
+    number = int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 9 else 0
+    if form.get("expires_after[anchor]") != "created_at" or not low <= number <= high:
+        raise BadRequest(
+            f"expires_after takes the anchor created_at and {low} to {high} seconds.",
+            param="expires_after",
+            code="invalid_value",
+        )
+    return number

@@ -1,0 +1,135 @@
+"""The verbs of `tollhouse policy` about what policies did: decisions, appeals, suspended keys."""
+
+import argparse
+import sys
+from datetime import timedelta
+from typing import Any
+
+from gateway.commands._people import add_tenant, scope_named
+from gateway.console import add_json, show
+from gateway.spool_watch import wait_until_shipped
+from gateway.toolbox import toolbox
+from moderation import appeals, records, strikes
+
+
+def configure(verbs: Any) -> None:
+    decisions = verbs.add_parser("decisions", help="what was decided, the newest first")
+    decisions.add_argument("--action", choices=("allow", "annotate", "redact", "block"))
+    decisions.add_argument("--acted", action="store_true", help="without what was simply allowed")
+    decisions.add_argument("--limit", type=int, default=50, help="rows at most (default 50)")
+    decisions.set_defaults(run=_decisions)
+    export = verbs.add_parser("export", help="every decision as CSV on stdout")
+    export.add_argument("--days", type=int, default=31, help="how far back (default 31)")
+    export.set_defaults(run=_export)
+    listing = verbs.add_parser("appeals", help="objections to decisions")
+    listing.add_argument("--status", choices=appeals.STATUSES)
+    listing.set_defaults(run=_appeals)
+    objection = verbs.add_parser("appeal", help="object to a decision")
+    objection.add_argument("request", help="the request's id")
+    objection.add_argument("--reason", required=True)
+    objection.add_argument("--direction", choices=("input", "output"), default="input")
+    objection.set_defaults(run=_appeal)
+    ruling = verbs.add_parser("rule", help="grant or deny an appeal")
+    ruling.add_argument("appeal", help="the appeal's id")
+    word = ruling.add_mutually_exclusive_group(required=True)
+    word.add_argument("--grant", action="store_true", help="the strike is voided")
+    word.add_argument("--deny", action="store_true")
+    ruling.add_argument("--answer", default="", help="what the tenant is told")
+    ruling.set_defaults(run=_rule)
+    suspended = verbs.add_parser("suspensions", help="keys that the strike rule suspended")
+    suspended.set_defaults(run=_suspensions)
+    free = verbs.add_parser("free", help="let a suspended key go again")
+    free.add_argument("key", help="the key's id")
+    free.set_defaults(run=_free)
+    for each in (decisions, listing, objection, ruling, suspended, free):
+        add_json(each)
+    for each in (decisions, export, listing, objection, ruling, suspended, free):
+        add_tenant(each)
+
+
+def _decisions(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        wait_until_shipped(tools.settings)
+        with tools.database.read() as session:
+            found = records.decisions(
+                session,
+                scope_named(session, arguments.tenant),
+                action=arguments.action,
+                acted=arguments.acted,
+                limit=arguments.limit,
+            )
+            rows = [records.describe(each) for each in found]
+    if not arguments.json:
+        kept = ("at", "request_id", "direction", "action", "categories", "policy_version")
+        rows = [{name: row[name] for name in kept} for row in rows]
+    show(rows, as_json=arguments.json, title="decisions")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        wait_until_shipped(tools.settings)
+        until = tools.clock.now()
+        since = until - timedelta(days=arguments.days)
+        with tools.database.read() as session:
+            scope = scope_named(session, arguments.tenant)
+            for line in records.export_csv(records.every_decision(session, scope, since, until)):
+                sys.stdout.write(line)
+    return 0
+
+
+def _appeals(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools, tools.database.read() as session:
+        scope = scope_named(session, arguments.tenant)
+        found = appeals.appeals(session, scope, arguments.status)
+        rows = [appeals.describe(each) for each in found]
+    show(rows, as_json=arguments.json, title="appeals")
+    return 0
+
+
+def _appeal(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools:
+        wait_until_shipped(tools.settings)
+        with tools.database.transaction() as session:
+            made = appeals.open_appeal(
+                session,
+                scope_named(session, arguments.tenant),
+                tools.clock,
+                arguments.request,
+                arguments.reason,
+                arguments.direction,
+            )
+            row = appeals.describe(made)
+    show(row, as_json=arguments.json, title="appeal")
+    return 0
+
+
+def _rule(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools, tools.database.transaction() as session:
+        made = appeals.decide(
+            session,
+            scope_named(session, arguments.tenant),
+            tools.clock,
+            arguments.appeal,
+            grant=arguments.grant,
+            answer=arguments.answer,
+        )
+        row = appeals.describe(made)
+    show(row, as_json=arguments.json, title="appeal")
+    return 0
+
+
+def _suspensions(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools, tools.database.read() as session:
+        found = strikes.suspensions(session, scope_named(session, arguments.tenant))
+        rows = [strikes.describe(each) for each in found]
+    show(rows, as_json=arguments.json, title="suspended keys")
+    return 0
+
+
+def _free(arguments: argparse.Namespace) -> int:
+    with toolbox() as tools, tools.database.transaction() as session:
+        scope = scope_named(session, arguments.tenant)
+        strikes.lift(session, scope, tools.clock, arguments.key)
+    show({"key_id": arguments.key, "suspended": False}, as_json=arguments.json)
+    return 0

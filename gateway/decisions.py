@@ -1,0 +1,68 @@
+"""The record of every verdict, on its way to the spool: calm ones in batches, all others at once.
+
+What a process that is killed can lose is the allowed verdicts of its last moments; a verdict that
+did anything is in the spool before the request goes on.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Callable, Sequence
+
+from core.clock import Clock
+from core.events import ModerationEvent
+from core.tenants.keys import Principal
+from moderation.records import event_of, fingerprint
+from moderation.verdict import Action, Verdict
+
+GATHER_S = 0.25
+MOST_GATHERED = 500
+
+
+def record_secret(operator_token: str) -> bytes:
+    """The key of the fingerprints: steady as long as the operator's token is."""
+    return hmac.digest(operator_token.encode(), b"tollhouse moderation records", "sha256")
+
+
+class DecisionLog:
+    def __init__(
+        self,
+        clock: Clock,
+        secret: bytes,
+        note: Callable[[Sequence[ModerationEvent]], None],
+    ) -> None:
+        self._clock = clock
+        self._secret = secret
+        self._note = note
+        self._calm: list[ModerationEvent] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(
+        self, request_id: str, principal: Principal, direction: str, verdict: Verdict, text: str
+    ) -> None:
+        event = event_of(
+            verdict,
+            request_id=request_id,
+            tenant_id=principal.tenant_id,
+            project_id=principal.project_id,
+            key_id=principal.key_id,
+            at=self._clock.now(),
+            direction=direction,
+            text_sha256=fingerprint(text, self._secret),
+        )
+        if verdict.would > Action.ALLOW or verdict.unscanned:
+            self._note((event,))
+            return
+        self._calm.append(event)
+        if len(self._calm) >= MOST_GATHERED:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self.flush)
+
+    def flush(self) -> None:
+        """Hand over what was gathered, now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        gathered, self._calm = self._calm, []
+        if gathered:
+            self._note(gathered)

@@ -1,0 +1,111 @@
+"""An exchange straight on uvicorn's connection, for the inference routes.
+
+By hand although ASGI does it, because ASGI's messages, its watcher task and two writes an answer
+cost a third of what the whole of a short request may. What is out of the ordinary (a body that
+comes in pieces, a proxy's headers) takes the ASGI way with the same outcome.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from gateway.exchange import (
+    JSON,
+    WRITE_TIMEOUT_S,
+    ClientGone,
+    Exchange,
+    Headers,
+    too_large,
+)
+
+
+class DirectCycle(RequestResponseCycle):
+    """uvicorn's bookkeeping of one request; `left` is called when its client goes away."""
+
+    left: Callable[[], None] | None = None
+
+    def head(self, status: int, headers: Headers) -> bytes:
+        """Status line and headers; a line break in a header is refused, as it would be a forgery."""
+        parts = [STATUS_LINE[status]]
+        for name, value in (*self.default_headers, *headers):
+            parts += (name, b": ", value, b"\r\n")
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        written = b"".join(parts)
+        lines = 1 + len(self.default_headers) + len(headers) + (not self.keep_alive)
+        if written.count(b"\n") != lines or written.count(b"\r") != lines:
+            raise ValueError("a header holds a line break")
+        return written + b"\r\n"
+
+    def finish(self) -> None:
+        self.response_complete = True
+        self.left = None
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
+
+
+class DirectExchange(Exchange):
+    def __init__(self, scope: Any, cycle: DirectCycle) -> None:
+        super().__init__(scope, cycle.receive, cycle.send)
+        self._cycle = cycle
+        self._head = b""  # waits for the first piece of the body, to leave with it
+
+    async def body(self, limit: int) -> bytes:
+        cycle = self._cycle
+        if cycle.more_body or b"content-encoding" in self.headers:
+            return await super().body(limit)
+        body = bytes(cycle.body)
+        if len(body) > limit:
+            raise too_large(limit)
+        cycle.body = bytearray()
+        return body
+
+    def on_disconnect(self, call: Callable[[], None]) -> None:
+        def _left() -> None:
+            self.gone = True
+            call()
+
+        self._cycle.left = _left
+        if self._cycle.disconnected:
+            asyncio.get_running_loop().call_soon(_left)
+
+    def done(self) -> None:
+        self._cycle.left = None
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.started = self._cycle.response_started = True
+        self._head = self._cycle.head(status, [*headers, (b"transfer-encoding", b"chunked")])
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await cycle.flow.drain()
+            except TimeoutError:
+                self.gone = True
+        if self.gone or cycle.disconnected:
+            self.gone = True
+            raise ClientGone
+        parts = [self._head]
+        self._head = b""
+        if data:
+            parts += (b"%x\r\n" % len(data), data, b"\r\n")
+        if not more:
+            parts.append(b"0\r\n\r\n")
+        cycle.transport.write(b"".join(parts))
+        if not more:
+            cycle.finish()
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        cycle = self._cycle
+        self.started = cycle.response_started = True
+        if self.gone or cycle.disconnected:
+            self.gone = True
+            raise ClientGone
+        length = (b"content-length", b"%d" % len(body))
+        cycle.transport.write(cycle.head(status, [*headers, JSON, length]) + body)
+        cycle.finish()

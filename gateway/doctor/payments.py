@@ -1,0 +1,51 @@
+"""What waits or was put aside between the books and Stripe."""
+
+from datetime import timedelta
+
+from sqlalchemy import func, select
+
+from billing.models import PaymentCommand, PaymentWebhook
+from core.clock import Clock
+from core.database import Database
+from core.settings import Settings
+from gateway.doctor.check import Finding, good, unused, warn
+from migrations.run import current
+
+LATE = timedelta(hours=1)
+
+
+def queue(settings: Settings, clock: Clock) -> Finding:
+    """Refused commands and parked events, with the reasons, and what has waited for too long."""
+    if not settings.stripe_api_key:
+        return unused("nothing is sent to a payment provider")
+    database = Database(settings.effective_database_url, connect_timeout_s=2)
+    command, event = PaymentCommand, PaymentWebhook
+    try:
+        if current(database) is None:
+            return unused("the database is empty")
+        with database.read() as session:
+            refused = session.scalars(
+                select(command.last_error).where(command.failed.is_(True)).limit(50)
+            ).all()
+            parked = session.scalars(
+                select(event.parked).where(event.parked.is_not(None)).limit(50)
+            ).all()
+            late = session.scalar(
+                select(func.count())
+                .select_from(command)
+                .where(
+                    command.done_at.is_(None),
+                    command.failed.is_(False),
+                    command.created_at < clock.now() - LATE,
+                )
+            )
+    finally:
+        database.close()
+    said = f"{len(refused)} refused commands, {len(parked)} parked events, {late} late"
+    if refused or parked or late:
+        reasons = list(dict.fromkeys(str(each) for each in (*refused, *parked)))[:3]
+        return warn(
+            "; ".join([said, *reasons]),
+            "`tollhouse payment outbox` and `payment events` list them; mend, then `payment retry`.",
+        )
+    return good(said)

@@ -1,0 +1,234 @@
+"""HTTP/1.1 to one server over kept connections: a call's answer goes to its receiver as it comes.
+
+By hand over httptools although aiohttp does it: a session, a task and a stream reader a call cost
+more than all of admission. Only what an engine's API needs is here: POST, no redirects, no
+compression, no proxy.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+CONNECT_S = 5.0
+_IDLE_S = 50.0  # servers close what was quiet for a minute or more
+
+
+class Receiver(Protocol):
+    """What comes of one call; after `ended` or `failed` nothing more does."""
+
+    def begun(self, status: int, content_type: str) -> None: ...
+
+    def came(self, data: bytes) -> None: ...
+
+    def ended(self) -> None: ...
+
+    def failed(self, error: Exception) -> None: ...
+
+
+class ServerLeft(ConnectionError):
+    """The connection ended before the answer did."""
+
+
+class HttpPool:
+    def __init__(self, url: str, headers: dict[str, str]) -> None:
+        """`url` is scheme, host and port; `headers` go with every call."""
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        self._prefix = parts.path.rstrip("/").encode("ascii")
+        told = {"host": parts.netloc.rpartition("@")[2], "accept-encoding": "identity", **headers}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+        if lines.count("\n") != len(told):
+            raise ValueError("a header of an upstream holds a line break")
+        self._headers = lines.encode("latin-1")
+        self._idle: list[Line] = []
+        self._lines: set[Line] = set()
+        self.heard_at = 0.0  # monotonic: the last byte of an answer
+        self._again: set[asyncio.Task[None]] = set()
+
+    async def post(self, path: str, body: bytes, receiver: Receiver) -> Callable[[], None]:
+        """Send; the answer comes to `receiver`. Returns what breaks the call off.
+
+        OSError or TimeoutError where no connection comes about.
+        """
+        request = b"POST %b%b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (
+            self._prefix,
+            path.encode("ascii"),
+            self._headers,
+            len(body),
+            body,
+        )
+        call = Call(receiver, request)
+        self._take(call, self._idle_line() or await self._connect())
+        return call.break_off
+
+    def close(self) -> None:
+        for line in list(self._lines):
+            line.close()
+        for task in self._again:
+            task.cancel()
+
+    def free(self, line: "Line") -> None:
+        line.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(line)
+
+    def lost(self, line: "Line") -> None:
+        self._lines.discard(line)
+        if line in self._idle:
+            self._idle.remove(line)
+
+    def send_again(self, call: "Call") -> None:
+        """A kept connection turned out to be closed before the call reached its server."""
+        task = asyncio.ensure_future(self._send_anew(call))
+        self._again.add(task)
+        task.add_done_callback(self._again.discard)
+
+    async def _send_anew(self, call: "Call") -> None:
+        try:
+            line = await self._connect()
+        except (OSError, TimeoutError) as error:
+            call.fail(error)
+            return
+        self._take(call, line)
+
+    def _take(self, call: "Call", line: "Line") -> None:
+        if call.over:
+            self.free(line)
+        else:
+            line.send(call)
+
+    def _idle_line(self) -> "Line | None":
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            line = self._idle.pop()
+            if now - line.idle_since < _IDLE_S and not line.closing:
+                return line
+            line.close()
+        return None
+
+    async def _connect(self) -> "Line":
+        async with asyncio.timeout(CONNECT_S):
+            _, line = await asyncio.get_running_loop().create_connection(
+                lambda: Line(self), self._host, self._port, ssl=self._tls
+            )
+        self._lines.add(line)
+        return line
+
+
+class Call:
+    """One request and who waits for its answer."""
+
+    def __init__(self, receiver: Receiver, request: bytes) -> None:
+        self.receiver = receiver
+        self.request = request
+        self.line: Line | None = None
+        self.over = False
+
+    def break_off(self) -> None:
+        """The receiver hears no more of it."""
+        self.over = True
+        if self.line is not None:
+            self.line.close()
+
+    def fail(self, error: Exception) -> None:
+        if not self.over:
+            self.over = True
+            self.receiver.failed(error)
+
+
+class Line(asyncio.Protocol):
+    """One connection: one call at a time."""
+
+    def __init__(self, pool: HttpPool) -> None:
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._call: Call | None = None
+        self._served = 0
+        self._touched = False  # a byte of the answer came
+        self._framed = False  # the answer says itself where it ends
+        self._content_type = ""
+        self.idle_since = 0.0
+
+    @property
+    def closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def send(self, call: Call) -> None:
+        assert self._transport is not None
+        self._call, call.line = call, self
+        self._touched = self._framed = False
+        self._transport.write(call.request)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
+
+    def data_received(self, data: bytes) -> None:
+        self._touched = True
+        self._pool.heard_at = time.monotonic()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(ServerLeft(f"its answer is not HTTP ({error})"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.lost(self)
+        call, self._call = self._call, None
+        if call is None or call.over:
+            return
+        call.line = None
+        if not self._touched and self._served:
+            self._pool.send_again(call)
+        elif self._touched and not self._framed and exc is None:
+            call.over = True  # an answer without a length ends with its connection
+            call.receiver.ended()
+        else:
+            call.fail(ServerLeft(str(exc) if exc else "it closed the connection"))
+
+    def on_message_begin(self) -> None:
+        self._content_type = ""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        lowered = name.lower()
+        if lowered == b"content-type":
+            self._content_type = value.decode("latin-1").partition(";")[0].strip().lower()
+        elif lowered in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200 and self._call is not None and not self._call.over:
+            self._call.receiver.begun(status, self._content_type)
+
+    def on_body(self, data: bytes) -> None:
+        if self._call is not None and not self._call.over:
+            self._call.receiver.came(data)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:
+            return
+        call, self._call = self._call, None
+        self._served += 1
+        if self._parser.should_keep_alive() and call is not None and not self.closing:
+            self._pool.free(self)
+        else:
+            self.close()
+        if call is not None and not call.over:
+            call.over, call.line = True, None
+            call.receiver.ended()
+
+    def _fail(self, error: Exception) -> None:
+        call, self._call = self._call, None
+        self.close()
+        if call is not None:
+            call.fail(error)

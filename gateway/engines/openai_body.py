@@ -1,0 +1,110 @@
+"""What an OpenAI-compatible server is asked: our Ask in its words, and the parameters that it has."""
+
+import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from gateway.ask import Ask
+from gateway.engines.base import Job
+
+# Marks for the door: no server's business, and some refuse what they do not know.
+DOOR_MARKS = ("volatile", "rank")
+# OpenAI's own, which every server that speaks its API has.
+_OWN = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
+# Beyond OpenAI's: the field of `Ask`, and what it is when nobody asked for anything.
+EXTRA: Mapping[str, Any] = MappingProxyType(
+    {
+        "top_k": None,
+        "min_p": None,
+        "top_n_sigma": None,
+        "repetition_penalty": None,
+        "stop_token_ids": (),
+        "min_tokens": 0,
+        "ignore_eos": False,
+    }
+)
+_MOST = frozenset(EXTRA) - {"top_n_sigma"}
+# What servers of each kind take beyond OpenAI's parameters, by their own documentation.
+KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "": frozenset(),
+        "vllm": _MOST,
+        "sglang": _MOST,
+        "tensorrt-llm": _MOST,
+        "llama.cpp": frozenset(
+            ("top_k", "min_p", "top_n_sigma", "repetition_penalty", "ignore_eos")
+        ),
+        "dynamo": frozenset(("top_k", "repetition_penalty", "ignore_eos")),
+        "tgi": frozenset(),
+    }
+)
+_RENAMED = {("llama.cpp", "repetition_penalty"): "repeat_penalty"}
+
+
+def lora_name(digest: str) -> str:
+    """By its weights, for two tenants may call different adapters by one name."""
+    return f"tollhouse-{digest[:32]}"
+
+
+def upstream_body(job: Job, model: str, kind: str = "") -> dict[str, Any]:
+    ask, adapter = job.ask, job.request.adapter
+    named = lora_name(adapter) if adapter is not None else model
+    if ask.inputs is not None:
+        return {"model": named, "input": ask.inputs, **ask.extra["embeddings"]}
+    body: dict[str, Any] = {"model": named, "stream": ask.stream}
+    body["max_tokens"] = job.request.sampling.max_tokens
+    if ask.messages is not None:
+        _chat(ask, body)
+    else:
+        body["prompt"] = ask.prompt
+        if ask.logprobs is not None:
+            body["logprobs"] = ask.logprobs
+    for name in _OWN:
+        value = getattr(ask, name)
+        if value is not None:
+            body[name] = value
+    for name, nothing in EXTRA.items():
+        value = getattr(ask, name)
+        if value != nothing:
+            body[_RENAMED.get((kind, name), name)] = value
+    if ask.n > 1:
+        body["n"] = ask.n
+    if ask.stop:
+        body["stop"] = list(ask.stop)
+    if ask.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in ask.logit_bias.items()}
+    if ask.stream:
+        body["stream_options"] = {"include_usage": True}
+    if kind == "vllm":
+        # Tenants do not share its prefix cache: whether a prompt was seen shows in the time it takes.
+        body["cache_salt"] = hashlib.sha256(job.request.namespace.encode()).hexdigest()[:32]
+    return body
+
+
+def path_of(ask: Ask) -> str:
+    if ask.inputs is not None:
+        return "/v1/embeddings"
+    return "/v1/chat/completions" if ask.messages is not None else "/v1/completions"
+
+
+def _chat(ask: Ask, body: dict[str, Any]) -> None:
+    body["messages"] = [_without_marks(message) for message in ask.messages or []]
+    if ask.tools:
+        body["tools"] = ask.tools
+        if ask.one_call:
+            body["parallel_tool_calls"] = False
+    body |= {name: value for name, value in ask.beyond.items() if name != "strict"}
+    if ask.logprobs is not None:
+        body["logprobs"] = True
+        body["top_logprobs"] = ask.logprobs
+
+
+def _without_marks(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [{k: v for k, v in part.items() if k not in DOOR_MARKS} for part in content]
+        message = {**message, "content": parts}
+    if "volatile" in message:
+        message = {k: v for k, v in message.items() if k != "volatile"}
+    return message

@@ -1,0 +1,104 @@
+"""How much an upstream's entry lets through, counted over all gateway processes where they share
+counters."""
+
+import asyncio
+
+from core.clock import Clock
+from core.counters import Counters, Denial, Slot, Take, Wish
+from core.counters_memory import MemoryCounters
+from core.errors import RateLimited, TollhouseError, Unavailable
+from core.ids import new_id
+from gateway.leases import Leases
+from gateway.upstreams import Upstream
+from gateway.wishes import LEASE_MS
+
+_FULL_WAIT_S = 1.0  # nobody knows when one of those that run there will end
+
+
+class UpstreamLimits:
+    """Of one upstream. While the shared counters are down, each process lets its share through."""
+
+    def __init__(
+        self, upstream: Upstream, counters: Counters, clock: Clock, *, processes: int = 1
+    ) -> None:
+        self._group = f"upstream:{upstream.place}"
+        self._most = upstream.max_in_flight
+        self._per_minute = upstream.requests_per_minute
+        self._shared = counters
+        self._local = MemoryCounters(clock)
+        self._processes = max(1, processes)
+        self._leases = Leases()
+        self._keeper: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._most or self._per_minute)
+
+    def start(self) -> None:
+        if self._most:
+            self._keeper = asyncio.create_task(self._leases.run())
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+
+    async def enter(self) -> "Permit":
+        """RateLimited, code upstream_busy, where the entry allows no more now."""
+        home, wish = self._shared, self._wish(1)
+        try:
+            answer = await home.reserve(wish)
+        except Unavailable:
+            home, wish = self._local, self._wish(self._processes)
+            answer = await home.reserve(wish)
+        if isinstance(answer, Denial):
+            raise self._busy(answer)
+        if wish.slots:
+            self._leases.add(home, self._group, wish.id)
+        return Permit(self, home, wish)
+
+    def leave(self, home: Counters, wish: Wish) -> None:
+        if not wish.slots:
+            return  # what a minute allows is spent, and that is all
+        amounts = [take.amount for take in wish.takes]
+        work = self._leases.end(home, self._group, wish.id, amounts, 0)
+        task = asyncio.ensure_future(work)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def _wish(self, shares: int) -> Wish:
+        takes: tuple[Take, ...] = ()
+        if self._per_minute:
+            # A second's worth at once, one at least.
+            rate = max(1, self._per_minute // shares)
+            capacity = max(1, rate // 60)
+            takes = (Take("requests", capacity, -(-capacity * 60_000 // rate), 1, 1),)
+        slots = (Slot("in_flight", max(1, self._most // shares)),) if self._most else ()
+        return Wish(self._group, new_id("up"), LEASE_MS if slots else 0, takes, slots)
+
+    def _busy(self, denial: Denial) -> TollhouseError:
+        if "in_flight" in denial.keys:
+            why = f"{self._most} requests are under way there, the most that its entry allows"
+            return busy(why, _FULL_WAIT_S)
+        return busy("its requests of this minute are used up", (denial.wait_ms or 1000) / 1000)
+
+
+class Permit:
+    """To be there: given back once."""
+
+    def __init__(self, limits: UpstreamLimits, home: Counters, wish: Wish) -> None:
+        self._limits: UpstreamLimits | None = limits
+        self._home = home
+        self._wish = wish
+
+    def give_back(self) -> None:
+        limits, self._limits = self._limits, None
+        if limits is not None:
+            limits.leave(self._home, self._wish)
+
+
+def busy(why: str, wait_s: float) -> TollhouseError:
+    return RateLimited(
+        f"The upstream is at its limit: {why}.", code="upstream_busy", retry_after_s=wait_s
+    )

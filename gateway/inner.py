@@ -1,0 +1,54 @@
+"""An exchange without a connection: the house itself asks, on behalf of a key that was checked."""
+
+from collections.abc import Callable
+from typing import Any
+
+from core.batches.jobs import Answered
+from core.tenants.keys import Principal
+from gateway.exchange import Exchange, Headers, too_large
+
+
+class InnerExchange(Exchange):
+    """`status`, `told` and `content` are what was answered, once `serve` has returned."""
+
+    def __init__(
+        self,
+        principal: Principal,
+        body: bytes,
+        batch_job: str,
+        batch_line: Callable[[str, dict[str, Any]], Answered],
+    ) -> None:
+        super().__init__({"headers": []}, None, None)
+        self.principal = principal
+        self.batch_job = batch_job
+        self.batch_line = batch_line
+        self.status = 0
+        self.told: dict[str, str] = {}
+        self.content = b""
+        self._body = body
+        self._call: Callable[[], None] | None = None
+
+    async def body(self, limit: int) -> bytes:
+        if len(self._body) > limit:
+            raise too_large(limit)
+        return self._body
+
+    def on_disconnect(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def hang_up(self) -> None:
+        """Nobody waits for the answer any more."""
+        self.gone = True
+        if self._call is not None:
+            self._call()
+
+    def done(self) -> None:
+        self._call = None
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        self.status = status
+        self.told = {name.decode(): value.decode("latin-1") for name, value in headers}
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        self.content += data

@@ -1,0 +1,32 @@
+"""The provider's page on which a tenant leaves a card, for the API and the dashboard alike."""
+
+from billing.payments import push
+from billing.payments.base import Refused, TryLater
+from core.errors import BadRequest, Conflict, Unavailable
+from core.outbound import check_address
+from core.tenants import audit
+from core.tenants.scope import TenantScope
+from gateway.wiring import Services
+
+
+def setup_link(services: Services, scope: TenantScope, return_url: str = "") -> str:
+    """Its address; no number passes by us. Conflict where payments are booked by hand, Unavailable
+    where the provider does not answer. Call it outside a transaction: it waits for the provider."""
+    settings = services.settings
+    back = return_url or settings.public_url or f"http://{settings.host}:{settings.port}/dashboard"
+    try:
+        check_address(back)
+    except BadRequest:
+        raise BadRequest(f"{back[:80]!r} is no address.", param="return_url") from None
+    try:
+        customer = push.customer_of(
+            services.database, services.clock, services.payments, scope.tenant_id
+        )
+        link = services.payments.setup_link(customer, back)
+    except Refused as error:
+        raise Conflict(str(error), next_step="Ask the operator how to pay.") from None
+    except TryLater as error:
+        raise Unavailable(f"The payment provider does not answer: {error}") from None
+    with services.database.transaction() as session:
+        audit.record(session, scope, services.clock, "payment_method.setup", customer, None, None)
+    return link

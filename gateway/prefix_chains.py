@@ -1,0 +1,64 @@
+"""Block keys of prompts, made as far down as somebody asks, and remembered in strides.
+
+A prompt of a conversation begins as the one before it did: its first strides are found by one hash of
+their bytes, without hashing every block again.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from engine.prefix import PrefixNames
+from engine.protocol import EngineInfo
+
+STRIDE = 16  # blocks that are remembered together
+_KEPT = 4096  # strides; about 2 KiB each
+
+Scope = tuple[str, str, str, int]  # tenant, adapter, base and dtype, public blocks
+
+
+class PrefixChains:
+    def __init__(self) -> None:
+        self._memo: OrderedDict[tuple[Scope, bytes, bytes], list[bytes]] = OrderedDict()
+        self._names: dict[tuple[str, str, int], PrefixNames] = {}
+
+    def keys(
+        self, info: EngineInfo, ids: Sequence[int], namespace: str, adapter: str | None
+    ) -> Iterator[bytes]:
+        """Of the full blocks, in order; lazily. They hold for every engine of the same base, dtype,
+        block size and public prefixes."""
+        return chain.from_iterable(self._strides(info, ids, namespace, adapter))
+
+    def _strides(
+        self, info: EngineInfo, ids: Sequence[int], namespace: str, adapter: str | None
+    ) -> Iterator[list[bytes]]:
+        names = self._names_of(info)
+        public = names.public_blocks(ids)
+        size = info.block_size
+        scope: Scope = (namespace, adapter or "", info.base_digest + info.dtype, public)
+        keys: list[bytes] = []
+        parent = b""
+        full = len(ids) // size
+        for first in range(0, full, STRIDE):
+            last = min(first + STRIDE, full)
+            mark = (scope, parent, array("I", ids[first * size : last * size]).tobytes())
+            made = self._memo.get(mark)
+            if made is None:
+                names.extend(keys, ids[: last * size], namespace, adapter, public)
+                made = keys[first:]
+                if last - first == STRIDE:
+                    self._memo[mark] = made
+                    if len(self._memo) > _KEPT:
+                        self._memo.popitem(last=False)
+            else:
+                keys += made
+            yield made
+            parent = made[-1]
+
+    def _names_of(self, info: EngineInfo) -> PrefixNames:
+        key = (info.base_digest, info.dtype, info.block_size)
+        names = self._names.get(key)
+        if names is None:
+            names = self._names[key] = PrefixNames(*key, info.public_prefixes)
+        return names

@@ -1,0 +1,49 @@
+"""Counts refusals and waits by tenant off the path, and writes them down every few seconds.
+
+Lost with the process at worst: they are told to people, and nothing is billed by them.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+
+from core.clock import Clock
+from core.database import Database
+from core.tenants.refusals import Tally, add
+
+log = logging.getLogger("tollhouse.refusals")
+FLUSH_S = 5.0
+
+
+class RefusalTally:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+
+    def refused(self, tenant_id: str, reason: str) -> None:
+        self._counts[tenant_id, reason][0] += 1
+
+    def waited(self, tenant_id: str, reason: str, ms: int) -> None:
+        sums = self._counts[tenant_id, reason]
+        sums[1] += 1
+        sums[2] += ms
+
+    def flush(self) -> None:
+        """Blocking. What cannot be written now is added to what comes next."""
+        taken, self._counts = self._counts, defaultdict(lambda: [0, 0, 0])
+        if not taken:
+            return
+        hour = self._clock.now().replace(minute=0, second=0, microsecond=0)
+        try:
+            with self._database.transaction() as session:
+                add(session, [Tally(tenant, hour, why, *s) for (tenant, why), s in taken.items()])
+        except Exception as error:
+            log.warning("refusals could not be written, again in %.0f s: %s", FLUSH_S, error)
+            for key, sums in taken.items():
+                self._counts[key] = [a + b for a, b in zip(self._counts[key], sums, strict=True)]
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await asyncio.to_thread(self.flush)

@@ -1,0 +1,63 @@
+"""The body of /v1/embeddings and how it becomes an Ask."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from core.errors import BadRequest
+from gateway.ask import Ask
+from gateway.schemas.decoding import Request, clean_label, decode
+from gateway.schemas.sampling import Positive
+
+ROUTE = "/v1/embeddings"
+_MOST = 2048  # inputs a request, as at OpenAI
+
+
+class EmbeddingsBody(Request, kw_only=True):
+    model: Annotated[str, Meta(min_length=1, max_length=300)]
+    input: str | list[Any]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Positive | None = None
+    user: str | None = None
+
+
+_decoder = msgspec.json.Decoder(EmbeddingsBody)
+
+
+def parse_embeddings(raw: bytes) -> Ask:
+    body = decode(_decoder, raw)
+    form = body.encoding_format or "float"
+    asked: dict[str, Any] = {"encoding_format": form}
+    if body.dimensions is not None:
+        asked["dimensions"] = body.dimensions
+    return Ask(
+        route=ROUTE,
+        model=body.model,
+        inputs=_inputs(body.input),
+        max_tokens=1,
+        beyond={"embeddings": True},
+        end_user=clean_label("user", body.user),
+        extra={"embeddings": asked},
+    )
+
+
+def _inputs(given: str | list[Any]) -> Any:
+    """A text, texts, token ids, or lists of token ids; none of them empty."""
+    if isinstance(given, str) or (given and all(_is_token(each) for each in given)):
+        given = [given]
+    alike = all(isinstance(each, str) for each in given) or all(
+        isinstance(each, list) and all(_is_token(token) for token in each) for each in given
+    )
+    if not alike or not 0 < len(given) <= _MOST or not all(given):
+        raise BadRequest(
+            f"input must be 1 to {_MOST} texts, or as many lists of token ids, none of them empty.",
+            next_step="Correct input.",
+            param="input",
+            code="invalid_value",
+        )
+    return given
+
+
+def _is_token(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31

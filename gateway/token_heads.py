@@ -1,0 +1,142 @@
+"""Token ids of the pieces of a chat that came before: system prompt, tools, the earlier turns.
+
+A chat's text is cut before control tokens. A tokenizer takes such a token out of the text before it
+looks at anything else, so what stands on either side never joins, and the ids of the pieces are the
+ids of the whole. Tokens for which that does not hold (they eat white space on their left, are
+matched in normalised text, or overlap another) are no place to cut.
+
+Pieces are kept by tenant: how long one's prompt takes tells nothing of another's.
+"""
+
+import re
+import sys
+import threading
+from array import array
+from collections import OrderedDict
+
+from tokenizers import Tokenizer
+
+_LEAST_PIECE = (
+    512  # characters; shorter ones are joined, for a look-up costs as much as encoding them
+)
+LEAST_TEXT = 2 * _LEAST_PIECE
+_MOST_BYTES = 32 * 2**20
+_ENTRY_BYTES = 300  # of the table, beside text and ids
+
+_Key = tuple[str, str]
+
+
+class TokenHeads:
+    """Of one tokenizer. At most `most_bytes` are kept; what was not used for longest goes first."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        most_bytes: int = _MOST_BYTES,
+        least_piece: int = _LEAST_PIECE,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._most_bytes = most_bytes
+        self._least_piece = least_piece
+        self._cuts = _cuts(tokenizer)
+        self._kept: OrderedDict[_Key, array[int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.bytes = 0
+
+    def pieces(self, tenant_id: str, text: str) -> "Pieces":
+        """What is known of a chat's text and what is not. Cheap: nothing is encoded."""
+        cut = self._cut(text)
+        found: list[array[int] | None] = []
+        with self._lock:
+            for piece in cut[:-1]:
+                key = (tenant_id, piece)
+                ids = self._kept.get(key)
+                if ids is not None:
+                    self._kept.move_to_end(key)
+                found.append(ids)
+        return Pieces(self, tenant_id, cut, [*found, None])
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def keep(self, tenant_id: str, new: "list[tuple[str, array[int]]]") -> None:
+        with self._lock:
+            for piece, ids in new:
+                if (tenant_id, piece) not in self._kept:
+                    self._kept[tenant_id, piece] = ids
+                    self.bytes += _size(piece, ids)
+            while self.bytes > self._most_bytes:
+                (_, piece), ids = self._kept.popitem(last=False)
+                self.bytes -= _size(piece, ids)
+
+    def _cut(self, text: str) -> list[str]:
+        """Every piece but the first begins with a control token: a tokenizer that treats the start
+        of a text differently does so once. Where a piece ends depends on nothing behind it."""
+        if self._cuts is None:
+            return [text]
+        cut, begun = [], 0
+        for found in self._cuts.finditer(text):
+            if found.start() - begun >= self._least_piece:
+                cut.append(text[begun : found.start()])
+                begun = found.start()
+        return [*cut, text[begun:]]
+
+
+class Pieces:
+    """One text, cut. The last piece ends where the answer begins: it will not come again so."""
+
+    def __init__(
+        self, heads: TokenHeads, tenant_id: str, cut: list[str], known: "list[array[int] | None]"
+    ) -> None:
+        self._heads = heads
+        self._tenant_id = tenant_id
+        self._cut = cut
+        self._known = known
+
+    @property
+    def new_characters(self) -> int:
+        """How much `ids` has to encode."""
+        pairs = zip(self._cut, self._known, strict=True)
+        return sum(len(piece) for piece, ids in pairs if ids is None)
+
+    def ids(self) -> list[int]:
+        whole: list[int] = []
+        new: list[tuple[str, array[int]]] = []
+        for piece, known in zip(self._cut, self._known, strict=True):
+            if known is not None:
+                whole += known
+                continue
+            ids = self._heads.encode(piece)
+            whole += ids
+            new.append((piece, array("I", ids)))
+        if new := new[:-1]:
+            self._heads.keep(self._tenant_id, new)
+        return whole
+
+
+def _size(piece: str, ids: "array[int]") -> int:
+    return sys.getsizeof(piece) + sys.getsizeof(ids) + _ENTRY_BYTES
+
+
+def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    added = list(tokenizer.get_added_tokens_decoder().values())
+    if any(token.single_word for token in added):  # these look at their neighbours
+        return None
+    texts = [token.content for token in added if token.content]
+    safe = [
+        token.content
+        for token in added
+        if token.content
+        and token.special
+        and not (token.normalized or token.lstrip)
+        and not any(_overlap(other, token.content) for other in texts if other != token.content)
+    ]
+    return re.compile("|".join(map(re.escape, safe))) if safe else None
+
+
+def _overlap(other: str, token: str) -> bool:
+    """Whether `other` can be found in a text over the place where `token` begins."""
+    if token in other:
+        return True
+    return any(token.startswith(other[at:]) for at in range(1, len(other)))

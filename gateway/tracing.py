@@ -1,0 +1,196 @@
+"""A request followed from the door to the ledger by OpenTelemetry spans, where an endpoint is named.
+
+It stands around the parts of a house that is already built, so a house without it runs not one
+instruction more, and nothing of OpenTelemetry is loaded. Spans hold ids and counts, never a text.
+"""
+
+import functools
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from core import logs
+from core.errors import SettingError, TollhouseError
+from core.events import UsageEvent
+from core.settings import Settings
+from gateway.carrier import Books
+from gateway.exchange import Exchange
+from gateway.pipeline import Pipeline
+from gateway.spool import Outgoing
+from gateway.surface import Surface
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, SpanContext, Tracer
+
+# Requests whose events have not reached the ledger yet; an outage of hours forgets the oldest.
+_MOST_WAITING = 50_000
+# What is timed within a request, and what the span is called.
+_STEPS = (
+    ("auth", "principal", "auth"),
+    ("admission", "book", "admission"),
+    ("safety", "screen", "moderation"),
+    ("spool", "open", "opened"),
+    ("", "_deliver", "engine"),
+)
+_TOLD = (
+    *("request_id", "tenant_id", "model", "engine_id", "finish_reason"),
+    *("input_tokens", "cached_tokens", "output_tokens", "waived_tokens"),
+)
+_root: ContextVar["Span | None"] = ContextVar("tollhouse_root_span", default=None)
+
+
+def make_tracer(settings: Settings) -> "Tracer | None":
+    """None where TOLLHOUSE_TRACING_ENDPOINT is empty."""
+    if not settings.tracing_endpoint:
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise SettingError(
+            "TOLLHOUSE_TRACING_ENDPOINT needs OpenTelemetry, which is not installed.",
+            next_step="Install tollhouse[tracing], or unset it.",
+        ) from None
+    provider = TracerProvider(resource=Resource.create({"service.name": "tollhouse"}))
+    exporter = OTLPSpanExporter(endpoint=settings.tracing_endpoint)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider.get_tracer("tollhouse")
+
+
+class Follower:
+    """Starts the spans of this process and knows whose usage is still on its way to the ledger."""
+
+    def __init__(self, tracer: "Tracer") -> None:
+        self._tracer = tracer
+        self._waiting: OrderedDict[str, SpanContext] = OrderedDict()
+
+    def follow(self, pipeline: Pipeline) -> None:
+        for part, name, words in _STEPS:
+            owner = getattr(pipeline, part) if part else pipeline
+            setattr(owner, name, self._timed(getattr(owner, name), words))
+        for owner, name, around in (
+            (pipeline, "serve", self._served(pipeline.serve)),
+            (pipeline.spool, "close", self._metered(pipeline.spool.close)),
+            (pipeline.spool, "close_soon", self._metered_soon(pipeline.spool.close_soon)),
+        ):
+            setattr(owner, name, around)
+
+    def books(self, books: Books) -> Books:
+        return _FollowedBooks(books, self)
+
+    def recorded(self, batch: Outgoing, began_ns: int) -> None:
+        """The batch's commit is the last step of each request that it brought."""
+        from opentelemetry import trace
+
+        for event in batch.usage:
+            parent = self._waiting.pop(event.request_id, None)
+            if parent is None:
+                continue
+            context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
+            span = self._tracer.start_span("ledger", context, start_time=began_ns)
+            span.set_attribute("tollhouse.request_id", event.request_id)
+            span.set_attribute("tollhouse.batch", len(batch.usage))
+            span.end()
+
+    def _served(
+        self, serve: Callable[[Surface, Exchange], Awaitable[None]]
+    ) -> Callable[[Surface, Exchange], Awaitable[None]]:
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        propagator = TraceContextTextMapPropagator()
+
+        @functools.wraps(serve)
+        async def _around(surface: Surface, exchange: Exchange) -> None:
+            carrier = {
+                name: exchange.headers[name.encode()].decode("ascii", "replace")
+                for name in ("traceparent", "tracestate")
+                if name.encode() in exchange.headers
+            }
+            with self._tracer.start_as_current_span(
+                "request",
+                propagator.extract(carrier),
+                kind=SpanKind.SERVER,
+                attributes={"http.route": surface.route},
+                record_exception=False,
+                set_status_on_exception=False,
+            ) as span:
+                token = _root.set(span)
+                try:
+                    await serve(surface, exchange)
+                finally:
+                    _root.reset(token)
+
+        return _around
+
+    def _timed(self, call: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Any]:
+        @functools.wraps(call)
+        async def _around(*given: Any, **named: Any) -> Any:
+            with self._span(name):
+                return await call(*given, **named)
+
+        return _around
+
+    def _metered(self, close: Callable[..., Awaitable[None]]) -> Callable[..., Any]:
+        @functools.wraps(close)
+        async def _around(event: UsageEvent, *given: Any, **named: Any) -> None:
+            self._ended(event)
+            with self._span("metering"):
+                await close(event, *given, **named)
+
+        return _around
+
+    def _metered_soon(self, close_soon: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(close_soon)
+        def _around(event: UsageEvent, *given: Any, **named: Any) -> None:
+            self._ended(event)
+            close_soon(event, *given, **named)
+
+        return _around
+
+    def _ended(self, event: UsageEvent) -> None:
+        """What the request came to, on its span, which waits for the ledger from now on."""
+        root = _root.get()
+        if root is None:
+            return
+        self._waiting[event.request_id] = root.get_span_context()
+        if len(self._waiting) > _MOST_WAITING:
+            self._waiting.popitem(last=False)
+        for name in _TOLD:
+            root.set_attribute(f"tollhouse.{name}", getattr(event, name))
+        root.set_attribute("http.response.status_code", event.status)
+
+    @contextmanager
+    def _span(self, name: str) -> Iterator[None]:
+        from opentelemetry.trace import Status, StatusCode
+
+        root = _root.get()
+        request_id = logs.request_id.get()
+        if root is not None and request_id:
+            root.set_attribute("tollhouse.request_id", request_id)
+        with self._tracer.start_as_current_span(
+            name, record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                yield
+            except TollhouseError as error:
+                # The code alone: a message may quote what the client sent.
+                for each in (span, root or span):
+                    each.set_status(Status(StatusCode.ERROR, error.code))
+                raise
+
+
+class _FollowedBooks:
+    def __init__(self, books: Books, follower: Follower) -> None:
+        self._books = books
+        self._follower = follower
+
+    def record(self, batch: Outgoing) -> None:
+        began_ns = time.time_ns()
+        self._books.record(batch)
+        self._follower.recorded(batch, began_ns)

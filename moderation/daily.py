@@ -1,0 +1,57 @@
+"""Decisions that acted, counted by day as they are stored: pages add up days, however many decisions
+there are. A decision that comes twice counts once, since only what was new is added.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Table, select
+from sqlalchemy.orm import Session
+
+from core import bulk
+from core.events import ModerationEvent
+from core.tenants.scope import TenantScope
+from moderation.models import DailyDecisions
+
+_TABLE: Table = DailyDecisions.__table__  # type: ignore[assignment]
+_KEY = ("tenant_id", "at", "project_id", "action", "categories")
+_COLUMNS = (*_KEY, "decisions")
+_LONGEST = 500  # characters of the column
+
+
+def add(session: Session, events: Iterable[ModerationEvent]) -> None:
+    """Events that acted and were not stored before."""
+    counted = Counter(
+        (each.tenant_id, _day(each.at), each.project_id, each.action, _names(each))
+        for each in events
+    )
+    rows = [(*key, number) for key, number in sorted(counted.items())]
+    bulk.add_up(session, _TABLE, _COLUMNS, rows, _KEY, ("decisions",))
+
+
+def between(
+    session: Session, scope: TenantScope, start: datetime, end: datetime
+) -> Iterable[tuple[str, list[str], int]]:
+    """(action, categories, decisions) of the days from `start` to before `end`."""
+    table = DailyDecisions
+    query = select(table.action, table.categories, table.decisions).where(
+        table.tenant_id == scope.tenant_id, table.at >= start, table.at < end
+    )
+    if scope.project_id is not None:
+        query = query.where(table.project_id == scope.project_id)
+    for action, names, number in session.execute(query):
+        yield action, names.split(",") if names else [], int(number)
+
+
+def _names(event: ModerationEvent) -> str:
+    kept: list[Any] = []
+    for name in sorted(set(event.categories)):
+        if len(",".join([*kept, name])) <= _LONGEST:
+            kept.append(name)
+    return ",".join(kept)
+
+
+def _day(at: datetime) -> datetime:
+    return at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)

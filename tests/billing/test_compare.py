@@ -1,0 +1,224 @@
+"""Ledger against Stripe: nothing is listed on a clean house, and each kind of difference is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import text, update
+
+from billing import credit_notes, reconcile, settlement
+from billing.models import Invoice, Payment, PaymentCommand, Refund
+from billing.payments import commands, compare
+from billing.payments.base import PaymentProvider, Window
+from billing.payments.fake_stripe import customers, invoices, money
+from billing.payments.fake_stripe.books import Books
+from billing.payments.fake_stripe.faults import Fault
+from billing.payments.theirs import ALWAYS, fetch
+from billing.tasks import audit
+from core.queue import TaskContext
+from core.settings import Settings
+from tests.billing.paying import Till
+
+
+def _listed(till: Till, window: Window | None = ALWAYS) -> list[str]:
+    theirs = fetch(till.house.database, till.provider, till.house.clock.now(), window)
+    with till.house.database.read() as session:
+        report = reconcile.audit(
+            session, more=(lambda s: compare.differences(s, theirs),), steps=theirs.steps()
+        )
+    assert report.steps["stripe invoices"]["count"] == len(theirs.invoices)
+    return [f"{each.check}: {each.kind}: {each.message}" for each in report.differences]
+
+
+def _lived(till: Till) -> tuple[Invoice, Payment]:
+    """Invoices paid, open, lowered, void and written off; a top-up; refunds; a dispute won."""
+    till.leave_card()
+    till.settle()
+    paid = till.invoice(12)
+    till.settle()
+    (payment,) = till.payments()
+    assert payment.external_id is not None
+    with till.house.database.transaction() as session:
+        now = till.house.clock.now()
+        commands.request_refund(session, payment.id, 200, "goodwill", now)
+    won = money.open_dispute(till.stripe.books, payment.external_id, 300)
+    money.close_dispute(till.stripe.books, won["id"], "won")
+    till.settle()
+    till.leave_card("0341")
+    till.settle()
+    lowered, void, lost = (till.invoice(amount) for amount in (6, 3, 9))
+    till.settle()
+    with till.house.database.transaction() as session:
+        now = till.house.clock.now()
+        credit_notes.issue(
+            session, invoice_id=lowered.id, net_minor=100, reason="x", reference="x", at=now
+        )
+        settlement.void(session, void.id, now, "wrong")
+        settlement.write_off(session, lost.id, now)
+    till.settle()
+    return till.read(paid.id), payment
+
+
+def test_a_clean_house_has_nothing_to_list(both: Till) -> None:
+    _lived(both)
+    assert _listed(both) == []
+
+
+def test_what_is_on_its_way_is_no_difference(till: Till) -> None:
+    till.leave_card()
+    till.settle()
+    till.invoice(12)
+    till.stripe.faults.plan("POST /v1/invoices.*pay", Fault.TIMEOUT_AFTER)
+    till.push()
+    till.push()
+    assert till.waiting() == 1 and till.stripe.books.all("invoice")[0]["status"] == "paid"
+    assert _listed(till) == []
+
+
+def _theirs_gone(books: Books, kind: str) -> None:
+    del books.objects[kind][books.all(kind)[-1]["id"]]
+
+
+def _theirs_dearer(books: Books) -> None:
+    books.all("invoice")[-1]["total"] += 1
+
+
+def _theirs_reopened(books: Books) -> None:
+    books.all("invoice")[-1] |= {"status": "open", "amount_remaining": 5}
+
+
+def _theirs_doubled(books: Books) -> None:
+    first = books.all("invoice")[-1]
+    customer = {"customer": first["customer"], "metadata": dict(first["metadata"])}
+    invoices.create(books, customer)
+
+
+def _theirs_unknown(books: Books) -> None:
+    customer = books.all("customer")[0]["id"]
+    invoices.create(books, {"customer": customer, "metadata": {"tollhouse_invoice": "inv_gone"}})
+
+
+def _theirs_charged(books: Books) -> None:
+    books.declines.clear()
+    customer = books.all("customer")[0]["id"]
+    customers.update_customer(
+        books, customer, {"invoice_settings": {"default_payment_method": _card(books)}}
+    )
+    form = {"amount": "700", "currency": "usd", "customer": customer, "confirm": "true"}
+    money.create_intent(books, form | {"metadata": {"tollhouse_payment": "pay_gone"}})
+
+
+def _card(books: Books) -> str:
+    return str(books.all("payment_method")[0]["id"])
+
+
+def _theirs_refunded(books: Books) -> None:
+    paid = books.all("payment_intent", status="succeeded")[0]["id"]
+    money.create_refund(books, {"payment_intent": paid, "amount": "50"})
+
+
+def _theirs_disputed(books: Books) -> None:
+    paid = books.all("payment_intent", status="succeeded")[0]["id"]
+    money.open_dispute(books, paid, 100)
+
+
+def _theirs_refund_failed(books: Books) -> None:
+    money.fail_refund(books, books.all("refund")[0]["id"])
+
+
+def _theirs_smaller(books: Books) -> None:
+    for each in books.all("invoice_payment", status="paid"):
+        each["amount_paid"] -= 1
+    for each in books.all("payment_intent", status="succeeded"):
+        each["amount_received"] -= 1
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda b: _theirs_gone(b, "invoice"), "invoices/stripe: lost: stripe has no in_"),
+        (_theirs_dearer, "invoices/stripe: amount: invoice TH-000001 is 1200 USD, there 1201"),
+        (_theirs_reopened, "invoices/stripe: amount: of invoice TH-000001 (paid) 0 are to be paid"),
+        (_theirs_doubled, "invoices/stripe: duplicated: invoice inv_"),
+        (_theirs_unknown, "is of inv_gone, which is not it"),
+        (_theirs_charged, "payments/stripe: lost: 700 USD of pi_"),
+        (_theirs_smaller, "payments/stripe: amount: pi_"),
+        (_theirs_refunded, "refunds/stripe: lost: refund re_"),
+        (lambda b: _theirs_gone(b, "refund"), "refunds/stripe: lost: refund goodwill is booked"),
+        (_theirs_refund_failed, "is failed there, succeeded here"),
+        (_theirs_disputed, "disputes/stripe: lost: dispute dp_"),
+        (lambda b: _theirs_gone(b, "dispute"), "disputes/stripe: lost: dispute dp_"),
+    ],
+)
+def test_each_kind_of_difference_at_stripe_is_listed(
+    till: Till, harm: Callable[[Books], Any], said: str
+) -> None:
+    _lived(till)
+    harm(till.stripe.books)
+    listed = _listed(till)
+    assert any(said in each for each in listed), listed
+
+
+def _ours(till: Till, statement: Any) -> None:
+    with till.house.database.transaction() as session:
+        session.execute(statement)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (update(Payment).values(amount_minor=1201), "stripe/ledger: amount: the ledger has"),
+        (update(Payment).values(status="failed"), "payments/stripe: lost: 1200 USD of pi_"),
+        (update(Refund).values(amount_minor=199), "refunds/stripe: amount"),
+        (
+            update(Invoice).where(Invoice.number == 1).values(external_id="in_other"),
+            "stripe has no in_other for invoice TH-000001",
+        ),
+        (
+            update(PaymentCommand)
+            .where(PaymentCommand.kind == "lower")
+            .values(failed=True, done_at=None, last_error="no"),
+            "outbox/stripe: lost: lower was refused: no",
+        ),
+        (text("delete from disputes"), "disputes/stripe: lost: dispute dp_"),
+        (text("delete from payment_outbox where kind = 'invoice'"), "was never sent"),
+    ],
+)
+def test_each_kind_of_difference_in_our_books_is_listed(till: Till, harm: Any, said: str) -> None:
+    _lived(till)
+    _ours(till, harm)
+    listed = _listed(till)
+    assert any(said in each for each in listed), listed
+
+
+def test_the_scheduled_audit_makes_up_for_lost_events_and_lists_the_rest(till: Till) -> None:
+    paid, _ = _lived(till)
+    books = till.stripe.books
+    _theirs_refunded(books)
+    _theirs_unknown(books)
+    till.told = len(books.events)  # every one of these events is lost
+    assert len(_listed(till)) == 2
+    services: dict[type, object] = {PaymentProvider: till.provider}
+    context = TaskContext(Settings(), till.house.database, till.house.clock, services)
+    assert audit(context) is False
+    (left,) = _listed(till)
+    assert "inv_gone" in left
+    assert settlement.open_minor(till.read(paid.id)) == 250
+    till.stripe.faults.rate = 1.0
+    assert audit(context) is True, "without an answer the rest is audited"
+
+
+def test_a_window_leaves_out_what_is_settled_and_old_and_finds_what_is_open(till: Till) -> None:
+    _lived(till)
+    till.house.clock.advance(days=100)
+    refunds = till.stripe.books.objects["refund"]
+    refunds.clear()
+    assert any("refund goodwill is booked" in each for each in _listed(till))
+    assert _listed(till, None) == [], "settled, and older than the last days"
+    owed = [
+        each for each in till.stripe.books.objects["invoice"].values() if each["status"] == "open"
+    ]
+    assert owed
+    for each in owed:
+        each["status"], each["amount_remaining"] = "void", 0
+    assert any("are to be paid" in each for each in _listed(till, None)), "old, but still open here"

@@ -1,0 +1,425 @@
+"""Changes made on the pages: each is in force, asks for the name where it destroys, and is on the log."""
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from billing.payments import booking
+from billing.payments.fake import FakePayments
+from core.dead_letters import keeper
+from core.events import ModerationEvent
+from core.queue import TASKS
+from core.tenants import organisations
+from core.tenants.keys import all_of
+from core.tenants.scope import scope_of_operator
+from moderation.records import store
+from tests.dashboards.visits import browser, with_role
+from tests.gateway.served import MODEL, House, served
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with served(tmp_path_factory.mktemp("changes")) as made:
+        yield made
+
+
+@pytest.fixture
+def owner(house: House) -> Iterator[httpx.Client]:
+    with closing(browser(house, house.key)) as client:
+        yield client
+
+
+@pytest.fixture
+def operator(house: House) -> Iterator[httpx.Client]:
+    with closing(browser(house, house.services.operator_token)) as client:
+        yield client
+
+
+def send(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
+    return client.post(f"/dashboard{path}", data=fields)
+
+
+def field(page: str, name: str) -> str:
+    found = re.search(rf'name="{name}" value="([^"]+)"', page)
+    assert found is not None, name
+    return found[1]
+
+
+def test_a_member_is_added_changed_and_removed_by_name(owner: httpx.Client, house: House) -> None:
+    answer = send(owner, "/team", act="add", email="ada@example.com", role="finance", name="Ada")
+    assert "The member is added." in answer.text and "ada@example.com" in answer.text
+    member = field(answer.text, "member")
+    assert "admin" in send(owner, "/team", act="role", member=member, role="admin").text
+    refused = send(owner, "/team", act="remove", member=member, confirm="Ada")
+    assert refused.status_code == 400
+    removed = send(owner, "/team", act="remove", member=member, confirm="ada@example.com").text
+    assert "disabled" in removed and "member.change" in removed
+    assert "Let in again" in removed
+    assert send(owner, "/team", act="role", member="mem_other", role="viewer").status_code == 404
+
+
+def test_a_notice_is_a_known_word_and_never_text_of_the_url(owner: httpx.Client) -> None:
+    assert "Pay here" not in owner.get("/dashboard/team?notice=Pay+here").text
+
+
+def test_a_limit_and_a_budget_are_set_shown_and_ended(owner: httpx.Client) -> None:
+    page = send(
+        owner, "/limits", act="set", unit="requests", scope="key", period="60", limit="7"
+    ).text
+    assert "The limit is in force." in page and "key" in page
+    too_much = send(
+        owner, "/limits", act="set", unit="requests", scope="tenant", period="60", limit="99999999"
+    )
+    assert too_much.status_code == 403
+    target = re.search(r'<option value="(tenant:[^"]+)"', page)
+    assert target is not None
+    made = send(
+        owner,
+        "/limits",
+        act="budget",
+        name="Spring",
+        target=target[1],
+        cap="12.50",
+        window="month",
+        hard="hard",
+        thresholds="50, 100",
+        email="money@example.com",
+    ).text
+    assert "12.50" in made and "Spring" in made and "hard" in made
+    assert "money@example.com" in owner.get("/dashboard/webhooks").text
+    budget = field(made, "budget")
+    assert send(owner, "/limits", act="end", budget=budget, confirm="x").status_code == 400
+    assert "has ended" in send(owner, "/limits", act="end", budget=budget, confirm="Spring").text
+    dropped = send(
+        owner,
+        "/limits",
+        act="drop",
+        unit="requests",
+        scope="key",
+        period="60",
+        target="",
+        confirm="key:requests:60",
+    )
+    assert "the plan&#39;s holds again" in dropped.text
+
+
+def test_what_is_used_and_what_was_refused_is_counted(owner: httpx.Client, house: House) -> None:
+    send(owner, "/limits", act="set", unit="requests", scope="tenant", period="86400", limit="1")
+    body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
+    url = f"{house.url}/v1/chat/completions"
+    statuses = set()
+    for _ in range(60):
+        answer = httpx.post(url, json=body, headers=house.headers, timeout=20)
+        statuses.add(answer.status_code)
+        if answer.status_code == 429:
+            break
+    assert statuses == {200, 429}
+    house.services.tally.flush()
+    page = owner.get("/dashboard/limits").text
+    assert "1 of 1" in page
+    row = re.search(r"Requests a day, of a tenant</td>\s*<td class=\"num\">(\d+)<", page)
+    assert row is not None and int(row[1]) >= 1
+    send(
+        owner,
+        "/limits",
+        act="drop",
+        unit="requests",
+        scope="tenant",
+        period="86400",
+        confirm="tenant:requests:86400",
+    )
+
+
+def _adapter(rank: int = 2) -> bytes:
+    out = io.BytesIO()
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 4,
+        "target_modules": ["q_proj"],
+        "base_model_name_or_path": "tiny",
+    }
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    weights = {
+        f"{name}.lora_A.weight": np.ones((rank, 8), np.float32),
+        f"{name}.lora_B.weight": np.ones((8, rank), np.float32),
+    }
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("adapter_config.json", json.dumps(config))
+        archive.writestr("adapter_model.safetensors", save(weights))
+    return out.getvalue()
+
+
+def test_an_adapter_is_checked_uploaded_and_removed_by_name(owner: httpx.Client) -> None:
+    fields = {"act": "add", "name": "poet", "base": MODEL}
+
+    def _send(content: bytes) -> httpx.Response:
+        files = {"archive": ("poet.zip", content, "application/zip")}
+        return owner.post("/dashboard/adapters", data=fields, files=files)
+
+    refused = _send(b"not an archive")
+    assert refused.status_code == 400
+    assert "This is not an adapter that can be taken" in refused.text
+    taken = _send(_adapter())
+    assert "The adapter is valid and registered" in taken.text and "tiny:poet" in taken.text
+    assert "tiny:poet" in owner.get("/dashboard/playground").text
+    gone = owner.post("/dashboard/adapters", data={"act": "remove", "name": "poet", "confirm": "p"})
+    assert gone.status_code == 400
+    gone = owner.post(
+        "/dashboard/adapters", data={"act": "remove", "name": "poet", "confirm": "poet"}
+    )
+    assert "tiny:poet" not in gone.text
+
+
+@pytest.fixture
+def decision(house: House) -> str:
+    """A blocked request on the books."""
+    services = house.services
+    event = ModerationEvent(
+        request_id="req_blocked",
+        tenant_id=house.tenant_id,
+        project_id="proj_x",
+        key_id="key_x",
+        at=services.clock.now() - timedelta(minutes=5),
+        direction="input",
+        action="block",
+        policy_version="pol_x",
+        text_sha256="0" * 64,
+        categories=("hate",),
+        scores={"hate": 0.97},
+        spans=(),
+        view="plain",
+        unscanned=False,
+    )
+    with services.database.transaction() as session:
+        store(session, [event])
+    return event.request_id
+
+
+def test_a_policy_is_tried_on_what_was_recorded_and_put_in_force(
+    owner: httpx.Client, decision: str
+) -> None:
+    assert "1" in owner.get("/dashboard/safety").text
+    tried = send(owner, "/safety/policy", act="threshold", category="hate", block="0.99").text
+    assert "Tried on" in tried and re.search(r"block</td>\s*<td>(allow|annotate)", tried)
+    document = re.search(r'<textarea name="document"[^>]*>(.*?)</textarea>', tried, re.DOTALL)
+    assert document is not None
+    text = document[1].replace("&#34;", '"').replace("&quot;", '"')
+    assert json.loads(text)["input"]["categories"]["hate"] == {
+        "annotate": None,
+        "redact": None,
+        "block": 0.99,
+    } or json.loads(text)["input"]["categories"]["hate"] == {"block": 0.99}
+    assert "The default policy is in force." in owner.get("/dashboard/safety/policy").text
+    page = owner.get("/dashboard/safety/policy").text
+    place = re.search(r'<option value="(tenant:[^"]+)"', page)
+    assert place is not None
+    broken = send(owner, "/safety/policy", act="put", place=place[1], document='{"mode": "loud"}')
+    assert broken.status_code == 400 and "mode" in broken.text
+    put = send(owner, "/safety/policy", act="put", place=place[1], document=text).text
+    assert "The policy is in force." in put and "active" in put
+    retired = send(
+        owner, "/safety/policy", act="retire", place=place[1], confirm="the organisation"
+    ).text
+    assert "out of force" in retired
+
+
+def test_an_appeal_is_opened_by_the_tenant_and_decided_by_the_operator(
+    owner: httpx.Client, operator: httpx.Client, decision: str
+) -> None:
+    page = send(
+        owner, "/safety", act="appeal", request=decision, direction="input", reason="A quote"
+    )
+    assert "A quote" in page.text and "open" in page.text
+    queue = operator.get("/dashboard/operator/safety").text
+    assert "hate 0.97" in queue and "A quote" in queue
+    decided = send(
+        operator,
+        "/operator/safety",
+        act="decide",
+        appeal=field(queue, "appeal"),
+        verdict="Grant",
+        answer="You are right.",
+    )
+    assert "The appeal is decided." in decided.text
+    assert "You are right." in owner.get("/dashboard/safety").text
+
+
+def test_a_tenant_is_made_moved_and_suspended_by_name(operator: httpx.Client) -> None:
+    made = send(
+        operator, "/operator/tenants", act="create", name="acme", plan="free", currency="EUR"
+    )
+    assert "The tenant is made." in made.text
+    path = made.url.path.removeprefix("/dashboard")
+    assert "standard" in send(operator, path, act="plan", plan="standard").text
+    refused = send(operator, path, act="status", status="suspended", confirm="acm")
+    assert refused.status_code == 400
+    assert (
+        "suspended" in send(operator, path, act="status", status="suspended", confirm="acme").text
+    )
+
+
+def test_the_operator_chooses_whose_pages_are_shown(
+    house: House, operator: httpx.Client, owner: httpx.Client
+) -> None:
+    made = send(operator, "/operator/tenants", act="create", name="harbour", display_name="Harbour")
+    tenant_id = made.url.path.rpartition("/")[2]
+    shown = send(operator, "/operator/look", act="look", tenant="harbour", page="/usage")
+    assert shown.url.path == "/dashboard/usage"
+    assert "the pages of <strong>Harbour</strong>" in shown.text
+    assert "operator.look" in operator.get("/dashboard/team").text
+    assert send(operator, "/operator/look", act="look", tenant="nobody").status_code == 404
+    away = send(operator, "/operator/look", act="look", tenant=tenant_id, page="//evil.example")
+    assert away.url.path == "/dashboard/"
+    with closing(browser(house, house.services.operator_token)) as second:
+        assert "Harbour" not in second.get("/dashboard/usage").text  # a choice is of one session
+    assert send(owner, "/operator/look", act="look", tenant="harbour").status_code == 403
+    send(operator, "/operator/look", act="look", tenant=house.tenant_id)
+
+
+def test_an_endpoint_is_added_tested_and_removed_by_name(owner: httpx.Client, house: House) -> None:
+    url = "https://hooks.example/tollhouse"
+    made = send(owner, "/webhooks", act="add", url=url, events="invoice")
+    secret = re.search(r'id="once">(whsec_[^<]+)<', made.text)
+    assert secret is not None and url in made.text
+    page = owner.get("/dashboard/webhooks").text
+    assert "whsec_" not in page and "invoice.final" in page
+    endpoint = field(page, "endpoint")
+    tested = send(owner, "/webhooks", act="test", endpoint=endpoint).text
+    assert "webhook.test" in tested and "pending" in tested
+    assert send(owner, "/webhooks", act="remove", endpoint=endpoint, confirm="x").status_code == 400
+    with closing(browser(house, with_role(house, "viewer"))) as viewer:
+        assert (
+            send(viewer, "/webhooks", act="remove", endpoint=endpoint, confirm=url).status_code
+            == 403
+        )
+    removed = send(owner, "/webhooks", act="remove", endpoint=endpoint, confirm=url).text
+    assert "The endpoint is removed." in removed and "Nobody is told." in removed
+    assert "webhook.add" in owner.get("/dashboard/team").text
+
+
+def test_an_export_is_scheduled_paused_and_deleted_by_name(
+    owner: httpx.Client, operator: httpx.Client, house: House
+) -> None:
+    terms = {"what": "usage", "form": "csv", "every": "day", "delay_hours": "2"}
+    away = send(owner, "/exports", act="create", **terms, destination="../../etc")
+    assert away.status_code == 400
+    made = send(owner, "/exports", act="create", **terms, destination="books").text
+    assert f"tenants/{house.tenant_id}/books" in made
+    schedule = field(made, "schedule")
+    assert "paused" in send(owner, "/exports", act="pause", schedule=schedule).text
+    assert "The schedule goes on" in send(owner, "/exports", act="resume", schedule=schedule).text
+    assert send(owner, "/exports", act="end", schedule=schedule, confirm="x").status_code == 400
+    ended = send(owner, "/exports", act="end", schedule=schedule, confirm="usage, csv").text
+    assert (
+        "The schedule is deleted." in ended
+        and "export_schedule.end" in owner.get("/dashboard/team").text
+    )
+    bad = send(owner, "/exports", act="create", destination="x", **{**terms, "delay_hours": "soon"})
+    assert bad.status_code == 400
+    own = send(operator, "/exports", act="create", **terms, destination="finance/books").text
+    assert "finance/books" in own
+
+
+def test_a_card_is_left_on_the_provider_s_page(owner: httpx.Client, house: House) -> None:
+    by_hand = owner.get("/dashboard/payment-methods").text
+    assert "booked by the operator" in by_hand and "Leave a card" not in by_hand
+    refused = send(owner, "/payment-methods", act="add")
+    assert refused.status_code == 409 and "by hand" in refused.text
+    services, by_people = house.services, house.services.payments
+    services.payments = provider = FakePayments(services.clock)
+    try:
+        asked = send(owner, "/payment-methods", act="add").text
+        customer = f"customer-{house.tenant_id}"
+        assert f'href="https://pay.invalid/{customer}?return=' in asked
+        provider.leave_card(customer)
+        with services.database.transaction() as session:
+            methods = provider.methods(customer, newest=True)
+            booking.customer(session, "fake", customer, methods, services.clock.now())
+        page = owner.get("/dashboard/payment-methods").text
+        assert "Fake 4242" in page and "for all invoices" in page and "by fake" in page
+        with closing(browser(house, with_role(house, "developer"))) as developer:
+            assert developer.get("/dashboard/payment-methods").status_code == 403
+            assert send(developer, "/payment-methods", act="add").status_code == 403
+    finally:
+        services.payments = by_people
+
+
+def test_a_price_is_tried_before_it_is_saved(operator: httpx.Client) -> None:
+    terms = {"model": MODEL, "currency": "USD", "input": "0.2", "cached_input": "0.1"}
+    refused = send(operator, "/operator/prices", act="save", **terms, output="cheap")
+    assert refused.status_code == 400
+    saved = send(operator, "/operator/prices", act="save", **terms, output="0.8", note="spring")
+    assert "saved" in saved.text and "spring" in saved.text and "ended" in saved.text
+
+
+def test_a_dead_letter_is_listed_and_played_again(house: House, operator: httpx.Client) -> None:
+    services = house.services
+    task = TASKS["billing.expire_credit"]
+    keeper(services.database, services.clock)(task, {}, ValueError("the disk was full"), 9)
+    page = operator.get("/dashboard/operator/dead-letters").text
+    assert "the disk was full" in page and "billing.expire_credit" in page
+    assert send(operator, "/operator/dead-letters", act="replay").status_code == 400
+    played = send(operator, "/operator/dead-letters", act="replay", id=field(page, "id"))
+    assert "No task has failed for good." in played.text
+
+
+def test_an_act_that_a_form_does_not_name_is_told(owner: httpx.Client) -> None:
+    assert send(owner, "/team", act="explode").status_code == 400
+
+
+def test_a_tenant_s_forms_cannot_reach_another_tenant(house: House, owner: httpx.Client) -> None:
+    services = house.services
+    with services.database.read() as session:
+        own = {key.id for key in all_of(session, scope_of_operator(house.tenant_id))}
+    assert own
+    for path, fields in (
+        ("/team", {"act": "remove", "member": "mem_foreign", "confirm": "x"}),
+        ("/limits", {"act": "end", "budget": "bud_foreign", "confirm": "x"}),
+        ("/webhooks", {"act": "resend", "message": "1"}),
+        ("/webhooks", {"act": "remove", "endpoint": "hook_foreign", "confirm": "x"}),
+        ("/exports", {"act": "end", "schedule": "sched_foreign", "confirm": "x"}),
+        ("/safety", {"act": "appeal", "request": "req_foreign", "reason": "x"}),
+    ):
+        assert send(owner, path, **fields).status_code == 404, path
+
+
+@pytest.mark.parametrize("what", ["usage", "charges", "invoices", "ledger", "focus"])
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_every_export_is_taken_from_the_page(owner: httpx.Client, what: str, form: str) -> None:
+    answer = owner.get(f"/dashboard/exports/file?what={what}&form={form}")
+    assert answer.status_code == 200
+    assert f".{form}" in answer.headers["content-disposition"]
+
+
+def test_a_page_of_another_tenant_s_request_or_invoice_is_not_found(
+    house: House, operator: httpx.Client
+) -> None:
+    """A second tenant's owner asks for what the first one has."""
+    services = house.services
+    body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
+    answer = httpx.post(
+        f"{house.url}/v1/chat/completions", json=body, headers=house.headers, timeout=20
+    )
+    house.last_event()
+    made = send(operator, "/operator/tenants", act="create", name="stranger")
+    stranger_id = made.url.path.rpartition("/")[2]
+    with services.database.transaction() as session:
+        organisations.create_project(
+            session, scope_of_operator(stranger_id), services.clock, name="default"
+        )
+    with closing(browser(house, with_role(house, "owner", stranger_id))) as stranger:
+        request_id = answer.headers["x-request-id"]
+        assert stranger.get(f"/dashboard/requests/{request_id}").status_code == 404
+        assert request_id not in stranger.get("/dashboard/requests").text
+        assert stranger.get("/dashboard/invoices/inv_foreign/lines/1").status_code == 404
+        assert "No such request" in stranger.get("/dashboard/requests").text

@@ -1,0 +1,82 @@
+"""The host tier: what it may take for granted of files that it has read before."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import adapter_files, adapter_host
+from engine.adapter_host import AdapterHost
+from engine.adapter_name import adapter_digest, digest_of
+from engine.errors import AdapterError
+from engine.models.registry import model_spec, read_config
+from tests.engine.checkpoints import save_adapter, save_checkpoint
+from tests.engine.test_bad_adapters import KEY, rewrite
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> AdapterHost:
+    spec = model_spec(read_config(save_checkpoint(tmp_path / "base")))
+    return AdapterHost(spec, torch.float32, max_rank=64)
+
+
+@pytest.fixture
+def adapter(tmp_path: Path, host: AdapterHost) -> Path:
+    return save_adapter(tmp_path / "base", tmp_path / "adapter", rank=4, seed=1, lora_alpha=3)
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Digests worked out from a file's bytes, in order; files count as settled at once."""
+    seen: list[str] = []
+
+    def count(config: dict[str, Any], weights: bytes) -> str:
+        seen.append(digest_of(config, weights))
+        return seen[-1]
+
+    monkeypatch.setattr(adapter_files, "digest_of", count)
+    monkeypatch.setattr(adapter_host, "_SETTLED_NS", -1)
+    return seen
+
+
+def test_unchanged_files_are_hashed_once(
+    host: AdapterHost, adapter: Path, hashed: list[str]
+) -> None:
+    first = host.register(adapter)
+    host.drop(first.digest)
+    again = host.register(adapter)
+    assert hashed == [adapter_digest(adapter)]
+    assert again.digest == first.digest
+    for key, pair in first.matrices.items():
+        for one, other in zip(pair, again.matrices[key], strict=True):
+            assert torch.equal(one, other)
+
+
+def test_files_that_were_just_written_are_hashed_again(
+    host: AdapterHost, adapter: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_host, "_SETTLED_NS", 1 << 60)
+    host.register(adapter)
+    host.register(adapter)
+    assert len(hashed) == 2
+
+
+def test_other_weights_under_the_same_name_are_another_adapter(
+    host: AdapterHost, adapter: Path, hashed: list[str]
+) -> None:
+    first = host.register(adapter)
+    rewrite(adapter, lambda tensors: tensors[KEY.format("A")].mul_(2))
+    second = host.register(adapter)
+    assert second.digest == adapter_digest(adapter) != first.digest
+    rewrite(adapter, lambda tensors: tensors[KEY.format("A")].fill_(float("nan")))
+    with pytest.raises(AdapterError, match=r"layer 1 self_attn\.q_proj lora_A holds NaN"):
+        host.register(adapter)
+
+
+def test_the_host_copy_outlives_its_file(host: AdapterHost, adapter: Path) -> None:
+    held = host.register(adapter).matrices[1, "q"][0]
+    before = held.clone()
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(bytes(weights.stat().st_size))
+    assert torch.equal(held, before)

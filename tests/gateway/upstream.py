@@ -1,0 +1,64 @@
+"""An OpenAI-compatible server for tests: says what it is told to, and keeps what it was asked."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.answers: dict[str, Any] = {}  # path -> object; a list is a stream of objects
+        self.statuses: dict[str, int] = {}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._send(200, "application/json", b'{"object":"list","data":[]}')
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        server = self.server
+        assert isinstance(server, Server)
+        server.asked.append((self.path, body))
+        answer = server.answers[self.path]
+        answer = answer(body) if callable(answer) else answer
+        if isinstance(answer, list):
+            lines = [f"data: {json.dumps(each)}\n\n" for each in answer] + ["data: [DONE]\n\n"]
+            self._send(200, "text/event-stream", "".join(lines).encode())
+            return
+        status = server.statuses.get(self.path, 200)
+        self._send(status, "application/json", json.dumps(answer).encode())
+
+    def log_message(self, *_words: object) -> None:
+        return
+
+    def _send(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def upstream() -> Iterator[Server]:
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join(5)
+    server.server_close()

@@ -1,0 +1,98 @@
+"""A budget ends in mid-stream: what came is billed to the token, and the next month goes on."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from billing import budgets, invoice_run, reconcile
+from billing.documents import invoice_json
+from billing.invoices import get
+from billing.prices import load_price_book
+from core.clock import FakeClock
+from core.database import Database
+from core.money import Money
+from tests.gateway.served import MODEL, House, served
+
+ASK = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Tell me of the toll, at length."}],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "ignore_eos": True,
+    "max_tokens": 300,
+}
+
+
+def streamed(house: House) -> tuple[int, list[dict[str, Any]]]:
+    """Status, and the events of the stream."""
+    url = f"{house.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=ASK, headers=house.headers, timeout=30) as answer:
+        if answer.status_code != 200:
+            return answer.status_code, [json.loads(answer.read())]
+        lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return 200, [json.loads(line) for line in lines[:-1]]
+
+
+def billed(house: House, clock: FakeClock) -> list[dict[str, Any]]:
+    """Invoices of the months that have ended, and clean books."""
+    database: Database = house.services.database
+    result = invoice_run.run(database, clock, current=False)
+    assert not result.failed
+    with database.read() as session:
+        report = reconcile.audit(session)
+        assert report.clean, report.differences
+        return [invoice_json(session, get(session, each)) for each in result.finalised]
+
+
+def test_a_budget_that_ends_in_mid_stream_is_billed_to_the_token(tmp_path: Path) -> None:
+    clock = FakeClock(datetime(2028, 2, 27, 9, tzinfo=UTC))
+    with served(tmp_path, clock=clock, settings={"moderation": "off"}) as house:
+        services = house.services
+        with services.database.transaction() as session:
+            price = load_price_book(session).pin(house.tenant_id, MODEL, None, clock.now())
+            cap = price.upper_bound(100, 120, adapter=False)
+            budgets.create(
+                session,
+                clock,
+                tenant_id=house.tenant_id,
+                scope="tenant",
+                scope_id=house.tenant_id,
+                cap=Money(cap),
+            )
+        services.prices.refresh()
+
+        status, events = streamed(house)
+        assert status == 200
+        (usage,) = [each["usage"] for each in events if each.get("usage")]
+        reasons = [c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]]
+        assert reasons == ["length"] and 0 < usage["completion_tokens"] < 300
+        event = house.events(1)[0]
+        assert event["output_tokens"] == usage["completion_tokens"]
+        assert event["input_tokens"] == usage["prompt_tokens"]
+        assert event["finish_reason"] == "insufficient_quota"
+
+        invoice_run.rate_all(services.database, clock)
+        services.prices.refresh()
+        refused, problem = streamed(house)
+        assert refused in (402, 429) and problem[0]["error"]["code"] == "insufficient_quota"
+        assert len(house.events(1)) == 1, "what was refused is not billed"
+
+        clock.set(datetime(2028, 3, 2, 12, tzinfo=UTC))
+        services.prices.refresh()
+        (february,) = billed(house, clock)
+        assert february["usage"]["completion_tokens"] == usage["completion_tokens"]
+        spent = int(february["exact"]["units"])
+        one_more = price.upper_bound(0, 2, adapter=False) - price.upper_bound(0, 1, adapter=False)
+        assert cap - 2 * one_more <= spent <= cap, "to the last token, and never past it"
+
+        again, events = streamed(house)
+        assert again == 200, "a new month, a new window"
+        house.events(2)
+        clock.set(datetime(2028, 4, 2, 12, tzinfo=UTC))
+        (march,) = billed(house, clock)
+        assert 0 < int(march["exact"]["units"]) <= cap
+        assert billed(house, clock) == []
