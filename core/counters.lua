@@ -108,6 +108,7 @@ local function affordable(caps)
 end
 
 local function hold(caps, amount)
+  if amount == 0 then return end -- a negative zero is written "-0", which Redis takes for no integer
   for _, cap in ipairs(caps) do
     call('HINCRBY', base .. ':m:' .. cap[1], 'held', amount)
     call('PEXPIRE', base .. ':m:' .. cap[1], MONEY_MS)

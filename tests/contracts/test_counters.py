@@ -212,6 +212,14 @@ async def test_a_hold_takes_what_there_is_down_to_its_need(counters: Counters, w
     assert (await _granted(counters, wish(hold=Hold(1, 9_900, (wide,))))).held == 9_800
 
 
+async def test_a_hold_of_nothing_is_settled_like_any_other(counters: Counters, wish: Make) -> None:
+    caps = (Cap("m", 100, 100),)
+    assert (await _granted(counters, wish(hold=Hold(0, 50, caps), id="free"))).held == 0
+    assert await counters.settle("org_a", "free", [], 0)
+    assert not await counters.settle("org_a", "free", [], 0)
+    assert (await _denied(counters, wish(hold=Hold(1, 1, caps)))).affordable == 0
+
+
 async def test_billing_raises_what_is_spent_and_never_lowers_it(
     counters: Counters, wish: Make
 ) -> None:
