@@ -14,6 +14,8 @@ local MONEY_MS = 40 * 86400000
 local SWEEP = 100
 
 local now = tonumber(ARGV[2])
+-- What a bucket's key outlives its refill by: a clock from outside may stand while this server's runs.
+local slack_ms = now < 0 and 1000 or RECORD_MS
 if now < 0 then
   local time = call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -47,7 +49,7 @@ local function store(take, state)
     return
   end
   call('HSET', key, 'u', state[1], 'c', state[2], 'a', state[3])
-  call('PEXPIRE', key, math.ceil(state[1] / take[2] * take[3]) + 1000)
+  call('PEXPIRE', key, math.ceil(state[1] / take[2] * take[3]) + slack_ms)
 end
 
 local function add(take, difference)
