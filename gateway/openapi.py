@@ -21,6 +21,7 @@ _BODIES: dict[str, tuple[type, str]] = {
     "/v1/messages": (MessagesBody, "Answer a conversation in Anthropic's shapes."),
     "/v1/messages/count_tokens": (CountBody, "Count a conversation's tokens; nothing is billed."),
     "/v1/responses": (ResponsesBody, "Answer in the shapes of OpenAI's Responses API."),
+    "/v1/responses/input_tokens": (ResponsesBody, "Count a request's tokens; nothing is billed."),
     "/v1/embeddings": (EmbeddingsBody, "Embed texts, where an upstream can."),
     "/v1/moderations": (ModerationBody, "Score texts for harm."),
     "/v1/batches": (BatchBody, "Order requests that nobody waits for."),

@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /v1/messages/count_tokens: what a text is in tokens; nothing is billed."""
+"""Texts and requests in tokens: /tokenize, /detokenize and what OpenAI and Anthropic count. Unbilled."""
 
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from gateway.prompts import prepare
 from gateway.schemas.chat import Message, parse_message
 from gateway.schemas.decoding import Request as Body
 from gateway.schemas.messages import parse_count
+from gateway.schemas.responses import parse_responses
 from gateway.schemas.sampling import Count
 from gateway.tokenizing import TextCodec
 
@@ -85,6 +86,16 @@ def _codec(target: Target) -> TextCodec:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, services: House, caller: Caller) -> dict[str, int]:
     ask = parse_count(await read_raw(request, services))
+    return {"input_tokens": await _count(ask, services, caller)}
+
+
+@router.post("/v1/responses/input_tokens")
+async def input_tokens(request: Request, services: House, caller: Caller) -> dict[str, Any]:
+    ask = parse_responses(await read_raw(request, services))
+    return {"object": "response.input_tokens", "input_tokens": await _count(ask, services, caller)}
+
+
+async def _count(ask: Ask, services: House, caller: Caller) -> int:
     target = services.pipeline.catalog.resolve(caller, ask.model)
     prompt = await prepare(ask, target.model.codec, target.model.context_length, caller)
-    return {"input_tokens": len(prompt.ids)}
+    return len(prompt.ids)

@@ -78,6 +78,7 @@ def events(answer: httpx.Response) -> list[Any]:
         ),
         ("/v1/completions", "CreateCompletionResponse", {"prompt": "Once"}),
         ("/v1/responses", "Response", {"input": "Hello"}),
+        ("/v1/responses/input_tokens", "TokenCountsResource", {"input": "Hello"}),
         ("/v1/models", "ListModelsResponse", {}),
         (f"/v1/models/{MODEL}", "Model", {}),
     ],
@@ -88,7 +89,7 @@ def test_answers(
     if "models" in path:
         answer = httpx.get(f"{house.url}{path}", headers=house.headers)
     else:
-        limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        limit = "max_output_tokens" if "/responses" in path else "max_tokens"
         answer = post(house, path, {"model": MODEL, limit: 5, **body})
     assert answer.status_code == 200, answer.text
     check(document, schema, answer.json())

@@ -17,6 +17,7 @@ from tests.gateway.served import MODEL, House
 # What answers POST under /v1 without generating: each for a reason.
 WITHOUT_GENERATION = {
     "/v1/messages/count_tokens": "counts tokens",
+    "/v1/responses/input_tokens": "counts tokens",
     "/v1/load_lora_adapter": "registers an adapter",
     "/v1/unload_lora_adapter": "removes an adapter",
     "/v1/moderations": "scores; limited, priced and metered by its own event",
@@ -105,7 +106,8 @@ def test_a_route_without_a_key_is_a_401(house: House, route: str) -> None:
 
 FUZZED = (
     *BODIES,
-    *("/tokenize", "/detokenize", "/v1/moderations", "/v1/messages/count_tokens", "/v1/batches"),
+    *("/tokenize", "/detokenize", "/v1/moderations", "/v1/batches"),
+    *("/v1/messages/count_tokens", "/v1/responses/input_tokens"),
 )
 
 

@@ -108,6 +108,10 @@ def test_responses_answer_and_stream(client: OpenAI) -> None:
     )
     assert whole.status == "incomplete" and whole.incomplete_details.reason == "max_output_tokens"
     assert whole.usage.output_tokens == 8
+    counted = client.responses.input_tokens.count(
+        model=MODEL, instructions="Be kind.", input="Hello there"
+    )
+    assert counted.input_tokens == whole.usage.input_tokens
     kinds, text = [], ""
     for event in client.responses.create(
         model=MODEL,
