@@ -191,6 +191,7 @@ def run_waiting(
         if claimed is None:
             return done, failed
         try:
+            _check_workers(claimed)
             written = _write(database, claimed, store_of, scope_of)
         except Exception as error:
             log.warning("export %s: %s", claimed.id, _words(error))
@@ -260,6 +261,12 @@ def _claim(session: Session, now: datetime) -> ExportJob | None:
     return job
 
 
+def _check_workers(claimed: ExportJob) -> None:
+    """A job that ends its workers, for want of memory or disk, must not do so for ever."""
+    if claimed.attempts > MOST_ATTEMPTS:
+        raise RuntimeError(f"its worker died {MOST_ATTEMPTS} times; look at its memory and disk")
+
+
 def _write(database: Database, job: ExportJob, store_of: StoreOf, scope_of: ScopeOf) -> _Written:
     """Into a file first: a store gets the whole or nothing."""
     form, rows = Format(job.format), 0
@@ -286,17 +293,17 @@ def _write(database: Database, job: ExportJob, store_of: StoreOf, scope_of: Scop
 
 
 def _finish(session: Session, claimed: ExportJob, written: _Written, now: datetime) -> None:
-    session.execute(
-        _own(claimed).values(
-            status=DONE,
-            rows=written.rows,
-            bytes=written.size,
-            sha256=written.sha256,
-            address=written.address,
-            error=None,
-            done_at=now,
-        )
+    done = _own(claimed).values(
+        status=DONE,
+        rows=written.rows,
+        bytes=written.size,
+        sha256=written.sha256,
+        address=written.address,
+        error=None,
+        done_at=now,
     )
+    if not _noted(session, done):
+        return
     _tell_schedule(session, claimed, None)
     _tell(session, claimed, "export.done", now, rows=written.rows, sha256=written.sha256)
 
@@ -304,9 +311,9 @@ def _finish(session: Session, claimed: ExportJob, written: _Written, now: dateti
 def _fail(session: Session, claimed: ExportJob, reason: str, now: datetime) -> None:
     last = claimed.attempts >= MOST_ATTEMPTS
     pause = timedelta(minutes=min(60, 2**claimed.attempts))
-    session.execute(
-        _own(claimed).values(status=PARKED if last else PENDING, error=reason, next_at=now + pause)
-    )
+    status = PARKED if last else PENDING
+    if not _noted(session, _own(claimed).values(status=status, error=reason, next_at=now + pause)):
+        return
     _tell_schedule(session, claimed, reason)
     if last:
         _tell(session, claimed, "export.parked", now, reason=reason)
@@ -319,6 +326,10 @@ def _own(claimed: ExportJob) -> Update:
         ExportJob.attempts == claimed.attempts,
         ExportJob.status == RUNNING,
     )
+
+
+def _noted(session: Session, change: Update) -> bool:
+    return bool(session.execute(change).rowcount)  # type: ignore[attr-defined]
 
 
 def _tell_schedule(session: Session, job: ExportJob, error: str | None) -> None:

@@ -210,24 +210,41 @@ def test_a_broken_destination_is_parked_with_the_reason_and_retried(
     assert REGISTRY.get_sample_value("tollhouse_parked_exports") == 0
 
 
+class Killed(BaseException):
+    pass
+
+
+def dies(_: str) -> Store:
+    raise Killed
+
+
 def test_a_job_whose_worker_died_is_done_by_another(house: House, settings: Settings) -> None:
     house.clock.set(START + timedelta(hours=1))
     planned(house, settings)
     house.clock.advance(days=1, hours=2)
 
-    class Killed(BaseException):
-        pass
-
-    def _dies(_: str) -> Store:
-        raise Killed
-
     with pytest.raises(Killed):
-        tick(house, _dies)
+        tick(house, dies)
     assert tick(house, stores(settings)) == (0, 0), "it may still be running"
     house.clock.advance(hours=1)
     assert tick(house, stores(settings)) == (1, 0)
     (job,) = jobs(house)
     assert (job.status, job.attempts) == ("done", 2)
+
+
+def test_a_job_that_ends_every_worker_is_parked(lite: House, settings: Settings) -> None:
+    lite.clock.set(START + timedelta(hours=1))
+    planned(lite, settings)
+    lite.clock.advance(days=1, hours=2)
+    for _ in range(schedules.MOST_ATTEMPTS):
+        with pytest.raises(Killed):
+            tick(lite, dies)
+        lite.clock.advance(hours=1)
+    assert tick(lite, dies) == (0, 1)
+    lite.clock.advance(hours=1)
+    assert tick(lite, dies) == (0, 0)
+    (job,) = jobs(lite)
+    assert (job.status, "worker died" in str(job.error)) == ("parked", True)
 
 
 def test_a_slow_worker_does_not_undo_what_another_did(house: House, settings: Settings) -> None:
@@ -243,6 +260,8 @@ def test_a_slow_worker_does_not_undo_what_another_did(house: House, settings: Se
     assert tick(house, _slow) == (0, 1)
     (job,) = jobs(house)
     assert (job.status, job.error) == ("done", None)
+    with house.database.read() as session:
+        assert session.scalar(select(ExportSchedule.last_error)) is None
 
 
 def test_an_ended_schedule_makes_nothing_more(lite: House, settings: Settings) -> None:
@@ -256,20 +275,20 @@ def test_an_ended_schedule_makes_nothing_more(lite: House, settings: Settings) -
 
 
 def test_a_paused_schedule_leaves_out_what_fell_due_meanwhile(
-    lite: House, settings: Settings
+    house: House, settings: Settings
 ) -> None:
-    lite.clock.set(START + timedelta(hours=1))
-    made = planned(lite, settings)
-    with lite.database.transaction() as session:
-        schedules.pause(schedules.find(session, made), lite.clock.now())
-    lite.clock.advance(days=3)
-    assert tick(lite, stores(settings)) == (0, 0)
-    with lite.database.transaction() as session:
-        schedules.resume(schedules.find(session, made), lite.clock.now())
-    assert tick(lite, stores(settings)) == (0, 0), "two files fell due in the pause"
-    lite.clock.advance(hours=1)
-    assert tick(lite, stores(settings)) == (1, 0)
-    assert [job.starts_at for job in jobs(lite)] == [START + timedelta(days=2)]
+    house.clock.set(START + timedelta(hours=1))
+    made = planned(house, settings)
+    with house.database.transaction() as session:
+        schedules.pause(schedules.find(session, made), house.clock.now())
+    house.clock.advance(days=3)
+    assert tick(house, stores(settings)) == (0, 0)
+    with house.database.transaction() as session:
+        schedules.resume(schedules.find(session, made), house.clock.now())
+    assert tick(house, stores(settings)) == (0, 0), "two files fell due in the pause"
+    house.clock.advance(hours=1)
+    assert tick(house, stores(settings)) == (1, 0)
+    assert [job.starts_at for job in jobs(house)] == [START + timedelta(days=2)]
 
 
 @pytest.mark.parametrize(
