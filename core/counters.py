@@ -146,14 +146,6 @@ class Counters(Protocol):
     async def close(self) -> None: ...
 
 
-def gain(elapsed_ms: int, carry: int, capacity: int, period_ms: int) -> tuple[int, int]:
-    """(units refilled, new carry) after less than a period. Exact: the carry is the remainder of
-    a unit in capacity-milliseconds."""
-    quotient, rest = divmod(capacity, period_ms)
-    more, carry = divmod(elapsed_ms * rest + carry, period_ms)
-    return elapsed_ms * quotient + more, carry
-
-
 def state_of(take: Take, used: int, carry: int, *, taken: bool) -> BucketState:
     """What a client is told of a bucket; `used` is after the take where it was `taken`."""
     remaining = max(0, take.capacity - used)

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.clock import Clock
-from core.counters import Denial, Grant, Take, Wish, gain, state_of
+from core.counters import DAY_MS, BucketState, Denial, Grant, Take, Wish
+
+_IDLE_MS = 2 * DAY_MS
 
 
 @dataclass(slots=True)
 class _Bucket:
-    used: int
-    carry: int
+    """`debt` is what was taken and not refilled, in units times the period's milliseconds: so a
+    millisecond refills `capacity` of it, and nothing is ever rounded."""
+
+    debt: int
     at: int  # ms
 
 
@@ -36,7 +40,7 @@ class MemoryCounters:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._buckets: dict[tuple[str, str], _Bucket] = {}
+        self._buckets: dict[str, dict[str, _Bucket]] = {}  # by group and key
         self._slots: dict[tuple[str, str], set[str]] = {}
         self._money: dict[tuple[str, str], _Money] = {}
         self._records: dict[tuple[str, str], _Record] = {}
@@ -70,7 +74,8 @@ class MemoryCounters:
                 return 0
             for index, amount in enumerate(amounts):
                 more = max(0, amount - record.amounts[index])
-                self._add(group, record.wish.takes[index], more, now)
+                if more:
+                    self._add(group, record.wish.takes[index], more, now)
                 record.amounts[index] += more
             return self._hold_more(record, need, want)
 
@@ -82,7 +87,8 @@ class MemoryCounters:
             if record is None:
                 return False
             for take, amount, held in zip(record.wish.takes, amounts, record.amounts, strict=False):
-                self._add(group, take, amount - held, now)
+                if amount != held:
+                    self._add(group, take, amount - held, now)
             self._leave(record)
             for cap in record.wish.hold.caps if record.wish.hold else ():
                 money = self._money[(group, cap.key)]
@@ -104,57 +110,47 @@ class MemoryCounters:
         return None
 
     def _try(self, wish: Wish, now: int) -> Grant | Denial:
-        group = wish.group
+        group, takes = wish.group, wish.takes
         self._sweep(now)
-        buckets = [self._bucket(group, take, now) for take in wish.takes]
+        buckets = self._refilled(group, takes, now)
         places = [self._slots.setdefault((group, slot.key), set()) for slot in wish.slots]
         full = [
             (take.key, take.shadow)
-            for take, bucket in zip(wish.takes, buckets, strict=True)
-            if bucket.used + take.amount > take.capacity
+            for take, bucket in zip(takes, buckets, strict=True)
+            if bucket.debt > (take.capacity - take.amount) * take.period_ms
         ]
         full += [
             (slot.key, slot.shadow)
             for slot, held in zip(wish.slots, places, strict=True)
             if len(held) >= slot.limit
         ]
-        shadow = tuple(key for key, is_shadow in full if is_shadow)
-        refused = tuple(key for key, is_shadow in full if not is_shadow)
+        shadow = tuple([key for key, is_shadow in full if is_shadow])
+        refused = tuple([key for key, is_shadow in full if not is_shadow])
         free = self._affordable(wish)
         broke = wish.hold is not None and min(free.values(), default=0) < wish.hold.need
         if refused or (broke and free):
             need = wish.hold.need if wish.hold else 0
             return Denial(
-                tuple(
-                    state_of(take, bucket.used, bucket.carry, taken=False)
-                    for take, bucket in zip(wish.takes, buckets, strict=True)
-                ),
-                tuple(len(held) for held in places),
+                _states(takes, buckets, taken=False),
+                tuple([len(held) for held in places]),
                 refused,
-                tuple(key for key, left in free.items() if left < need),
+                tuple([key for key, left in free.items() if left < need]),
                 shadow,
                 max(0, min(free.values(), default=0)),
             )
-        for take, bucket in zip(wish.takes, buckets, strict=True):
-            bucket.used += take.amount
+        for take, bucket in zip(takes, buckets, strict=True):
+            bucket.debt += take.amount * take.period_ms
         for held in places:
             held.add(wish.id)
         granted = min(wish.hold.want, *free.values()) if wish.hold and free else 0
         for key in free:
             self._money[(group, key)].held += granted
-        grant = Grant(
-            tuple(
-                state_of(take, bucket.used, bucket.carry, taken=True)
-                for take, bucket in zip(wish.takes, buckets, strict=True)
-            ),
-            tuple(len(held) for held in places),
-            granted,
-            shadow,
-        )
+        states = _states(takes, buckets, taken=True)
+        grant = Grant(states, tuple([len(held) for held in places]), granted, shadow)
         if wish.lease_ms == 0:
             return grant
         expires = now + wish.lease_ms
-        amounts = [take.amount for take in wish.takes]
+        amounts = [take.amount for take in takes]
         self._records[(group, wish.id)] = _Record(wish, amounts, granted, expires, grant)
         heapq.heappush(self._leases, (expires, group, wish.id))
         return grant
@@ -183,27 +179,23 @@ class MemoryCounters:
         record.held += granted
         return granted
 
-    def _bucket(self, group: str, take: Take, now: int) -> _Bucket:
-        bucket = self._buckets.get((group, take.key))
-        if bucket is None:
-            bucket = self._buckets[(group, take.key)] = _Bucket(0, 0, now)
-        elapsed = now - bucket.at
-        if elapsed > 0:
-            whole, rest = divmod(elapsed, take.period_ms)
-            units, bucket.carry = gain(rest, bucket.carry, take.capacity, take.period_ms)
-            bucket.used -= whole * take.capacity + units
-            bucket.at = now
-        if bucket.used <= 0:
-            bucket.used = bucket.carry = 0
-        return bucket
+    def _refilled(self, group: str, takes: Sequence[Take], now: int) -> list[_Bucket]:
+        """The takes' buckets as they are now."""
+        known = self._buckets.setdefault(group, {})
+        found = []
+        for take in takes:
+            bucket = known.get(take.key)
+            if bucket is None:
+                bucket = known[take.key] = _Bucket(0, now)
+            elif (elapsed := now - bucket.at) > 0:
+                left = bucket.debt - elapsed * take.capacity
+                bucket.debt, bucket.at = left if left > 0 else 0, now
+            found.append(bucket)
+        return found
 
     def _add(self, group: str, take: Take, difference: int, now: int) -> None:
-        if difference == 0:
-            return
-        bucket = self._bucket(group, take, now)
-        bucket.used += difference
-        if bucket.used <= 0:
-            bucket.used = bucket.carry = 0
+        bucket = self._refilled(group, (take,), now)[0]
+        bucket.debt = max(0, bucket.debt + difference * take.period_ms)
 
     def _expire(self, now: int) -> None:
         """Leases that ran out give back their slots and what is above `keep`; money stays held."""
@@ -215,8 +207,9 @@ class MemoryCounters:
             record.live = False
             self._leave(record)
             for index, take in enumerate(record.wish.takes):
-                self._add(group, take, min(0, take.keep - record.amounts[index]), now)
-                record.amounts[index] = min(take.keep, record.amounts[index])
+                kept = min(take.keep, record.amounts[index])
+                self._add(group, take, kept - record.amounts[index], now)
+                record.amounts[index] = kept
             if record.held == 0:
                 del self._records[(group, id)]
 
@@ -229,9 +222,31 @@ class MemoryCounters:
         self._writes += 1
         if self._writes % 5_000:
             return
-        idle = [key for key, bucket in self._buckets.items() if now - bucket.at > 2 * 86_400_000]
-        for key in idle:
-            del self._buckets[key]
+        for group, buckets in list(self._buckets.items()):
+            left = {key: each for key, each in buckets.items() if now - each.at <= _IDLE_MS}
+            if left:
+                self._buckets[group] = left
+            else:
+                del self._buckets[group]
 
     def _now(self) -> int:
         return round(self._clock.monotonic() * 1000)
+
+
+def _states(
+    takes: Sequence[Take], buckets: Sequence[_Bucket], *, taken: bool
+) -> tuple[BucketState, ...]:
+    """What a client is told of them; the debts are after the takes where those were `taken`."""
+    states = []
+    for take, bucket in zip(takes, buckets, strict=True):
+        capacity, period, debt = take.capacity, take.period_ms, bucket.debt
+        remaining, reset = capacity + -debt // period, -(-debt // capacity)
+        wait: int | None = 0
+        if take.amount > capacity:
+            wait = None
+        elif not taken:
+            wait = max(0, -(-(debt - (capacity - take.amount) * period) // capacity))
+        if remaining < 0:
+            remaining = 0
+        states.append(BucketState(take.key, capacity, period, remaining, reset, wait))
+    return tuple(states)
