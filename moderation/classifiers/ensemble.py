@@ -17,7 +17,9 @@ from moderation.categories import HEADS, PROMPT_ATTACK
 from moderation.classifiers.features import (
     BUCKETS,
     GRAM_BUCKETS,
+    Integers,
     Lexicon,
+    distinct,
     gram_ids,
     in_word_grams,
     word_hash,
@@ -34,7 +36,6 @@ _MEAN_SCALE = 3
 _NOT_HARMS = HEADS.index(PROMPT_ATTACK)
 _HIGHEST = 80  # of an exponent: beyond it nothing changes
 _LEAST = 1 / (1 + exp(_HIGHEST))
-_MARKS = 3
 _FAR = 1e9  # below any sum of a filter
 _NOTHING = np.zeros((), np.float32)
 
@@ -48,34 +49,43 @@ def unpack(stored: Arrays, name: str) -> Floats:
     return floats
 
 
-class VectorLexicon(Lexicon):
-    """A lexicon whose numbers also index word vectors; unknown words get their n-grams' mean.
+class WordShares(Lexicon):
+    """A lexicon that keeps what each word adds to every text that holds it.
 
-    Behind a word's own numbers its vector has three marks, 0 for a word: whether a phrase that ends
-    here may be one of a single word, of at most two words, and a constant 1, for the bias.
+    `grams` holds the sum of the weights of its in-word n-grams and, last, their count. `phrases`
+    holds what it adds to the filters as the first, the second and the last word of three; words
+    outside the vocabulary have the mean vector of their n-grams.
     """
 
-    def __init__(self, stored: Arrays) -> None:
+    def __init__(self, stored: Arrays, gram_weights: Floats) -> None:
         words = bytes(np.asarray(stored["vocabulary"], dtype=np.uint8)).decode("utf-8").split("\n")
-        self._gram_vectors = unpack(stored, "grams")
-        known = unpack(stored, "vectors")
         super().__init__(words)
-        self.width = known.shape[1]
-        self.vectors = np.zeros((self.size + 3, self.width + _MARKS), dtype=np.float32)
-        self.vectors[: len(known), : self.width] = known
-        self.vectors[:, -1] = 1
+        self._gram_weights = gram_weights
+        self._gram_vectors = unpack(stored, "grams")
+        self._vectors = unpack(stored, "vectors")
+        self._filters = [_filters(stored, place) for place in range(len(WIDTHS))]
+        self.grams = np.zeros((self.size, gram_weights.shape[1] + 1), dtype=np.float32)
         # The rows of no word at all: before a text, right behind it, and one farther.
         self.before, self.behind, self.beyond = self.size, self.size + 1, self.size + 2
-        self.vectors[self.behind, self.width] = self.vectors[self.beyond, self.width] = 1
-        self.vectors[self.beyond, self.width + 1] = 1
-        self.gram_counts = [0] * self.size
-        self.gram_sums = np.zeros((self.size, len(stored["linear_bias"])), dtype=np.float32)
+        # A page of it takes memory from when a word of its is met.
+        rows = self.size + len(WIDTHS)
+        self.phrases = [np.zeros((rows, len(each[1])), np.float32) for each in self._filters]
+        last, each = self.phrases[-1], self.phrases[0].shape[1]
+        last[self.before :] = self._filters[-1][1]
+        # No phrase that lies wholly behind the text: 0 is what such a one comes to.
+        last[self.behind :, 2 * each :] = last[self.beyond, each:] = -_FAR
 
-    def added(self, number: int, word: str) -> None:
-        self.gram_counts[number] = 0
-        rows = [word_hash(gram) % GRAM_BUCKETS for gram in in_word_grams(word)[:_GRAMS]]
-        mean = self._gram_vectors[rows].sum(0) / max(1, len(rows))
-        self.vectors[number, : self.width] = mean
+    def met(self, number: int, word: str) -> None:
+        ids = gram_ids(word)
+        self.grams[number, :-1] = self._gram_weights.take(ids, axis=0).sum(0)
+        self.grams[number, -1] = max(1, len(ids))
+        if number < len(self._vectors):
+            vector = self._vectors[number]
+        else:
+            rows = [word_hash(gram) % GRAM_BUCKETS for gram in in_word_grams(word)[:_GRAMS]]
+            vector = self._gram_vectors.take(rows, axis=0).sum(0) / max(1, len(rows))
+        for table, (filters, biases) in zip(self.phrases, self._filters, strict=True):
+            np.add(vector.dot(filters), biases, out=table[number])
 
 
 @lru_cache(maxsize=4096)
@@ -85,52 +95,38 @@ def _share(count: int, each: float) -> Floats:
 
 
 class Linear:
-    """Logits of a text: words and pairs once each, and the in-word n-grams of each word.
+    """Logits of a text: words and pairs once each, and the in-word n-grams of each word."""
 
-    What a word's n-grams add is the same in every text, so it is summed once and kept.
-    """
+    def __init__(self, weights: Floats, bias: Floats, words: WordShares) -> None:
+        self._weights = weights
+        self._bias = bias
+        self._words = words
 
-    def __init__(self, stored: Arrays, lexicon: VectorLexicon) -> None:
-        self._weights = unpack(stored, "linear")
-        self._bias = unpack(stored, "linear_bias")
-        self._lexicon = lexicon
-
-    def logits(self, numbers: list[int]) -> Floats:
+    def logits(self, numbers: Integers) -> Floats:
         """One row of logits."""
-        lexicon = self._lexicon
-        if not numbers:
+        if not len(numbers):
             return self._bias
-        pairs, words = lexicon.pairs(numbers), set(numbers)
-        counts = lexicon.gram_counts
-        grams = sum([counts[word] or self._count(word) for word in words])
-        rows = self._weights.take(pairs, axis=0)
-        total: Floats = _share(len(pairs), len(pairs) ** -0.5).dot(rows)
-        total += _share(len(words), grams**-0.5).dot(lexicon.gram_sums.take(list(words), axis=0))
+        pairs = self._words.pairs(numbers)
+        total: Floats = _share(len(pairs), len(pairs) ** -0.5).dot(
+            self._weights.take(pairs, axis=0)
+        )
+        grams = self._words.grams.take(distinct(numbers.copy()), axis=0).sum(0)
+        total += grams[:-1] * float(grams[-1]) ** -0.5
         total += self._bias
         return total
-
-    def _count(self, number: int) -> int:
-        ids = gram_ids(self._lexicon.word(number))
-        count = self._lexicon.gram_counts[number] = max(1, len(ids))
-        self._lexicon.gram_sums[number] = self._weights[np.array(ids, int) + BUCKETS].sum(0)
-        return count
 
 
 class Convolution:
     """Logits of a text from word vectors: phrases of one to three words, largest and mean.
 
     A phrase is known by its last word, and may begin before the text and end behind it, as far as
-    it touches it. Biases and edges are part of the matrices: each call of numpy costs a microsecond
-    however little it does.
+    it touches it. Filters are added up from what each word adds to them. Biases and edges are part
+    of the matrices: each call of numpy costs a microsecond however little it does.
     """
 
-    def __init__(self, stored: Arrays, lexicon: VectorLexicon) -> None:
-        self._vectors = lexicon.vectors
-        self._before = [lexicon.before] * (len(WIDTHS) - 1)
-        self._behind = [lexicon.behind, lexicon.beyond]
-        self._phrases = _phrases(stored, lexicon.width)
-        filters = self._phrases.shape[1] // len(WIDTHS)
-        order = _largest_first(filters)
+    def __init__(self, stored: Arrays, words: WordShares) -> None:
+        self._words = words
+        order = _largest_first(stored["phrase1"].shape[1])
         hidden, direct = (unpack(stored, name)[order] for name in ("hidden", "direct"))
         hidden_bias, direct_bias = unpack(stored, "hidden_bias"), unpack(stored, "direct_bias")
         out, out_bias = unpack(stored, "out"), unpack(stored, "out_bias")
@@ -141,49 +137,43 @@ class Convolution:
         self._floor = np.full(self._second.shape[0], -np.inf, dtype=np.float32)
         self._floor[: len(hidden_bias)] = 0
 
-    def logits(self, numbers: list[int]) -> Floats:
-        """One row of logits."""
-        padded = [*self._before, *(numbers or self._before[:1]), *self._behind]
-        words, count = self._vectors.take(padded, axis=0), len(padded) - len(WIDTHS) + 1
-        # Each row is three words side by side, the same memory read thrice.
-        row = words.strides[0]
-        sides = (count, len(self._phrases))
-        triples: Floats = np.ndarray(sides, np.float32, words, 0, (row, words.itemsize))
-        seen = triples.dot(self._phrases)
+    def logits(self, padded: Integers) -> Floats:
+        """One row of logits; `padded` is the text with two numbers of no word on either side."""
+        first, second, last = self._words.phrases
+        seen = last.take(padded[2:], axis=0)
+        seen[:, : second.shape[1]] += second.take(padded[1:-1], axis=0)
+        seen[:, : first.shape[1]] += first.take(padded[:-2], axis=0)
         np.maximum(seen, _NOTHING, out=seen)
-        half = seen.shape[1]
+        count, half = seen.shape
         features = np.empty(2 * half + 1, np.float32)
         np.maximum.reduce(seen, axis=0, out=features[:half])
         mean = _MEAN_SCALE / (count - len(WIDTHS) + 1 + _LENGTH_OFFSET)
         _share(count, mean).dot(seen, out=features[half:-1])
         features[-1] = 1  # the biases' row
-        first = features.dot(self._first)
-        np.maximum(first, self._floor, out=first)
-        result: Floats = first.dot(self._second)
+        hidden = features.dot(self._first)
+        np.maximum(hidden, self._floor, out=hidden)
+        result: Floats = hidden.dot(self._second)
         return result
 
 
-def _phrases(stored: Arrays, width: int) -> Floats:
-    """Columns are the filters of all widths; rows three words' vectors with their marks."""
-    kernels = [unpack(stored, f"phrase{each}") for each in WIDTHS]
-    filters, row = kernels[0].shape[1], width + _MARKS
-    found: Floats = np.zeros((len(WIDTHS) * row, len(WIDTHS) * filters), dtype=np.float32)
-    for place, (each, kernel) in enumerate(zip(WIDTHS, kernels, strict=True)):
-        columns = slice(place * filters, (place + 1) * filters)
-        for word in range(each):
-            at = (len(WIDTHS) - each + word) * row
-            found[at : at + width, columns] = kernel[:, word * filters : (word + 1) * filters]
-        last = (len(WIDTHS) - 1) * row
-        found[last + row - 1, columns] = unpack(stored, f"phrase{each}_bias")
-        if each < len(WIDTHS):
-            # No phrase that lies wholly behind the text: 0 is what such a one comes to.
-            found[last + width + each - 1, columns] = -_FAR
-    return found
+def _filters(stored: Arrays, place: int) -> tuple[Floats, Floats]:
+    """What a vector adds as the word at `place` of three, and the biases, which go with the last.
+
+    Widest first: the first word of three counts for one width, the second for two, the last for all.
+    """
+    columns, biases = [], []
+    for each in reversed(WIDTHS[len(WIDTHS) - place - 1 :]):
+        kernel, bias = unpack(stored, f"phrase{each}"), unpack(stored, f"phrase{each}_bias")
+        word = place - (len(WIDTHS) - each)
+        columns.append(kernel[:, word * len(bias) : (word + 1) * len(bias)])
+        biases.append(bias if place == len(WIDTHS) - 1 else np.zeros_like(bias))
+    return np.concatenate(columns, axis=1), np.concatenate(biases)
 
 
 def _largest_first(filters: int) -> list[int]:
-    """The stored layers take each width's largest and mean side by side; ours all largest first."""
-    blocks = [2 * place + half for half in (0, 1) for place in range(len(WIDTHS))]
+    """The stored layers take each width's largest and mean side by side, narrowest first; ours all
+    largest first, widest first."""
+    blocks = [2 * place + half for half in (0, 1) for place in reversed(range(len(WIDTHS)))]
     return [block * filters + each for block in blocks for each in range(filters)]
 
 
@@ -191,12 +181,12 @@ class Ensemble:
     """Both halves, Platt-calibrated by head; the highest harm is drawn toward the any-harm score."""
 
     def __init__(self, stored: Arrays, version: str) -> None:
-        lexicon = VectorLexicon(stored)
+        weights = unpack(stored, "linear")
+        self._words = WordShares(stored, weights[BUCKETS:])
         self.version = version
         self._lock = threading.Lock()
-        self._lexicon = lexicon
-        self._linear = Linear(stored, lexicon)
-        self._convolution = Convolution(stored, lexicon)
+        self._linear = Linear(weights[:BUCKETS], unpack(stored, "linear_bias"), self._words)
+        self._convolution = Convolution(stored, self._words)
         slopes, share = unpack(stored, "slopes"), unpack(stored, "share")[0]
         offsets = unpack(stored, "offsets")
         scales = (slopes * share).tolist(), (slopes * (1 - share)).tolist(), offsets.tolist()
@@ -221,11 +211,15 @@ class Ensemble:
         return np.array([self._score(text) for text in texts], dtype=np.float32)
 
     def _halves(self, text: str) -> tuple[Floats, Floats]:
+        shares = self._words
         with self._lock:
             # A text at a time: the lexicon numbers no more words at once, and on short texts a
             # batch saves less than its bookkeeping costs.
-            (numbers,) = self._lexicon.numbers([words_of(text)])
-            return self._linear.logits(numbers), self._convolution.logits(numbers)
+            numbers = shares.numbers(words_of(text))
+            edges = (shares.before,) * 2, (shares.behind, shares.beyond)
+            padded = np.array([*edges[0], *(numbers or edges[0][:1]), *edges[1]])
+            words = padded[2:-2] if numbers else padded[:0]
+            return self._linear.logits(words), self._convolution.logits(padded)
 
     def _score(self, text: str) -> list[float]:
         # Plain numbers are quicker than arrays of eight.

@@ -6,8 +6,12 @@ Only crc32 and integer arithmetic, so training and inference agree on every mach
 import re
 import zlib
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
 
 BUCKETS: Final = 1 << 17
 GRAM_BUCKETS: Final = 1 << 15
@@ -44,55 +48,59 @@ class Lexicon:
 
     def __init__(self, vocabulary: Sequence[str] = ()) -> None:
         self.size = len(vocabulary) + MOST_CACHED
-        self.hashes = [0] * self.size
-        self._known = len(vocabulary)
-        self._next = self._known
-        self._numbers = {word: number for number, word in enumerate(vocabulary)}
-        self._words = [*vocabulary, *[""] * MOST_CACHED]
-        for number, word in enumerate(vocabulary):
-            self.hashes[number] = word_hash(word) & _MASK
+        self.hashes = np.zeros(self.size, np.int64)
+        self._vocabulary = {word: number for number, word in enumerate(vocabulary)}
+        self._next = len(vocabulary)
+        self._numbers: dict[str, int] = {}  # of the words that were met
 
-    def numbers(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
-        """Number the words of a batch, at most `MOST_CACHED` in all; good until the next call."""
+    def numbers(self, words: Sequence[str]) -> list[int]:
+        """Number the words of a text; good until the next call."""
         try:
-            return [[self._numbers[word] for word in words] for words in texts]
+            return [self._numbers[word] for word in words]
         except KeyError:
-            self._make_room(sum(map(len, texts)))
-            return [self._numbers_with_new(words) for words in texts]
+            self._make_room(len(words))
+            return [self._number(word) for word in words]
 
     def _make_room(self, wanted: int) -> None:
         if self._next + wanted > self.size:
-            kept = self._words[: self._known]
-            self._numbers = {word: number for number, word in enumerate(kept)}
-            self._next = self._known
+            known = self._vocabulary
+            self._numbers = {word: at for word, at in self._numbers.items() if word in known}
+            self._next = len(known)
 
-    def _numbers_with_new(self, words: Sequence[str]) -> list[int]:
-        found = []
-        for word in words:
-            number = self._numbers.get(word)
-            if number is None:
-                number = self._next
-                self._next += 1
-                self._words[number] = word
-                self.hashes[number] = word_hash(word) & _MASK
-                self.added(number, word)
-                self._numbers[word] = number
-            found.append(number)
-        return found
+    def _number(self, word: str) -> int:
+        if word in self._numbers:
+            return self._numbers[word]
+        number = self._vocabulary.get(word)
+        if number is None:
+            number = self._next
+            self._next += 1
+        self.hashes[number] = word_hash(word) & _MASK
+        self.met(number, word)
+        self._numbers[word] = number
+        return number
 
-    def added(self, number: int, word: str) -> None:
-        """Called for each word outside the vocabulary when it gets its number."""
+    def met(self, number: int, word: str) -> None:
+        """Called for each word when it gets its number."""
 
-    def word(self, number: int) -> str:
-        return self._words[number]
-
-    def pairs(self, numbers: Sequence[int]) -> list[int]:
+    def pairs(self, numbers: Sequence[int] | Integers) -> Integers:
         """Return the distinct ids of the words and of the pairs of neighbours, in order."""
-        known = self.hashes
-        hashes = [known[number] for number in numbers]
-        ids = {(a * _PAIR_FACTOR + b) & _MASK for a, b in pairwise(hashes)}
-        ids.update(hashes)
-        return sorted(ids)
+        hashes = self.hashes.take(numbers)
+        count = len(hashes)
+        ids = np.empty(2 * count - 1, np.int64)
+        ids[:count] = hashes
+        pairs = np.multiply(hashes[:-1], _PAIR_FACTOR, out=ids[count:])
+        pairs += hashes[1:]
+        pairs &= _MASK
+        return distinct(ids)
+
+
+def distinct(values: Integers) -> Integers:
+    """Return the values once each, in order; they are sorted in place."""
+    values.sort()
+    first = np.empty(len(values), bool)
+    first[0] = True
+    np.not_equal(values[1:], values[:-1], out=first[1:])
+    return values.compress(first)
 
 
 def gram_ids(word: str) -> list[int]:
