@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import psycopg
 import pytest
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 from core.clock import FakeClock
 from core.database import Database
@@ -18,8 +19,17 @@ from core.database import Database
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A busy machine makes one example of many slow: that is no fault of what is tested.
-hypothesis.settings.register_profile("house", deadline=None)
+# A change is judged by its own merits: the same examples every time. `--hypothesis-profile explore`
+# looks for new ones, and keeps what it found in `.hypothesis` until it is mended. Neither has a
+# deadline: that a busy machine makes one example slow is no fault of what is tested.
+hypothesis.settings.register_profile("house", deadline=None, derandomize=True)
+hypothesis.settings.register_profile(
+    "explore",
+    deadline=None,
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
+    print_blob=True,
+)
 hypothesis.settings.load_profile("house")
 
 POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.1:5432/postgres")

@@ -228,7 +228,6 @@ def _redis(clock: FakeClock) -> RedisCounters:
 _LIMITS = settings(
     max_examples=60,
     stateful_step_count=40,
-    deadline=None,
     phases=[Phase.generate],  # a long sequence shrinks for minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -29,7 +29,7 @@ def cached(pool: BlockPool, keys: range) -> list[int]:
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0, 1, 3]), st.sampled_from([None, 2, 5]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_random_use_keeps_the_books(seed: int, floor: int, cap: int | None) -> None:
     if cap is not None and cap < floor:
         cap = floor

@@ -84,7 +84,7 @@ shapes = st.tuples(st.integers(1, 60), st.integers(1, 40))
     max_running=st.integers(1, 8),
     max_batch_tokens=st.sampled_from([8, 16, 64]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_two_backlogged_tenants_stay_within_the_vtc_bound(
     first: list[tuple[int, int]],
     second: list[tuple[int, int]],
@@ -170,7 +170,7 @@ def test_a_tenant_with_ten_adapters_has_one_share(tmp_path: Path) -> None:
     shapes=st.lists(shapes, min_size=3, max_size=40),
     max_batch_tokens=st.sampled_from([8, 24]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_work_is_conserved(shapes: list[tuple[int, int]], max_batch_tokens: int) -> None:
     """A step leaves budget unused only when nothing more could run."""
     trace = Trace(max_running=8, max_batch_tokens=max_batch_tokens, num_blocks=1024)

@@ -41,7 +41,7 @@ def support(logits: torch.Tensor, draws: int = 400, **params: Any) -> set[int]:
 @given(
     st.integers(1, 4), st.sampled_from([7, 128, 256, 300]), st.integers(0, 5), st.integers(0, 99)
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_two_stage_maximum_is_the_first_greatest(
     rows: int, vocab: int, values: int, seed: int
 ) -> None:
@@ -51,7 +51,7 @@ def test_the_two_stage_maximum_is_the_first_greatest(
 
 
 @given(st.integers(0, 2**63), st.integers(0, 3), st.integers(0, 30))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_seed_draws_the_same_whatever_else_is_in_the_batch(
     seed: int, choice: int, neighbours: int
 ) -> None:

@@ -90,7 +90,7 @@ def expected_control(codec: TextCodec, roles_given: list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(chat=chats(hostile))
 def test_no_text_of_a_client_becomes_a_control_token(name: str, chat: list[dict[str, Any]]) -> None:
     codec = CODECS[name]
@@ -106,7 +106,7 @@ def test_no_text_of_a_client_becomes_a_control_token(name: str, chat: list[dict[
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(chat=chats(ordinary))
 def test_ordinary_text_gives_the_ids_that_transformers_gives(
     name: str, chat: list[dict[str, Any]]
@@ -124,7 +124,7 @@ def test_ordinary_text_gives_the_ids_that_transformers_gives(
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(chat=chats(ordinary))
 def test_the_guarded_path_gives_the_ids_of_the_plain_one(
     name: str, chat: list[dict[str, Any]]

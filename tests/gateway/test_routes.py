@@ -116,13 +116,7 @@ def test_no_body_of_our_own_document_makes_the_house_fail(house: House, path: st
     document = httpx.get(f"{house.url}/openapi.json", timeout=20).json()
     operation = schemathesis.openapi.from_dict(document)[path]["POST"]
 
-    @settings(
-        max_examples=12,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=12, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy())
     def _holds(case: Any) -> None:
         answer = case.call(base_url=house.url, headers=house.headers, timeout=20)

@@ -55,7 +55,7 @@ def output(chunks: Sequence[Chunk], cuts: Sequence[int]) -> ChoiceOutput:
     return choice
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from(["a", "toll ", "4111", CARD, "\n", "gate"]), min_size=1, max_size=40),
     st.lists(st.integers(0, 40), max_size=6),

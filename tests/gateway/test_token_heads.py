@@ -35,7 +35,7 @@ texts = st.lists(words, min_size=1, max_size=14).map("".join)
 
 
 @pytest.mark.parametrize("name", sorted(TOKENIZERS))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(said=st.lists(texts, min_size=1, max_size=4), least=st.integers(1, 40))
 def test_ids_are_those_of_the_whole_text(name: str, said: list[str], least: int) -> None:
     heads = TokenHeads(TOKENIZERS[name], least_piece=least, most_bytes=3000)

@@ -80,7 +80,7 @@ def facts(policy: Policy, chunks: list[str]) -> tuple[object, ...]:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(texts, cuts, st.sampled_from([REDACTING, BLOCKING, NOTING]))
 def test_any_chunking_gives_the_verdict_of_the_whole_text(
     text: str, places: list[int], policy: Policy
@@ -88,14 +88,14 @@ def test_any_chunking_gives_the_verdict_of_the_whole_text(
     assert facts(policy, cut(text, places)) == facts(policy, [text])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts)
 def test_one_character_at_a_time_is_no_different(text: str) -> None:
     for policy in (REDACTING, BLOCKING):
         assert facts(policy, list(text)) == facts(policy, [text])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(texts, cuts)
 def test_no_flagged_character_leaves(text: str, places: list[int]) -> None:
     left, verdict, blocked = stream(REDACTING, cut(text, places), SCREENER)
@@ -111,7 +111,7 @@ def test_no_flagged_character_leaves(text: str, places: list[int]) -> None:
     assert bare == kept if not blocked else kept.startswith(bare)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(texts, cuts)
 def test_a_block_stops_before_the_first_flagged_character(text: str, places: list[int]) -> None:
     left, verdict, blocked = stream(BLOCKING, cut(text, places), SCREENER)
@@ -123,7 +123,7 @@ def test_a_block_stops_before_the_first_flagged_character(text: str, places: lis
         assert left == text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts, cuts)
 def test_full_mode_lets_nothing_leave_before_the_end(text: str, places: list[int]) -> None:
     full = policy("block", mode="full")
@@ -132,7 +132,7 @@ def test_full_mode_lets_nothing_leave_before_the_end(text: str, places: list[int
     assert verdict.action == stream(BLOCKING, [text], SCREENER)[1].action
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts, cuts)
 def test_async_mode_delivers_everything_and_only_notes(text: str, places: list[int]) -> None:
     noting = policy("block", mode="async")

@@ -123,7 +123,7 @@ def test_sequences_without_a_query_are_passed_over() -> None:
         close(launch(q, cache[:, 0], cache[:, 1], padded, shape, out=out, splits=splits), want)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_any_mix_of_sequences(data: st.DataObject) -> None:
     decodes = data.draw(st.integers(0, 3))

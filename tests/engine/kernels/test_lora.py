@@ -123,7 +123,7 @@ def test_the_reference_equals_two_products() -> None:
     close(y, x @ a.T @ b)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     slots=st.lists(st.integers(-1, 5), min_size=1, max_size=150),
     chunk_rows=st.sampled_from([16, 64]),

@@ -22,7 +22,7 @@ def row(seq: int, tokens: list[int], start: int, blocks: list[int], sample: bool
     return Row(seq, tokens, start, blocks, None, sample, GREEDY, 0, [], 0)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_the_devices_table_holds_every_running_sequence(data: st.DataObject) -> None:
     """Also when block lists grow, shrink or change, and when sequences outnumber the rows."""
