@@ -1,5 +1,7 @@
 """What only some engines can do: asked of one that cannot, it is refused by name, never ignored."""
 
+from operator import attrgetter
+
 from core.errors import NotFound, UnsupportedParameter
 from gateway.ask import Ask
 from gateway.catalog import ServedModel
@@ -13,10 +15,13 @@ _NEEDS = {
     "embeddings": "embeddings",
 }
 
+_extra = attrgetter(*EXTRA)
+_NOTHING = tuple(EXTRA.values())
+
 
 def refuse_lacking(ask: Ask, model: ServedModel) -> None:
     """Of sampling parameters that an upstream does not take."""
-    if model.parameters is None:
+    if model.parameters is None or _extra(ask) == _NOTHING:
         return
     for name, nothing in EXTRA.items():
         if getattr(ask, name) != nothing and name not in model.parameters:

@@ -5,10 +5,8 @@ with the guard on the way back -> metering. Every inference route is a Surface t
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import orjson
 from prometheus_client import Counter, Histogram
@@ -19,7 +17,7 @@ from core.errors import TollhouseError, Unavailable
 from core.events import OpenedRequest, UsageKind
 from core.ids import REQUEST, new_id
 from core.tenants.keys import Principal
-from engine.protocol import GenerateRequest, SamplingParams
+from engine.protocol import GenerateRequest
 from gateway.abilities import refuse_beyond, refuse_lacking
 from gateway.admission import Admission, Booking, LimitState, Spent, Wanted
 from gateway.ask import Ask
@@ -42,6 +40,7 @@ from gateway.request_headers import (
 )
 from gateway.routing import Query, Router
 from gateway.safety import PromptBlocked, SafetyDesk, Screened
+from gateway.sampling import sampling_params
 from gateway.schemas.decoding import nested_too_deeply
 from gateway.spool import Spool
 from gateway.surface import Head, Surface
@@ -351,35 +350,6 @@ def _answered(route: str, status: int) -> Counter:
 @cache
 def _seconds(route: str) -> Histogram:
     return metrics.request_seconds.labels(route)
-
-
-def sampling_params(ask: Ask, max_tokens: int, defaults: Mapping[str, Any]) -> SamplingParams:
-    """What was given replaces the model's default, and that the engine's."""
-    given = {
-        name: value
-        for name in _SAMPLING_NAMES
-        if (value := getattr(ask, name)) is not None and value != {} and value != ()
-    }
-    return SamplingParams(**{"max_tokens": max_tokens, **defaults, **given})
-
-
-_SAMPLING_NAMES = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "top_n_sigma",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "seed",
-    "n",
-    "logprobs",
-    "stop_token_ids",
-    "min_tokens",
-    "ignore_eos",
-)
 
 
 def _state_of(error: TollhouseError) -> LimitState:

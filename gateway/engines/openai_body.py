@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,9 @@ EXTRA: Mapping[str, Any] = MappingProxyType(
         "ignore_eos": False,
     }
 )
+_TUNING = (*_OWN, *EXTRA)
+_UNTUNED = (*(None for _ in _OWN), *EXTRA.values())
+_tuning = attrgetter(*_TUNING)
 _MOST = frozenset(EXTRA) - {"top_n_sigma"}
 # What servers of each kind take beyond OpenAI's parameters, by their own documentation.
 KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -60,14 +64,10 @@ def upstream_body(job: Job, model: str, kind: str = "") -> dict[str, Any]:
         body["prompt"] = ask.prompt
         if ask.logprobs is not None:
             body["logprobs"] = ask.logprobs
-    for name in _OWN:
-        value = getattr(ask, name)
-        if value is not None:
-            body[name] = value
-    for name, nothing in EXTRA.items():
-        value = getattr(ask, name)
-        if value != nothing:
-            body[_RENAMED.get((kind, name), name)] = value
+    if (given := _tuning(ask)) != _UNTUNED:
+        for name, value, nothing in zip(_TUNING, given, _UNTUNED, strict=True):
+            if value != nothing:
+                body[_RENAMED.get((kind, name), name)] = value
     if ask.n > 1:
         body["n"] = ask.n
     if ask.stop:

@@ -1,5 +1,6 @@
 """The body of /v1/chat/completions and how it becomes an Ask."""
 
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -173,6 +174,11 @@ def _wrong(name: str, form: str) -> BadRequest:
     )
 
 
+_REST = ("name", "tool_call_id", "refusal", "cache_control", "volatile")
+_rest = attrgetter(*_REST)
+_NO_REST = (None,) * len(_REST)
+
+
 def parse_message(index: int, message: Message) -> dict[str, Any]:
     where = f"messages[{index}]"
     if message.audio is not None:
@@ -191,10 +197,9 @@ def parse_message(index: int, message: Message) -> dict[str, Any]:
         )
     if message.tool_calls:
         made["tool_calls"] = msgspec.to_builtins(message.tool_calls)
-    for name in ("name", "tool_call_id", "refusal", "cache_control", "volatile"):
-        value = getattr(message, name)
-        if value is not None:
-            made[name] = value
+    rest = _rest(message)
+    if rest != _NO_REST:
+        made |= {n: value for n, value in zip(_REST, rest, strict=True) if value is not None}
     if message.function_call is not None:
         made["function_call"] = msgspec.to_builtins(message.function_call)
     return made

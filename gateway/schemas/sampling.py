@@ -1,5 +1,6 @@
 """The parameters that every text surface shares, and how they become an Ask's."""
 
+from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -45,8 +46,27 @@ class SamplingBody(Request):
     user: str | None = None
 
 
+# Most requests give none of these: that is seen in one look.
+_TUNING = [
+    name
+    for name in SamplingBody.__struct_fields__
+    if name not in ("stream", "stream_options", "user")
+]
+_tuning = attrgetter(*_TUNING)
+_UNTUNED = _tuning(SamplingBody())
+
+
 def sampling_of(body: SamplingBody) -> dict[str, Any]:
     """Keyword arguments of an Ask."""
+    options = body.stream_options
+    streaming = {
+        "stream": bool(body.stream),
+        "include_usage": bool(options is not None and options.include_usage),
+    }
+    return streaming if _tuning(body) == _UNTUNED else streaming | _tuned(body)
+
+
+def _tuned(body: SamplingBody) -> dict[str, Any]:
     check_range("temperature", body.temperature, 0, 2)
     check_range("top_p", body.top_p, 0, 1)
     check_range("min_p", body.min_p, 0, 1)
@@ -71,8 +91,6 @@ def sampling_of(body: SamplingBody) -> dict[str, Any]:
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "min_tokens": body.min_tokens or 0,
         "ignore_eos": bool(body.ignore_eos),
-        "stream": bool(body.stream),
-        "include_usage": bool(body.stream_options and body.stream_options.include_usage),
     }
 
 
