@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from datetime import datetime
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_LENGTH = 26
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
-_SHIFTS = range(5 * (_LENGTH - 2), -1, -10)
+_CHANCES = 16  # characters after the moment's ten
+_OF_BYTE = bytes(ord(_ALPHABET[byte & 31]) for byte in range(256))
 
 TENANT = "org"
 PROJECT = "proj"
@@ -48,17 +48,17 @@ def drawn_from(millis: Callable[[], int], entropy: Callable[[int], bytes]) -> It
 
 def new_id(prefix: str, millis: int | None = None) -> str:
     moment = _millis() if millis is None else millis
-    return _written(prefix, (moment << 80) | int.from_bytes(_entropy(10), "big"))
+    chance = _entropy(_CHANCES).translate(_OF_BYTE).decode("ascii")
+    return f"{prefix}_{_written(moment)}{chance}"
 
 
 def floor_id(prefix: str, at: datetime) -> str:
     """The lowest id of a moment: every later id sorts after it."""
-    return _written(prefix, int(at.timestamp() * 1000) << 80)
+    return f"{prefix}_{_written(int(at.timestamp() * 1000))}{_ALPHABET[0] * _CHANCES}"
 
 
-def _written(prefix: str, number: int) -> str:
-    digits = [_PAIRS[(number >> shift) & 1023] for shift in _SHIFTS]
-    return f"{prefix}_{''.join(digits)}"
+def _written(moment: int) -> str:
+    return "".join([_PAIRS[(moment >> shift) & 1023] for shift in (40, 30, 20, 10, 0)])
 
 
 def prefix_of(identifier: str) -> str:

@@ -28,16 +28,13 @@ class DirectCycle(RequestResponseCycle):
 
     def head(self, status: int, headers: Headers) -> bytes:
         """Status line and headers; a line break in a header is refused, as it would be a forgery."""
-        parts = [STATUS_LINE[status]]
-        for name, value in (*self.default_headers, *headers):
-            parts += (name, b": ", value, b"\r\n")
+        lines = [*self.default_headers, *headers]
         if not self.keep_alive:
-            parts.append(b"connection: close\r\n")
-        written = b"".join(parts)
-        lines = 1 + len(self.default_headers) + len(headers) + (not self.keep_alive)
-        if written.count(b"\n") != lines or written.count(b"\r") != lines:
+            lines.append((b"connection", b"close"))
+        written = STATUS_LINE[status] + b"\r\n".join(map(b": ".join, lines))
+        if written.count(b"\n") != len(lines) or written.count(b"\r") != len(lines):
             raise ValueError("a header holds a line break")
-        return written + b"\r\n"
+        return written + b"\r\n\r\n"
 
     def finish(self) -> None:
         self.response_complete = True

@@ -4,6 +4,7 @@ inference routes."""
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from itertools import chain
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -58,7 +59,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADERS:
+        if sum(map(len, chain.from_iterable(self.headers))) > MAX_HEADERS:
             self._refuse()
             return
         door = self._doors.get(self.url)

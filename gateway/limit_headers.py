@@ -1,8 +1,9 @@
 """The limits as clients read them: OpenAI's headers, Anthropic's, and the IETF draft's (11)."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from functools import cache, lru_cache
+from functools import lru_cache
+from operator import attrgetter
 
 from core.counters import BucketState
 from core.tenants.plans import Plan
@@ -19,19 +20,19 @@ _ANTHROPIC = (
 )
 
 
-def openai_headers(buckets: Iterable[BucketState]) -> dict[str, str]:
+def openai_headers(buckets: Sequence[BucketState]) -> dict[str, str]:
     """`x-ratelimit-*`, of the tightest bucket of each kind."""
     found: dict[str, str] = {}
-    for kind, state in _tightest(buckets, _OPENAI).items():
+    for kind, state in _tightest(buckets, _OPENAI):
         found[f"x-ratelimit-limit-{kind}"] = str(state.capacity)
         found[f"x-ratelimit-remaining-{kind}"] = str(state.remaining)
         found[f"x-ratelimit-reset-{kind}"] = go_duration(state.reset_ms)
     return found
 
 
-def anthropic_headers(buckets: Iterable[BucketState], now: datetime) -> dict[str, str]:
+def anthropic_headers(buckets: Sequence[BucketState], now: datetime) -> dict[str, str]:
     found: dict[str, str] = {}
-    for kind, state in _tightest(buckets, _ANTHROPIC).items():
+    for kind, state in _tightest(buckets, _ANTHROPIC):
         full = now + timedelta(milliseconds=state.reset_ms)
         head = f"anthropic-ratelimit-{kind}"
         found[f"{head}-limit"] = str(state.capacity)
@@ -40,24 +41,31 @@ def anthropic_headers(buckets: Iterable[BucketState], now: datetime) -> dict[str
     return found
 
 
-def ietf_headers(buckets: Iterable[BucketState]) -> dict[str, str]:
+def ietf_headers(buckets: Sequence[BucketState]) -> dict[str, str]:
     """`RateLimit-Policy` and `RateLimit`; `t` is the seconds until the bucket is full again."""
-    policies, states = [], []
-    for state in buckets:
-        name, policy = _policy(state.key, state.capacity, state.period_ms)
-        policies.append(policy)
-        states.append(f'"{name}";r={state.remaining};t={_seconds_up(state.reset_ms)}')
-    if not policies:
+    if not buckets:
         return {}
-    return {"ratelimit-policy": ", ".join(policies), "ratelimit": ", ".join(states)}
+    names, policies = _policies(tuple(map(_LASTING, buckets)))
+    states = [
+        f"{name};r={state.remaining};t={-(-state.reset_ms // 1000)}"
+        for name, state in zip(names, buckets, strict=True)
+    ]
+    return {"ratelimit-policy": policies, "ratelimit": ", ".join(states)}
+
+
+_LASTING = attrgetter("key", "capacity", "period_ms")  # stays while the plan does
 
 
 @lru_cache(maxsize=20_000)
-def _policy(key: str, capacity: int, period_ms: int) -> tuple[str, str]:
-    """A bucket's name and its policy, which stay while the plan does."""
-    name = _short(key).replace(":", "-")
-    unit = f';qu="{_TOKEN_UNIT}"' if "tokens" in name else ""
-    return name, f'"{name}";q={capacity};w={period_ms // 1000}{unit}'
+def _policies(lasting: tuple[tuple[str, int, int], ...]) -> tuple[list[str], str]:
+    """The buckets' names, and their policies in one."""
+    names, policies = [], []
+    for key, capacity, period_ms in lasting:
+        name = _short(key).replace(":", "-")
+        unit = f';qu="{_TOKEN_UNIT}"' if "tokens" in name else ""
+        names.append(f'"{name}"')
+        policies.append(f'"{name}";q={capacity};w={period_ms // 1000}{unit}')
+    return names, ", ".join(policies)
 
 
 def own_headers(
@@ -95,20 +103,33 @@ def go_duration(millis: int) -> str:
 
 
 def _tightest(
-    buckets: Iterable[BucketState], kinds: tuple[tuple[str, str], ...]
-) -> dict[str, BucketState]:
-    tightest: dict[str, BucketState] = {}
-    for state in buckets:
-        for kind in _kinds_of(state.key.split(":", 2)[1], kinds):
-            other = tightest.get(kind)
-            if other is None or state.remaining * other.capacity < other.remaining * state.capacity:
-                tightest[kind] = state
-    return tightest
+    buckets: Sequence[BucketState], kinds: tuple[tuple[str, str], ...]
+) -> list[tuple[str, BucketState]]:
+    found = []
+    for kind, places in _places(tuple(map(_KEY, buckets)), kinds):
+        tightest = buckets[places[0]]
+        for place in places[1:]:
+            state = buckets[place]
+            if state.remaining * tightest.capacity < tightest.remaining * state.capacity:
+                tightest = state
+        found.append((kind, tightest))
+    return found
 
 
-@cache
-def _kinds_of(unit: str, kinds: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    return tuple(kind for kind, wanted in kinds if unit.endswith(wanted))
+_KEY = attrgetter("key")
+
+
+@lru_cache(maxsize=20_000)
+def _places(
+    keys: tuple[str, ...], kinds: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Of each kind that there is, where among the buckets its own are."""
+    units = [key.split(":", 2)[1] for key in keys]
+    found = [
+        (kind, tuple(place for place, unit in enumerate(units) if unit.endswith(wanted)))
+        for kind, wanted in kinds
+    ]
+    return tuple((kind, places) for kind, places in found if places)
 
 
 def _short(key: str) -> str:

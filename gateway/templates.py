@@ -26,6 +26,8 @@ class ChatTemplate:
                 f"The model's chat template does not parse: {error}.",
                 next_step="Mend chat_template in tokenizer_config.json.",
             ) from None
+        # They are copied at each rendering: of the chain of maps that Jinja keeps, item by item.
+        self._template.globals = dict(self._template.globals)
         self._tokens = tokens
         self.takes_tools = "tools" in source
 
