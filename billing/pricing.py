@@ -194,7 +194,11 @@ class PriceVersion:
 
     def cost(self, counts: Counts) -> int:
         """Picounits of an event that is the first of its period; exact always if prices are flat."""
-        return sum(self.total(component, quantity) for component, quantity in counts.by_component)
+        total = 0
+        for component, quantity in counts.by_component:
+            if quantity:  # none of it costs nothing, whatever the rate
+                total += self.total(component, quantity)
+        return total
 
     def upper_bound(
         self, prompt_tokens: int, max_output_tokens: int, *, adapter: bool = True
