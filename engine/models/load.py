@@ -10,6 +10,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
+from engine.layers.linear import multiplies_bfloat16
 from engine.models.decoder import Decoder
 from engine.models.registry import model_spec, read_config
 from engine.models.spec import ModelSpec, eos_ids
@@ -108,7 +109,7 @@ def choose_dtype(name: str, stored: torch.dtype, device: torch.device) -> torch.
         return _DTYPES[name]
     if device.type != "cpu" or stored == torch.float32:
         return stored
-    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    return torch.bfloat16 if multiplies_bfloat16() else torch.float32
 
 
 def served_context(spec: ModelSpec, asked: int | None) -> int:

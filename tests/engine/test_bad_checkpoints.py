@@ -134,11 +134,15 @@ def test_a_context_beyond_the_model(checkpoint: Path) -> None:
         load_runner(EngineConfig(model=str(checkpoint), max_context=257))
 
 
-def test_auto_keeps_full_precision_and_takes_what_the_processor_multiplies() -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_auto_keeps_full_precision_and_takes_what_the_processor_multiplies(
+    monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    monkeypatch.setattr("engine.models.load.multiplies_bfloat16", lambda: native)
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    half = choose_dtype("auto", torch.float16, cpu)
+    half = torch.bfloat16 if native else torch.float32
+    assert choose_dtype("auto", torch.float16, cpu) is half
     assert choose_dtype("auto", torch.float32, cpu) is torch.float32
-    assert half in (torch.bfloat16, torch.float32)
     assert choose_dtype("auto", torch.bfloat16, cpu) is half
     assert choose_dtype("auto", torch.float16, gpu) is torch.float16
     assert choose_dtype("float16", torch.float32, cpu) is torch.float16
