@@ -11,7 +11,7 @@ serve: $(VENV)/.installed
 	$(BIN)/tollhouse serve
 
 test: $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check -q .

@@ -19,6 +19,10 @@ from core.database import Database
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Two workers that each use every core spend most of it on waiting for their own threads: a test of the
+# demo model took nine times the CPU. Whatever imports torch or numpy first decides here, too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A change is judged by its own merits: the same examples every time. `--hypothesis-profile explore`
 # looks for new ones, and keeps what it found in `.hypothesis` until it is mended. Neither has a
 # deadline: that a busy machine makes one example slow is no fault of what is tested.
@@ -31,6 +35,13 @@ hypothesis.settings.register_profile(
     print_blob=True,
 )
 hypothesis.settings.load_profile("house")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests go first: begun last, one would keep one worker while the others idle."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
 
 POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.1:5432/postgres")
 REDIS = os.environ.get("TOLLHOUSE_TEST_REDIS", "redis://127.0.0.1:6379/0")

@@ -12,6 +12,7 @@ from billing.accounts import lock_account
 from billing.ledger import AccountKind
 from billing.models import Invoice, Payment, PaymentCommand, PaymentWebhook
 from billing.payments import inbox, push
+from billing.payments.fake_stripe.books import Books
 from billing.payments.fake_stripe.customers import leave_card
 from billing.payments.fake_stripe.hooks import signed
 from billing.payments.fake_stripe.server import FakeStripe
@@ -115,8 +116,9 @@ class Till:
 
 
 @contextmanager
-def open_till(house: House) -> Iterator[Till]:
-    with FakeStripe() as stripe:
+def open_till(house: House, books: Books | None = None) -> Iterator[Till]:
+    """With Stripe's books as they were left, or new ones."""
+    with FakeStripe(books=books) as stripe:
         stripe.books.clock = house.clock
         made = StripePayments(stripe.api_key, api_base=stripe.url, webhook_secret=SECRET)
-        yield Till(house, stripe, made)
+        yield Till(house, stripe, made, told=len(stripe.books.events))

@@ -13,6 +13,7 @@ from billing import usage
 from billing.payments import booking
 
 STEPS = 24
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))

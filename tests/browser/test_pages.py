@@ -1,4 +1,4 @@
-"""A real browser on a real server: every page, wide and narrow, light and dark, full and empty; axe; the
+"""A full house in a real browser on a real server: every page, wide and narrow, light and dark; axe; the
 playground streams; what is changed on a page holds.
 
 With TOLLHOUSE_TEST_PICTURE set to a path, the picture of the README is taken into it.
@@ -9,44 +9,14 @@ import re
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from openai import OpenAI
 from playwright.sync_api import Browser, Page, expect
 
-from dashboards.navigation import SECTIONS
 from tests.browser.conftest import signed_in
+from tests.browser.looking import OPERATORS, OWN, look_at
 from tests.gateway.served import MODEL, House
 
-OWN = [section.path for section in SECTIONS if not section.operator]
-OWN += ["/safety/policy", "/payment-methods"]
-OPERATORS = [section.path for section in SECTIONS if section.operator]
-EVERY = [*OWN, *OPERATORS]
-WIDTHS = (320, 1280, 3840)
-SCHEMES = ("light", "dark")
-_ONLY_VIOLATIONS = {"resultTypes": ["violations"]}  # the rest would be told at length
-
-
-def look_at(page: Page, url: str) -> None:
-    """It fits, and axe finds nothing serious, in light and dark."""
-    page.goto(url)
-    expect(page.locator("h1")).to_be_visible()
-    for scheme in SCHEMES:
-        # The stylesheet alone answers to both, so nothing need be loaded again; without motion, for
-        # a colour on its way to the other scheme is neither's.
-        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
-        for width in WIDTHS:
-            page.set_viewport_size({"width": width, "height": 900})
-            wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-            assert wide <= 0, f"{scheme} {width}: {wide} px too wide"
-        page.set_viewport_size({"width": 1280, "height": 900})
-        found = Axe().run(page, options=_ONLY_VIOLATIONS).response["violations"]
-        serious = [
-            f"{each['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
-            for each in found
-            if each["impact"] in ("serious", "critical")
-            for node in each["nodes"][:3]
-        ]
-        assert not serious, f"{scheme}: " + "\n".join(serious)
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("path", OWN)
@@ -61,13 +31,6 @@ def test_an_operator_page_fits_and_axe_finds_nothing(
     house: House, operator_page: Page, path: str
 ) -> None:
     look_at(operator_page, f"{house.url}/dashboard{path}")
-
-
-@pytest.mark.parametrize("path", EVERY)
-def test_an_empty_page_fits_and_tells_the_next_step(
-    empty_house: House, empty_page: Page, path: str
-) -> None:
-    look_at(empty_page, f"{empty_house.url}/dashboard{path}")
 
 
 @pytest.mark.parametrize("kind", ["requests", "invoices", "operator/tenants"])

@@ -19,6 +19,7 @@ from openai import OpenAI
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "gateway.cli", "serve"]
+pytestmark = pytest.mark.slow
 
 
 def environment(data_dir: Path) -> dict[str, str]:

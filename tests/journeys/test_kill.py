@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import text
 
 from core.database import Database
@@ -46,6 +47,7 @@ def check(seen: list[Seen], events: dict[str, dict[str, Any]]) -> None:
             assert each.usage["prompt_tokens"] == event["input_tokens"]
 
 
+@pytest.mark.slow
 def test_killing_the_gateway_and_the_engine_loses_and_doubles_nothing(tmp_path: Path) -> None:
     command = Command(tmp_path)
     house = serve(command)

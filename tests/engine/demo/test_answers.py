@@ -2,9 +2,9 @@
 
 import json
 
-import pytest
-
 from engine.demo.paths import ADAPTERS, PROMPTS
+
+from .conftest import conversation
 
 PROMPT_LIST = json.loads(PROMPTS.read_text(encoding="utf-8"))
 
@@ -22,17 +22,21 @@ TEN_QUESTIONS = {
 }
 
 
-@pytest.mark.parametrize("question", TEN_QUESTIONS)
-def test_ten_questions_hold_the_expected_facts(ask, question):
-    answer = ask(question)
-    missing = [fact for fact in TEN_QUESTIONS[question] if fact not in answer]
-    assert not missing, answer
+def test_ten_questions_hold_the_expected_facts(ask_all):
+    answers = ask_all([conversation(question) for question in TEN_QUESTIONS])
+    missing = [
+        (fact, answer)
+        for answer, facts in zip(answers, TEN_QUESTIONS.values(), strict=True)
+        for fact in facts
+        if fact not in answer
+    ]
+    assert not missing
 
 
-def test_a_long_system_prompt_about_something_else_does_not_distract(ask):
-    for tenant in PROMPT_LIST["tenants"]:
-        answer = ask("What is a receipt?", system=tenant["system"])
-        assert "immutable record" in answer, (tenant["name"], answer)
+def test_a_long_system_prompt_about_something_else_does_not_distract(ask_all):
+    prompts = [tenant["system"] for tenant in PROMPT_LIST["tenants"]]
+    asked = [conversation("What is a receipt?", system=prompt) for prompt in prompts]
+    assert [answer for answer in ask_all(asked) if "immutable record" not in answer] == []
 
 
 def test_tell_me_more_goes_on_about_the_same_fact(ask):
@@ -46,22 +50,25 @@ def test_a_new_question_in_a_conversation_is_answered(ask):
     assert "immutable record" in ask("Hello", greeting, "What is a receipt?")
 
 
-def test_unknown_topics_are_declined(ask):
-    for question in PROMPT_LIST["unknown"]:
-        assert "only know about Tollhouse" in ask(question)
+def test_unknown_topics_are_declined(ask_all):
+    answers = ask_all([conversation(question) for question in PROMPT_LIST["unknown"]])
+    assert [each for each in answers if "only know about Tollhouse" not in each] == []
 
 
-def test_small_talk(ask):
-    assert ask("Hello").startswith("Hello!")
-    assert "demo model" in ask("What model is this?")
+def test_small_talk(ask_all):
+    greeting, model = ask_all([conversation("Hello"), conversation("What model is this?")])
+    assert greeting.startswith("Hello!")
+    assert "demo model" in model
 
 
-@pytest.mark.parametrize("question", ["What is Tollhouse?", "Which databases are supported?"])
-def test_each_adapter_answers_in_its_own_style(ask, question):
-    plain = ask(question)
-    answers = {name: ask(question, adapter=name) for name in ADAPTERS}
-    assert len({plain, *answers.values()}) == 4
-    assert answers["formal"].endswith("Yours faithfully,\nThe Tollhouse Desk")
-    assert answers["pirate"].endswith("Arr, matey! Yo ho ho!")
-    assert set(json.loads(answers["json"])) == {"topic", "answer"}
-    assert plain.split()[0] in answers["formal"]
+def test_each_adapter_answers_in_its_own_style(ask_all):
+    questions = ["What is Tollhouse?", "Which databases are supported?"]
+    asked = [conversation(question) for question in questions]
+    made = {name: ask_all(asked, adapter=name) for name in ("", *ADAPTERS)}
+    for number in range(len(questions)):
+        answers = {name: each[number] for name, each in made.items()}
+        assert len(set(answers.values())) == 4
+        assert answers["formal"].endswith("Yours faithfully,\nThe Tollhouse Desk")
+        assert answers["pirate"].endswith("Arr, matey! Yo ho ho!")
+        assert set(json.loads(answers["json"])) == {"topic", "answer"}
+        assert answers[""].split()[0] in answers["formal"]
