@@ -32,15 +32,12 @@ _KEY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """An adapter's matrices by (layer, part): A [rank, in] and B turned, [rank, out], and scaled."""
+    """An adapter's matrices by (layer, part): A [rank, in] and B turned, [rank, out], and scaled;
+    in the type that is computed in, or a half type that widens to the same values."""
 
     digest: str
     rank: int  # of its largest matrix
     matrices: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]
-
-    @property
-    def bytes(self) -> int:
-        return sum(a.nbytes + b.nbytes for a, b in self.matrices.values())
 
 
 def read_adapter(
@@ -66,7 +63,11 @@ def read_adapter(
             raise _invalid(path, f"{name} has lora_{next(iter(pair))} without its pair")
         rank = _check_pair(path, name, pair["A"], pair["B"], part, spec, max_rank)
         scale = _scale(config, f"model.layers.{layer}.{module}", rank, directory / CONFIG)
-        matrices[layer, part] = pair["A"].to(dtype), _turned(pair["B"], scale, dtype)
+        a, b = pair["A"], pair["B"]
+        matrices[layer, part] = (
+            a.to(_kept_type(a.dtype, 1.0, dtype)),
+            _turned(b, scale, _kept_type(b.dtype, scale, dtype)),
+        )
         if known_digest is None:
             _check_finite(path, name, matrices[layer, part])
     if not matrices:
@@ -164,6 +165,12 @@ def _check_pair(
         if not tensor.is_floating_point():
             raise _invalid(path, f"{name} lora_{half} is {tensor.dtype}: floats are served only")
     return rank
+
+
+def _kept_type(stored: torch.dtype, scale: float, computed: torch.dtype) -> torch.dtype:
+    """Half types stay as they are in host memory where the scale leaves their values exact."""
+    exact = scale == 1.0 or (stored is torch.bfloat16 and math.frexp(scale)[0] == 0.5)
+    return stored if computed is torch.float32 and stored.itemsize == 2 and exact else computed
 
 
 def _turned(b: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:

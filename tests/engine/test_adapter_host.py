@@ -80,3 +80,30 @@ def test_the_host_copy_outlives_its_file(host: AdapterHost, adapter: Path) -> No
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(bytes(weights.stat().st_size))
     assert torch.equal(held, before)
+
+
+@pytest.mark.parametrize(
+    ("stored", "alpha", "kept"),
+    [
+        (torch.bfloat16, 8, torch.bfloat16),  # twice its rank: doubling is exact
+        (torch.bfloat16, 3, torch.float32),
+        (torch.float16, 4, torch.float16),
+        (torch.float16, 8, torch.float32),
+        (torch.float32, 4, torch.float32),
+    ],
+)
+def test_half_types_stay_in_host_memory_where_they_lose_nothing(
+    host: AdapterHost, tmp_path: Path, stored: torch.dtype, alpha: int, kept: torch.dtype
+) -> None:
+    adapter = save_adapter(tmp_path / "base", tmp_path / "half", 4, seed=2, lora_alpha=alpha)
+    given: dict[str, torch.Tensor] = {}
+
+    def halve(tensors: dict[str, torch.Tensor]) -> None:
+        given.update({name: values.to(stored) for name, values in tensors.items()})
+        tensors.update(given)
+
+    rewrite(adapter, halve)
+    a, b = host.register(adapter).matrices[1, "q"]
+    assert (a.dtype, b.dtype) == (stored, kept)
+    assert torch.equal(a, given[KEY.format("A")])
+    assert torch.equal(b.float(), given[KEY.format("B")].float().mul(alpha / 4).T)
