@@ -7,14 +7,15 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
 from moderation.loose import LooseStream
-from moderation.normalise import FoldStream, View, lower
+from moderation.normalise import FoldStream, View, fold, lower
 from moderation.policy import Mode, Policy, Stage
 from moderation.rules import loose_spans, merged, spans_of, without_allowed
-from moderation.scoring import Scored, score_one
+from moderation.scoring import Scored, Successive, score_one
 from moderation.screener import Findings, Screener
 from moderation.verdict import Action, Span
 
@@ -28,6 +29,8 @@ _EARLY_SHARE = 0.5
 # View characters kept before the settled place, for word boundaries.
 _CONTEXT = 64
 _SURPLUS = 2_048
+# So many checkpoints of one piece are scored together: what a block then makes vain is bounded.
+_AT_ONCE = 16
 _SPACE = re.compile(r"\s")
 
 
@@ -36,6 +39,24 @@ def stride_at(offset: int) -> int:
     if offset < 256:
         return 32
     return 64 if offset < 2_048 else 128
+
+
+def checkpoints(text: str, checked: int, length: int) -> list[int]:
+    """Return the places in `text` of the checkpoints that it brings: `checked` is the offset of the
+    last one before it, `length` that of its first character."""
+    found: list[int] = []
+    begin = 0
+    while True:
+        stride = stride_at(checked)
+        soonest = checked + stride - length
+        if soonest > len(text):
+            return found
+        space = _SPACE.search(text, max(begin, soonest - 1))
+        at = soonest + stride if space is None else min(space.end(), soonest + stride)
+        if at > len(text):
+            return found
+        found.append(at)
+        checked, begin = length + at, at
 
 
 class Release(Struct, frozen=True):
@@ -70,6 +91,7 @@ class Channel:
         self._checked = 0
         self._settled = 0
         self._waiting: list[Span] = []
+        self._coming: Successive | None = None
         self._toothless = policy.shadow or policy.mode is Mode.ASYNC
         gates = self._enforced(self._screen.strictest) >= Action.REDACT
         self._gated = gates and screener.classifier is not None
@@ -81,15 +103,31 @@ class Channel:
 
     def feed(self, text: str) -> Release:
         self._raw += text
-        while text:
-            at = self._next_checkpoint(text)
-            self._push(text if at is None else text[:at])
-            if at is None:
-                break
-            text = text[at:]
-            if (stopped := self._check(final=False)) is not None:
-                return stopped
+        begin, places = 0, checkpoints(text, self._checked, self._length)
+        for first in range(0, len(places), _AT_ONCE):
+            group = places[first : first + _AT_ONCE]
+            pieces = [text[start:end] for start, end in pairwise((begin, *group))]
+            begin = group[-1]
+            folded = [(fold(piece), len(piece)) for piece in pieces]
+            self._coming = self._windows([view.text for view, _ in folded])
+            for view, length in folded:
+                self._push(view, length)
+                if (stopped := self._check(final=False)) is not None:
+                    return stopped
+        if begin < len(text):
+            self._push(fold(text[begin:]), len(text) - begin)
         return Release(self._early())
+
+    def _windows(self, pieces: Sequence[str]) -> Successive | None:
+        """The windows of the checkpoints at the ends of the next pieces of the folded text."""
+        if self._screener.classifier is None:
+            return None
+        text = self._fold.view().text[-OUTPUT_WINDOW:]
+        end, cuts = len(text), []
+        for piece in pieces:
+            end += len(piece)
+            cuts.append((max(0, end - OUTPUT_WINDOW), end))
+        return Successive(self._screener.classifier, text + "".join(pieces), cuts)
 
     def end(self) -> Release:
         stopped = self._check(final=True)
@@ -97,18 +135,10 @@ class Channel:
             return stopped
         return Release(self._emit(self._scan(final=True), self._length))
 
-    def _next_checkpoint(self, text: str) -> int | None:
-        stride = stride_at(self._checked)
-        soonest = self._checked + stride - self._length
-        latest = soonest + stride
-        space = _SPACE.search(text, max(0, soonest - 1))
-        at = latest if space is None else min(space.end(), latest)
-        return at if at <= len(text) else None
-
-    def _push(self, text: str) -> None:
+    def _push(self, folded: View, length: int) -> None:
         known = len(self._fold.view().text) if self._screen.deny else 0
-        self._fold.push(text)
-        self._length += len(text)
+        self._fold.push(folded, length)
+        self._length += length
         if self._screen.deny:
             view = self._fold.view()
             self._loose.push(view.text[known:], view.starts[known:], view.ends[known:])
@@ -164,7 +194,8 @@ class Channel:
         if self._screener.classifier is None or not self._screen.categories or not fresh:
             return True
         try:
-            action = self._findings.add_scores(self._score(), self._screen)
+            scored = self._score() if self._coming is None or final else self._coming.next()
+            action = self._findings.add_scores(scored, self._screen)
         except Exception as error:
             _log.error("the classifier failed: %s", type(error).__name__)
             self._findings.fail(self._policy, Stage.CLASSIFIER)
@@ -177,6 +208,7 @@ class Channel:
         return action is not Action.BLOCK
 
     def _score(self) -> Scored:
+        """Of the window that ends where the text does now."""
         assert self._screener.classifier is not None
         window = self._fold.view().text[-OUTPUT_WINDOW:]
         return score_one(self._screener.classifier, window)
@@ -185,7 +217,7 @@ class Channel:
         if final and self._settled >= self._length:
             return _Scan((), self._length, self._length)
         plain = self._fold.view()
-        lowered = lower(plain.text)
+        lowered = lower(plain.text) if self._screen.has_terms else ""
         start = bisect_left(plain.starts, self._settled)
         spans = spans_of(self._screen, plain, lowered, start, self._index)
         hold = strict = self._length
@@ -206,18 +238,20 @@ class Channel:
 
     def _holds(self, plain: View, lowered: str, start: int) -> tuple[int, int]:
         """From where a rule of the plain view may still come to a hit; and one that acts."""
-        hold = strict = self._length
-        rules = [(matcher, plain.text) for matcher in self._screen.matchers]
-        rules += [(self._screen.terms, lowered), (self._screen.allowed, lowered)]
-        for matcher, text in rules:
-            at = _original(plain, matcher.hold(text, start), self._length)
-            if at < hold:
-                hold = at
-            if at < strict and (
-                matcher is self._screen.allowed or self._enforced(matcher.acts) > 1
-            ):
-                strict = at
-        return hold, strict
+        text = plain.text
+        rules = [
+            (each.hold(text, start), self._enforced(each.acts) > Action.ANNOTATE)
+            for each in self._screen.holders
+        ]
+        if self._screen.has_terms:
+            terms = self._screen.terms
+            acting = self._enforced(terms.acts) > Action.ANNOTATE
+            rules.append((terms.hold(lowered, start), acting))
+            # What may yet turn out to be allowed is not cut out yet.
+            rules.append((self._screen.allowed.hold(lowered, start), True))
+        hold = min([at for at, _ in rules], default=len(text))
+        strict = min([at for at, acting in rules if acting], default=len(text))
+        return _original(plain, hold, self._length), _original(plain, strict, self._length)
 
     def _early(self) -> str:
         """Release what is safe between checkpoints."""

@@ -82,9 +82,12 @@ def fold(text: str) -> View:
     """Fold a whole text. Plain ASCII costs one scan and no copy."""
     if _UNTOUCHED.fullmatch(text):
         return View(text, range(len(text)), range(1, len(text) + 1))
-    stream = FoldStream()
-    stream.push(text)
-    return stream.view()
+    pieces, starts = [], []
+    for offset, character in enumerate(text):
+        folded = _TABLE[character]
+        pieces.append(folded)
+        starts += [offset] * len(folded)
+    return View("".join(pieces), starts, [start + 1 for start in starts])
 
 
 def lower(text: str) -> str:
@@ -107,22 +110,17 @@ class FoldStream:
     _ends: list[int] = field(default_factory=list)
     _length: int = 0
 
-    def push(self, text: str) -> None:
-        position = self._length
-        self._length += len(text)
-        if _UNTOUCHED.fullmatch(text):
-            self._text += text
-            self._starts.extend(range(position, position + len(text)))
-            self._ends.extend(range(position + 1, position + len(text) + 1))
-            return
-        pieces = []
-        for offset, character in enumerate(text, position):
-            folded = _TABLE[character]
-            pieces.append(folded)
-            for _ in folded:
-                self._starts.append(offset)
-                self._ends.append(offset + 1)
-        self._text += "".join(pieces)
+    def push(self, folded: View, length: int) -> None:
+        """Take in the next piece; `length` is that of its original."""
+        at = self._length
+        self._text += folded.text
+        self._length += length
+        if isinstance(folded.starts, range):
+            self._starts.extend(range(at, at + length))
+            self._ends.extend(range(at + 1, at + length + 1))
+        else:
+            self._starts.extend([place + at for place in folded.starts])
+            self._ends.extend([place + at for place in folded.ends])
 
     def drop(self, count: int) -> None:
         self._text = self._text[count:]

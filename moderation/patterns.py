@@ -77,7 +77,7 @@ class PatternMatcher:
         return _SLICE + 2 * self.longest
 
     def find(self, text: str, start: int = 0) -> list[Hit]:
-        if self.needs and self._needed.search(text) is None:
+        if self.needs and self._needed.search(text, start) is None:
             return []
         rule = f"{self.category}:{self.name}"
         return [

@@ -6,6 +6,7 @@ everywhere and a decision can always be traced to the rules that made it.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,7 +16,6 @@ from typing import Any, Self
 
 from moderation.defaults import DEFAULT_ANNOTATE_AT, DEFAULT_BLOCK_AT
 from moderation.entities import entity_matchers
-from moderation.matching import Matcher
 from moderation.patterns import DEFAULT_LONGEST, PatternMatcher
 from moderation.terms import Term, TermMatcher, loose_terms
 from moderation.verdict import Action
@@ -79,13 +79,28 @@ class Screen:
     patterns: tuple[TenantPattern, ...] = ()
 
     @cached_property
-    def matchers(self) -> tuple[Matcher, ...]:
+    def matchers(self) -> tuple[PatternMatcher, ...]:
         """The rules that read the plain view; patterns and entities see its letter case."""
         patterns = [
             PatternMatcher(each.name, each.source, each.action, longest=each.longest)
             for each in self.patterns
         ]
         return (*entity_matchers(self.entities), *patterns)
+
+    @cached_property
+    def holders(self) -> tuple[PatternMatcher, ...]:
+        """Of the matchers those whose `hold` says all: of two with the same head and action the one
+        that reaches back further holds whatever the other does."""
+        found: dict[tuple[re.Pattern[str] | None, Action], PatternMatcher] = {}
+        for matcher in self.matchers:
+            known = found.get((matcher.head, matcher.action))
+            if known is None or matcher.longest > known.longest:
+                found[matcher.head, matcher.action] = matcher
+        return tuple(found.values())
+
+    @cached_property
+    def has_terms(self) -> bool:
+        return bool(self.deny or self.allow)
 
     @cached_property
     def terms(self) -> TermMatcher:

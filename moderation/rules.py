@@ -24,7 +24,8 @@ def find_spans(screen: Screen, view: View, index: int = 0) -> tuple[list[Span], 
 def spans_of(screen: Screen, view: View, lowered: str, start: int, index: int) -> list[Span]:
     """Return what the plain view's rules find from view character `start` on."""
     hits = [hit for matcher in screen.matchers for hit in matcher.find(view.text, start)]
-    hits += screen.terms.find(lowered, start)
+    if screen.deny:
+        hits += screen.terms.find(lowered, start)
     return [_span(view, hit, index) for hit in hits]
 
 

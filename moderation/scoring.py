@@ -1,11 +1,12 @@
 """Runs the classifier over both views of a text, by windows, and keeps the highest of each."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from moderation.categories import SCORED
-from moderation.classifiers.base import Classifier
+from moderation.classifiers.base import Classifier, scores_of_cuts
 from moderation.cues import openai_scores
 from moderation.loose import loosen_text, may_change
 from moderation.normalise import LOOSE, PLAIN
@@ -44,16 +45,15 @@ def score_windows(classifier: Classifier, text: str) -> list[Scored]:
 def score_cuts(classifier: Classifier, text: str, cuts: Sequence[tuple[int, int]]) -> list[Scored]:
     """Score the given windows of a folded text in one call of the classifier."""
     plain = [text[start:end] for start, end in cuts]
-    loose, changed = plain, []
-    if may_change(text):
-        loose = [loosen_text(piece) for piece in plain]
-        changed = [i for i, piece in enumerate(loose) if piece is not plain[i]]
-    rows = classifier.score([*plain, *(loose[i] for i in changed)]).tolist()
+    rows = scores_of_cuts(classifier, text, cuts)
+    loose = [loosen_text(piece) for piece in plain] if may_change(text) else plain
+    changed = [i for i, piece in enumerate(loose) if piece is not plain[i]]
     if not changed:
         return [
             Scored(openai_scores(row, piece), PLAIN, start, end)
             for row, piece, (start, end) in zip(rows, plain, cuts, strict=True)
         ]
+    rows += classifier.score([loose[i] for i in changed]).tolist()
     found = []
     for i, (start, end) in enumerate(cuts):
         scores, view = openai_scores(rows[i], plain[i]), PLAIN
@@ -64,6 +64,23 @@ def score_cuts(classifier: Classifier, text: str, cuts: Sequence[tuple[int, int]
             scores = {name: max(scores[name], second[name]) for name in SCORED}
         found.append(Scored(scores, view, start, end))
     return found
+
+
+class Successive:
+    """Scores of windows of a folded text, one after the other; all are made with the first."""
+
+    def __init__(self, classifier: Classifier, text: str, cuts: Sequence[tuple[int, int]]) -> None:
+        self._classifier = classifier
+        self._text = text
+        self._cuts = cuts
+        self._made: deque[Scored] = deque()
+
+    def next(self) -> Scored:
+        """Raises what the classifier failed with; the next call then asks it for the rest."""
+        if not self._made:
+            cuts, self._cuts = self._cuts, self._cuts[1:]
+            self._made.extend(score_cuts(self._classifier, self._text, cuts))
+        return self._made.popleft()
 
 
 def score_one(classifier: Classifier, text: str) -> Scored:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moderation.categories import HEADS, PROMPT_ATTACK
+from moderation.classifiers.cuts import Cuts, Piece, read_pieces, runs
 from moderation.classifiers.features import (
     BUCKETS,
     GRAM_BUCKETS,
@@ -137,13 +138,17 @@ class Convolution:
         self._floor = np.full(self._second.shape[0], -np.inf, dtype=np.float32)
         self._floor[: len(hidden_bias)] = 0
 
-    def logits(self, padded: Integers) -> Floats:
-        """One row of logits; `padded` is the text with two numbers of no word on either side."""
+    def phrases(self, padded: Integers) -> Floats:
+        """What the filters say of every three neighbours, by the last of them."""
         first, second, last = self._words.phrases
         seen = last.take(padded[2:], axis=0)
         seen[:, : second.shape[1]] += second.take(padded[1:-1], axis=0)
         seen[:, : first.shape[1]] += first.take(padded[:-2], axis=0)
         np.maximum(seen, _NOTHING, out=seen)
+        return seen
+
+    def logits(self, seen: Floats) -> Floats:
+        """One row of logits of a text's phrases."""
         count, half = seen.shape
         features = np.empty(2 * half + 1, np.float32)
         np.maximum.reduce(seen, axis=0, out=features[:half])
@@ -201,29 +206,69 @@ class Ensemble:
 
     def halves(self, texts: Sequence[str]) -> tuple[Floats, Floats]:
         """Return the uncalibrated logits of both halves: the heads and, last, any harm."""
-        pairs = [self._halves(text) for text in texts]
-        return np.array([linear for linear, _ in pairs]), np.array([curved for _, curved in pairs])
+        found = [each for text in texts for each in self._halves([], [Piece(words_of(text))])]
+        return np.array([linear for linear, _ in found]), np.array([curved for _, curved in found])
 
     def score(self, texts: Sequence[str]) -> Floats:
         """Return probabilities of shape (len(texts), len(HEADS))."""
         if not texts:
             return np.zeros((0, len(HEADS)), dtype=np.float32)
-        return np.array([self._score(text) for text in texts], dtype=np.float32)
+        rows = [self._rows([], [Piece(words_of(text))])[0] for text in texts]
+        return np.array(rows, dtype=np.float32)
 
-    def _halves(self, text: str) -> tuple[Floats, Floats]:
-        shares = self._words
+    def score_cuts(self, text: str, cuts: Cuts) -> list[list[float]]:
+        """Return the probabilities of pieces of a text, to the bit those of `score`."""
+        rows: list[list[float]] = []
+        for run in runs(cuts):
+            begin, end = run[0][0], max(end for _, end in run)
+            near = [(start - begin, stop - begin) for start, stop in run]
+            rows += self._rows(*read_pieces(text[begin:end], near))
+        return rows
+
+    def _halves(self, words: Sequence[str], pieces: Sequence[Piece]) -> list[tuple[Floats, Floats]]:
+        own = [word for piece in pieces for word in (*piece.head, *piece.tail)]
         with self._lock:
-            # A text at a time: the lexicon numbers no more words at once, and on short texts a
-            # batch saves less than its bookkeeping costs.
-            numbers = shares.numbers(words_of(text))
-            edges = (shares.before,) * 2, (shares.behind, shares.beyond)
-            padded = np.array([*edges[0], *(numbers or edges[0][:1]), *edges[1]])
-            words = padded[2:-2] if numbers else padded[:0]
-            return self._linear.logits(words), self._convolution.logits(padded)
+            numbers = self._words.numbers([*words, *own])
+            text, at, texts = numbers[: len(words)], len(words), []
+            for piece in pieces:
+                middle, end = at + len(piece.head), at + len(piece.head) + len(piece.tail)
+                inner = text[piece.first : piece.last]
+                texts.append([*numbers[at:middle], *inner, *numbers[middle:end]])
+                at = end
+            linear = [self._linear.logits(np.array(each, np.int64)) for each in texts]
+            seen = self._seen(text, pieces, texts)
+            return list(zip(linear, map(self._convolution.logits, seen), strict=True))
 
-    def _score(self, text: str) -> list[float]:
+    def _seen(
+        self, text: list[int], pieces: Sequence[Piece], texts: Sequence[list[int]]
+    ) -> list[Floats]:
+        """The phrases of each piece: the text's, but for those that touch the piece's ends."""
+        shares, reach = self._words, len(WIDTHS) - 1
+        before, behind = [shares.before] * reach, [shares.behind, shares.beyond]
+        asked, parts = before + text, []
+        for piece, numbers in zip(pieces, texts, strict=True):
+            padded = [*before, *(numbers or before[:1]), *behind]
+            ends = [padded]
+            if piece.last - piece.first >= 2 * reach:
+                ends = [
+                    padded[: len(piece.head) + 2 * reach],
+                    padded[-len(piece.tail) - 2 * reach :],
+                ]
+            places = []
+            for each in ends:
+                places.append((len(asked), len(asked) + len(each) - reach))
+                asked += each
+            if len(ends) > 1:
+                places.insert(1, (piece.first + reach, piece.last))
+            parts.append(places)
+        rows = self._convolution.phrases(np.array(asked))
+        return [np.concatenate([rows[start:end] for start, end in each]) for each in parts]
+
+    def _rows(self, words: Sequence[str], pieces: Sequence[Piece]) -> list[list[float]]:
+        return [self._calibrated(*each) for each in self._halves(words, pieces)]
+
+    def _calibrated(self, linear: Floats, curved: Floats) -> list[float]:
         # Plain numbers are quicker than arrays of eight.
-        linear, curved = self._halves(text)
         logits = [
             first * one + second * other + offset
             for first, second, (one, other, offset) in zip(

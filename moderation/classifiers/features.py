@@ -18,15 +18,15 @@ GRAM_BUCKETS: Final = 1 << 15
 _MASK = BUCKETS - 1
 _PAIR_FACTOR: Final = 1_000_003
 _LONGEST_WORD = 24
-_MOST_WORDS = 3_000
+MOST_WORDS = 3_000
 MOST_CACHED: Final = 30_000
 # Letters with an inner apostrophe, digits, or one sign; emoji are signs.
-_TOKEN = re.compile(r"[a-z]+(?:'[a-z]+)?|[0-9]+|[^\w\s]|\w")
+TOKEN = re.compile(r"[a-z]+(?:'[a-z]+)?|[0-9]+|[^\w\s]|\w")
 
 
 def words_of(text: str) -> list[str]:
     """Return the tokens of a folded text in lower case."""
-    return _TOKEN.findall(text.lower())[:_MOST_WORDS]
+    return TOKEN.findall(text.lower())[:MOST_WORDS]
 
 
 def word_hash(word: str) -> int:

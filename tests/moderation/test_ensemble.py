@@ -5,6 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from moderation.classifiers.ensemble import Ensemble, unpack
@@ -97,6 +99,40 @@ def test_a_full_cache_of_words_changes_no_score() -> None:
     for start in range(0, MOST_CACHED + 2_000, 2_000):
         ensemble.score([" ".join(f"zq{letters(place)}" for place in range(start, start + 2_000))])
     assert np.array_equal(ensemble.score(texts), before)
+
+
+words = st.sampled_from(
+    [
+        "kill ",
+        "the ",
+        "don't ",
+        "o'clock's",
+        "x'y'z ",
+        "12345",
+        "日本語",
+        "🙂",
+        "ΟΔΟΣ ",
+        "_a_",
+        "\n",
+        " ",
+        ".",
+    ]
+)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(words, max_size=60).map("".join),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=40),
+)
+def test_pieces_of_a_text_score_as_texts_of_their_own(
+    text: str, places: list[tuple[int, int]]
+) -> None:
+    cuts = sorted({(min(a, b) % (len(text) + 1), max(a, b)) for a, b in places})
+    cuts = [(start, max(start, min(end, len(text)))) for start, end in cuts]
+    together = ENSEMBLE.score_cuts(text, cuts)
+    alone = ENSEMBLE.score([text[start:end] for start, end in cuts])
+    assert np.array_equal(np.array(together, dtype=np.float32), alone)
 
 
 def letters(value: int) -> str:

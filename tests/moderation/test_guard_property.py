@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moderation.classifiers.load import load_classifier
 from moderation.policy import Policy
 from moderation.screener import Screener
 from moderation.verdict import Action
@@ -67,8 +68,14 @@ NOTING = policy("annotate")
 SCREENER = Screener(WordClassifier(violence="poison"))
 
 
-def facts(policy: Policy, chunks: list[str]) -> tuple[object, ...]:
-    left, verdict, blocked = stream(policy, chunks, SCREENER)
+SHIPPED = Screener(load_classifier())
+SCORED = Policy.from_dict(
+    {"output": {"categories": {"violence": {"annotate": 0.2, "redact": 0.6, "block": 0.97}}}}
+)
+
+
+def facts(policy: Policy, chunks: list[str], screener: Screener = SCREENER) -> tuple[object, ...]:
+    left, verdict, blocked = stream(policy, chunks, screener)
     return (
         left if not blocked else "",
         blocked,
@@ -86,6 +93,19 @@ def test_any_chunking_gives_the_verdict_of_the_whole_text(
     text: str, places: list[int], policy: Policy
 ) -> None:
     assert facts(policy, cut(text, places)) == facts(policy, [text])
+
+
+long_texts = st.lists(
+    st.sampled_from([*FRAGMENTS, "and then they will kill him, ", "a walk by the river, "]),
+    min_size=30,
+    max_size=120,
+).map("".join)
+
+
+@settings(max_examples=60)
+@given(long_texts, cuts)
+def test_the_shipped_classifier_scores_any_chunking_alike(text: str, places: list[int]) -> None:
+    assert facts(SCORED, cut(text, places), SHIPPED) == facts(SCORED, [text], SHIPPED)
 
 
 @settings(max_examples=60)

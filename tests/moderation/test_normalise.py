@@ -80,7 +80,7 @@ def test_folding_is_the_same_however_the_text_is_cut(text: str, a: int, b: int) 
     stream, loose = FoldStream(), LooseStream()
     for piece in (text[:first], text[first:second], text[second:]):
         known = len(stream.view().text)
-        stream.push(piece)
+        stream.push(fold(piece), len(piece))
         view = stream.view()
         loose.push(view.text[known:], view.starts[known:], view.ends[known:])
     loose.finish()
