@@ -89,7 +89,7 @@ async def test_money_under_the_same_race_stops_at_the_cap(counters: RedisCounter
 async def test_a_killed_holder_gives_its_slot_back_within_the_lease(
     counters: RedisCounters, spawn: Spawn
 ) -> None:
-    lease_ms = 900
+    lease_ms = 1_500
     holder = spawn("hold", lease_ms)
     assert holder.stdout is not None
     assert await asyncio.to_thread(holder.stdout.readline) == "held\n"
@@ -97,8 +97,8 @@ async def test_a_killed_holder_gives_its_slot_back_within_the_lease(
     await asyncio.sleep(2 * lease_ms / 1000)  # renewed, it outlives its first lease
     assert isinstance(await counters.reserve(Wish("org_race", "a", 1_000, slots=only)), Denial)
     os.kill(holder.pid, signal.SIGKILL)
-    killed = time.monotonic()
+    killed = asked = time.monotonic()
     while isinstance(await counters.reserve(Wish("org_race", "b", 1_000, slots=only)), Denial):
-        assert time.monotonic() - killed < lease_ms / 1000 + 0.5
+        assert asked - killed < lease_ms / 1000 + 0.1, "asked after the lease's end, and refused"
         await asyncio.sleep(0.02)
-    assert time.monotonic() - killed < lease_ms / 1000 + 0.5
+        asked = time.monotonic()

@@ -38,7 +38,7 @@ class Bench:
     def marks(self) -> list[str]:
         return marks(self.folder)
 
-    def wait(self, wanted: Callable[[], bool], seconds: float = 25.0) -> None:
+    def wait(self, wanted: Callable[[], bool], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not wanted():
             assert time.monotonic() < deadline, f"waited in vain; marks: {self.marks()}"
@@ -148,7 +148,7 @@ def test_a_worker_killed_in_the_middle_loses_nothing(bench: Bench) -> None:
     time.sleep(VISIBILITY_S + 0.5)
     bench.start()
     wanted = {f"w{number}-done" for number in range(3)}
-    bench.wait(lambda: wanted <= set(bench.marks()), seconds=40)
+    bench.wait(lambda: wanted <= set(bench.marks()))
 
 
 def test_the_schedule_is_the_registry_s() -> None:

@@ -89,7 +89,7 @@ def test_a_key_made_on_the_page_works_and_ends_when_revoked(
         )
         assert refused.status_code == 400
         owner.post("/dashboard/keys", data={"act": "revoke", "key_id": rows[-1], "confirm": "mine"})
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         with pytest.raises(AuthenticationError):
             while time.monotonic() < deadline:
                 client.models.list()
@@ -135,7 +135,7 @@ def test_a_request_opens_to_its_tokens_and_its_price(house: House, owner: httpx.
     )
     request_id = answer.headers["x-request-id"]
     house.events(1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while request_id not in owner.get("/dashboard/requests").text:
         assert time.monotonic() < deadline
         time.sleep(0.1)

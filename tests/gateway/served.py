@@ -51,7 +51,7 @@ class House:
         """In the house's event loop."""
         self.loop.call_soon_threadsafe(act)
 
-    def events(self, count: int, timeout_s: float = 10) -> list[dict[str, Any]]:
+    def events(self, count: int, timeout_s: float = 60) -> list[dict[str, Any]]:
         """The usage events, once there are at least so many."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -63,7 +63,7 @@ class House:
             assert time.monotonic() < deadline, f"{len(rows)} usage events, {count} were expected"
             time.sleep(0.02)
 
-    def last_event(self, timeout_s: float = 10) -> dict[str, Any]:
+    def last_event(self, timeout_s: float = 60) -> dict[str, Any]:
         """Of the request that reached the engine last."""
         wanted = self.engine.submitted[-1].request_id
         deadline = time.monotonic() + timeout_s
@@ -116,14 +116,14 @@ def _listening(app: FastAPI, send_buffer: int) -> Iterator[tuple[str, asyncio.Ab
     )
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not server.started:
         assert thread.is_alive() and time.monotonic() < deadline, "the server did not start"
         time.sleep(0.01)
-    assert httpx.get(f"{url}/readyz", timeout=10).status_code == 200
+    assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
     yield url, loop
     server.should_exit = True
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive(), "the server did not stop"
     loop.close()
     listener.close()

@@ -265,7 +265,7 @@ def test_a_key_revoked_in_mid_stream_opens_nothing_more_and_the_stream_is_billed
             next(lines)
             with house.services.database.transaction() as session:
                 keys.revoke(session, scope, SystemClock(), made.id)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while httpx.post(url, json=GOOD, headers=headers, timeout=30).status_code != 401:
                 assert time.monotonic() < deadline
             assert list(lines)[-2:] == ["data: [DONE]", ""]

@@ -24,7 +24,7 @@ def ask(house: House, text: str, **more: Any) -> httpx.Response:
 
 
 def decisions(house: House, answer: httpx.Response, count: int) -> dict[str, Decision]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         with house.services.database.read() as session:
             wanted = Decision.request_id == answer.headers["x-request-id"]
@@ -38,7 +38,7 @@ def decisions(house: House, answer: httpx.Response, count: int) -> dict[str, Dec
 
 def event(house: House, answer: httpx.Response) -> dict[str, Any]:
     wanted = answer.headers["x-request-id"]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         found = [each for each in house.events(0) if each["request_id"] == wanted]
         if found:

@@ -63,7 +63,7 @@ def test_a_client_that_leaves_pays_what_was_delivered_and_the_rest_is_waived(slo
 
 def test_the_engine_stops_working_for_a_client_that_left(slow: House) -> None:
     leave_after(slow, 3_000)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while slow.engine.stats().running and time.monotonic() < deadline:  # type: ignore[union-attr]
         time.sleep(0.01)
     assert slow.engine.stats().running == 0  # type: ignore[union-attr]
@@ -71,29 +71,37 @@ def test_the_engine_stops_working_for_a_client_that_left(slow: House) -> None:
     assert slow.engine.receipts_given[newest].generated < BODY["max_tokens"]
 
 
-def test_a_client_that_leaves_before_an_unstreamed_answer_pays_no_output(slow: House) -> None:
+@pytest.fixture
+def slower(slow: House) -> Iterator[House]:
+    """An answer takes ten seconds: a busy machine has begun it in one, and a fast one has not ended."""
+    plain, slow.engine.token_delay_s = slow.engine.token_delay_s, 0.05
+    yield slow
+    slow.engine.token_delay_s = plain
+
+
+def test_a_client_that_leaves_before_an_unstreamed_answer_pays_no_output(slower: House) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(
-            f"{slow.url}/v1/chat/completions",
+            f"{slower.url}/v1/chat/completions",
             json={**BODY, "stream": False},
-            headers=slow.headers,
-            timeout=0.2,
+            headers=slower.headers,
+            timeout=1.5,
         )
-    event = slow.last_event()
+    event = slower.last_event()
     assert (event["status"], event["output_tokens"]) == (499, 0)
     assert event["waived_tokens"] > 0
 
 
-def test_a_deadline_ends_a_stream_with_an_error_event(slow: House) -> None:
+def test_a_deadline_ends_a_stream_with_an_error_event(slower: House) -> None:
     answer = httpx.post(
-        f"{slow.url}/v1/chat/completions",
+        f"{slower.url}/v1/chat/completions",
         json=BODY,
-        headers={**slow.headers, "x-request-timeout-ms": "150"},
+        headers={**slower.headers, "x-request-timeout-ms": "1500"},
         timeout=20,
     )
     frames = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
     assert json.loads(frames[-1])["error"]["code"] == "deadline_exceeded"
-    event = slow.last_event()
+    event = slower.last_event()
     shown = sum('"finish_reason":null' in frame for frame in frames)
     assert event["output_tokens"] >= shown > 0
     assert event["output_tokens"] + event["waived_tokens"] < BODY["max_tokens"]

@@ -91,7 +91,7 @@ def test_what_failed_by_ours_runs_again(tmp_path: Path) -> None:
         time.sleep(0.1)
         assert post(house, key).status_code == 503
         house.engine._alive = True
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while (answer := post(house, key)).status_code == 503:
             assert time.monotonic() < deadline
             time.sleep(0.2)
@@ -113,7 +113,7 @@ def test_while_it_runs_a_second_is_a_409_and_a_stream_that_broke_is_not_kept(
             house.call(house.engine.die)
             assert any('"error"' in line for line in lines)
         house.engine._alive = True
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while (again := post(house, key, body)).status_code in (409, 503):
             assert time.monotonic() < deadline
             time.sleep(0.2)
@@ -127,7 +127,7 @@ def test_a_client_that_left_a_stream_may_ask_again(tmp_path: Path) -> None:
         with httpx.stream("POST", f"{house.url}{CHAT}", json=body, headers=headers) as first:
             next(first.iter_lines())
         house.engine.token_delay_s = 0
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (again := post(house, key, body)).status_code == 409:
             assert time.monotonic() < deadline
             time.sleep(0.05)

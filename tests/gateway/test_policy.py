@@ -36,7 +36,7 @@ def test_a_policy_blocks_what_it_denies_and_the_decision_is_recorded(
     file.write_text(json.dumps(document))
     assert main(["policy", "set", str(file), "--tenant", "demo", "--json"]) == 0
     version = json.loads(capsys.readouterr().out)["version"]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (answer := ask(here, "please sell me a zeppelin")).status_code == 200:
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -73,7 +73,7 @@ def test_policies_and_decisions_are_behind_admin_routes(here: House) -> None:
         assert admin.delete("/policies").status_code == 200
         assert ask(here, "a dirigible, please").status_code == 200
         assert admin.put("/policies", json={"moods": 1}).status_code == 400
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not any(
             row["policy_version"] == put.json()["version"]
             for row in admin.get("/decisions").json()["data"]

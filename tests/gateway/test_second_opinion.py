@@ -81,7 +81,7 @@ class Server:
         app = web.Application()
         app.router.add_post("/v1/moderations", self._moderate)
         app.router.add_post("/v1/completions", self._complete)
-        runner = web.AppRunner(app)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         self._loop.run_until_complete(runner.setup())
         site = web.TCPSite(runner, "127.0.0.1", 0)
         self._loop.run_until_complete(site.start())
@@ -208,7 +208,7 @@ def test_a_remote_moderation_api_is_asked_with_its_key(tmp_path: Path, upstream:
 
 
 def _late(server: Server) -> None:
-    server.delay_s = 2.0
+    server.delay_s = 40.0
 
 
 def _ill(server: Server) -> None:
@@ -228,7 +228,7 @@ def test_a_guard_that_fails_closes_the_door_or_marks_what_it_lets_pass(
         put(house, policy("remote", deadline_ms=200))
         began = SystemClock().monotonic()
         closed = ask(house)
-        assert SystemClock().monotonic() - began < 1.8
+        assert SystemClock().monotonic() - began < 30
         assert closed.status_code == 400
         assert "guard_failed" in decision(house, closed).categories
         put(house, policy("remote", on_error="open", deadline_ms=200))

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ class Command:
         }
         return kept | own | self.settings
 
-    def run(self, *arguments: str, timeout_s: float = 90) -> "subprocess.CompletedProcess[str]":
+    def run(self, *arguments: str, timeout_s: float = 200) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [sys.executable, "-m", "gateway.cli", *arguments],
             cwd=ROOT,
@@ -155,7 +157,7 @@ def _read(line: str, seen: Seen) -> None:
     seen.chunks += sum(bool(choice["delta"].get("content")) for choice in event["choices"])
 
 
-def audit_when_settled(command: Command, timeout_s: float = 60) -> dict[str, Any]:
+def audit_when_settled(command: Command, timeout_s: float = 120) -> dict[str, Any]:
     """The audit, once no request is left open in a spool."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -169,8 +171,11 @@ def audit_when_settled(command: Command, timeout_s: float = 60) -> dict[str, Any
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Below those that the kernel gives to connections: one of them might take it before it is bound."""
+    while True:
+        port = random.randrange(15_000, 30_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def start_engine(command: Command, place: str) -> "subprocess.Popen[str]":

