@@ -52,21 +52,46 @@ _CUES: Final = (
     ("sexual/minors", "sexual", _MINORS),
     ("violence/graphic", "violence", _GRAPHIC),
 )
+_ANYWHERE: Final = {
+    cue: re.compile(cue.pattern.replace(r"\b", ""), cue.flags) for _, _, cue in _CUES
+}
 # Under this head score a sub-category is too small to matter and its cue is not looked for.
 _WORTH_A_LOOK: Final = 0.1
 
 
-def openai_scores(row: Sequence[float], text: str) -> dict[str, float]:
-    """Return the thirteen scores and prompt_attack from the heads' scores of a folded text."""
+class PossibleCues:
+    """The cues that a text may hold anywhere; pieces of it need not be searched for the others.
+
+    Word boundaries are not looked at, for a piece may begin or end within a word.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._lowered = text.lower()
+        self._found: dict[re.Pattern[str], bool] = {}
+
+    def __contains__(self, cue: re.Pattern[str]) -> bool:
+        found = self._found.get(cue)
+        if found is None:
+            found = self._found[cue] = _ANYWHERE[cue].search(self._lowered) is not None
+        return found
+
+
+def openai_scores(
+    row: Sequence[float], text: str, possible: PossibleCues | None = None
+) -> dict[str, float]:
+    """Return the thirteen scores and prompt_attack from the heads' scores of a folded text.
+
+    `possible` are the cues of a longer text that it is a piece of.
+    """
     scores = dict(zip(HEADS, row, strict=True))
     attack = scores.pop(PROMPT_ATTACK)
     lowered = ""
     for name, head, cue in _CUES:
         score = scores[head]
-        if score >= _WORTH_A_LOOK:
-            lowered = lowered or text.lower()
-            scores[name] = score if cue.search(lowered) else score * _WITHOUT_CUE
-        else:
+        if score < _WORTH_A_LOOK or (possible is not None and cue not in possible):
             scores[name] = score * _WITHOUT_CUE
+            continue
+        lowered = lowered or text.lower()
+        scores[name] = score if cue.search(lowered) else score * _WITHOUT_CUE
     scores[PROMPT_ATTACK] = attack
     return scores

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from moderation.categories import SCORED
 from moderation.classifiers.base import Classifier, scores_of_cuts
-from moderation.cues import openai_scores
+from moderation.cues import PossibleCues, openai_scores
 from moderation.loose import loosen_text, may_change
 from moderation.normalise import LOOSE, PLAIN
 
@@ -46,17 +46,18 @@ def score_cuts(classifier: Classifier, text: str, cuts: Sequence[tuple[int, int]
     """Score the given windows of a folded text in one call of the classifier."""
     plain = [text[start:end] for start, end in cuts]
     rows = scores_of_cuts(classifier, text, cuts)
+    possible = PossibleCues(text) if len(cuts) > 1 else None
     loose = [loosen_text(piece) for piece in plain] if may_change(text) else plain
     changed = [i for i, piece in enumerate(loose) if piece is not plain[i]]
     if not changed:
         return [
-            Scored(openai_scores(row, piece), PLAIN, start, end)
+            Scored(openai_scores(row, piece, possible), PLAIN, start, end)
             for row, piece, (start, end) in zip(rows, plain, cuts, strict=True)
         ]
     rows += classifier.score([loose[i] for i in changed]).tolist()
     found = []
     for i, (start, end) in enumerate(cuts):
-        scores, view = openai_scores(rows[i], plain[i]), PLAIN
+        scores, view = openai_scores(rows[i], plain[i], possible), PLAIN
         if i in changed:
             second = openai_scores(rows[len(plain) + changed.index(i)], loose[i])
             if max(second.values()) > max(scores.values()):
