@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from core.clock import Clock
 from core.counters import Denial, Grant, Wish, state_of
 from core.errors import DependencyDown
 from core.redis_client import check_kind, connect
+from core.turns import waited_s
 
 log = logging.getLogger("tollhouse.counters")
 
@@ -27,6 +29,7 @@ log = logging.getLogger("tollhouse.counters")
 TIMEOUT_S = 0.036
 _TURNS, _TURN_S = 4, 0.002
 _LATE_S = 0.004  # an ordinary turn's delay
+_PROMPT = 0.25  # of the pause: whoever answers within it costs no look at how busy the machine is
 _LONGEST_S = 1.0  # on the busiest machine
 # A Redis that shares its cores with a load is slow before it is silent: so many times its usual
 # answer is no silence yet.
@@ -142,16 +145,21 @@ class RedisCounters:
         began, longest = loop.time(), max(_LONGEST_S, self._timeout_s)
         pause = min(max(self._timeout_s, _USUAL * self._usual_s), longest)
         end = began + pause + _TURNS * _TURN_S
+        pauses = chain((pause * _PROMPT, pause * (1 - _PROMPT)), repeat(_TURN_S))
+        waited: float | None = None
         try:
             while loop.time() < end:
-                asked = loop.time()
+                asked, pause = loop.time(), next(pauses)
                 if (await asyncio.wait((task,), timeout=pause))[0]:
                     self._usual_s += _NEWEST * (loop.time() - began - self._usual_s)
                     return task.result()
-                # Where this loop came late itself, the machine was busy, and Redis may have waited
-                # for its turn as we did.
+                # Where this loop came late itself, or this thread had to wait for a core, the
+                # machine was busy, and Redis may have waited for its turn as we did.
                 late = max(0.0, loop.time() - asked - pause - _LATE_S)
-                end, pause = min(end + 2 * late, began + longest), _TURN_S
+                before, waited = waited, waited_s()
+                if before is not None:
+                    late = max(late, waited - before)
+                end = min(end + 2 * late, began + longest)
         finally:
             task.cancel()
         raise TimeoutError(f"no answer within {(loop.time() - began) * 1000:.0f} ms")
