@@ -11,6 +11,7 @@ from typing import Protocol
 from msgspec import Struct, field
 
 EXACT = 2**53 - 1  # the largest whole number that a double tells from its neighbours
+_MOST = EXACT // 2
 DAY_MS = 86_400_000  # the longest period: its square is still exact
 PICO_PER_NANO = 1000
 
@@ -30,9 +31,9 @@ class Take(Struct, frozen=True):
     shadow: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.period_ms <= DAY_MS or not 0 < self.capacity <= EXACT // 2:
+        if not 0 < self.period_ms <= DAY_MS or not 0 < self.capacity <= _MOST:
             raise ValueError(f"bucket {self.key}: capacity or period out of range")
-        if not 0 <= self.keep <= self.amount <= EXACT // 2:
+        if not 0 <= self.keep <= self.amount <= _MOST:
             raise ValueError(f"bucket {self.key}: 0 <= keep <= amount does not hold")
 
 

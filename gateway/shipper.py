@@ -21,7 +21,7 @@ BATCH = 5000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 # A round costs the same few milliseconds of the interpreter for one record as for a hundred: under
 # load rounds are so far apart that they take this share of the time that requests run in.
-_SHARE = 0.04
+_SHARE = 0.02
 _LONGEST_GATHER_S = 1.0
 _MANY = 600  # rows in one round: from then on the helper carries; a calm house starts none
 

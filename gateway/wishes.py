@@ -60,6 +60,9 @@ class _Layout:
     rules: tuple[LimitRule, ...]  # that fill buckets
     takes: tuple[Take, ...]  # beside them, of one unit
     slots: tuple[Slot, ...]
+    # Of the takes whose size depends on what is asked: place, unit, key, capacity, period in ms,
+    # shadow.
+    counting: tuple[tuple[int, Unit, str, int, int, bool], ...]
 
 
 _layouts: dict[tuple[str, str, str, str, int], _Layout] = {}
@@ -69,16 +72,16 @@ _LAYOUTS_KEPT = 20_000
 def wish_of(ask: Ask, output_estimate: int, *, shares: int = 1) -> Wished:
     """`shares` divides every limit: what one process of so many may give out on its own."""
     layout = _layout_of(ask, shares)
-    expected = _by_unit(ask.plan, Counted(ask.prompt_tokens, 0, output_estimate))
-    alone = _by_unit(ask.plan, Counted(ask.prompt_tokens, 0, 0))
-    takes = []
-    for rule, one in zip(layout.rules, layout.takes, strict=True):
-        keep, limit = alone[rule.unit], one.capacity
-        # An estimate above the whole limit is cut to it: only the prompt may make a request too big.
-        wanted = max(keep, min(expected[rule.unit], limit))
-        if wanted != 1 or keep != 1:
-            one = Take(one.key, limit, one.period_ms, wanted, keep, one.shadow)
-        takes.append(one)
+    takes = list(layout.takes)
+    if layout.counting:
+        expected = _by_unit(ask.plan, Counted(ask.prompt_tokens, 0, output_estimate))
+        alone = _by_unit(ask.plan, Counted(ask.prompt_tokens, 0, 0))
+        for place, unit, key, limit, period_ms, shadow in layout.counting:
+            keep, wanted = alone[unit], expected[unit]
+            # An estimate above the whole limit is cut to it: only the prompt may make a request
+            # too big.
+            wanted = max(keep, min(wanted, limit))
+            takes[place] = Take(key, limit, period_ms, wanted, keep, shadow)
     hold = _hold_of(ask, output_estimate) if ask.money else None
     wish = Wish(ask.tenant_id, ask.request_id, LEASE_MS, tuple(takes), layout.slots, hold)
     return Wished(wish, layout.rules)
@@ -115,7 +118,12 @@ def _lay_out(ask: Ask, shares: int) -> _Layout:
             continue
         takes.append(Take(key, limit, rule.period_s * 1000, 1, 1, rule.shadow))
         rules.append(rule)
-    return _Layout(ask.plan, tuple(rules), tuple(takes), tuple(slots))
+    counting = tuple(
+        (place, rule.unit, take.key, take.capacity, take.period_ms, take.shadow)
+        for place, (rule, take) in enumerate(zip(rules, takes, strict=True))
+        if rule.unit is not Unit.REQUESTS
+    )
+    return _Layout(ask.plan, tuple(rules), tuple(takes), tuple(slots), counting)
 
 
 def covered_by(ask: Ask, held_units: int) -> int | None:
