@@ -39,7 +39,7 @@ def runs(cuts: Cuts) -> list[Cuts]:
 def read_pieces(text: str, cuts: Cuts) -> tuple[list[str], list[Piece]]:
     """Return the words of a folded text and its pieces."""
     lowered = text.lower()
-    if len(cuts) == 1 or len(lowered) != len(text):
+    if len(lowered) != len(text):
         return [], [Piece(words_of(text[start:end])) for start, end in cuts]
     starts, words = [], []
     for found in TOKEN.finditer(lowered):

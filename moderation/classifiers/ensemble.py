@@ -20,7 +20,6 @@ from moderation.classifiers.features import (
     GRAM_BUCKETS,
     Integers,
     Lexicon,
-    distinct,
     gram_ids,
     in_word_grams,
     word_hash,
@@ -103,15 +102,15 @@ class Linear:
         self._bias = bias
         self._words = words
 
-    def logits(self, numbers: Integers) -> Floats:
+    def logits(self, numbers: list[int]) -> Floats:
         """One row of logits."""
-        if not len(numbers):
+        if not numbers:
             return self._bias
-        pairs = self._words.pairs(numbers)
+        pairs, words = self._words.pairs(numbers), list(dict.fromkeys(numbers))
         total: Floats = _share(len(pairs), len(pairs) ** -0.5).dot(
             self._weights.take(pairs, axis=0)
         )
-        grams = self._words.grams.take(distinct(numbers.copy()), axis=0).sum(0)
+        grams = _share(len(words), 1).dot(self._words.grams.take(words, axis=0))
         total += grams[:-1] * float(grams[-1]) ** -0.5
         total += self._bias
         return total
@@ -188,6 +187,8 @@ class Ensemble:
     def __init__(self, stored: Arrays, version: str) -> None:
         weights = unpack(stored, "linear")
         self._words = WordShares(stored, weights[BUCKETS:])
+        self._before = [self._words.before] * (len(WIDTHS) - 1)
+        self._behind = [self._words.behind, self._words.beyond]
         self.version = version
         self._lock = threading.Lock()
         self._linear = Linear(weights[:BUCKETS], unpack(stored, "linear_bias"), self._words)
@@ -206,24 +207,37 @@ class Ensemble:
 
     def halves(self, texts: Sequence[str]) -> tuple[Floats, Floats]:
         """Return the uncalibrated logits of both halves: the heads and, last, any harm."""
-        found = [each for text in texts for each in self._halves([], [Piece(words_of(text))])]
+        found = [self._alone(words_of(text)) for text in texts]
         return np.array([linear for linear, _ in found]), np.array([curved for _, curved in found])
 
     def score(self, texts: Sequence[str]) -> Floats:
         """Return probabilities of shape (len(texts), len(HEADS))."""
         if not texts:
             return np.zeros((0, len(HEADS)), dtype=np.float32)
-        rows = [self._rows([], [Piece(words_of(text))])[0] for text in texts]
+        rows = [self._calibrated(*self._alone(words_of(text))) for text in texts]
         return np.array(rows, dtype=np.float32)
 
     def score_cuts(self, text: str, cuts: Cuts) -> list[list[float]]:
         """Return the probabilities of pieces of a text, to the bit those of `score`."""
+        if len(cuts) == 1:
+            piece = text[cuts[0][0] : cuts[0][1]]
+            return [self._calibrated(*self._alone(words_of(piece)))]
         rows: list[list[float]] = []
         for run in runs(cuts):
             begin, end = run[0][0], max(end for _, end in run)
             near = [(start - begin, stop - begin) for start, stop in run]
-            rows += self._rows(*read_pieces(text[begin:end], near))
+            halves = self._halves(*read_pieces(text[begin:end], near))
+            rows += [self._calibrated(*each) for each in halves]
         return rows
+
+    def _alone(self, words: Sequence[str]) -> tuple[Floats, Floats]:
+        with self._lock:
+            numbers = self._words.numbers(words)
+            seen = self._convolution.phrases(np.array(self._padded(numbers)))
+            return self._linear.logits(numbers), self._convolution.logits(seen)
+
+    def _padded(self, numbers: list[int]) -> list[int]:
+        return [*self._before, *(numbers or self._before[:1]), *self._behind]
 
     def _halves(self, words: Sequence[str], pieces: Sequence[Piece]) -> list[tuple[Floats, Floats]]:
         own = [word for piece in pieces for word in (*piece.head, *piece.tail)]
@@ -235,7 +249,7 @@ class Ensemble:
                 inner = text[piece.first : piece.last]
                 texts.append([*numbers[at:middle], *inner, *numbers[middle:end]])
                 at = end
-            linear = [self._linear.logits(np.array(each, np.int64)) for each in texts]
+            linear = map(self._linear.logits, texts)
             seen = self._seen(text, pieces, texts)
             return list(zip(linear, map(self._convolution.logits, seen), strict=True))
 
@@ -243,11 +257,10 @@ class Ensemble:
         self, text: list[int], pieces: Sequence[Piece], texts: Sequence[list[int]]
     ) -> list[Floats]:
         """The phrases of each piece: the text's, but for those that touch the piece's ends."""
-        shares, reach = self._words, len(WIDTHS) - 1
-        before, behind = [shares.before] * reach, [shares.behind, shares.beyond]
-        asked, parts = before + text, []
+        reach = len(WIDTHS) - 1
+        asked, parts = [*self._before, *text], []
         for piece, numbers in zip(pieces, texts, strict=True):
-            padded = [*before, *(numbers or before[:1]), *behind]
+            padded = self._padded(numbers)
             ends = [padded]
             if piece.last - piece.first >= 2 * reach:
                 ends = [
@@ -263,9 +276,6 @@ class Ensemble:
             parts.append(places)
         rows = self._convolution.phrases(np.array(asked))
         return [np.concatenate([rows[start:end] for start, end in each]) for each in parts]
-
-    def _rows(self, words: Sequence[str], pieces: Sequence[Piece]) -> list[list[float]]:
-        return [self._calibrated(*each) for each in self._halves(words, pieces)]
 
     def _calibrated(self, linear: Floats, curved: Floats) -> list[float]:
         # Plain numbers are quicker than arrays of eight.
