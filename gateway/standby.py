@@ -20,6 +20,7 @@ class StandbyCounters:
         self._local = MemoryCounters(clock)
         self._mode = mode
         self._shares = max(1, processes)
+        self._shown = ""  # the mode that the metric tells
 
     def choose(self, *, needs_money: bool) -> tuple[Counters, int]:
         """(counters, the number that limits are divided by). Skips shared ones known to be down."""
@@ -37,11 +38,11 @@ class StandbyCounters:
             shared_out = wish_of(ask, estimate, shares=self._shares)
             return await local.reserve(shared_out.wish), local
         if home is self.shared:
-            metrics.limit_mode.set(MODES["shared"])
+            self._show("shared")
         return answer, home
 
     def _fall_back(self, needs_money: bool) -> Counters:
-        metrics.limit_mode.set(MODES[self._mode])
+        self._show(self._mode)
         if self._mode == "local" and not needs_money:
             return self._local
         metrics.rejections.labels("counters_down").inc()
@@ -52,3 +53,8 @@ class StandbyCounters:
             code="limits_unavailable",
             retry_after_s=1.0,
         )
+
+    def _show(self, mode: str) -> None:
+        if mode != self._shown:
+            self._shown = mode
+            metrics.limit_mode.set(MODES[mode])
