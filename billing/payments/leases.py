@@ -4,9 +4,10 @@ next one takes it again. Pauses double up to an hour and never end.
 
 import zlib
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Select, bindparam, select
+from sqlalchemy import ColumnElement, Select, bindparam, select
+from sqlalchemy.orm import InstrumentedAttribute
 
 from billing.models import PaymentCommand, PaymentWebhook
 from core.clock import Clock
@@ -19,31 +20,24 @@ MOST_SILENT = (
 LONGEST_PAUSE_S = 3600.0
 Leased = TypeVar("Leased", PaymentCommand, PaymentWebhook)
 
+
+def _next(
+    row: type[Leased], open_: ColumnElement[bool], first: InstrumentedAttribute[Any]
+) -> Select[Leased]:
+    """The open row of a provider that is due longest, of equals the `first`. Rows in hand are passed."""
+    due = row.next_at <= bindparam("now")
+    return (
+        select(row)
+        .where(row.provider == bindparam("provider"), row.done_at.is_(None), open_, due)
+        .order_by(row.next_at, first)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+
+
 # Made once: they run every few seconds, and most often find nothing.
-NEXT_COMMAND = (
-    select(PaymentCommand)
-    .where(
-        PaymentCommand.provider == bindparam("provider"),
-        PaymentCommand.done_at.is_(None),
-        PaymentCommand.failed.is_(False),
-        PaymentCommand.next_at <= bindparam("now"),
-    )
-    .order_by(PaymentCommand.next_at, PaymentCommand.id)
-    .limit(1)
-    .with_for_update(skip_locked=True)
-)
-NEXT_EVENT = (
-    select(PaymentWebhook)
-    .where(
-        PaymentWebhook.provider == bindparam("provider"),
-        PaymentWebhook.done_at.is_(None),
-        PaymentWebhook.parked.is_(None),
-        PaymentWebhook.next_at <= bindparam("now"),
-    )
-    .order_by(PaymentWebhook.next_at, PaymentWebhook.external_id)
-    .limit(1)
-    .with_for_update(skip_locked=True)
-)
+NEXT_COMMAND = _next(PaymentCommand, PaymentCommand.failed.is_(False), PaymentCommand.id)
+NEXT_EVENT = _next(PaymentWebhook, PaymentWebhook.parked.is_(None), PaymentWebhook.external_id)
 
 
 def take(database: Database, clock: Clock, which: Select[Leased], provider: str) -> Leased | None:

@@ -23,20 +23,7 @@ def record(
     after: dict[str, Any] | None,
 ) -> None:
     """In the same transaction as the change: neither is there without the other. Moves the epoch."""
-    session.add(
-        AuditEntry(
-            tenant_id=scope.tenant_id,
-            at=clock.now(),
-            actor=scope.actor,
-            action=action,
-            target=target,
-            before=before,
-            after=after,
-            request_id=request_id.get(),
-        )
-    )
-    epochs.move(session)
-    session.flush()
+    _add(session, clock, scope.tenant_id, scope.actor, action, target, before, after)
 
 
 def record_house(
@@ -49,9 +36,22 @@ def record_house(
     after: dict[str, Any] | None,
 ) -> None:
     """For what belongs to no tenant: plans, roles. The operator's acts."""
+    _add(session, clock, None, actor, action, target, before, after)
+
+
+def _add(
+    session: Session,
+    clock: Clock,
+    tenant_id: str | None,
+    actor: str,
+    action: str,
+    target: str,
+    before: dict[str, Any] | None,
+    after: dict[str, Any] | None,
+) -> None:
     session.add(
         AuditEntry(
-            tenant_id=None,
+            tenant_id=tenant_id,
             at=clock.now(),
             actor=actor,
             action=action,

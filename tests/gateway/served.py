@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import uvicorn
 from fastapi import FastAPI
 from sqlalchemy import text
@@ -73,6 +74,26 @@ class House:
                 return found[0]
             assert time.monotonic() < deadline, f"no usage event of {wanted} came"
             time.sleep(0.02)
+
+    def steps(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Fills with the names of the pipeline's steps as requests pass them."""
+        pipeline = self.services.pipeline
+        passed: list[str] = []
+        for owner, name in (
+            (pipeline.auth, "principal"),
+            (pipeline.admission, "book"),
+            (pipeline.safety, "screen"),
+            (pipeline.spool, "open"),
+            (pipeline.spool, "close"),
+        ):
+            plain = getattr(owner, name)
+
+            def _seen(*given: Any, _plain: Any = plain, _name: str = name, **named: Any) -> Any:
+                passed.append(_name)
+                return _plain(*given, **named)
+
+            monkeypatch.setattr(owner, name, _seen)
+        return passed
 
 
 @contextmanager

@@ -116,22 +116,7 @@ def test_other_endpoints(client: OpenAI, endpoint: str, body: dict[str, Any]) ->
 def test_every_step_is_passed_and_the_line_goes_behind_all_others(
     house: House, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = house.services.pipeline
-    steps: list[str] = []
-    for owner, name in (
-        (pipeline.auth, "principal"),
-        (pipeline.admission, "book"),
-        (pipeline.safety, "screen"),
-        (pipeline.spool, "open"),
-        (pipeline.spool, "close"),
-    ):
-        plain = getattr(owner, name)
-
-        def _seen(*given: Any, _plain: Any = plain, _name: str = name, **named: Any) -> Any:
-            steps.append(_name)
-            return _plain(*given, **named)
-
-        monkeypatch.setattr(owner, name, _seen)
+    steps = house.steps(monkeypatch)
     batch = start(client, line("alone"))
     wait(client, batch.id)
     assert [step for step in steps if step != "principal"] == ["book", "screen", "open", "close"]

@@ -119,22 +119,7 @@ def test_the_answer_is_as_openais_document_says(
 
 
 def test_every_step_is_passed(embedding_house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = embedding_house.services.pipeline
-    steps: list[str] = []
-    for owner, name in (
-        (pipeline.auth, "principal"),
-        (pipeline.admission, "book"),
-        (pipeline.safety, "screen"),
-        (pipeline.spool, "open"),
-        (pipeline.spool, "close"),
-    ):
-        plain = getattr(owner, name)
-
-        def _seen(*given: Any, _plain: Any = plain, _name: str = name, **named: Any) -> Any:
-            steps.append(_name)
-            return _plain(*given, **named)
-
-        monkeypatch.setattr(owner, name, _seen)
+    steps = embedding_house.steps(monkeypatch)
     body = {"model": "vec", "input": "x"}
     answer = httpx.post(f"{embedding_house.url}{PATH}", json=body, headers=embedding_house.headers)
     assert answer.status_code == 200
