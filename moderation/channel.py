@@ -171,6 +171,8 @@ class Channel:
     def _forget(self) -> None:
         """Drop what no rule and no window will look at again, so that memory stays bounded."""
         plain = self._fold.view()
+        if len(plain.text) <= OUTPUT_WINDOW + _SURPLUS:
+            return
         settled = bisect_left(plain.starts, self._settled) - _CONTEXT
         surplus = min(settled, len(plain.text) - OUTPUT_WINDOW)
         if surplus > _SURPLUS:
@@ -181,6 +183,9 @@ class Channel:
         return self._enforced(span.action) is Action.BLOCK
 
     def _record(self, scan: _Scan, final: bool) -> None:
+        if not scan.spans:
+            self._settled = max(self._length if final else scan.hold, self._settled)
+            return
         settled = self._length if final else _before_straddlers(scan.spans, scan.hold)
         fresh = [span for span in scan.spans if self._settled <= span.start < settled]
         self._findings.add_spans(fresh, "plain")
@@ -234,7 +239,9 @@ class Channel:
                 at = _original(loose, self._screen.loose_terms.hold(loose.text, begin), known)
                 hold = min(hold, at)
                 strict = min(strict, at) if self._enforced(self._screen.terms.acts) > 1 else strict
-        return _Scan(without_allowed(self._screen, plain, lowered, _distinct(spans)), hold, strict)
+        if spans:
+            spans = without_allowed(self._screen, plain, lowered, _distinct(spans))
+        return _Scan(spans, hold, strict)
 
     def _holds(self, plain: View, lowered: str, start: int) -> tuple[int, int]:
         """From where a rule of the plain view may still come to a hit; and one that acts."""

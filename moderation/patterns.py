@@ -77,13 +77,17 @@ class PatternMatcher:
         return _SLICE + 2 * self.longest
 
     def find(self, text: str, start: int = 0) -> list[Hit]:
-        if self.needs and self._needed.search(text, start) is None:
+        if not self.may_find(text, start):
             return []
         rule = f"{self.category}:{self.name}"
         return [
             Hit(begin, end, self.category, rule, self.action)
             for begin, end in self._spans(text, start)
         ]
+
+    def may_find(self, text: str, start: int = 0) -> bool:
+        """Say whether what every match holds stands in the text at all."""
+        return not self.needs or self._needed.search(text, start) is not None
 
     @cached_property
     def _needed(self) -> re.Pattern[str]:

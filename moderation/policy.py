@@ -88,6 +88,14 @@ class Screen:
         return (*entity_matchers(self.entities), *patterns)
 
     @cached_property
+    def matchers_by_need(self) -> tuple[tuple[PatternMatcher, ...], ...]:
+        """The matchers in groups of which one says for all whether a text may hold a match."""
+        groups: dict[tuple[str, ...], list[PatternMatcher]] = {}
+        for matcher in self.matchers:
+            groups.setdefault(matcher.needs, []).append(matcher)
+        return tuple(map(tuple, groups.values()))
+
+    @cached_property
     def holders(self) -> tuple[PatternMatcher, ...]:
         """Of the matchers those whose `hold` says all: of two with the same head and action the one
         that reaches back further holds whatever the other does."""
