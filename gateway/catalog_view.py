@@ -1,7 +1,5 @@
 """Keeps the catalog's adapters as the database has them, off the path."""
 
-import asyncio
-import logging
 from collections import defaultdict
 
 from sqlalchemy import select
@@ -9,9 +7,6 @@ from sqlalchemy import select
 from core.database import Database
 from core.tenants.models import Adapter
 from gateway.catalog import Catalog, NamedAdapter
-
-log = logging.getLogger("tollhouse.catalog")
-REFRESH_S = 1.0
 
 
 class CatalogView:
@@ -28,11 +23,3 @@ class CatalogView:
                     row.name, row.base_model, row.digest, row.path, row.created_at
                 )
         self._catalog.set_adapters(found)
-
-    async def run(self) -> None:
-        while True:
-            try:
-                await asyncio.to_thread(self.refresh)
-            except Exception as error:
-                log.warning("adapters could not be refreshed, the known ones stay: %s", error)
-            await asyncio.sleep(REFRESH_S)

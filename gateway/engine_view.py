@@ -1,6 +1,5 @@
-"""The engines as an operator sees them, and his word on which are drained, read every second."""
+"""The engines as an operator sees them, and his word on which are drained."""
 
-import asyncio
 import logging
 from typing import Any
 
@@ -10,7 +9,6 @@ from gateway.replicas import Place
 from gateway.routing import Router
 
 log = logging.getLogger("tollhouse.routing")
-REFRESH_S = 1.0
 
 
 class EngineView:
@@ -26,15 +24,6 @@ class EngineView:
             if place.draining != (place.name in drained):
                 place.draining = place.name in drained
                 log.warning("%s is %s", place.name, "drained" if place.draining else "in use again")
-
-    async def run(self) -> None:
-        """For ever; while the database is down the known orders stand."""
-        while True:
-            await asyncio.sleep(REFRESH_S)
-            try:
-                await asyncio.to_thread(self.refresh)
-            except Exception as error:
-                log.warning("drained engines could not be read, the known ones stay: %s", error)
 
     def readiness(self) -> dict[str, dict[str, Any]]:
         """`needed` is false of an engine without which all of its models are served."""

@@ -17,7 +17,7 @@ from core.errors import SettingError, Unauthenticated
 from core.ids import ADAPTER, new_id
 from core.money import Money, units_of
 from core.settings import Settings
-from core.tenants import bootstrap, keys
+from core.tenants import bootstrap, epochs, keys
 from core.tenants.models import Adapter, Tenant
 from core.tenants.scope import scope_of_operator
 from engine.demo.paths import ADAPTERS
@@ -151,3 +151,5 @@ def _ensure_demo_adapters(session: Session, clock: Clock, tenant_id: str, base: 
                 created_by="system",
             )
         )
+    if session.new or session.dirty:
+        epochs.move(session)  # processes that run already read the adapters again

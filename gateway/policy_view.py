@@ -1,7 +1,4 @@
-"""The moderation policies in force, in memory: read from the database every second, off the path."""
-
-import asyncio
-import logging
+"""The moderation policies in force, in memory: read from the database off the path."""
 
 from sqlalchemy import select
 
@@ -10,9 +7,6 @@ from core.tenants.keys import Principal
 from moderation.models import PolicyVersion
 from moderation.policies import LEVELS
 from moderation.policy import Policy, default_policy
-
-log = logging.getLogger("tollhouse.policies")
-REFRESH_S = 1.0
 
 Place = tuple[str, str, str]  # tenant, level, target
 
@@ -46,12 +40,3 @@ class PolicyView:
                 same = known is not None and known.version == row.version
                 found[place] = known if same and known else Policy.from_dict(row.document)
         self._in_force = found
-
-    async def run(self) -> None:
-        """For ever; while the database is down the known policies go on."""
-        while True:
-            await asyncio.sleep(REFRESH_S)
-            try:
-                await asyncio.to_thread(self.refresh)
-            except Exception as error:
-                log.warning("policies could not be refreshed, the known ones stay: %s", error)

@@ -43,6 +43,7 @@ from gateway.hung_engines import HungEngines
 from gateway.key_watch import watch_keys
 from gateway.limits import Limiter
 from gateway.moderating import ModerationDesk
+from gateway.on_change import on_change
 from gateway.opinions import SecondOpinions, make_opinions, read_guards
 from gateway.payments import make_payments
 from gateway.pipeline import Limits, Pipeline
@@ -116,9 +117,12 @@ class Services:
         self._run(watch_keys(self.keyring, self.stopping), "keys")
         self._run(self.recovery.run(), "recovery")
         self._run(self.prices.run(), "prices")
-        self._run(self.adapters.run(), "adapters")
-        self._run(self.policies.run(), "policies")
-        self._run(self.engines.run(), "engines")
+        for refresh, what in (
+            (self.adapters.refresh, "adapters"),
+            (self.policies.refresh, "policies"),
+            (self.engines.refresh, "engines"),
+        ):
+            self._run(on_change(self.keyring, refresh, what), what)
         self._run(self.keeper.run(), "adapters-ready")
         self._run(HungEngines(self.router).run(), "hung-engines")
         self._run(self.limiter.run(), "leases")

@@ -34,6 +34,11 @@ class Keyring:
         self._used: dict[str, datetime] = {}
         self._epoch = -1
 
+    @property
+    def epoch(self) -> int:
+        """As it was polled last; -1 before the first time."""
+        return self._epoch
+
     def known(self, secret: str) -> Principal | None:
         """No query. Unauthenticated for a typo and for a cached key whose time has come."""
         principal = self._known.get(secrets.digest(secret))
