@@ -41,7 +41,13 @@ class CpuRunner:
         self._info = engine_info(config, model, self._blocks)
         self._pool = KvPool(spec, self._blocks, config.block_size, dtype, device)
         self._geometry = Geometry(
-            config.block_size, spec.layers, 2 * spec.kv_heads, spec.heads // spec.kv_heads, dtype
+            block_size=config.block_size,
+            layers=spec.layers,
+            pool_heads=2 * spec.kv_heads,
+            group=spec.heads // spec.kv_heads,
+            head_dim=spec.head_dim,
+            dtype=dtype,
+            threads=torch.get_num_threads(),
         )
         self._tables = rotary_tables(
             spec.rope, spec.head_dim, model.native_context, spec.context, dtype

@@ -9,6 +9,10 @@ import torch
 from engine.batch import Row
 
 _TILE = 64  # query tokens that meet all their keys in one product
+# What is gathered for one product should still be in a core's cache when it is multiplied. Measured
+# on a 2-core machine with 2 MiB a core: 32 sequences take a fifth less time than all at once.
+_GATHERED = 1 << 20  # bytes a thread
+_TOGETHER = 4  # sequences in one product at least, since each has a price of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,9 @@ class Geometry:
     layers: int
     pool_heads: int  # key heads and value heads together
     group: int  # query heads to one key head
+    head_dim: int
     dtype: torch.dtype
+    threads: int
 
     @property
     def kv_heads(self) -> int:
@@ -48,7 +54,11 @@ def plan_tiles(
     decodes: list[Row], prefills: list[Row], window: int | None, geometry: Geometry
 ) -> list[Tile]:
     """Tiles of a step whose flattened rows are `decodes`, one token each, then `prefills`."""
-    tiles = [_decode_tile(group, window, geometry) for group in _by_length(decodes)]
+    tiles = [
+        _decode_tile(part, window, geometry)
+        for group in _by_length(decodes)
+        for part in _cut(group, window, geometry)
+    ]
     first = len(decodes)
     for row in prefills:
         count = len(row.tokens)
@@ -74,6 +84,17 @@ def _by_length(decodes: list[Row]) -> list[list[tuple[int, Row]]]:
     return groups
 
 
+def _cut(
+    group: list[tuple[int, Row]], window: int | None, geometry: Geometry
+) -> list[list[tuple[int, Row]]]:
+    """Parts of which each gathers what the cache holds."""
+    longest = max(row.start + 1 for _, row in group)
+    positions = min(longest, window) if window else longest
+    each = positions * geometry.pool_heads * geometry.head_dim * geometry.dtype.itemsize
+    count = max(_TOGETHER, _GATHERED * geometry.threads // each)
+    return [group[first : first + count] for first in range(0, len(group), count)]
+
+
 def _decode_tile(group: list[tuple[int, Row]], window: int | None, geometry: Geometry) -> Tile:
     size = geometry.block_size
     numbers = [number for number, _ in group]
@@ -90,9 +111,10 @@ def _decode_tile(group: list[tuple[int, Row]], window: int | None, geometry: Geo
     mask = None
     if not seen.all():
         mask = _additive(seen, geometry.dtype).repeat_interleave(geometry.kv_heads, 0)[:, None]
-    whole = numbers == list(range(len(numbers)))
+    first, last = numbers[0], numbers[-1]
+    neighbours = numbers == list(range(first, last + 1))
     return Tile(
-        rows=slice(0, len(numbers)) if whole else torch.tensor(numbers),
+        rows=slice(first, last + 1) if neighbours else torch.tensor(numbers),
         sequences=len(group),
         queries=1,
         gather=_gather(padded, geometry),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.layers import attention_plan
 from tests.engine.checkpoints import (
     VOCAB,
     adapted_reference,
@@ -34,6 +35,21 @@ def test_greedy_batches_give_the_tokens_of_transformers(llama: Path, chunk: int)
     model = reference(llama)
     for sequence, prompt in zip(sequences, PROMPTS, strict=True):
         assert sequence.output == reference_greedy(model, prompt, 16)
+
+
+def test_batches_too_large_for_the_cache_are_cut(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_plan, "_GATHERED", 0)
+    monkeypatch.setattr(attention_plan, "_TOGETHER", 2)
+    driver = Driver(llama)
+    asked = [PROMPTS[n] for n in (3, 0, 1, 2, 0, 3, 1)]
+    sequences = [driver.sequence(prompt) for prompt in asked]
+    driver.run(sequences)
+    model = reference(llama)
+    expected = {tuple(prompt): reference_greedy(model, prompt, 16) for prompt in PROMPTS}
+    for sequence, prompt in zip(sequences, asked, strict=True):
+        assert sequence.output == expected[tuple(prompt)]
 
 
 @pytest.mark.parametrize(("tied", "shard"), [(True, None), (False, "60KB"), (True, "60KB")])
