@@ -220,15 +220,14 @@ class Ensemble:
     def score_cuts(self, text: str, cuts: Cuts) -> list[list[float]]:
         """Return the probabilities of pieces of a text, to the bit those of `score`."""
         if len(cuts) == 1:
-            piece = text[cuts[0][0] : cuts[0][1]]
-            return [self._calibrated(*self._alone(words_of(piece)))]
+            return _rounded([self._calibrated(*self._alone(words_of(text[slice(*cuts[0])])))])
         rows: list[list[float]] = []
         for run in runs(cuts):
             begin, end = run[0][0], max(end for _, end in run)
             near = [(start - begin, stop - begin) for start, stop in run]
             halves = self._halves(*read_pieces(text[begin:end], near))
             rows += [self._calibrated(*each) for each in halves]
-        return rows
+        return _rounded(rows)
 
     def _alone(self, words: Sequence[str]) -> tuple[Floats, Floats]:
         with self._lock:
@@ -286,6 +285,12 @@ class Ensemble:
             )
         ]
         return level([1 / (1 + exp(-x)) if x > -_HIGHEST else _LEAST for x in logits])
+
+
+def _rounded(rows: list[list[float]]) -> list[list[float]]:
+    """As float32: two texts that say the same must score the same, whichever way they came."""
+    rounded: list[list[float]] = np.array(rows, dtype=np.float32).tolist()
+    return rounded
 
 
 def level(chances: list[float]) -> list[float]:

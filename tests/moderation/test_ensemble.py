@@ -18,6 +18,9 @@ from moderation.classifiers.features import (
     words_of,
 )
 from moderation.classifiers.load import SHIPPED
+from moderation.policy import default_policy
+from moderation.screener import Screener
+from moderation.verdict import ScreenedText
 
 Rows = NDArray[np.float64]
 ENSEMBLE = Ensemble.load(SHIPPED)
@@ -131,8 +134,13 @@ def test_pieces_of_a_text_score_as_texts_of_their_own(
     cuts = sorted({(min(a, b) % (len(text) + 1), max(a, b)) for a, b in places})
     cuts = [(start, max(start, min(end, len(text)))) for start, end in cuts]
     together = ENSEMBLE.score_cuts(text, cuts)
-    alone = ENSEMBLE.score([text[start:end] for start, end in cuts])
-    assert np.array_equal(np.array(together, dtype=np.float32), alone)
+    assert together == ENSEMBLE.score([text[start:end] for start, end in cuts]).tolist()
+
+
+def test_a_second_view_that_says_the_same_decides_nothing() -> None:
+    screener, policy = Screener(ENSEMBLE), default_policy()
+    text = "secret plan-d-e-nchildren of the old mill"
+    assert screener.check_input([ScreenedText("user", text)], policy).view == "plain"
 
 
 def letters(value: int) -> str:
