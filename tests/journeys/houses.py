@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,16 +115,25 @@ class Seen:
     failed: bool = False
 
 
-async def streams(house: Served, count: int, *, max_tokens: int = 400) -> list[Seen]:
-    """So many streams at once, each read to whatever end it comes to."""
+async def streams(
+    house: Served,
+    count: int,
+    *,
+    max_tokens: int = 400,
+    heard: Callable[[Seen], None] = lambda _: None,
+) -> list[Seen]:
+    """So many streams at once, each read to whatever end it comes to; `heard` after each line."""
     limits = httpx.Limits(max_connections=count)
     async with httpx.AsyncClient(
         base_url=house.url, headers=house.headers, timeout=60, limits=limits
     ) as client:
-        return list(await asyncio.gather(*(_stream(client, i, max_tokens) for i in range(count))))
+        every = (_stream(client, i, max_tokens, heard) for i in range(count))
+        return list(await asyncio.gather(*every))
 
 
-async def _stream(client: httpx.AsyncClient, number: int, max_tokens: int) -> Seen:
+async def _stream(
+    client: httpx.AsyncClient, number: int, max_tokens: int, heard: Callable[[Seen], None]
+) -> Seen:
     seen = Seen()
     body = {
         "model": ("tollhouse-demo", "tollhouse-demo:pirate", "tollhouse-demo:formal")[number % 3],
@@ -141,6 +151,7 @@ async def _stream(client: httpx.AsyncClient, number: int, max_tokens: int) -> Se
             seen.request_id = answer.headers["x-request-id"]
             async for line in answer.aiter_lines():
                 _read(line, seen)
+                heard(seen)
     except httpx.HTTPError:
         seen.failed = True
     return seen

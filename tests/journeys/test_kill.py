@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,27 @@ from tests.journeys.houses import Command, Seen, Served, audit_when_settled, ser
 STREAMS = 32
 
 
-def in_the_middle(house: Served, act: Any, after_s: float = 2.0) -> list[Seen]:
-    """Starts the streams, does something to the house once they run, gives what clients saw."""
-    timer = threading.Timer(after_s, act)
-    timer.start()
-    seen = asyncio.run(streams(house, STREAMS))
-    timer.join()
+def in_the_middle(house: Served, act: Callable[[], None]) -> list[Seen]:
+    """Starts the streams, does something to the house once a quarter of them runs, gives what clients
+    saw. A timer would come too early on a busy machine and too late on a fast one.
+    """
+    running: set[str] = set()
+    enough = threading.Event()
+
+    def _heard(seen: Seen) -> None:
+        if seen.chunks > 2:
+            running.add(seen.request_id)
+        if len(running) >= STREAMS // 4:
+            enough.set()
+
+    def _act() -> None:
+        enough.wait(60)
+        act()
+
+    actor = threading.Thread(target=_act)
+    actor.start()
+    seen = asyncio.run(streams(house, STREAMS, heard=_heard))
+    actor.join()
     return seen
 
 
