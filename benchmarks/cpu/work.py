@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from engine.layers.linear import multiplies_bfloat16
+
 HEAD_DIM = 64
 RANK = 16
 
@@ -39,6 +41,7 @@ class Work:
     output: int
     threads: int
     repeats: int
+    bfloat16: bool  # whether the processor multiplies it; else each takes what serves it best
 
 
 def home() -> Path:
@@ -59,6 +62,7 @@ def make_work(quick: bool, threads: int) -> Work:
         output=output,
         threads=threads,
         repeats=1 if quick else 3,
+        bfloat16=multiplies_bfloat16(),
     )
 
 

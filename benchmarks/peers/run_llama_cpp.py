@@ -1,7 +1,8 @@
-"""llama.cpp on the work in bf16, all sequences in one batch by its C interface, greedy.
+"""llama.cpp on the work in bf16, or f16 where the processor lacks it, all in one batch, greedy.
 
-The checkpoint is written to GGUF first. Its adapters are set for a whole batch, so the mixed batch
-is not run. Stands alone: it runs in an environment without this project. Prints rates as JSON.
+By its C interface; the checkpoint is written to GGUF first. Its adapters are set for a whole batch,
+so the mixed batch is not run. Stands alone: it runs in an environment without this project. Prints
+rates as JSON.
 """
 
 import ctypes
@@ -22,7 +23,7 @@ _BATCH = 2048
 def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         work = json.load(file)
-    path = _write_gguf(Path(work["checkpoint"]))
+    path = _write_gguf(Path(work["checkpoint"]), "BF16" if work["bfloat16"] else "F16")
     lc.llama_backend_init()
     model = lc.llama_model_load_from_file(str(path).encode(), lc.llama_model_default_params())
     prompts, repeats = work["prompts"], range(work["repeats"])
@@ -90,8 +91,8 @@ def _best(context: Any, place: int, vocab: int) -> int:
     return int(np.ctypeslib.as_array(logits, (vocab,)).argmax())
 
 
-def _write_gguf(checkpoint: Path) -> Path:
-    target = checkpoint.parent / "model-bf16.gguf"
+def _write_gguf(checkpoint: Path, kind: str) -> Path:
+    target = checkpoint.parent / f"model-{kind.lower()}.gguf"
     if target.exists():
         return target
     with open(checkpoint / "config.json", encoding="utf-8") as file:
@@ -110,7 +111,7 @@ def _write_gguf(checkpoint: Path) -> Path:
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
     writer.add_tokenizer_model("no_vocab")
     names = {"model.embed_tokens.weight": "token_embd.weight"}
     names["model.norm.weight"] = "output_norm.weight"
@@ -123,8 +124,11 @@ def _write_gguf(checkpoint: Path) -> Path:
             data = _interleaved(data, heads)
         elif name.endswith("k_proj.weight"):
             data = _interleaved(data, kv_heads)
+        wide = (data.astype(np.uint32) << 16).view(np.float32)
         if data.ndim == 1:  # norms are kept in float32
-            writer.add_tensor(ours, (data.astype(np.uint32) << 16).view(np.float32))
+            writer.add_tensor(ours, wide)
+        elif kind == "F16":
+            writer.add_tensor(ours, wide.astype(np.float16))
         else:
             raw = np.ascontiguousarray(data).view(np.uint8)
             writer.add_tensor(ours, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)

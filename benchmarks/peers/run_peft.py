@@ -17,12 +17,13 @@ def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         work = json.load(file)
     torch.set_num_threads(work["threads"])
-    base = AutoModelForCausalLM.from_pretrained(work["checkpoint"], dtype=torch.bfloat16)
+    dtype = torch.bfloat16 if work["bfloat16"] else torch.float32
+    base = AutoModelForCausalLM.from_pretrained(work["checkpoint"], dtype=dtype)
     names = [f"a{n}" for n in range(4)]
     model = PeftModel.from_pretrained(base, work["adapters"][0], adapter_name=names[0])
     for name, path in list(zip(names, work["adapters"], strict=False))[1:]:
         model.load_adapter(path, adapter_name=name)
-    model = model.to(torch.bfloat16).eval()
+    model = model.to(dtype).eval()
     prompts, output = work["prompts"], work["output"]
     ids = torch.tensor(prompts)
     used = [names[n % 4] for n in range(len(prompts))]

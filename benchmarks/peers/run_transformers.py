@@ -16,7 +16,8 @@ def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         work = json.load(file)
     torch.set_num_threads(work["threads"])
-    model = AutoModelForCausalLM.from_pretrained(work["checkpoint"], dtype=torch.bfloat16).eval()
+    dtype = torch.bfloat16 if work["bfloat16"] else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(work["checkpoint"], dtype=dtype).eval()
     prompts, output = work["prompts"], work["output"]
 
     def rate(asked: list[list[int]]) -> float:

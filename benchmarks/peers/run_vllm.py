@@ -38,7 +38,7 @@ def _engine(work: dict[str, Any], **settings: Any) -> Any:
     return LLM(
         model=work["checkpoint"],
         skip_tokenizer_init=True,
-        dtype="bfloat16",
+        dtype="bfloat16" if work["bfloat16"] else "float32",
         max_model_len=2048,
         max_num_seqs=32,
         enable_prefix_caching=False,
