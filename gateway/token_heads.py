@@ -16,9 +16,8 @@ from collections import OrderedDict
 
 from tokenizers import Tokenizer
 
-_LEAST_PIECE = (
-    512  # characters; shorter ones are joined, for a look-up costs as much as encoding them
-)
+# Characters; shorter ones are joined, for a look-up costs as much as encoding them.
+_LEAST_PIECE = 512
 LEAST_TEXT = 2 * _LEAST_PIECE
 _MOST_BYTES = 32 * 2**20
 _ENTRY_BYTES = 300  # of the table, beside text and ids

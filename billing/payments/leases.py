@@ -14,9 +14,8 @@ from core.clock import Clock
 from core.database import Database
 
 LEASE_S = 180.0
-MOST_SILENT = (
-    3  # calls in a row without an answer: then the provider is left alone until the next run
-)
+# Calls in a row without an answer: then the provider is left alone until the next run.
+MOST_SILENT = 3
 LONGEST_PAUSE_S = 3600.0
 Leased = TypeVar("Leased", PaymentCommand, PaymentWebhook)
 
