@@ -34,9 +34,9 @@ from core.database import Database
 from core.events import UsageEvent
 from core.ids import drawn_from
 from core.tenants.scope import scope_of_operator
-from gateway.books import SqlBooks
-from gateway.shipper import ship_file
-from gateway.spool import EngineCount, SpoolFile, closing, shipped
+from gateway.metering.books import SqlBooks
+from gateway.metering.shipper import ship_file
+from gateway.metering.spool import EngineCount, SpoolFile, closing, shipped
 from migrations.run import upgrade
 
 POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.1:5432/postgres")

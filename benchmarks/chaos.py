@@ -30,7 +30,7 @@ from billing.invoice_run import rate_all
 from core.clock import SystemClock
 from core.database import Database
 from core.settings import Settings
-from gateway.spool_watch import spool_counts
+from gateway.metering.spool_watch import spool_counts
 from tests.journeys.houses import Seen, streams
 
 STREAMS = 16

@@ -7,6 +7,9 @@ standard local ports: TOLLHOUSE_BENCH_HOME names where the peers' environments a
 
 Every server is asked once, and its answer compared with the upstream's, before it is loaded. What
 does not start, answers wrongly or fails under the load has no figure; stderr says why.
+
+Our gateway processes keep to a core each (TOLLHOUSE_PIN_WORKERS), as in production on a machine of
+their own; the figures' settings say so. Peers run as they come.
 """
 
 import argparse
@@ -24,6 +27,7 @@ from benchmarks.door.own import House, own_house
 from benchmarks.door.peers import PEERS
 from benchmarks.report import figure, progress
 
+PINNED = {"pinned": True}
 REDIS = "redis://127.0.0.1:6379/9"
 # The memory is looked at after so many requests and again after ten times as many; where the time
 # does not allow that, after as many as fit, and the figure's settings say how many they were.
@@ -118,12 +122,13 @@ def _measure(bench: Bench, peers: list[str]) -> None:
     if alone is not None:
         other = found["portkey"][1]
         p50 = other.p50_ms if other else None
-        figure("gateway.p50_alone", alone.p50_ms, "ms", False, "portkey", p50, 0.77, 1.25)
+        figure("gateway.p50_alone", alone.p50_ms, "ms", False, "portkey", p50, 0.77, 1.25, PINNED)
     if streams is not None:
         other = found["litellm"][1]
         theirs = other.per_s * CHUNKS if other else None
         chunks = streams.per_s * CHUNKS
-        figure("gateway.chunks_per_s", chunks, "chunks/s", True, "litellm", theirs, 30, 60)
+        name = "gateway.chunks_per_s"
+        figure(name, chunks, "chunks/s", True, "litellm", theirs, 30, 60, PINNED)
     if _answers(6379):
         _workers(bench, many, peers)
     else:
@@ -162,7 +167,7 @@ def _workers(bench: Bench, one: Rate | None, peers: list[str]) -> None:
         one.per_s,
         0.6,
         0.8,
-        {"cores": cores},
+        {"cores": cores, **PINNED},
     )
 
 
@@ -181,7 +186,7 @@ def _memory(bench: Bench, house: House) -> None:
         if not before and (bench.answers >= MEMORY_FROM or spent > longest / 4):
             before, begun = house.resident_kib(), bench.answers
     growth = (house.resident_kib() - before) / before * 100
-    told = {"from_requests": begun, "to_requests": bench.answers, "resident_kib": before}
+    told = {"from_requests": begun, "to_requests": bench.answers, "resident_kib": before, **PINNED}
     figure("gateway.memory_growth", growth, "%", False, None, None, 5, 0, told)
 
 
@@ -207,7 +212,7 @@ def _figure(
 ) -> None:
     if own is not None:
         theirs = rate.per_s if rate is not None else None
-        figure(f"gateway.{name}", own.per_s, "requests/s", True, peer, theirs, least, aim)
+        figure(f"gateway.{name}", own.per_s, "requests/s", True, peer, theirs, least, aim, PINNED)
 
 
 @contextlib.contextmanager

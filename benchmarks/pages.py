@@ -30,11 +30,11 @@ from core.database import Database
 from core.settings import Settings
 from dashboards.navigation import SECTIONS
 from engine.demo.paths import MODEL_DIR
-from gateway.catalog import ServedModel
+from gateway.catalog.catalog import ServedModel
 from gateway.dashboard import dashboard_of
-from gateway.engine_clients import Engines
+from gateway.engines.clients import Engines
 from gateway.engines.fake import FakeEngine
-from gateway.tokenizing import load_codec
+from gateway.prompts.tokenizing import load_codec
 from gateway.wiring import build
 from migrations.run import upgrade
 

@@ -25,10 +25,10 @@ from engine.demo.paths import MODEL_DIR
 from engine.loop import Engine
 from engine.protocol import GenerateRequest, SamplingParams
 from engine.server import make_runner
-from gateway.prompt_order import PromptOrder
-from gateway.prompts import prepare
+from gateway.prompts.prompt import prepare
+from gateway.prompts.prompt_order import PromptOrder
+from gateway.prompts.tokenizing import load_codec
 from gateway.schemas.chat import parse_chat
-from gateway.tokenizing import load_codec
 
 CONTEXT = 4096
 _START = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)

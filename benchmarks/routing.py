@@ -35,9 +35,9 @@ from engine.protocol import (
     SamplingParams,
 )
 from gateway.ask import Ask
-from gateway.catalog import NamedAdapter, ServedModel, Target
+from gateway.catalog.catalog import NamedAdapter, ServedModel, Target
 from gateway.engines.base import Coming
-from gateway.routing import Query, Route, Router
+from gateway.routing.router import Query, Route, Router
 
 MODEL = "m"
 ANSWER = 7  # the token that every answer consists of

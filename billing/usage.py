@@ -14,16 +14,13 @@ from typing import Any
 
 import msgspec
 from msgspec import structs
-from sqlalchemy import String, Table, delete, select, update
+from sqlalchemy import String, Table, bindparam, delete, select, text, update
 from sqlalchemy.orm import Session
 
-from billing import partitions
 from billing.accounts import ensure_accounts
 from billing.models import (
-    BillingAccount,
     EngineReceipt,
     ParkedEvent,
-    PriceVersionRow,
     UsageBatch,
     UsageEventRow,
 )
@@ -47,6 +44,11 @@ _LENGTHS = {
     if isinstance(column.type, String) and column.type.length and column.name in _FIELDS
 }
 _row = attrgetter(*_FIELDS)
+_KNOWN = text(
+    "select 'account', tenant_id, currency from billing_accounts where tenant_id in :tenants"
+    " union all select 'price', id, currency from price_versions where id in :versions"
+    " union all select 'floor', '', max(floor_id) from usage_retention"
+).bindparams(bindparam("tenants", expanding=True), bindparam("versions", expanding=True))
 _PARKED_COLUMNS = ("request_id", "tenant_id", "code", "reason", "payload", "parked_at")
 
 
@@ -160,25 +162,12 @@ class _Judge:
     @staticmethod
     def of(session: Session, events: Sequence[UsageEvent], now: datetime) -> "_Judge":
         tenants = {event.tenant_id for event in events}
-        ensure_accounts(session, tenants, now)
         versions = {event.price_version for event in events}
-        prices = session.execute(
-            select(PriceVersionRow.id, PriceVersionRow.currency).where(
-                PriceVersionRow.id.in_(versions)
-            )
-        )
-        accounts = session.execute(
-            select(BillingAccount.tenant_id, BillingAccount.currency).where(
-                BillingAccount.tenant_id.in_(tenants)
-            )
-        )
-        dropped = partitions.kept_from(session)
-        return _Judge(
-            now + SKEW,
-            dropped.floor_id if dropped else "",
-            {row[0]: row[1] for row in prices},
-            {row[0]: row[1] for row in accounts},
-        )
+        known = _known(session, tenants, versions)
+        if tenants - known["account"].keys():
+            ensure_accounts(session, tenants, now)
+            known = _known(session, tenants, versions)
+        return _Judge(now + SKEW, known["floor"][""] or "", known["price"], known["account"])
 
     def refusal(self, event: UsageEvent) -> Refusal | None:
         if event.occurred_at > self.latest:
@@ -194,6 +183,15 @@ class _Judge:
         if event.request_id < self.dropped_below and event.request_id.startswith(REQUEST):
             return Refusal("too_old", "usage of its month was dropped, so it may be a repetition")
         return None
+
+
+def _known(session: Session, tenants: set[str], versions: set[str]) -> dict[str, dict[str, str]]:
+    """In one round trip: currencies of prices and of accounts, and below which id all is dropped."""
+    found: dict[str, dict[str, str]] = {"account": {}, "price": {}, "floor": {}}
+    wanted = {"tenants": list(tenants), "versions": list(versions)}
+    for what, name, value in session.execute(_KNOWN, wanted):
+        found[what][name] = value
+    return found
 
 
 def _store(session: Session, rows: list[tuple[Any, ...]], now: datetime) -> int:

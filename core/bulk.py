@@ -1,24 +1,30 @@
-"""Many rows in one go: COPY on PostgreSQL, one prepared statement on SQLite.
+"""Many rows in one go: one statement with one parameter on PostgreSQL, one prepared one on SQLite.
 
 By hand because SQLAlchemy builds a dictionary and a parameter list a row, which costs more than all
-of rating does.
+of rating does. PostgreSQL takes rows that may be there already as one JSON document: that is one
+round trip, where COPY needs a table to stage them in, and writes every row twice. Rows that cannot be
+there go by COPY itself.
 """
 
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, cast
 
+import msgspec
 import psycopg
 from psycopg import Connection, sql
-from sqlalchemy import Table, text
+from sqlalchemy import JSON, Table
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from core.database import UtcDateTime
 
 Row = Sequence[Any]
+_encode = msgspec.json.Encoder().encode
 
 
 def insert_new(
@@ -30,9 +36,9 @@ def insert_new(
         return 0
     at = list(columns).index(key[0])
     ordered = sorted(rows, key=lambda row: row[at])  # the same order everywhere: no deadlocks
-    if session.get_bind().dialect.name == "postgresql":
-        return _merge(session, table, columns, ordered, ", ".join(key))
     ending = f" on conflict ({', '.join(key)}) do nothing"
+    if session.get_bind().dialect.name == "postgresql":
+        return _merge(session, table, columns, ordered, ending)
     return _insert_sqlite(session, table, columns, ordered, ending)
 
 
@@ -60,16 +66,9 @@ def add_up(
     ending = f" on conflict ({', '.join(key)}) do update set "
     ending += ", ".join(f"{name} = {table.name}.{name} + excluded.{name}" for name in sums)
     if session.get_bind().dialect.name == "postgresql":
-        staging = _stage(session, table, columns, rows)
-        names = ", ".join(columns)
-        order = ", ".join(key)
-        session.execute(
-            text(
-                f"insert into {table.name} ({names}) select {names} from {staging}"
-                f" order by {order}{ending}"
-            )
-        )
-        session.execute(text(f"truncate {staging}"))
+        places = [list(columns).index(name) for name in key]
+        ordered = sorted(rows, key=lambda row: [row[at] for at in places])
+        _merge(session, table, columns, ordered, ending)
     else:
         _insert_sqlite(session, table, columns, rows, ending)
 
@@ -86,32 +85,39 @@ def _copy(driver: Connection[Any], name: str, columns: Sequence[str], rows: Sequ
             copy.write_row(row)
 
 
-def _stage(session: Session, table: Table, columns: Sequence[str], rows: Sequence[Row]) -> str:
-    """Rows in a temporary table of this connection; returns its name."""
-    staging = f"incoming_{table.name}"
-    session.execute(
-        text(
-            f"create temporary table if not exists {staging} (like {table.name} including defaults)"
-            " on commit delete rows"
-        )
-    )
-    _copy(_driver(session), staging, columns, rows)
-    return staging
-
-
 def _merge(
-    session: Session, table: Table, columns: Sequence[str], rows: Sequence[Row], key: str
+    session: Session, table: Table, columns: Sequence[str], rows: Sequence[Row], ending: str
 ) -> int:
-    staging = _stage(session, table, columns, rows)
-    names = ", ".join(columns)
-    result = session.connection().execute(
-        text(
-            f"insert into {table.name} ({names}) select {names} from {staging} order by {key}"
-            f" on conflict ({key}) do nothing"
-        )
-    )
-    session.execute(text(f"truncate {staging}"))
+    made, statement, documents = _recipe(table, tuple(columns))
+    if documents:
+        rows = [_with_json(row, documents) for row in rows]
+    sent = _encode([made(*row) for row in rows]).decode()
+    result = session.connection().exec_driver_sql(statement + ending, (sent,))
     return int(result.rowcount)
+
+
+@lru_cache(maxsize=64)
+def _recipe(table: Table, columns: tuple[str, ...]) -> tuple[Any, str, tuple[int, ...]]:
+    """What makes a row an object, the statement that takes them, and the places that hold JSON."""
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    types = [table.c[name].type.dialect_impl(dialect) for name in columns]
+    names = ", ".join(columns)
+    described = ", ".join(
+        f"{name} {kind.compile(dialect=dialect)}" for name, kind in zip(columns, types, strict=True)
+    )
+    statement = (
+        f"insert into {table.name} ({names})"
+        f" select {names} from json_to_recordset(%s::json) as rows ({described})"
+    )
+    documents = tuple(at for at, kind in enumerate(types) if isinstance(kind, JSON))
+    return msgspec.defstruct("Row", columns), statement, documents
+
+
+def _with_json(row: Row, places: Sequence[int]) -> list[Any]:
+    copied = list(row)
+    for at in places:
+        copied[at] = msgspec.Raw(copied[at].encode())
+    return copied
 
 
 def _insert_sqlite(

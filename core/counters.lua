@@ -2,16 +2,23 @@
 -- it, so one group lies in one slot of a Redis Cluster. ARGV: operation, now in ms (-1: this server's
 -- clock), msgpack of the arguments. Answers in msgpack.
 --
---   :b:<key>  hash u used, c carry, a at      a token bucket
+--   :t:<key>  three doubles: used, carry, at  a token bucket
+--   :c:<key>  two doubles: spent, held        money under a cap, nano-units
 --   :s:<key>  sorted set id -> lease's end    slots
---   :m:<key>  hash spent, held                money, nano-units
---   :r:<id>   msgpack                         a reservation
+--   :h:<id>   msgpack                         a reservation
 --   :l        sorted set id -> lease's end    leases
+--
+-- A command costs more than the work it does: so what a call needs is read by one MGET, and a value
+-- is set together with its expiry. Numbers are given to Redis as text: it writes them as fractions.
 
 local base, call, fmod = KEYS[1], redis.call, math.fmod
-local RECORD_MS = 7 * 86400000
-local MONEY_MS = 40 * 86400000
-local SWEEP = 100
+local pack, unpacked, format = struct.pack, struct.unpack, string.format
+local DAY_MS = 86400000
+local RECORD_MS, RECORD = 7 * DAY_MS, '604800000'
+local MARKED = '691200000' -- a day more: the sets are marked once a day
+local MONEY = '3456000000' -- 40 days
+local LONGEST_MS = 1e14 -- Redis takes no expiry beyond its clock
+local SWEEP = '100'
 
 local now = tonumber(ARGV[2])
 -- What a bucket's key outlives its refill by: a clock from outside may stand while this server's runs.
@@ -20,13 +27,12 @@ if now < 0 then
   local time = call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
-local args = cmsgpack.unpack(ARGV[3])
+local now_text = format('%d', now)
 
--- take: key, capacity, period_ms, amount, keep, shadow
-local function bucket(take)
-  local raw = call('HMGET', base .. ':b:' .. take[1], 'u', 'c', 'a')
-  if not raw[1] then return {0, 0, now} end
-  local used, carry, at = tonumber(raw[1]), tonumber(raw[2]), tonumber(raw[3])
+-- take: key, capacity, period_ms, amount, keep, shadow. Returns used, carry, at.
+local function refilled(take, raw)
+  if not raw then return 0, 0, now end
+  local used, carry, at = unpacked('<ddd', raw)
   local elapsed = now - at
   if elapsed > 0 then
     local capacity, period = take[2], take[3]
@@ -38,181 +44,212 @@ local function bucket(take)
     used = used - rest * ((capacity - slow) / period) - (part - carry) / period
     at = now
   end
-  if used <= 0 then used, carry = 0, 0 end
-  return {used, carry, at}
+  if used <= 0 then return 0, 0, at end
+  return used, carry, at
 end
 
-local function store(take, state)
-  local key = base .. ':b:' .. take[1]
-  if state[1] <= 0 then
+local function store(take, used, carry, at)
+  local key = base .. ':t:' .. take[1]
+  if used <= 0 then
     call('DEL', key)
     return
   end
-  call('HSET', key, 'u', state[1], 'c', state[2], 'a', state[3])
-  call('PEXPIRE', key, math.ceil(state[1] / take[2] * take[3]) + slack_ms)
+  local lasts = math.min(math.ceil(used / take[2] * take[3]) + slack_ms, LONGEST_MS)
+  call('SET', key, pack('<ddd', used, carry, at), 'PX', format('%d', lasts))
 end
 
-local function add(take, difference)
-  if difference == 0 then return end
-  local state = bucket(take)
-  state[1] = math.max(0, state[1] + difference)
-  store(take, state)
+-- Values of these takes and caps, in this order, after the `first` key's if there is one.
+local function values(first, takes, caps)
+  local keys = {first}
+  for _, take in ipairs(takes) do keys[#keys + 1] = base .. ':t:' .. take[1] end
+  for _, cap in ipairs(caps) do keys[#keys + 1] = base .. ':c:' .. cap[1] end
+  return #keys > 0 and call('MGET', unpack(keys)) or keys
 end
 
+-- Brings the takes to these amounts; returns what is read of the caps in the same go.
+local function change(takes, amounts, caps)
+  local changed, differences = {}, {}
+  for index, amount in ipairs(amounts) do
+    local take = takes[index]
+    if amount ~= take[4] then
+      changed[#changed + 1] = take
+      differences[#changed] = amount - take[4]
+      take[4] = amount
+    end
+  end
+  local raws = values(nil, changed, caps)
+  for index, take in ipairs(changed) do
+    local used, carry, at = refilled(take, raws[index])
+    used = math.max(0, used + differences[index])
+    if used > 0 or raws[index] then store(take, used, carry, at) end
+  end
+  local moneys = {}
+  for index = 1, #caps do moneys[index] = raws[#changed + index] end
+  return moneys
+end
+
+local function money(raw)
+  if not raw then return 0, 0 end
+  return unpacked('<dd', raw)
+end
+
+local function pay(cap, spent, held)
+  call('SET', base .. ':c:' .. cap[1], pack('<dd', spent, held), 'PX', MONEY)
+end
+
+-- args of `reserve`, money held, answer. What was reserved is `args` to the byte, until it changes.
 local function load(id)
-  local raw = call('GET', base .. ':r:' .. id)
-  return raw and cmsgpack.unpack(raw)
+  local raw = call('GET', base .. ':h:' .. id)
+  if raw then return cmsgpack.unpack(raw) end
 end
 
-local function save(id, record)
-  call('SET', base .. ':r:' .. id, cmsgpack.pack(record), 'PX', RECORD_MS)
+local function save(id, packed)
+  call('SET', base .. ':h:' .. id, packed, 'PX', RECORD)
 end
 
-local function leave(id, record)
+-- The first of a day prolongs the set's own expiry: the day's mark, at infinity, is then new in it.
+local function enter(key, id, lease)
+  local ends = format('%d', now + lease)
+  local mark = 'day ' .. math.floor(now / DAY_MS)
+  if call('ZADD', key, ends, id, 'inf', mark) < 2 then return end
+  call('ZREMRANGEBYSCORE', key, 'inf', 'inf')
+  call('ZADD', key, 'inf', mark)
+  call('PEXPIRE', key, MARKED)
+end
+
+local function leave(id, slots)
   call('ZREM', base .. ':l', id)
-  for _, key in ipairs(record.slots) do call('ZREM', base .. ':s:' .. key, id) end
+  for _, slot in ipairs(slots) do call('ZREM', base .. ':s:' .. slot[1], id) end
 end
 
 -- A lease that ran out gives back its slots and what lies above `keep`; its money stays held.
 local function sweep()
-  local due = call('ZRANGEBYSCORE', base .. ':l', '-inf', now, 'LIMIT', 0, SWEEP)
+  local due = call('ZRANGEBYSCORE', base .. ':l', '-inf', now_text, 'LIMIT', '0', SWEEP)
   for _, id in ipairs(due) do
-    local record = load(id)
-    if not record then
+    local args, held, answer = load(id)
+    if not args then
       call('ZREM', base .. ':l', id)
     else
-      leave(id, record)
-      for _, take in ipairs(record.takes) do
-        local kept = math.min(take[5], take[4])
-        add(take, kept - take[4])
-        take[4] = kept
+      leave(id, args[4])
+      local kept = {}
+      for index, take in ipairs(args[3]) do kept[index] = math.min(take[5], take[4]) end
+      change(args[3], kept, {})
+      if held == 0 then
+        call('DEL', base .. ':h:' .. id)
+      else
+        save(id, cmsgpack.pack(args, held, answer))
       end
-      if record.held == 0 then call('DEL', base .. ':r:' .. id) else save(id, record) end
     end
   end
 end
 
--- caps: key, cap, spent. Returns what each still allows.
-local function affordable(caps)
-  local left = {}
-  for index, cap in ipairs(caps) do
-    local key = base .. ':m:' .. cap[1]
-    local raw = call('HMGET', key, 'spent', 'held')
-    local spent, held = tonumber(raw[1] or '-1'), tonumber(raw[2] or '0')
-    if cap[3] > spent then
-      spent = cap[3]
-      call('HSET', key, 'spent', spent)
-      call('PEXPIRE', key, MONEY_MS)
-    end
-    left[index] = cap[2] - spent - held
-  end
-  return left
-end
-
-local function hold(caps, amount)
-  if amount == 0 then return end -- a negative zero is written "-0", which Redis takes for no integer
-  for _, cap in ipairs(caps) do
-    call('HINCRBY', base .. ':m:' .. cap[1], 'held', amount)
-    call('PEXPIRE', base .. ':m:' .. cap[1], MONEY_MS)
-  end
-end
-
-local function least(values, start)
-  for _, value in ipairs(values) do start = math.min(start, value) end
-  return start
-end
-
--- args: id, lease_ms, takes, slots {key, limit, shadow}, need, want, caps
+-- args: id, lease_ms, takes, slots {key, limit, shadow}, need, want, caps {key, cap, spent}
 local function reserve(id, lease, takes, slots, need, want, caps)
-  local known = load(id)
-  if known then return known.answer end
-  local states, counts, full, refused = {}, {}, {}, false
+  local raws = values(base .. ':h:' .. id, takes, caps)
+  if raws[1] then
+    local _, _, answer = cmsgpack.unpack(raws[1])
+    return answer
+  end
+  local states, moments, counts, full, refused = {}, {}, {}, {}, false
   for index, take in ipairs(takes) do
-    states[index] = bucket(take)
-    if states[index][1] + take[4] > take[2] then
+    local used, carry, at = refilled(take, raws[index + 1])
+    states[2 * index - 1], states[2 * index], moments[index] = used, carry, at
+    if used + take[4] > take[2] then
       full[#full + 1] = take[1]
       refused = refused or not take[6]
     end
   end
   for index, slot in ipairs(slots) do
-    local key = base .. ':s:' .. slot[1]
-    call('ZREMRANGEBYSCORE', key, '-inf', now)
-    counts[index] = call('ZCARD', key)
+    counts[index] = call('ZCOUNT', base .. ':s:' .. slot[1], '(' .. now_text, '(inf')
     if counts[index] >= slot[2] then
       full[#full + 1] = slot[1]
       refused = refused or not slot[3]
     end
   end
-  local left = affordable(caps)
-  local broke = #caps > 0 and least(left, want) < need
-  if refused or broke then
+  local left, moneys, least = {}, {}, want
+  for index, cap in ipairs(caps) do
+    local raw = raws[#takes + 1 + index]
+    local spent, held = money(raw)
+    if cap[3] > spent or not raw then
+      spent = math.max(spent, cap[3])
+      pay(cap, spent, held)
+    end
+    moneys[index] = {spent, held}
+    left[index] = cap[2] - spent - held
+    least = math.min(least, left[index])
+  end
+  if refused or (#caps > 0 and least < need) then
     return cmsgpack.pack({0, states, counts, full, left, 0})
   end
   for index, take in ipairs(takes) do
-    states[index][1] = states[index][1] + take[4]
-    if take[4] > 0 then store(take, states[index]) end
+    if take[4] > 0 then
+      local used = states[2 * index - 1] + take[4]
+      states[2 * index - 1] = used
+      store(take, used, states[2 * index], moments[index])
+    end
   end
-  local granted = #caps > 0 and least(left, want) or 0
-  local names = {}
   for index, slot in ipairs(slots) do
-    names[index] = slot[1]
     counts[index] = counts[index] + 1
-    call('ZADD', base .. ':s:' .. slot[1], now + lease, id)
-    call('PEXPIRE', base .. ':s:' .. slot[1], RECORD_MS)
+    enter(base .. ':s:' .. slot[1], id, lease)
   end
-  hold(caps, granted)
+  local granted = #caps > 0 and least or 0
+  if granted ~= 0 then
+    for index, cap in ipairs(caps) do pay(cap, moneys[index][1], moneys[index][2] + granted) end
+  end
   local answer = cmsgpack.pack({1, states, counts, full, left, granted})
   if lease > 0 then
-    save(id, {takes = takes, slots = names, caps = caps, held = granted, answer = answer})
-    call('ZADD', base .. ':l', now + lease, id)
-    call('PEXPIRE', base .. ':l', RECORD_MS)
+    save(id, ARGV[3] .. cmsgpack.pack(granted, answer))
+    enter(base .. ':l', id, lease)
   end
   return answer
 end
 
 local function extend(id, amounts, need, want)
-  local record = load(id)
-  if not record then return 0 end
-  for index, amount in ipairs(amounts) do
-    local take = record.takes[index]
-    add(take, math.max(0, amount - take[4]))
-    take[4] = math.max(amount, take[4])
-  end
+  local args, held, answer = load(id)
+  if not args then return 0 end
+  local takes, caps = args[3], args[7]
+  for index, amount in ipairs(amounts) do amounts[index] = math.max(amount, takes[index][4]) end
+  local moneys = change(takes, amounts, caps)
   local granted = 0
-  if #record.caps > 0 and want > 0 then
-    local left = {}
-    for index, cap in ipairs(record.caps) do
-      local raw = call('HMGET', base .. ':m:' .. cap[1], 'spent', 'held')
-      left[index] = cap[2] - tonumber(raw[1] or '0') - tonumber(raw[2] or '0')
+  if #caps > 0 and want > 0 then
+    granted = want
+    for index, cap in ipairs(caps) do
+      local spent, others = money(moneys[index])
+      granted = math.min(granted, cap[2] - spent - others)
     end
-    granted = least(left, want)
-    if granted < math.max(need, 1) then granted = 0 else hold(record.caps, granted) end
-    record.held = record.held + granted
+    if granted < math.max(need, 1) then granted = 0 end
   end
-  save(id, record)
+  if granted > 0 then
+    for index, cap in ipairs(caps) do
+      local spent, others = money(moneys[index])
+      pay(cap, spent, others + granted)
+    end
+  end
+  save(id, cmsgpack.pack(args, held + granted, answer))
   return granted
 end
 
 local function settle(id, amounts, spent)
-  local record = load(id)
-  if not record then return 0 end
-  for index, amount in ipairs(amounts) do
-    add(record.takes[index], amount - record.takes[index][4])
+  local args, held = load(id)
+  if not args then return 0 end
+  local caps = args[7]
+  local moneys = change(args[3], amounts, caps)
+  leave(id, args[4])
+  for index, cap in ipairs(caps) do
+    local before, others = money(moneys[index])
+    if held ~= 0 or spent ~= 0 then pay(cap, before + spent, others - held) end
   end
-  leave(id, record)
-  hold(record.caps, -record.held)
-  for _, cap in ipairs(record.caps) do call('HINCRBY', base .. ':m:' .. cap[1], 'spent', spent) end
-  call('DEL', base .. ':r:' .. id)
+  call('DEL', base .. ':h:' .. id)
   return 1
 end
 
 local function renew(ids, lease)
   for _, id in ipairs(ids) do
     local ends = call('ZSCORE', base .. ':l', id)
-    local record = ends and tonumber(ends) > now and load(id)
-    if record then
-      call('ZADD', base .. ':l', now + lease, id)
-      for _, key in ipairs(record.slots) do call('ZADD', base .. ':s:' .. key, now + lease, id) end
+    local args = ends and tonumber(ends) > now and load(id)
+    if args then
+      enter(base .. ':l', id, lease)
+      for _, slot in ipairs(args[4]) do enter(base .. ':s:' .. slot[1], id, lease) end
     end
   end
   return 1
@@ -220,4 +257,4 @@ end
 
 sweep()
 local operations = {reserve = reserve, extend = extend, settle = settle, renew = renew}
-return operations[ARGV[1]](unpack(args))
+return operations[ARGV[1]](unpack(cmsgpack.unpack(ARGV[3])))

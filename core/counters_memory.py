@@ -72,11 +72,8 @@ class MemoryCounters:
             record = self._records.get((group, id))
             if record is None:
                 return 0
-            for index, amount in enumerate(amounts):
-                more = max(0, amount - record.amounts[index])
-                if more:
-                    self._add(group, record.wish.takes[index], more, now)
-                record.amounts[index] += more
+            raised = [max(*pair) for pair in zip(record.amounts, amounts, strict=False)]
+            self._amend(group, record, raised, now)
             return self._hold_more(record, need, want)
 
     async def settle(self, group: str, id: str, amounts: Sequence[int], spent: int) -> bool:
@@ -86,9 +83,7 @@ class MemoryCounters:
             record = self._records.pop((group, id), None)
             if record is None:
                 return False
-            for take, amount, held in zip(record.wish.takes, amounts, record.amounts, strict=False):
-                if amount != held:
-                    self._add(group, take, amount - held, now)
+            self._amend(group, record, amounts, now)
             self._leave(record)
             for cap in record.wish.hold.caps if record.wish.hold else ():
                 money = self._money[(group, cap.key)]
@@ -193,9 +188,18 @@ class MemoryCounters:
             found.append(bucket)
         return found
 
-    def _add(self, group: str, take: Take, difference: int, now: int) -> None:
-        bucket = self._refilled(group, (take,), now)[0]
-        bucket.debt = max(0, bucket.debt + difference * take.period_ms)
+    def _amend(self, group: str, record: _Record, amounts: Sequence[int], now: int) -> None:
+        """Its takes become these amounts; those beyond what is given stay."""
+        changed = [
+            (take, amount - held)
+            for take, amount, held in zip(record.wish.takes, amounts, record.amounts, strict=False)
+            if amount != held
+        ]
+        record.amounts[: len(amounts)] = amounts
+        buckets = self._refilled(group, [take for take, _ in changed], now)
+        for (take, difference), bucket in zip(changed, buckets, strict=True):
+            debt = bucket.debt + difference * take.period_ms
+            bucket.debt = debt if debt > 0 else 0
 
     def _expire(self, now: int) -> None:
         """Leases that ran out give back their slots and what is above `keep`; money stays held."""
@@ -206,10 +210,9 @@ class MemoryCounters:
                 continue
             record.live = False
             self._leave(record)
-            for index, take in enumerate(record.wish.takes):
-                kept = min(take.keep, record.amounts[index])
-                self._add(group, take, kept - record.amounts[index], now)
-                record.amounts[index] = kept
+            takes = record.wish.takes
+            kept = [min(take.keep, held) for take, held in zip(takes, record.amounts, strict=True)]
+            self._amend(group, record, kept, now)
             if record.held == 0:
                 del self._records[(group, id)]
 

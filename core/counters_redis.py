@@ -238,7 +238,7 @@ def _answer(wish: Wish, raw: bytes) -> Grant | Denial:
     granted, states, counts, full, left, held = _decode(raw)
     buckets = tuple(
         state_of(take, used, carry, taken=bool(granted))
-        for take, (used, carry, _) in zip(wish.takes, states, strict=True)
+        for take, used, carry in zip(wish.takes, states[::2], states[1::2], strict=True)
     )
     shadows = {take.key for take in wish.takes if take.shadow}
     shadows |= {slot.key for slot in wish.slots if slot.shadow}

@@ -26,6 +26,12 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     workers: int = Field(1, ge=1, le=256, description="Gateway processes on this machine.")
+    pin_workers: bool = Field(
+        False,
+        description="Each gateway process keeps to one core of those it may use (worker i to core "
+        "i from the last), which keeps its threads from handing the interpreter across cores. Leave "
+        "it off where several houses share a machine: they would choose the same cores.",
+    )
     data_dir: Path = Field(Path("./data"), description="Where the spool and embedded data lie.")
     database_url: str = Field(
         "", description="SQLAlchemy address; empty is a SQLite file in the data directory."

@@ -2,7 +2,7 @@
 
 from dashboards.app import Asgi, create_dashboard
 from dashboards.viewer import House
-from gateway.doorman import Doorman
+from gateway.auth.doorman import Doorman
 from gateway.gatehouse import Gatehouse
 from gateway.wiring import Services
 

@@ -13,11 +13,11 @@ from core.tenants import adapters
 from core.tenants.plans import LimitRule, Scope, Unit
 from core.tenants.scope import TenantScope
 from dashboards.ports import EngineView, Part, Upload, Used
-from gateway.adapter_files import AdapterFiles
-from gateway.adapter_store import AdapterStore
+from gateway.catalog.adapter_files import AdapterFiles
+from gateway.catalog.adapter_store import AdapterStore
 from gateway.dead_tasks import replay
 from gateway.payment_setup import setup_link
-from gateway.replicas import Place
+from gateway.routing.replicas import Place
 from gateway.toolbox import Toolbox
 from gateway.wiring import Services
 

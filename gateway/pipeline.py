@@ -18,19 +18,18 @@ from core.events import OpenedRequest, UsageKind
 from core.ids import REQUEST, new_id
 from core.tenants.keys import Principal
 from engine.protocol import GenerateRequest
-from gateway.abilities import refuse_beyond, refuse_lacking
-from gateway.admission import Admission, Booking, LimitState, Spent, Wanted
 from gateway.ask import Ask
-from gateway.auth import Authenticator
-from gateway.catalog import Catalog, Target
-from gateway.delivery import Delivery
+from gateway.auth.authenticator import Authenticator
+from gateway.catalog.abilities import refuse_beyond, refuse_lacking
+from gateway.catalog.catalog import Catalog, Target
 from gateway.engines.base import Job
+from gateway.engines.sampling import sampling_params
 from gateway.exchange import ClientGone, Exchange
-from gateway.fallbacks import HEADER as FALLBACK_HEADER
-from gateway.fallbacks import Fallbacks, FallThrough
-from gateway.metering import Ending, Meter, blocked
-from gateway.prompts import Prompt, prepare
-from gateway.refusals import OutOfMoney, OverLimit
+from gateway.limits.admission import Admission, Booking, LimitState, Spent, Wanted
+from gateway.limits.refusals import OutOfMoney, OverLimit
+from gateway.metering.meter import Ending, Meter, blocked
+from gateway.metering.spool import Spool
+from gateway.prompts.prompt import Prompt, prepare
 from gateway.request_headers import (
     Told,
     answer_headers,
@@ -38,11 +37,12 @@ from gateway.request_headers import (
     read_told,
     refusal_headers,
 )
-from gateway.routing import Query, Router
-from gateway.safety import PromptBlocked, SafetyDesk, Screened
-from gateway.sampling import sampling_params
+from gateway.routing.fallbacks import HEADER as FALLBACK_HEADER
+from gateway.routing.fallbacks import Fallbacks, FallThrough
+from gateway.routing.router import Query, Router
+from gateway.safety.desk import PromptBlocked, SafetyDesk, Screened
 from gateway.schemas.decoding import nested_too_deeply
-from gateway.spool import Spool
+from gateway.streaming.delivery import Delivery
 from gateway.surface import Head, Surface
 
 log = logging.getLogger("tollhouse.pipeline")

@@ -6,16 +6,16 @@ from msgspec import Struct
 
 from core.errors import BadRequest, TollhouseError
 from core.tenants.plans import Plan
-from gateway.admission import LimitState
 from gateway.exchange import Exchange, Headers
-from gateway.limit_headers import (
+from gateway.limits.admission import LimitState
+from gateway.limits.headers import (
     anthropic_headers,
     ietf_headers,
     openai_headers,
     own_headers,
     retry_headers,
 )
-from gateway.limits import is_final
+from gateway.limits.limiter import is_final
 
 
 class Told(Struct, frozen=True):

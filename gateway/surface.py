@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from core.errors import TollhouseError
 from gateway.ask import Ask, Usage
-from gateway.streaming import ChoiceOutput, Delta
-from gateway.tokenizing import TextCodec
+from gateway.prompts.tokenizing import TextCodec
+from gateway.streaming.choices import ChoiceOutput, Delta
 
 
 class Head(Struct, frozen=True):

@@ -16,10 +16,10 @@ from core import logs
 from core.errors import SettingError, TollhouseError
 from core.events import UsageEvent
 from core.settings import Settings
-from gateway.carrier import Books
 from gateway.exchange import Exchange
+from gateway.metering.carrier import Books
+from gateway.metering.spool import Outgoing
 from gateway.pipeline import Pipeline
-from gateway.spool import Outgoing
 from gateway.surface import Surface
 
 if TYPE_CHECKING:

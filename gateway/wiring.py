@@ -25,41 +25,41 @@ from core.settings import Settings
 from core.tenants.keyring import Keyring
 from core.tenants.operator import operator_token
 from core.tenants.roles import Roles
-from gateway.adapter_keeper import AdapterKeeper
-from gateway.admission import Admission
-from gateway.attempts import FailedAttempts
-from gateway.auth import Authenticator
-from gateway.batch_runner import BatchRunner
-from gateway.booking import LimitedAdmission
-from gateway.books import SqlBooks
-from gateway.carrier import Helper
-from gateway.catalog import Catalog
-from gateway.catalog_view import CatalogView
-from gateway.decisions import DecisionLog, record_secret
-from gateway.engine_clients import Engines, make_engines
-from gateway.engine_view import EngineView
-from gateway.fallbacks import Fallbacks, read_fallbacks
-from gateway.hung_engines import HungEngines
-from gateway.key_watch import watch_keys
-from gateway.limits import Limiter
-from gateway.moderating import ModerationDesk
+from gateway.auth.attempts import FailedAttempts
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.key_watch import watch_keys
+from gateway.auth.single_sign_on import SingleSignOn
+from gateway.batches.runner import BatchRunner
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.view import CatalogView
+from gateway.engines.clients import Engines, make_engines
+from gateway.engines.upstreams import read_upstreams
+from gateway.limits.admission import Admission
+from gateway.limits.booking import LimitedAdmission
+from gateway.limits.limiter import Limiter
+from gateway.limits.price_list import PriceList
+from gateway.limits.refusal_tally import RefusalTally
+from gateway.metering.books import SqlBooks
+from gateway.metering.carrier import Helper
+from gateway.metering.recovery import Recovery
+from gateway.metering.shipper import Shipper
+from gateway.metering.spool import Spool, SpoolFile
 from gateway.on_change import on_change
-from gateway.opinions import SecondOpinions, make_opinions, read_guards
 from gateway.payments import make_payments
 from gateway.pipeline import Limits, Pipeline
-from gateway.policy_view import PolicyView
-from gateway.price_list import PriceList
-from gateway.recovery import Recovery
-from gateway.refusal_tally import RefusalTally
-from gateway.routing import Router
-from gateway.safety import NoSafetyDesk, SafetyDesk
-from gateway.shipper import Shipper
-from gateway.single_sign_on import SingleSignOn
-from gateway.spool import Spool, SpoolFile
+from gateway.routing.adapter_keeper import AdapterKeeper
+from gateway.routing.engine_view import EngineView
+from gateway.routing.fallbacks import Fallbacks, read_fallbacks
+from gateway.routing.hung_engines import HungEngines
+from gateway.routing.router import Router
+from gateway.safety.decisions import DecisionLog, record_secret
+from gateway.safety.desk import NoSafetyDesk, SafetyDesk
+from gateway.safety.moderating import ModerationDesk
+from gateway.safety.opinions import SecondOpinions, make_opinions, read_guards
+from gateway.safety.policy_view import PolicyView
 from gateway.surfaces.inventory import batch_surfaces
 from gateway.tasks import LeaderRunner, NoRunner, Runner
 from gateway.tracing import Follower, make_tracer
-from gateway.upstreams import read_upstreams
 from moderation.classifiers.load import load_classifier
 from moderation.screener import Screener
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from moderation.categories import HEADS, PROMPT_ATTACK
+from moderation.categories import HEADS, SCORED
 
 _WITHOUT_CUE: Final = 0.1
 
@@ -43,17 +43,18 @@ _VIOLENT_MEANS = re.compile(
     r"|arson|mass casualt\w*|massacre)\b"
 )
 
-_CUES: Final = (
-    ("harassment/threatening", "harassment", _THREAT),
-    ("hate/threatening", "hate", _THREAT),
-    ("illicit/violent", "illicit", _VIOLENT_MEANS),
-    ("self-harm/intent", "self-harm", _INTENT),
-    ("self-harm/instructions", "self-harm", _INSTRUCTIONS),
-    ("sexual/minors", "sexual", _MINORS),
-    ("violence/graphic", "violence", _GRAPHIC),
-)
+_CUES: Final = {
+    "harassment/threatening": _THREAT,
+    "hate/threatening": _THREAT,
+    "illicit/violent": _VIOLENT_MEANS,
+    "self-harm/intent": _INTENT,
+    "self-harm/instructions": _INSTRUCTIONS,
+    "sexual/minors": _MINORS,
+    "violence/graphic": _GRAPHIC,
+}
+_HEADS_OF: Final = tuple((name, HEADS.index(name.partition("/")[0])) for name in SCORED)
 _ANYWHERE: Final = {
-    cue: re.compile(cue.pattern.replace(r"\b", ""), cue.flags) for _, _, cue in _CUES
+    cue: re.compile(cue.pattern.replace(r"\b", ""), cue.flags) for cue in _CUES.values()
 }
 # Under this head score a sub-category is too small to matter and its cue is not looked for.
 _WORTH_A_LOOK: Final = 0.1
@@ -83,15 +84,13 @@ def openai_scores(
 
     `possible` are the cues of a longer text that it is a piece of.
     """
-    scores = dict(zip(HEADS, row, strict=True))
-    attack = scores.pop(PROMPT_ATTACK)
+    scores = {name: row[head] for name, head in _HEADS_OF}
     lowered = ""
-    for name, head, cue in _CUES:
-        score = scores[head]
-        if score < _WORTH_A_LOOK or (possible is not None and cue not in possible):
-            scores[name] = score * _WITHOUT_CUE
-            continue
-        lowered = lowered or text.lower()
-        scores[name] = score if cue.search(lowered) else score * _WITHOUT_CUE
-    scores[PROMPT_ATTACK] = attack
+    for name, cue in _CUES.items():
+        score = scores[name]
+        if score >= _WORTH_A_LOOK and (possible is None or cue in possible):
+            lowered = lowered or text.lower()
+            if cue.search(lowered):
+                continue
+        scores[name] = score * _WITHOUT_CUE
     return scores

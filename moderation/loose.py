@@ -36,10 +36,15 @@ _BESIDE_LETTER = re.compile(r"[A-Za-z][013457@8$!|+€£¢]|[013457@8$!|+€£¢
 # Letters one by one with the same sign between them, three at least: "k.i.l.l", "k i l l".
 _BETWEEN: Final = " .-_*~/"
 _LETTER = r"[A-Za-z013457@8$!|+€£¢]"
-_SPELLED = re.compile(rf"([ .\-_*~/]){_LETTER}\1{_LETTER}(?![A-Za-z0-9])")
+_SPELLED = re.compile(rf"([.\-_*~/]){_LETTER}\1{_LETTER}(?![A-Za-z0-9])")
+_SPELLED_APART = re.compile(rf" {_LETTER} {_LETTER}(?![A-Za-z0-9])")
 _LEAST_SPELLED: Final = 3
 # Plain searches for each are several times quicker than one pattern with a back-reference.
 _TRIPLES: Final = tuple(letter * _STRETCHED for letter in "abcdefghijklmnopqrstuvwxyz")
+# What stands between white space and does not change, so that most words are looked at once.
+_CALM: set[str] = set()
+_MOST_CALM: Final = 30_000
+_LONGEST_CALM: Final = 24
 
 
 def loosen_text(text: str) -> str:
@@ -203,6 +208,19 @@ def _is_letter(character: str) -> bool:
 
 def may_change(text: str) -> bool:
     """Say whether the loose reading can differ; a cheap look that errs on the side of yes."""
+    runs = text.split()
+    if not _CALM.issuperset(runs):
+        new = set(runs) - _CALM
+        if _runs_may_change("\n".join(new)):
+            return True
+        if len(_CALM) + len(new) > _MOST_CALM:
+            _CALM.clear()
+        _CALM.update([run for run in new if len(run) <= _LONGEST_CALM][:_MOST_CALM])
+    return _SPELLED_APART.search(text) is not None
+
+
+def _runs_may_change(text: str) -> bool:
+    """The same, but for words spelled with spaces."""
     lowered = text.lower()
     for triple in _TRIPLES:
         if triple in lowered:

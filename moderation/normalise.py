@@ -80,7 +80,7 @@ _TABLE = _FoldTable()
 
 def fold(text: str) -> View:
     """Fold a whole text. Plain ASCII costs one scan and no copy."""
-    if _UNTOUCHED.fullmatch(text):
+    if text.isascii() and (text.isprintable() or _UNTOUCHED.fullmatch(text)):
         return View(text, range(len(text)), range(1, len(text) + 1))
     pieces, starts = [], []
     for offset, character in enumerate(text):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from math import inf
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -130,6 +131,11 @@ class Screen:
             for name, each in self.categories.items()
         }
         return {name: min(ats) for name, ats in given.items() if ats}
+
+    @cached_property
+    def least_of_all(self) -> float:
+        """No lower score leads to an action."""
+        return min(self.least.values(), default=inf)
 
     @cached_property
     def strictest(self) -> Action:

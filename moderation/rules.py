@@ -11,7 +11,7 @@ from moderation.verdict import Action, Span
 
 def find_spans(screen: Screen, view: View, index: int = 0) -> tuple[list[Span], str]:
     """Return every span that a rule found, outermost first, and the view that decided."""
-    lowered = lower(view.text)
+    lowered = lower(view.text) if screen.has_terms else ""
     spans = spans_of(screen, view, lowered, 0, index)
     deciding = PLAIN
     if screen.deny:
@@ -44,7 +44,9 @@ def loose_spans(screen: Screen, loose: View, index: int, start: int = 0) -> list
 
 def without_allowed(screen: Screen, view: View, lowered: str, spans: Sequence[Span]) -> list[Span]:
     """Drop the deny-list hits that lie wholly inside an allowed phrase."""
-    if not screen.allow or not spans:
+    if not spans:
+        return []
+    if not screen.allow:
         return sorted(spans, key=_outermost_first)
     allowed = [view.original_span(hit.start, hit.end) for hit in screen.allowed.find(lowered)]
     kept = [

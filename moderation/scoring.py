@@ -44,17 +44,18 @@ def score_windows(classifier: Classifier, text: str) -> list[Scored]:
 
 def score_cuts(classifier: Classifier, text: str, cuts: Sequence[tuple[int, int]]) -> list[Scored]:
     """Score the given windows of a folded text in one call of the classifier."""
-    plain = [text[start:end] for start, end in cuts]
     rows = scores_of_cuts(classifier, text, cuts)
     possible = PossibleCues(text) if len(cuts) > 1 else None
-    loose = [loosen_text(piece) for piece in plain] if may_change(text) else plain
-    changed = [i for i, piece in enumerate(loose) if piece is not plain[i]]
-    if not changed:
+    if not may_change(text):
         return [
-            Scored(openai_scores(row, piece, possible), PLAIN, start, end)
-            for row, piece, (start, end) in zip(rows, plain, cuts, strict=True)
+            Scored(openai_scores(row, text[start:end], possible), PLAIN, start, end)
+            for row, (start, end) in zip(rows, cuts, strict=True)
         ]
-    rows += classifier.score([loose[i] for i in changed]).tolist()
+    plain = [text[start:end] for start, end in cuts]
+    loose = [loosen_text(piece) for piece in plain]
+    changed = [i for i, piece in enumerate(loose) if piece is not plain[i]]
+    if changed:
+        rows += classifier.score([loose[i] for i in changed]).tolist()
     found = []
     for i, (start, end) in enumerate(cuts):
         scores, view = openai_scores(rows[i], plain[i], possible), PLAIN

@@ -4,8 +4,9 @@ Synchronous, CPU only, one thread. It reads no clock and writes no log.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct, field
 
 from moderation.categories import SCORED
 from moderation.classifiers.base import Classifier
@@ -18,12 +19,14 @@ from moderation.verdict import Action, ScreenedText, Span, Verdict
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Findings:
-    """What has been found so far; `verdict` closes it."""
+_NO_SCORES: Mapping[str, float] = dict.fromkeys(SCORED, 0.0)
+
+
+class Findings(Struct):
+    """What has been found so far; `verdict` closes it. `scores` are never changed in place."""
 
     spans: list[Span] = field(default_factory=list)
-    scores: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SCORED, 0.0))
+    scores: Mapping[str, float] = field(default_factory=lambda: _NO_SCORES)
     flagged: set[str] = field(default_factory=set)
     would: Action = Action.ALLOW
     view: str = PLAIN
@@ -45,17 +48,20 @@ class Findings:
         """Take in the scores of one window; return the action that they lead to."""
         strictest = Action.ALLOW
         scores = scored.scores
-        for name, least in screen.least.items():
-            if scores[name] >= least:
-                self.flagged.add(name)
-                strictest = max(strictest, screen.categories[name].action(scores[name]))
         highest_score = max(scores.values())
+        if highest_score >= screen.least_of_all:
+            for name, least in screen.least.items():
+                if scores[name] >= least:
+                    self.flagged.add(name)
+                    strictest = max(strictest, screen.categories[name].action(scores[name]))
         if strictest > self.would or (strictest == self.would and highest_score > self.top):
             self.view = scored.view
+        if self.scores is _NO_SCORES:
+            self.scores = scores
+        else:
+            known = self.scores
+            self.scores = {name: max(known[name], score) for name, score in scores.items()}
         self.top = max(self.top, highest_score)
-        for name, score in scores.items():
-            if score > self.scores[name]:
-                self.scores[name] = score
         self.would = max(self.would, strictest)
         return strictest
 
@@ -73,7 +79,7 @@ class Findings:
             action=shown,
             would=self.would,
             policy_version=policy.version,
-            scores=dict(self.scores),
+            scores=self.scores,
             flagged=tuple(sorted(self.flagged)),
             view=self.view,
             spans=tuple(self.spans),
@@ -111,7 +117,7 @@ class Screener:
             _log.error("the rules of policy %s failed: %s", policy.version, type(error).__name__)
             findings.fail(policy, Stage.RULES)
         spans += self._classify(findings, view, policy, index)
-        return text if policy.shadow else redact(text, spans)
+        return redact(text, spans) if spans and not policy.shadow else text
 
     def _classify(self, findings: Findings, view: View, policy: Policy, index: int) -> list[Span]:
         if self.classifier is None or not policy.input.categories or not view.text.strip():

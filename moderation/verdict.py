@@ -16,11 +16,14 @@ class Action(IntEnum):
 
     @property
     def word(self) -> str:
-        return self.name.lower()
+        return _WORDS[self]
 
     @classmethod
     def parse(cls, word: str) -> "Action":
         return cls[word.upper()]
+
+
+_WORDS = tuple(action.name.lower() for action in Action)
 
 
 class ScreenedText(Struct, frozen=True):

@@ -89,6 +89,7 @@ def own_house(
         "TOLLHOUSE_DATA_DIR": str(home),
         "TOLLHOUSE_PORT": "0",
         "TOLLHOUSE_WORKERS": str(workers),
+        "TOLLHOUSE_PIN_WORKERS": "true",
         "TOLLHOUSE_UPSTREAMS": json.dumps([entry]),
         "TOLLHOUSE_DRAIN_TIMEOUT_S": "2",
         "TOLLHOUSE_LOG_LEVEL": "error",

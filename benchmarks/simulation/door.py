@@ -12,11 +12,11 @@ from core.errors import TollhouseError
 from core.events import OpenedRequest, SettledBy, UsageEvent, UsageKind
 from core.ids import REQUEST, new_id
 from engine.protocol import FinishReason, Receipt
-from gateway.books import SqlBooks
-from gateway.metering import Counts, engine_count, usage_event
-from gateway.recovery import event_of_receipt
-from gateway.shipper import ship_file
-from gateway.spool import Outgoing, SpoolFile, closing, opening, shipped
+from gateway.metering.books import SqlBooks
+from gateway.metering.meter import Counts, engine_count, usage_event
+from gateway.metering.recovery import event_of_receipt
+from gateway.metering.shipper import ship_file
+from gateway.metering.spool import Outgoing, SpoolFile, closing, opening, shipped
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from gateway.api.access import Caller, House
-from gateway.catalog import NamedAdapter, ServedModel
+from gateway.catalog.catalog import NamedAdapter, ServedModel
 
 router = APIRouter(prefix="/v1", tags=["models"])
 _ANTHROPIC = "anthropic-version"  # the header that its clients send

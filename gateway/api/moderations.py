@@ -11,11 +11,11 @@ from core.errors import Unavailable
 from core.events import OpenedRequest, UsageKind
 from core.ids import REQUEST, new_id
 from core.tenants.keys import Principal
-from gateway.admission import Spent, Wanted
 from gateway.api.access import Caller, House
 from gateway.api.bodies import read_body
-from gateway.catalog import Target
-from gateway.metering import Ending, Meter
+from gateway.catalog.catalog import Target
+from gateway.limits.admission import Spent, Wanted
+from gateway.metering.meter import Ending, Meter
 from gateway.request_headers import answer_headers, limit_headers
 from gateway.schemas.decoding import Request as Body
 from gateway.wiring import Services

@@ -9,8 +9,8 @@ from core.errors import NotFound, Unauthenticated
 from core.tenants import members
 from dashboards.viewer import SignedIn
 from gateway.api.access import House
-from gateway.doorman import Doorman
-from gateway.single_sign_on import TRIP_S, Identity, SingleSignOn
+from gateway.auth.doorman import Doorman
+from gateway.auth.single_sign_on import TRIP_S, Identity, SingleSignOn
 from gateway.wiring import Services
 
 router = APIRouter(prefix="/dashboard/sso", include_in_schema=False)

@@ -10,14 +10,14 @@ from core.errors import BadRequest
 from gateway.api.access import Caller, House
 from gateway.api.bodies import read_body, read_raw
 from gateway.ask import Ask
-from gateway.catalog import Target
-from gateway.prompts import prepare
+from gateway.catalog.catalog import Target
+from gateway.prompts.prompt import prepare
+from gateway.prompts.tokenizing import TextCodec
 from gateway.schemas.chat import Message, parse_message
 from gateway.schemas.decoding import Request as Body
 from gateway.schemas.messages import parse_count
 from gateway.schemas.responses import parse_responses
 from gateway.schemas.sampling import Count
-from gateway.tokenizing import TextCodec
 
 router = APIRouter(tags=["tokens"])
 

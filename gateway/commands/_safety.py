@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.commands._people import add_tenant, scope_named
 from gateway.console import add_json, show
-from gateway.spool_watch import wait_until_shipped
+from gateway.metering.spool_watch import wait_until_shipped
 from gateway.toolbox import toolbox
 from moderation import appeals, records, strikes
 

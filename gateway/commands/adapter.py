@@ -5,11 +5,11 @@ from pathlib import Path
 
 from core.errors import BadRequest
 from core.tenants import adapters
-from gateway.adapter_files import AdapterFiles
-from gateway.adapter_store import AdapterStore
+from gateway.catalog.adapter_files import AdapterFiles
+from gateway.catalog.adapter_store import AdapterStore
+from gateway.catalog.model_files import model_name
 from gateway.commands._people import add_tenant, scope_named
 from gateway.console import add_json, show
-from gateway.model_files import model_name
 from gateway.toolbox import Toolbox, toolbox
 
 HELP = "add, list and remove a tenant's LoRA adapters"

@@ -11,8 +11,8 @@ from billing.payments.theirs import Theirs
 from core.errors import DependencyDown
 from gateway.commands import _their_window as their_window
 from gateway.console import add_json, say, show
+from gateway.metering.spool_watch import wait_until_shipped
 from gateway.payments import make_payments
-from gateway.spool_watch import wait_until_shipped
 from gateway.toolbox import Toolbox, toolbox
 
 HELP = "prove that usage, charges, ledger, invoices and Stripe agree; exit 1 if they do not"

@@ -11,10 +11,10 @@ from sqlalchemy import func, select
 from billing import invoice_run
 from billing.models import Charge
 from core.money import decimal_of
+from gateway.catalog.model_files import model_name
 from gateway.console import add_json, show
 from gateway.demo import cast, house, traffic
-from gateway.model_files import model_name
-from gateway.spool_watch import wait_until_shipped
+from gateway.metering.spool_watch import wait_until_shipped
 from gateway.toolbox import Toolbox, toolbox
 
 HELP = "send mixed traffic of several tenants and show tokens, cached share, cost, limits hit"

@@ -22,8 +22,8 @@ from core.tenants.scope import scope_of_operator
 from gateway.commands._export_schedules import add_export_schedules
 from gateway.commands._tenants import tenant_id_of
 from gateway.console import add_json, say, show
+from gateway.metering.spool_watch import wait_until_shipped
 from gateway.moments import moment_of
-from gateway.spool_watch import wait_until_shipped
 from gateway.toolbox import toolbox
 
 HELP = "write usage, charges, invoices, the ledger or FOCUS 1.2, now or on a schedule"

@@ -15,7 +15,7 @@ from billing.models import Invoice
 from gateway.commands._amounts import minor_of
 from gateway.commands._tenants import tenant_id_of
 from gateway.console import add_json, show
-from gateway.spool_watch import wait_until_shipped
+from gateway.metering.spool_watch import wait_until_shipped
 from gateway.toolbox import Toolbox, toolbox
 
 HELP = "make, show and settle invoices"

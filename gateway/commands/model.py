@@ -6,10 +6,10 @@ from typing import Any
 from core import drains
 from core.errors import NotFound, TollhouseError
 from core.settings import Settings
+from gateway.catalog.model_files import model_directory, model_name, served_model
 from gateway.console import add_json, show
-from gateway.model_files import model_directory, model_name, served_model
+from gateway.engines.upstreams import read_upstreams
 from gateway.toolbox import toolbox
-from gateway.upstreams import read_upstreams
 
 HELP = "show the models that this house serves, and take engines out of use and back"
 

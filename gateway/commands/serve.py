@@ -9,7 +9,7 @@ from core import logs
 from core.clock import SystemClock
 from core.database import Database
 from core.settings import Settings, load_settings
-from gateway import one_thread
+from gateway.server import cores, one_thread
 
 HELP = "start the gateway, with an engine of its own unless TOLLHOUSE_UPSTREAMS names others"
 
@@ -28,13 +28,15 @@ def run(arguments: argparse.Namespace) -> int:
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     settings = load_settings(**given)
     logs.configure(settings.log_level, settings.log_format)
+    if settings.pin_workers and settings.workers == 1:
+        cores.keep_to_one(0)
     one_thread.load_numpy()
 
-    from gateway import first_start, ready
-    from gateway.model_files import served_names
-    from gateway.serving import listen, serve_on, url_of
+    from gateway.catalog.model_files import served_names
+    from gateway.server import first_start, ready
+    from gateway.server.serving import listen, serve_on, url_of
+    from gateway.server.workers import serve_with_workers
     from gateway.wiring import make_counters
-    from gateway.workers import serve_with_workers
 
     make_counters(settings, SystemClock())  # refuses what cannot be counted, before anything starts
     listener = listen(settings)
@@ -63,7 +65,7 @@ def _engines(settings: Settings) -> Iterator[tuple[Settings, float | None]]:
     if settings.upstreams:
         yield settings, None
         return
-    from gateway.local_engines import LocalEngines
+    from gateway.engines.local_engines import LocalEngines
 
     engines = LocalEngines(settings)
     try:

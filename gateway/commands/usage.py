@@ -16,8 +16,8 @@ from core.errors import BadRequest
 from core.money import decimal_of
 from gateway.commands._tenants import tenant_id_of
 from gateway.console import add_json, show
+from gateway.metering.spool_watch import wait_until_shipped
 from gateway.moments import moment_of
-from gateway.spool_watch import wait_until_shipped
 from gateway.toolbox import toolbox
 
 HELP = "show usage and cost by day, and events that wait for somebody"

@@ -11,7 +11,7 @@ from core.clock import Clock
 from core.redis_client import is_cluster, node_url
 from core.settings import Settings
 from gateway.doctor.check import Finding, bad, good, unused, warn
-from gateway.upstreams import read_upstreams
+from gateway.engines.upstreams import read_upstreams
 
 TIMEOUT_S = 2.0
 
@@ -58,7 +58,7 @@ def model(settings: Settings, _clock: Clock) -> Finding:
     """The files of a checkpoint, without loading it."""
     if settings.upstreams:
         return unused("engines run elsewhere")
-    from gateway.model_files import model_directory
+    from gateway.catalog.model_files import model_directory
 
     directory = model_directory(settings)
     wanted = ("config.json", "tokenizer.json")

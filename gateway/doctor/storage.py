@@ -14,7 +14,7 @@ from core.database import Database
 from core.queue_models import DeadLetter
 from core.settings import Settings
 from gateway.doctor.check import Finding, bad, good, unused, warn
-from gateway.spool_watch import spool_counts
+from gateway.metering.spool_watch import spool_counts
 from migrations.run import current, head
 
 LEAST_FREE = 2**30

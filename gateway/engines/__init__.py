@@ -1,1 +1,1 @@
-"""Engine clients: one port, four implementations."""
+"""Engine clients: one port, four implementations, and where they come from."""

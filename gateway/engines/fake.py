@@ -17,6 +17,7 @@ from engine.protocol import (
     GenerateRequest,
     Receipt,
     TokenChunk,
+    TokenLogprob,
 )
 from gateway.engines.base import Coming, Generation, Job, Mailbox, RequestStillRuns, engine_gone
 
@@ -162,8 +163,9 @@ class FakeEngine:
             last = FinishReason.LENGTH if index == limit - 1 else None
             if self.script is not None and index == len(self.script) - 1:
                 last = reason = FinishReason.STOP
+            told = self._logprobs(token, request.sampling.logprobs)
             for choice in range(request.sampling.n):
-                mailbox.put(TokenChunk(request.request_id, choice, [token], None, last))
+                mailbox.put(TokenChunk(request.request_id, choice, [token], told, last))
             if last is FinishReason.STOP:
                 break
         receipt = Receipt(
@@ -187,6 +189,13 @@ class FakeEngine:
         self._running.pop(request.request_id, None)
         self._aborted.discard(request.request_id)
         mailbox.finish(receipt)
+
+    def _logprobs(self, token: int, alternatives: int | None) -> list[TokenLogprob] | None:
+        """The token itself is the likeliest of them, and the ids after it come next."""
+        if alternatives is None:
+            return None
+        others = [(token + i) % self._info.vocab_size for i in range(alternatives)]
+        return [TokenLogprob(token, -0.5, tuple((t, -0.5 - i) for i, t in enumerate(others)))]
 
     def _cached(self, request: GenerateRequest) -> int:
         key = (request.namespace, request.adapter, tuple(request.prompt))

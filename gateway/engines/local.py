@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.server import cores
+
 log = logging.getLogger("tollhouse.engine")
 STOP_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
@@ -93,14 +95,15 @@ class EngineProcess:
     def _run_once(self) -> None:
         self.starts += 1
         environment = {k: v for k, v in os.environ.items() if k != "PROMETHEUS_MULTIPROC_DIR"}
-        process = subprocess.Popen(
-            self.options.command(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=Path(__file__).parents[2],
-        )
+        with cores.as_for_children():
+            process = subprocess.Popen(
+                self.options.command(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+                cwd=Path(__file__).parents[2],
+            )
         self._process = process
         errors = threading.Thread(target=self._echo_errors, args=(process,), daemon=True)
         errors.start()

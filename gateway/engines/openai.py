@@ -20,7 +20,7 @@ from gateway.engines.http import CONNECT_S, HttpPool
 from gateway.engines.openai_body import lora_name, path_of, upstream_body
 from gateway.engines.openai_stats import stats_of
 from gateway.engines.upstream_limits import Permit, UpstreamLimits, busy
-from gateway.upstreams import Upstream
+from gateway.engines.upstreams import Upstream
 
 log = logging.getLogger("tollhouse.upstream")
 _CHECK_S = 5.0

@@ -8,9 +8,9 @@ from core.counters import Counters, Denial, Slot, Take, Wish
 from core.counters_memory import MemoryCounters
 from core.errors import RateLimited, TollhouseError, Unavailable
 from core.ids import new_id
-from gateway.leases import Leases
-from gateway.upstreams import Upstream
-from gateway.wishes import LEASE_MS
+from gateway.engines.upstreams import Upstream
+from gateway.limits.leases import Leases
+from gateway.limits.wishes import LEASE_MS
 
 _FULL_WAIT_S = 1.0  # nobody knows when one of those that run there will end
 

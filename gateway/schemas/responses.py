@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from core.errors import UnsupportedParameter
+from core.errors import BadRequest, UnsupportedParameter
 from gateway.ask import Ask
 from gateway.schemas import chat
 from gateway.schemas.chat import MAX_MESSAGES
@@ -16,9 +16,10 @@ from gateway.schemas.decoding import (
     decode,
     refuse_unsupported,
 )
-from gateway.schemas.sampling import Positive, StreamOptions
+from gateway.schemas.sampling import MAX_LOGPROBS, Positive, StreamOptions
 
 ROUTE = "/v1/responses"
+LOGPROBS = "message.output_text.logprobs"  # to be included
 
 
 class Part(Request):
@@ -82,7 +83,7 @@ class ResponsesBody(Request, kw_only=True):
     service_tier: str | None = None
     include: list[str] | None = None
     reasoning: Any = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     background: bool | None = None
     conversation: Any = None
     previous_response_id: str | None = None
@@ -95,9 +96,8 @@ class ResponsesBody(Request, kw_only=True):
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "include": ([],),
+    "include": ([], [LOGPROBS]),
     "reasoning": ({}, {"effort": "none"}),
-    "top_logprobs": (0,),
     "background": (False,),
     "conversation": (),
     "previous_response_id": (),
@@ -134,6 +134,7 @@ def parse_responses(raw: bytes) -> Ask:
         one_call=body.parallel_tool_calls is False,
         beyond=chat.beyond_of(_chat_choice(body.tool_choice), _format(body.text), given),
         max_tokens=body.max_output_tokens,
+        logprobs=_alternatives(body),
         temperature=body.temperature,
         top_p=body.top_p,
         stream=bool(body.stream),
@@ -150,6 +151,17 @@ def parse_responses(raw: bytes) -> Ask:
             "named": {"response_format": "text.format", "strict": "tools[].strict"},
         },
     )
+
+
+def _alternatives(body: ResponsesBody) -> int | None:
+    """To be told beside each token of the answer; None where none of its tokens is asked about."""
+    if LOGPROBS in (body.include or ()):
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise BadRequest(
+            f"top_logprobs needs {LOGPROBS} in include.", param="top_logprobs", code="invalid_value"
+        )
+    return None
 
 
 def _chat_tool(index: int, tool: Tool) -> chat.Tool:

@@ -8,12 +8,12 @@ import orjson
 from core.errors import TollhouseError
 from engine.protocol import TokenLogprob
 from gateway.ask import Ask, Usage
+from gateway.prompts.tokenizing import TextCodec
 from gateway.schemas.chat import ROUTE, parse_chat
-from gateway.streaming import ChoiceOutput, Delta
+from gateway.streaming.choices import ChoiceOutput, Delta
+from gateway.streaming.tool_calls import ToolCall
 from gateway.surface import Head
 from gateway.surfaces.openai_errors import error_object
-from gateway.tokenizing import TextCodec
-from gateway.tool_calls import ToolCall
 
 DONE = b"data: [DONE]\n\n"
 

@@ -8,12 +8,12 @@ import orjson
 from core.errors import TollhouseError
 from engine.protocol import TokenLogprob
 from gateway.ask import Ask, Usage
+from gateway.prompts.tokenizing import TextCodec
 from gateway.schemas.completions import ROUTE, parse_completion
-from gateway.streaming import ChoiceOutput, Delta
+from gateway.streaming.choices import ChoiceOutput, Delta
 from gateway.surface import Head
 from gateway.surfaces.chat import DONE, completion_id, usage_object
 from gateway.surfaces.openai_errors import error_object
-from gateway.tokenizing import TextCodec
 
 
 class CompletionsSurface:

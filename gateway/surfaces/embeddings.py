@@ -8,7 +8,7 @@ from typing import Any
 from core.errors import InvariantBroken, TollhouseError
 from gateway.ask import Ask, Usage
 from gateway.schemas.embeddings import ROUTE, parse_embeddings
-from gateway.streaming import ChoiceOutput
+from gateway.streaming.choices import ChoiceOutput
 from gateway.surface import Head, StreamWriter
 from gateway.surfaces.openai_errors import error_object
 

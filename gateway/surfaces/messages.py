@@ -13,9 +13,9 @@ import orjson
 from core.errors import InsufficientQuota, TollhouseError
 from gateway.ask import Ask, Usage
 from gateway.schemas.messages import ROUTE, parse_messages
-from gateway.streaming import ChoiceOutput, Delta
+from gateway.streaming.choices import ChoiceOutput, Delta
+from gateway.streaming.tool_calls import ToolCall
 from gateway.surface import Head
-from gateway.tool_calls import ToolCall
 
 _ERROR_TYPES = {
     HTTPStatus.BAD_REQUEST: "invalid_request_error",

@@ -8,10 +8,11 @@ import orjson
 from core.errors import TollhouseError
 from gateway.ask import Ask, Usage
 from gateway.schemas.responses import ROUTE, parse_responses
-from gateway.streaming import ChoiceOutput, Delta
+from gateway.streaming.choices import ChoiceOutput, Delta
+from gateway.streaming.tool_calls import ToolCall
 from gateway.surface import Head
+from gateway.surfaces.chat import logprobs_object
 from gateway.surfaces.openai_errors import error_object
-from gateway.tool_calls import ToolCall
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -30,12 +31,14 @@ class ResponsesSurface:
         self, head: Head, ask: Ask, choices: Sequence[ChoiceOutput], usage: Usage
     ) -> dict[str, Any]:
         choice = choices[0]
+        delta = choice.take() or Delta(choice.index, "")
         text = "".join(choice.text)
         why = _INCOMPLETE.get(choice.finish_reason or "stop")
         status = "incomplete" if why else "completed"
         output = []
         if text or not choice.calls:
-            output.append(_message(_item_id(head), text, status))
+            logprobs = _logprobs(head, ask, delta)
+            output.append(_message(_item_id(head), text, status, logprobs))
         output += [_call(each, "completed") for each in choice.calls]
         return _finished(head, ask, output, why, usage)
 
@@ -52,6 +55,7 @@ class ResponseStream:
         self._ask = ask
         self._number = 0
         self._text: list[str] | None = None  # of the message that is open
+        self._logprobs: list[dict[str, Any]] = []  # of its tokens, where they were asked for
         self._output: list[dict[str, Any]] = []
 
     def begin(self) -> bytes:
@@ -62,12 +66,14 @@ class ResponseStream:
 
     def delta(self, delta: Delta) -> bytes:
         parts = []
-        if delta.text:
+        logprobs = _logprobs(self._head, self._ask, delta)
+        if delta.text or logprobs:
             if self._text is None:
                 parts.append(self._opened())
             assert self._text is not None
             self._text.append(delta.text)
-            told = {"delta": delta.text, "logprobs": [], **self._place()}
+            self._logprobs += logprobs
+            told = {"delta": delta.text, "logprobs": logprobs, **self._place()}
             parts.append(self._event("response.output_text.delta", **told))
         for call in delta.calls:
             parts += [self._closed("completed"), self._called(call)]
@@ -82,7 +88,7 @@ class ResponseStream:
         return before + self._event(name, response=final)
 
     def _opened(self) -> bytes:
-        self._text = []
+        self._text, self._logprobs = [], []
         item = {**_message(self._item(), "", "in_progress"), "content": []}
         return self._event(
             "response.output_item.added", output_index=len(self._output), item=item
@@ -92,12 +98,12 @@ class ResponseStream:
         if self._text is None:
             return b""
         text, place, index = "".join(self._text), self._place(), len(self._output)
-        item = _message(self._item(), text, status)
+        item = _message(self._item(), text, status, self._logprobs)
         self._text = None
         self._output.append(item)
         return (
-            self._event("response.output_text.done", text=text, logprobs=[], **place)
-            + self._event("response.content_part.done", part=_part(text), **place)
+            self._event("response.output_text.done", text=text, logprobs=self._logprobs, **place)
+            + self._event("response.content_part.done", part=item["content"][0], **place)
             + self._event("response.output_item.done", output_index=index, item=item)
         )
 
@@ -169,19 +175,29 @@ def _response(head: Head, ask: Ask, status: str, output: list[dict[str, Any]]) -
         "text": ask.extra["text"],
         "tool_choice": ask.extra["tool_choice"],
         "tools": ask.extra["tools"],
+        "top_logprobs": ask.logprobs or 0,
         "top_p": 1.0 if ask.top_p is None else ask.top_p,
         "truncation": ask.truncation,
         "metadata": ask.extra["metadata"],
     }
 
 
-def _message(item_id: str, text: str, status: str) -> dict[str, Any]:
+def _logprobs(head: Head, ask: Ask, delta: Delta) -> list[dict[str, Any]]:
+    if ask.logprobs is None:
+        return []
+    made = logprobs_object(delta.logprobs, delta.upstream_logprobs, head.codec)
+    return list(made["content"])
+
+
+def _message(
+    item_id: str, text: str, status: str, logprobs: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
     return {
         "id": item_id,
         "type": "message",
         "role": "assistant",
         "status": status,
-        "content": [_part(text)],
+        "content": [_part(text, logprobs)],
     }
 
 
@@ -196,8 +212,8 @@ def _call(call: ToolCall, status: str) -> dict[str, Any]:
     }
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def _item_id(head: Head) -> str:

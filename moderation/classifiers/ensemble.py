@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import exp
 from pathlib import Path
+from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +19,14 @@ from moderation.classifiers.cuts import Cuts, Piece, read_pieces, runs
 from moderation.classifiers.features import (
     BUCKETS,
     GRAM_BUCKETS,
-    Integers,
     Lexicon,
     gram_ids,
     in_word_grams,
     word_hash,
-    words_of,
 )
 
 Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
 Arrays = Mapping[str, NDArray[np.generic]]
 
 WIDTHS = (1, 2, 3)
@@ -38,6 +38,7 @@ _HIGHEST = 80  # of an exponent: beyond it nothing changes
 _LEAST = 1 / (1 + exp(_HIGHEST))
 _FAR = 1e9  # below any sum of a filter
 _NOTHING = np.zeros((), np.float32)
+_HEADS = Struct(f"{len(HEADS)}f")
 
 
 def unpack(stored: Arrays, name: str) -> Floats:
@@ -52,40 +53,43 @@ def unpack(stored: Arrays, name: str) -> Floats:
 class WordShares(Lexicon):
     """A lexicon that keeps what each word adds to every text that holds it.
 
-    `grams` holds the sum of the weights of its in-word n-grams and, last, their count. `phrases`
-    holds what it adds to the filters as the first, the second and the last word of three; words
-    outside the vocabulary have the mean vector of their n-grams.
+    `rows` holds the linear weights: of the hashed words and pairs and, from BUCKETS on, by the
+    word's number the sum of the weights of its in-word n-grams, of which there are `counts`.
+    `phrases` holds what it adds to the filters as the first, the second and the last word of three,
+    0 where it adds nothing; words outside the vocabulary have the mean vector of their n-grams.
     """
 
-    def __init__(self, stored: Arrays, gram_weights: Floats) -> None:
+    def __init__(self, stored: Arrays, weights: Floats) -> None:
         words = bytes(np.asarray(stored["vocabulary"], dtype=np.uint8)).decode("utf-8").split("\n")
         super().__init__(words)
-        self._gram_weights = gram_weights
+        self._gram_weights = weights[BUCKETS:]
         self._gram_vectors = unpack(stored, "grams")
         self._vectors = unpack(stored, "vectors")
         self._filters = [_filters(stored, place) for place in range(len(WIDTHS))]
-        self.grams = np.zeros((self.size, gram_weights.shape[1] + 1), dtype=np.float32)
+        # A page of these takes memory from when a word of its is met.
+        self.rows = np.zeros((BUCKETS + self.size, weights.shape[1]), np.float32)
+        self.rows[:BUCKETS] = weights[:BUCKETS]
+        self.counts = [1] * self.size
         # The rows of no word at all: before a text, right behind it, and one farther.
         self.before, self.behind, self.beyond = self.size, self.size + 1, self.size + 2
-        # A page of it takes memory from when a word of its is met.
-        rows = self.size + len(WIDTHS)
-        self.phrases = [np.zeros((rows, len(each[1])), np.float32) for each in self._filters]
-        last, each = self.phrases[-1], self.phrases[0].shape[1]
+        shape = self.size + len(WIDTHS), len(self._filters[-1][1])
+        self.phrases = [np.zeros(shape, np.float32) for _ in WIDTHS]
+        last, each = self.phrases[-1], len(self._filters[0][1])
         last[self.before :] = self._filters[-1][1]
         # No phrase that lies wholly behind the text: 0 is what such a one comes to.
         last[self.behind :, 2 * each :] = last[self.beyond, each:] = -_FAR
 
     def met(self, number: int, word: str) -> None:
         ids = gram_ids(word)
-        self.grams[number, :-1] = self._gram_weights.take(ids, axis=0).sum(0)
-        self.grams[number, -1] = max(1, len(ids))
+        self.rows[BUCKETS + number] = self._gram_weights.take(ids, axis=0).sum(0)
+        self.counts[number] = max(1, len(ids))
         if number < len(self._vectors):
             vector = self._vectors[number]
         else:
             rows = [word_hash(gram) % GRAM_BUCKETS for gram in in_word_grams(word)[:_GRAMS]]
             vector = self._gram_vectors.take(rows, axis=0).sum(0) / max(1, len(rows))
         for table, (filters, biases) in zip(self.phrases, self._filters, strict=True):
-            np.add(vector.dot(filters), biases, out=table[number])
+            np.add(vector.dot(filters), biases, out=table[number, : len(biases)])
 
 
 @lru_cache(maxsize=4096)
@@ -97,27 +101,27 @@ def _share(count: int, each: float) -> Floats:
 class Linear:
     """Logits of a text: words and pairs once each, and the in-word n-grams of each word."""
 
-    def __init__(self, weights: Floats, bias: Floats, words: WordShares) -> None:
-        self._weights = weights
-        self._bias = bias
+    def __init__(self, bias: Floats, words: WordShares) -> None:
+        self.bias = bias
         self._words = words
 
-    def logits(self, numbers: list[int]) -> Floats:
-        """One row of logits."""
+    def logits(self, numbers: list[int], out: Floats) -> None:
+        """One row of logits, but for the bias."""
         if not numbers:
-            return self._bias
-        pairs, words = self._words.pairs(numbers), list(dict.fromkeys(numbers))
-        total: Floats = _share(len(pairs), len(pairs) ** -0.5).dot(
-            self._weights.take(pairs, axis=0)
-        )
-        grams = _share(len(words), 1).dot(self._words.grams.take(words, axis=0))
-        total += grams[:-1] * float(grams[-1]) ** -0.5
-        total += self._bias
-        return total
+            out.fill(0)
+            return
+        pairs, words = self._words.pairs(numbers), set(numbers)
+        grams = sum([self._words.counts[word] for word in words])
+        rows = self._words.rows.take([*pairs, *[BUCKETS + word for word in words]], axis=0)
+        shares = np.empty(len(rows), np.float32)
+        shares[: len(pairs)] = len(pairs) ** -0.5
+        shares[len(pairs) :] = grams**-0.5
+        shares.dot(rows, out=out)
 
 
 class Convolution:
-    """Logits of a text from word vectors: phrases of one to three words, largest and mean.
+    """What leads to the logits of a text from word vectors: phrases of one to three words, largest
+    and mean.
 
     A phrase is known by its last word, and may begin before the text and end behind it, as far as
     it touches it. Filters are added up from what each word adds to them. Biases and edges are part
@@ -131,33 +135,32 @@ class Convolution:
         hidden_bias, direct_bias = unpack(stored, "hidden_bias"), unpack(stored, "direct_bias")
         out, out_bias = unpack(stored, "out"), unpack(stored, "out_bias")
         biases = np.concatenate([hidden_bias, direct_bias + out_bias])[None]
-        self._first = np.concatenate([np.concatenate([hidden, direct], axis=1), biases])
-        self._second = np.concatenate([out, np.eye(len(out_bias), dtype=np.float32)])
+        self._matrix = np.concatenate([np.concatenate([hidden, direct], axis=1), biases])
+        # What the hidden half, and the direct one, add to the logits.
+        self.shares = np.concatenate([out, np.eye(len(out_bias), dtype=np.float32)])
         # The hidden half passes where it is above 0, the direct one always.
-        self._floor = np.full(self._second.shape[0], -np.inf, dtype=np.float32)
+        self._floor = np.full(len(self.shares), -np.inf, dtype=np.float32)
         self._floor[: len(hidden_bias)] = 0
 
     def phrases(self, padded: Integers) -> Floats:
         """What the filters say of every three neighbours, by the last of them."""
         first, second, last = self._words.phrases
         seen = last.take(padded[2:], axis=0)
-        seen[:, : second.shape[1]] += second.take(padded[1:-1], axis=0)
-        seen[:, : first.shape[1]] += first.take(padded[:-2], axis=0)
+        seen += second.take(padded[1:-1], axis=0)
+        seen += first.take(padded[:-2], axis=0)
         np.maximum(seen, _NOTHING, out=seen)
         return seen
 
-    def logits(self, seen: Floats) -> Floats:
-        """One row of logits of a text's phrases."""
+    def hidden(self, seen: Floats, out: Floats) -> None:
+        """Of a text's phrases one row, whose product with `shares` is its logits."""
         count, half = seen.shape
         features = np.empty(2 * half + 1, np.float32)
         np.maximum.reduce(seen, axis=0, out=features[:half])
         mean = _MEAN_SCALE / (count - len(WIDTHS) + 1 + _LENGTH_OFFSET)
         _share(count, mean).dot(seen, out=features[half:-1])
         features[-1] = 1  # the biases' row
-        hidden = features.dot(self._first)
-        np.maximum(hidden, self._floor, out=hidden)
-        result: Floats = hidden.dot(self._second)
-        return result
+        features.dot(self._matrix, out=out)
+        np.maximum(out, self._floor, out=out)
 
 
 def _filters(stored: Arrays, place: int) -> tuple[Floats, Floats]:
@@ -185,18 +188,21 @@ class Ensemble:
     """Both halves, Platt-calibrated by head; the highest harm is drawn toward the any-harm score."""
 
     def __init__(self, stored: Arrays, version: str) -> None:
-        weights = unpack(stored, "linear")
-        self._words = WordShares(stored, weights[BUCKETS:])
+        self._words = WordShares(stored, unpack(stored, "linear"))
         self._before = [self._words.before] * (len(WIDTHS) - 1)
         self._behind = [self._words.behind, self._words.beyond]
         self.version = version
         self._lock = threading.Lock()
-        self._linear = Linear(weights[:BUCKETS], unpack(stored, "linear_bias"), self._words)
+        self._linear = Linear(unpack(stored, "linear_bias"), self._words)
         self._convolution = Convolution(stored, self._words)
         slopes, share = unpack(stored, "slopes"), unpack(stored, "share")[0]
-        offsets = unpack(stored, "offsets")
-        scales = (slopes * share).tolist(), (slopes * (1 - share)).tolist(), offsets.tolist()
-        self._calibration = list(zip(*scales, strict=True))
+        # From what the halves say, side by side, to calibrated logits.
+        curved, offsets = self._convolution.shares, unpack(stored, "offsets")
+        straight = np.diag(slopes * share)
+        self._calibration = np.concatenate([curved * (slopes * (1 - share)), straight])
+        self._offsets = offsets + self._linear.bias.dot(straight)
+        self._said = np.empty(len(self._calibration), np.float32)
+        self._curved, self._straight = self._said[: len(curved)], self._said[len(curved) :]
 
     @classmethod
     def load(cls, path: Path) -> "Ensemble":
@@ -207,38 +213,51 @@ class Ensemble:
 
     def halves(self, texts: Sequence[str]) -> tuple[Floats, Floats]:
         """Return the uncalibrated logits of both halves: the heads and, last, any harm."""
-        found = [self._alone(words_of(text)) for text in texts]
-        return np.array([linear for linear, _ in found]), np.array([curved for _, curved in found])
+        linear, curved = [], []
+        for text in texts:
+            with self._lock:
+                numbers = self._words.read(text)
+                self._judged(numbers, self._convolution.phrases(np.array(self._padded(numbers))))
+                linear.append(self._straight + self._linear.bias)
+                curved.append(self._curved.dot(self._convolution.shares))
+        return np.array(linear), np.array(curved)
 
     def score(self, texts: Sequence[str]) -> Floats:
         """Return probabilities of shape (len(texts), len(HEADS))."""
         if not texts:
             return np.zeros((0, len(HEADS)), dtype=np.float32)
-        rows = [self._calibrated(*self._alone(words_of(text))) for text in texts]
-        return np.array(rows, dtype=np.float32)
+        return np.array([self._alone(text) for text in texts], dtype=np.float32)
 
     def score_cuts(self, text: str, cuts: Cuts) -> list[list[float]]:
         """Return the probabilities of pieces of a text, to the bit those of `score`."""
         if len(cuts) == 1:
-            return _rounded([self._calibrated(*self._alone(words_of(text[slice(*cuts[0])])))])
+            start, end = cuts[0]
+            return [self._alone(text[start:end])]
         rows: list[list[float]] = []
         for run in runs(cuts):
             begin, end = run[0][0], max(end for _, end in run)
             near = [(start - begin, stop - begin) for start, stop in run]
-            halves = self._halves(*read_pieces(text[begin:end], near))
-            rows += [self._calibrated(*each) for each in halves]
-        return _rounded(rows)
+            rows += self._together(*read_pieces(text[begin:end], near))
+        return rows
 
-    def _alone(self, words: Sequence[str]) -> tuple[Floats, Floats]:
+    def _alone(self, text: str) -> list[float]:
         with self._lock:
-            numbers = self._words.numbers(words)
-            seen = self._convolution.phrases(np.array(self._padded(numbers)))
-            return self._linear.logits(numbers), self._convolution.logits(seen)
+            numbers = self._words.read(text)
+            return self._judged(numbers, self._convolution.phrases(np.array(self._padded(numbers))))
 
     def _padded(self, numbers: list[int]) -> list[int]:
         return [*self._before, *(numbers or self._before[:1]), *self._behind]
 
-    def _halves(self, words: Sequence[str], pieces: Sequence[Piece]) -> list[tuple[Floats, Floats]]:
+    def _judged(self, numbers: list[int], seen: Floats) -> list[float]:
+        self._linear.logits(numbers, self._straight)
+        self._convolution.hidden(seen, self._curved)
+        logits = self._said.dot(self._calibration)
+        logits += self._offsets
+        return _rounded(
+            level([1 / (1 + exp(-x)) if x > -_HIGHEST else _LEAST for x in logits.tolist()])
+        )
+
+    def _together(self, words: Sequence[str], pieces: Sequence[Piece]) -> list[list[float]]:
         own = [word for piece in pieces for word in (*piece.head, *piece.tail)]
         with self._lock:
             numbers = self._words.numbers([*words, *own])
@@ -248,9 +267,8 @@ class Ensemble:
                 inner = text[piece.first : piece.last]
                 texts.append([*numbers[at:middle], *inner, *numbers[middle:end]])
                 at = end
-            linear = map(self._linear.logits, texts)
             seen = self._seen(text, pieces, texts)
-            return list(zip(linear, map(self._convolution.logits, seen), strict=True))
+            return [self._judged(*each) for each in zip(texts, seen, strict=True)]
 
     def _seen(
         self, text: list[int], pieces: Sequence[Piece], texts: Sequence[list[int]]
@@ -276,21 +294,10 @@ class Ensemble:
         rows = self._convolution.phrases(np.array(asked))
         return [np.concatenate([rows[start:end] for start, end in each]) for each in parts]
 
-    def _calibrated(self, linear: Floats, curved: Floats) -> list[float]:
-        # Plain numbers are quicker than arrays of eight.
-        logits = [
-            first * one + second * other + offset
-            for first, second, (one, other, offset) in zip(
-                linear.tolist(), curved.tolist(), self._calibration, strict=True
-            )
-        ]
-        return level([1 / (1 + exp(-x)) if x > -_HIGHEST else _LEAST for x in logits])
 
-
-def _rounded(rows: list[list[float]]) -> list[list[float]]:
+def _rounded(row: list[float]) -> list[float]:
     """As float32: two texts that say the same must score the same, whichever way they came."""
-    rounded: list[list[float]] = np.array(rows, dtype=np.float32).tolist()
-    return rounded
+    return list(_HEADS.unpack(_HEADS.pack(*row)))
 
 
 def level(chances: list[float]) -> list[float]:

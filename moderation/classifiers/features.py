@@ -8,16 +8,12 @@ import zlib
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-Integers = NDArray[np.int64]
-
 BUCKETS: Final = 1 << 17
 GRAM_BUCKETS: Final = 1 << 15
 _MASK = BUCKETS - 1
 _PAIR_FACTOR: Final = 1_000_003
 _LONGEST_WORD = 24
+_LONGEST_RUN = 24  # that is kept: a longer one will hardly come again
 MOST_WORDS = 3_000
 MOST_CACHED: Final = 30_000
 # Letters with an inner apostrophe, digits, or one sign; emoji are signs.
@@ -42,16 +38,40 @@ def in_word_grams(word: str) -> list[str]:
 class Lexicon:
     """Numbers for words: those of a vocabulary have their own for good, others while cached.
 
-    Numbers index `hashes`. A full cache is emptied by handing its numbers out anew. Not to be
-    shared between threads without a lock.
+    A full cache is emptied by handing its numbers out anew. Not to be shared between threads
+    without a lock.
     """
 
     def __init__(self, vocabulary: Sequence[str] = ()) -> None:
         self.size = len(vocabulary) + MOST_CACHED
-        self.hashes = np.zeros(self.size, np.int64)
+        self._hashes = [0] * self.size
+        self._leads = [0] * self.size  # what a word brings to the pair that it is the first of
         self._vocabulary = {word: number for number, word in enumerate(vocabulary)}
         self._next = len(vocabulary)
         self._numbers: dict[str, int] = {}  # of the words that were met
+        self._runs: dict[str, list[int]] = {}  # of what stood between white space: mostly a word
+
+    def read(self, text: str) -> list[int]:
+        """Number the words of a folded text, as `words_of` gives them; good until the next call."""
+        runs, known = text.lower().split(), self._runs
+        try:
+            return [number for run in runs for number in known[run]][:MOST_WORDS]
+        except KeyError:
+            return self._read(runs)
+
+    def _read(self, runs: Sequence[str]) -> list[int]:
+        self._make_room(2 * MOST_WORDS)
+        found: list[int] = []
+        for run in runs:
+            known = self._runs.get(run)
+            if known is None:
+                known = [self._number(word) for word in TOKEN.findall(run)[:MOST_WORDS]]
+                if len(run) <= _LONGEST_RUN and len(self._runs) < MOST_CACHED:
+                    self._runs[run] = known
+            found += known
+            if len(found) >= MOST_WORDS:
+                break
+        return found[:MOST_WORDS]
 
     def numbers(self, words: Sequence[str]) -> list[int]:
         """Number the words of a text; good until the next call."""
@@ -62,10 +82,13 @@ class Lexicon:
             return [self._number(word) for word in words]
 
     def _make_room(self, wanted: int) -> None:
+        if len(self._runs) >= MOST_CACHED:
+            self._runs = {}
         if self._next + wanted > self.size:
             known = self._vocabulary
             self._numbers = {word: at for word, at in self._numbers.items() if word in known}
             self._next = len(known)
+            self._runs = {}
 
     def _number(self, word: str) -> int:
         if word in self._numbers:
@@ -74,7 +97,8 @@ class Lexicon:
         if number is None:
             number = self._next
             self._next += 1
-        self.hashes[number] = word_hash(word) & _MASK
+        self._hashes[number] = hashed = word_hash(word) & _MASK
+        self._leads[number] = hashed * _PAIR_FACTOR & _MASK
         self.met(number, word)
         self._numbers[word] = number
         return number
@@ -82,25 +106,14 @@ class Lexicon:
     def met(self, number: int, word: str) -> None:
         """Called for each word when it gets its number."""
 
-    def pairs(self, numbers: Sequence[int] | Integers) -> Integers:
+    def pairs(self, numbers: Sequence[int]) -> list[int]:
         """Return the distinct ids of the words and of the pairs of neighbours, in order."""
-        hashes = self.hashes.take(numbers)
-        count = len(hashes)
-        ids = np.empty(2 * count - 1, np.int64)
-        ids[:count] = hashes
-        pairs = np.multiply(hashes[:-1], _PAIR_FACTOR, out=ids[count:])
-        pairs += hashes[1:]
-        pairs &= _MASK
-        return distinct(ids)
-
-
-def distinct(values: Integers) -> Integers:
-    """Return the values once each, in order; they are sorted in place."""
-    values.sort()
-    first = np.empty(len(values), bool)
-    first[0] = True
-    np.not_equal(values[1:], values[:-1], out=first[1:])
-    return values.compress(first)
+        hashes, leads = [self._hashes[each] for each in numbers], self._leads
+        after = hashes[1:]
+        pairs = [
+            (leads[first] + second) & _MASK for first, second in zip(numbers, after, strict=False)
+        ]
+        return sorted({*hashes, *pairs})
 
 
 def gram_ids(word: str) -> list[int]:

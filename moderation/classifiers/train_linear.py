@@ -19,7 +19,7 @@ def matrix(texts: Sequence[str]) -> csr_matrix:
     for text in texts:
         words = words_of(text[:4_000])
         grams = [BUCKETS + gram for word in dict.fromkeys(words) for gram in gram_ids(word)]
-        pairs = lexicon.pairs(lexicon.numbers(words)).tolist() if words else []
+        pairs = lexicon.pairs(lexicon.numbers(words))
         columns.append(np.array([*pairs, *grams], dtype=np.int64))
         for count in (len(pairs), len(grams)):
             values.append(np.full(count, max(1, count) ** -0.5, dtype=np.float32))

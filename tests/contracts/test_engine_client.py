@@ -17,14 +17,16 @@ from gateway.engines.fake import FakeEngine
 from gateway.engines.local import EngineOptions, EngineProcess
 from gateway.engines.openai import OpenAIEngine
 from gateway.engines.remote import RemoteEngine
-from gateway.upstreams import Upstream
+from gateway.engines.upstreams import Upstream
 
 
-def job(name: str, *, max_tokens: int = 6, n: int = 1) -> Job:
-    sampling = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True, temperature=0.0)
+def job(name: str, *, max_tokens: int = 6, n: int = 1, logprobs: int | None = None) -> Job:
+    sampling = SamplingParams(
+        max_tokens=max_tokens, n=n, ignore_eos=True, temperature=0.0, logprobs=logprobs
+    )
     request = GenerateRequest(name, "tenant", list(range(5, 25)), sampling, deadline_s=30.0)
     messages = [{"role": "user", "content": "Hello"}]
-    ask = Ask("/v1/chat/completions", "m", messages=messages, stream=True, n=n)
+    ask = Ask("/v1/chat/completions", "m", messages=messages, stream=True, n=n, logprobs=logprobs)
     return Job(request, ask)
 
 
@@ -54,6 +56,10 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         for index in range(body.get("n", 1)):
             reason = "length" if last else None
             choice = {"index": index, "delta": {"content": " w"}, "finish_reason": reason}
+            if body.get("logprobs"):
+                top = [{"token": " w", "logprob": -0.5}] * body["top_logprobs"]
+                told = {"token": " w", "logprob": -0.5, "top_logprobs": top}
+                choice["logprobs"] = {"content": [told]}
             await _send({"choices": [choice]})
     assert body["stream_options"] == {"include_usage": True}
     total = body["max_tokens"] * body.get("n", 1)
@@ -104,7 +110,7 @@ async def engine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 async def started(client: EngineClient) -> None:
     await client.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not client.healthy():
             await asyncio.sleep(0.02)
 
@@ -121,6 +127,21 @@ async def test_chunks_come_then_the_end_with_exact_counts(engine: EngineClient) 
     assert receipt.generated == 12
     assert receipt.prompt == receipt.cached + receipt.computed == 20
     assert await generation.take() == []
+
+
+async def test_each_token_comes_with_its_logprob_where_that_is_asked(engine: EngineClient) -> None:
+    chunks = await all_of(await engine.generate(job("req_4", logprobs=2)))
+    told: list[tuple[float, int]] = []
+    for chunk in chunks:
+        if isinstance(chunk, TextChunk):
+            content = (chunk.logprobs or {"content": []})["content"]
+            told += [(each["logprob"], len(each["top_logprobs"])) for each in content]
+        else:
+            assert [each.token for each in chunk.logprobs or ()] == chunk.tokens
+            told += [(each.logprob, len(each.top)) for each in chunk.logprobs or ()]
+    assert len(told) == 6 and all(logprob <= 0 and top == 2 for logprob, top in told)
+    bare = await all_of(await engine.generate(job("req_5")))
+    assert all(chunk.logprobs is None for chunk in bare)
 
 
 async def test_a_cancelled_request_ends_early_and_still_has_its_receipt(
@@ -153,7 +174,7 @@ async def test_an_engine_remembers_a_receipt_until_it_is_acknowledged(
     kept = await engine.receipt("req_3")
     assert kept is not None and kept.generated == 6 and kept.finish_reason == FinishReason.LENGTH
     await engine.acknowledge(["req_3"])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await engine.receipt("req_3") is not None:
             await asyncio.sleep(0.02)
     assert await engine.receipt("req_unknown") is None

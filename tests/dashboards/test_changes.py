@@ -118,7 +118,7 @@ def test_what_is_used_and_what_was_refused_is_counted(owner: httpx.Client, house
     url = f"{house.url}/v1/chat/completions"
     statuses = set()
     for _ in range(60):
-        answer = httpx.post(url, json=body, headers=house.headers, timeout=20)
+        answer = httpx.post(url, json=body, headers=house.headers, timeout=60)
         statuses.add(answer.status_code)
         if answer.status_code == 429:
             break
@@ -408,7 +408,7 @@ def test_a_page_of_another_tenant_s_request_or_invoice_is_not_found(
     services = house.services
     body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
     answer = httpx.post(
-        f"{house.url}/v1/chat/completions", json=body, headers=house.headers, timeout=20
+        f"{house.url}/v1/chat/completions", json=body, headers=house.headers, timeout=60
     )
     house.last_event()
     made = send(operator, "/operator/tenants", act="create", name="stranger")

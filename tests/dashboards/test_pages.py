@@ -55,7 +55,7 @@ def test_every_page_opens_with_strict_headers(owner: httpx.Client, path: str) ->
 
 
 def test_the_page_the_csv_and_the_answer_agree(house: House, owner: httpx.Client) -> None:
-    with OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0, timeout=20) as client:
+    with OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0, timeout=60) as client:
         usage = client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=5
         ).usage
@@ -81,7 +81,7 @@ def test_a_key_made_on_the_page_works_and_ends_when_revoked(
     shown = re.search(r'id="new-key">(th_\w+)<', made)
     assert shown is not None
     assert shown[1] not in owner.get("/dashboard/keys").text
-    with OpenAI(base_url=f"{house.url}/v1", api_key=shown[1], max_retries=0, timeout=20) as client:
+    with OpenAI(base_url=f"{house.url}/v1", api_key=shown[1], max_retries=0, timeout=60) as client:
         assert client.models.list().data
         rows = re.findall(r'name="key_id" value="(key_[^"]+)"', owner.get("/dashboard/keys").text)
         refused = owner.post(
@@ -131,7 +131,7 @@ def test_a_request_opens_to_its_tokens_and_its_price(house: House, owner: httpx.
         f"{house.url}/v1/chat/completions",
         json={"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]},
         headers=house.headers,
-        timeout=20,
+        timeout=60,
     )
     request_id = answer.headers["x-request-id"]
     house.events(1)

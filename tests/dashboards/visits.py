@@ -11,7 +11,7 @@ from tests.gateway.served import House
 
 def browser(house: House, secret: str | None = None) -> httpx.Client:
     client = httpx.Client(
-        base_url=house.url, follow_redirects=True, timeout=20, headers={"origin": house.url}
+        base_url=house.url, follow_redirects=True, timeout=60, headers={"origin": house.url}
     )
     if secret is not None:
         answer = client.post("/dashboard/sign-in", data={"secret": secret})

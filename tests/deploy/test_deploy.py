@@ -13,7 +13,7 @@ import yaml
 from core.settings import setting_names
 from engine.options import parse
 from gateway.cli import command_names
-from gateway.upstreams import read_upstreams
+from gateway.engines.upstreams import read_upstreams
 from tests.deploy.rendering import CHART, Unknown, render, values
 
 ROOT = Path(__file__).parents[2]

@@ -37,7 +37,7 @@ async def test_sigterm_lets_running_requests_finish_and_refuses_new_ones() -> No
         await wait_until(lambda: client.stats is not None and client.stats.draining)
         with pytest.raises((RequestError, ConnectionLost)):
             await gather(client, ask("late", [1]))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             async for item in stream:
                 if isinstance(item, TokenChunk):
                     count += len(item.tokens)
@@ -88,7 +88,7 @@ async def test_rubbish_on_the_socket_changes_nothing() -> None:
             await stranger.send(rubbish)
         await stranger.send_multipart([b"a", b"b", b"c"])
         await stranger.send(encode(Generate(ask("r", [1]))))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             record, _ = decode(await stranger.recv())
         assert record == WhoAreYou()
         async with connected(worker) as client:
@@ -203,7 +203,7 @@ async def test_kills_at_random_lose_no_receipt_that_was_given(tmp_path: Path) ->
     try:
         for turn in range(3):
             process, _ = start_process(*options)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not client.connected:
                     await client.connect(20)
             lengths = [2 ** (i % 12) + 1 for i in range(16)]

@@ -23,11 +23,11 @@ from core.settings import Settings
 from core.tenants.bootstrap import ensure_demo_tenant
 from engine.demo.paths import MODEL_DIR
 from gateway.app import create_app
-from gateway.catalog import ServedModel
-from gateway.engine_clients import Engines
+from gateway.catalog.catalog import ServedModel
+from gateway.engines.clients import Engines
 from gateway.engines.fake import FakeEngine
-from gateway.http_protocol import BoundedHttp
-from gateway.tokenizing import load_codec
+from gateway.prompts.tokenizing import load_codec
+from gateway.server.http_protocol import BoundedHttp
 from gateway.wiring import Services, build
 from migrations.run import upgrade
 

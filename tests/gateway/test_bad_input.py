@@ -14,7 +14,7 @@ from core.tenants import keys
 from core.tenants.models import Project
 from core.tenants.scope import scope_of_operator
 from core.tenants.secrets import mint
-from gateway import http_protocol
+from gateway.server import http_protocol
 from tests.gateway.served import MODEL, House
 
 PATH = "/v1/chat/completions"

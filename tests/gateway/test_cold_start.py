@@ -9,10 +9,10 @@ import httpx
 from core.ids import ADAPTER, new_id
 from core.tenants.models import Adapter
 from engine.demo.paths import MODEL_DIR
-from gateway.catalog import ServedModel
-from gateway.engine_clients import Engines
+from gateway.catalog.catalog import ServedModel
+from gateway.engines.clients import Engines
 from gateway.engines.fake import FakeEngine
-from gateway.tokenizing import load_codec
+from gateway.prompts.tokenizing import load_codec
 from tests.gateway.served import MODEL, House, served
 
 

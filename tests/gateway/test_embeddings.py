@@ -14,8 +14,8 @@ from openai import OpenAI
 
 from billing.prices import ensure_default_prices
 from core.clock import SystemClock
-from gateway.engine_clients import Engines, make_engines
-from gateway.upstreams import read_upstreams
+from gateway.engines.clients import Engines, make_engines
+from gateway.engines.upstreams import read_upstreams
 from tests.gateway.served import MODEL, House, served
 from tests.gateway.test_openai_document import check, document
 from tests.gateway.upstream import Server, upstream
@@ -69,7 +69,7 @@ def _engines(path: Path, text: str) -> Engines:
 @pytest.fixture
 def embedder(embedding_house: House) -> Iterator[OpenAI]:
     url = f"{embedding_house.url}/v1"
-    with OpenAI(base_url=url, api_key=embedding_house.key, max_retries=0, timeout=20) as made:
+    with OpenAI(base_url=url, api_key=embedding_house.key, max_retries=0, timeout=60) as made:
         yield made
 
 

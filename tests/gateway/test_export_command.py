@@ -17,11 +17,11 @@ from billing.models import ExportJob, ExportSchedule
 from core.clock import SystemClock
 from core.database import Database
 from core.settings import Settings
+from gateway.catalog.model_files import sampling_defaults
 from gateway.cli import main
 from gateway.doctor import storage
 from gateway.doctor.check import Health
-from gateway.first_start import prepare
-from gateway.model_files import sampling_defaults
+from gateway.server.first_start import prepare
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from billing.exports import schedules
 from billing.exports.stores import DirectoryStore
 from billing.invoice_run import rate_all
 from tests.conftest import SPECS
+from tests.gateway.batches.test_batches import line
+from tests.gateway.batches.test_batches import start as start_batch
+from tests.gateway.batches.test_batches import wait as wait_for_batch
 from tests.gateway.served import MODEL, House
-from tests.gateway.test_batches import line
-from tests.gateway.test_batches import start as start_batch
-from tests.gateway.test_batches import wait as wait_for_batch
 
 ASK = [{"role": "user", "content": "How are tokens counted?"}]
 
@@ -30,7 +30,7 @@ ASK = [{"role": "user", "content": "How are tokens counted?"}]
 def told(house: House) -> dict[str, int]:
     """What the SDK was told over a few requests, once it is rated."""
     sums = {"requests": 0, "input": 0, "cached": 0, "output": 0}
-    with OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0, timeout=20) as client:
+    with OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0, timeout=60) as client:
         for _ in range(4):
             usage = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=6).usage
             assert usage is not None and usage.prompt_tokens_details is not None
@@ -44,7 +44,7 @@ def told(house: House) -> dict[str, int]:
 
 
 def get(house: House, path: str, **query: Any) -> httpx.Response:
-    answer = httpx.get(house.url + path, params=query, headers=house.headers, timeout=20)
+    answer = httpx.get(house.url + path, params=query, headers=house.headers, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer
 
@@ -142,7 +142,7 @@ def test_a_tenant_sees_its_scheduled_exports_and_no_others(house: House, tmp_pat
 def test_a_wrong_query_names_its_field(
     house: House, path: str, query: dict[str, Any], param: str
 ) -> None:
-    answer = httpx.get(house.url + path, params=query, headers=house.headers, timeout=20)
+    answer = httpx.get(house.url + path, params=query, headers=house.headers, timeout=60)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
 
@@ -154,7 +154,7 @@ def test_nobody_reads_it_without_a_key(house: House) -> None:
         "/v1/exports/jobs",
         "/v1/exports/schedules",
     ):
-        assert httpx.get(house.url + path, timeout=20).status_code == 401
+        assert httpx.get(house.url + path, timeout=60).status_code == 401
 
 
 def _check(schema: str, page: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ def _check(schema: str, page: dict[str, Any]) -> None:
 
 
 def test_usage_tells_batches_from_the_rest(house: House, told: dict[str, int]) -> None:
-    with OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0, timeout=20) as client:
+    with OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0, timeout=60) as client:
         made = start_batch(client, line("a"), line("b"))
         wait_for_batch(client, made.id)
     house.events(told["requests"] + 2)
@@ -193,6 +193,6 @@ def test_usage_tells_batches_from_the_rest(house: House, told: dict[str, int]) -
         f"{house.url}/v1/organization/usage/completions",
         params={"start_time": since, "batch": "perhaps"},
         headers=house.headers,
-        timeout=20,
+        timeout=60,
     )
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "batch"

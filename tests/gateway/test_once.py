@@ -34,7 +34,7 @@ GOOD: dict[str, Any] = {
 def post(house: House, key: str, body: dict[str, Any] | None = None, **more: Any) -> httpx.Response:
     headers = {**house.headers, "idempotency-key": key, **more.pop("headers", {})}
     path = more.pop("path", CHAT)
-    return httpx.post(f"{house.url}{path}", json=body or GOOD, headers=headers, timeout=20)
+    return httpx.post(f"{house.url}{path}", json=body or GOOD, headers=headers, timeout=60)
 
 
 def fresh() -> str:

@@ -11,11 +11,12 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 from engine.demo.paths import MODEL_DIR
-from gateway.tokenizing import load_codec
+from gateway.prompts.tokenizing import load_codec
 from tests.conftest import SPECS
 from tests.gateway.served import MODEL, House
 
 CHAT = [{"role": "user", "content": "Hello, who are you?"}]
+LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def _specification() -> Any:
 
 
 def post(house: House, path: str, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"{house.url}{path}", json=body, headers=house.headers, timeout=20)
+    return httpx.post(f"{house.url}{path}", json=body, headers=house.headers, timeout=60)
 
 
 def events(answer: httpx.Response) -> list[Any]:
@@ -78,6 +79,7 @@ def events(answer: httpx.Response) -> list[Any]:
         ),
         ("/v1/completions", "CreateCompletionResponse", {"prompt": "Once"}),
         ("/v1/responses", "Response", {"input": "Hello"}),
+        ("/v1/responses", "Response", {"input": "Hello", **LOGPROBS}),
         ("/v1/responses/input_tokens", "TokenCountsResource", {"input": "Hello"}),
         ("/v1/models", "ListModelsResponse", {}),
         (f"/v1/models/{MODEL}", "Model", {}),
@@ -121,8 +123,11 @@ def test_completion_stream_chunks(document: dict[str, Any], house: House) -> Non
         check(document, "CreateCompletionResponse", chunk)
 
 
-def test_response_stream_events(document: dict[str, Any], house: House) -> None:
-    body = {"model": MODEL, "input": "Hello", "max_output_tokens": 5, "stream": True}
+@pytest.mark.parametrize("more", [{}, LOGPROBS])
+def test_response_stream_events(
+    document: dict[str, Any], house: House, more: dict[str, Any]
+) -> None:
+    body = {"model": MODEL, "input": "Hello", "max_output_tokens": 5, "stream": True, **more}
     found = events(post(house, "/v1/responses", body))
     assert found[-1]["type"] == "response.incomplete"
     for event in found:

@@ -156,7 +156,7 @@ def test_a_tenant_leaves_a_card_by_the_admin_route(tmp_path: Path) -> None:
         }
         with (
             served(tmp_path, settings=settings) as house,
-            httpx.Client(base_url=house.url, headers=house.headers, timeout=20) as client,
+            httpx.Client(base_url=house.url, headers=house.headers, timeout=60) as client,
         ):
             path = "/admin/v1/payment-methods"
             made = client.post(f"{path}/setup", json={"return_url": "https://acme.invalid"})

@@ -1,5 +1,6 @@
 """The other surfaces, by the SDKs that people have: the same work, the same counts, other shapes."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ HELLO = [{"role": "user", "content": "Hello, who are you? Tell me of tolls and h
 
 @pytest.fixture
 def claude(house: House) -> Iterator[Anthropic]:
-    with Anthropic(base_url=house.url, api_key=house.key, max_retries=0, timeout=20) as made:
+    with Anthropic(base_url=house.url, api_key=house.key, max_retries=0, timeout=60) as made:
         yield made
 
 
@@ -126,6 +127,57 @@ def test_responses_answer_and_stream(client: OpenAI) -> None:
             text += event.delta
     assert text == whole.output_text
     assert kinds[0] == "response.created" and kinds[-1] == "response.incomplete"
+
+
+def _spoken(logprobs: list[Any]) -> str:
+    """Of all tokens, without those that a template writes."""
+    return re.sub(r"<\|\w+\|>", "", "".join(each.token for each in logprobs))
+
+
+def test_chats_and_completions_tell_how_likely_each_token_was(client: OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hello there"}],
+        max_tokens=6,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    told = chat.choices[0].logprobs.content
+    assert _spoken(told) == chat.choices[0].message.content
+    assert len(told) == 6 and all(len(each.top_logprobs) == 2 for each in told)
+    assert all(each.top_logprobs[0].logprob >= each.top_logprobs[1].logprob for each in told)
+    done = client.completions.create(model=MODEL, prompt="Hello there", max_tokens=6, logprobs=2)
+    older = done.choices[0].logprobs
+    assert "".join(older.tokens) == done.choices[0].text and len(older.token_logprobs) == 6
+    assert older.text_offset[1] == len(older.tokens[0])
+
+
+def test_responses_tell_how_likely_each_token_was(client: OpenAI) -> None:
+    asked = {
+        "model": MODEL,
+        "input": "Hello there",
+        "max_output_tokens": 6,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+    }
+    whole = client.responses.create(**asked)
+    told = whole.output[0].content[0].logprobs
+    assert _spoken(told) == whole.output_text
+    assert len(told) == 6 and all(len(each.top_logprobs) == 2 for each in told)
+    came, done = [], []
+    for event in client.responses.create(**asked, stream=True):
+        if event.type == "response.output_text.delta":
+            came += event.logprobs
+        elif event.type == "response.output_text.done":
+            done = event.logprobs
+    assert [each.token for each in came] == [each.token for each in told]
+    assert [each.logprob for each in done] == [each.logprob for each in came]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=MODEL, input="x", top_logprobs=2)
+    assert caught.value.param == "top_logprobs"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=MODEL, input="x", include=["file_search_call.results"])
+    assert caught.value.param == "include"
 
 
 def test_what_a_surface_lacks_is_refused_by_name(client: OpenAI) -> None:

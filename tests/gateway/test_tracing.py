@@ -16,8 +16,8 @@ from opentelemetry.trace import StatusCode
 
 from core.errors import SettingError
 from core.settings import Settings
+from gateway.metering.spool import Spool
 from gateway.pipeline import Pipeline
-from gateway.spool import Spool
 from gateway.tracing import make_tracer
 from tests.gateway.served import MODEL, House, served
 
@@ -62,7 +62,7 @@ def ask(house: House, **more: Any) -> httpx.Response:
     headers = {**house.headers, **more.pop("headers", {})}
     body.pop("headers", None)
     url = f"{house.url}/v1/chat/completions"
-    return httpx.post(url, json=body, headers=headers, timeout=20)
+    return httpx.post(url, json=body, headers=headers, timeout=60)
 
 
 @pytest.mark.parametrize("stream", [False, True])

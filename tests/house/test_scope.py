@@ -18,7 +18,7 @@ ALLOWED = {
 # The command line on the machine itself, start-up and scheduled tasks act as the operator.
 OPERATOR_ONLY = (
     "gateway/commands/",
-    "gateway/first_start.py",
+    "gateway/server/first_start.py",
     "billing/tasks",
     "moderation/tasks",
     "gateway/demo",

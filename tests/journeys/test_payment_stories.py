@@ -223,7 +223,7 @@ def test_the_door_refuses_who_is_suspended_and_lets_in_who_has_paid(tmp_path: Pa
                 "messages": [{"role": "user", "content": "Hi"}],
             }
             url = f"{house.url}/v1/chat/completions"
-            return httpx.post(url, json=body, headers=house.headers, timeout=20)
+            return httpx.post(url, json=body, headers=house.headers, timeout=60)
 
         def _until(status: int) -> httpx.Response:
             deadline = time.monotonic() + 60

@@ -8,9 +8,9 @@ from starlette.datastructures import FormData, UploadFile
 
 from core.errors import BadRequest, ModelNotFound
 from core.tenants import adapters
-from gateway.adapter_files import AdapterFiles
-from gateway.adapter_store import MAX_BYTES, AdapterStore
 from gateway.api.admin.access import Allowed, Visit
+from gateway.catalog.adapter_files import AdapterFiles
+from gateway.catalog.adapter_store import MAX_BYTES, AdapterStore
 from gateway.schemas.admin import AdapterFromPath
 from gateway.uploads import bounded_form
 from gateway.wiring import Services

@@ -14,8 +14,8 @@ from core.tenants.models import DashboardSession
 from core.tenants.organisations import change_tenant, create_project, create_tenant
 from core.tenants.roles import Roles
 from core.tenants.scope import TenantScope, scope_of_operator
-from gateway.attempts import FailedAttempts
-from gateway.doorman import Doorman
+from gateway.auth.attempts import FailedAttempts
+from gateway.auth.doorman import Doorman
 
 PASSWORD = "correct horse battery"
 TOKEN = "an operator's token of a test"

@@ -60,5 +60,5 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     place = tmp_path_factory.mktemp("town")
     with served(place, settings={"admin_token": OPERATORS}) as house:
         firms = [_firm(house.services, name) for name in ("acme", "rival")]
-        with httpx.Client(base_url=house.url, timeout=20) as client:
+        with httpx.Client(base_url=house.url, timeout=60) as client:
             yield Town(house.services, client, *firms)

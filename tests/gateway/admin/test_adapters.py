@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save
 
 from engine.adapter_name import CONFIG, WEIGHTS
-from gateway import adapter_store
+from gateway.catalog import adapter_store
 from tests.gateway.admin.conftest import Town
 
 BASE = "tiny"

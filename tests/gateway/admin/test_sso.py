@@ -11,7 +11,7 @@ from core.clock import SystemClock
 from core.errors import Unavailable
 from core.tenants import members
 from core.tenants.scope import scope_of_operator
-from gateway.single_sign_on import SingleSignOn
+from gateway.auth.single_sign_on import SingleSignOn
 from tests.gateway.admin.issuer import CLIENT, SECRET, Issuer, generate_key, running
 from tests.gateway.served import House, served
 
@@ -41,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.fixture
 def browser(place: Place) -> Iterator[httpx.Client]:
     place.issuer.wrong = {}
-    with httpx.Client(base_url=place.house.url, timeout=20) as made:
+    with httpx.Client(base_url=place.house.url, timeout=60) as made:
         yield made
 
 
@@ -49,7 +49,7 @@ def _go(browser: httpx.Client) -> httpx.Response:
     """To the issuer and back to the door, which answers."""
     begun = browser.get("/dashboard/sso/start")
     assert begun.status_code == 303, begun.text
-    consent = httpx.get(begun.headers["location"], timeout=20)
+    consent = httpx.get(begun.headers["location"], timeout=60)
     return browser.get(consent.headers["location"])
 
 
@@ -102,8 +102,8 @@ def test_a_stranger_and_an_unverified_address_do_not_come_in(
 
 def test_anothers_trip_cannot_be_finished_here(place: Place, browser: httpx.Client) -> None:
     begun = browser.get("/dashboard/sso/start")
-    back = httpx.get(begun.headers["location"], timeout=20).headers["location"]
-    with httpx.Client(base_url=place.house.url, timeout=20) as victim:
+    back = httpx.get(begun.headers["location"], timeout=60).headers["location"]
+    with httpx.Client(base_url=place.house.url, timeout=60) as victim:
         assert victim.get(back).status_code == 401  # no cookie of its own
         victim.get("/dashboard/sso/start")
         assert victim.get(back).status_code == 401  # a cookie, but of another trip

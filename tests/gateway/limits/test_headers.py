@@ -12,7 +12,7 @@ from core.counters import BucketState
 from core.counters_memory import MemoryCounters
 from core.errors import RateLimited
 from core.tenants.plans import DAY, FREE, LimitRule, Plan, Scope, Unit
-from gateway.limit_headers import (
+from gateway.limits.headers import (
     anthropic_headers,
     go_duration,
     ietf_headers,
@@ -20,7 +20,7 @@ from gateway.limit_headers import (
     own_headers,
     retry_headers,
 )
-from gateway.limits import Ask, Limiter
+from gateway.limits.limiter import Ask, Limiter
 
 BUCKETS = (
     BucketState("tenant:requests:60:org_a", 100, 60_000, 40, 36_000, 0),

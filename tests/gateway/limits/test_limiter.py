@@ -7,7 +7,7 @@ from core.clock import FakeClock
 from core.counters_memory import MemoryCounters
 from core.errors import InsufficientQuota, RateLimited
 from core.tenants.plans import HOUR, LimitRule, Plan, Scope, Unit
-from gateway.limits import Ask, Counted, Limiter, MoneyLimit, Reservation
+from gateway.limits.limiter import Ask, Counted, Limiter, MoneyLimit, Reservation
 
 TOKEN = 2_000_000  # picounits: 2 USD a million
 

@@ -12,8 +12,8 @@ from core.clock import SystemClock
 from core.counters_memory import MemoryCounters
 from core.errors import RateLimited, Unavailable
 from core.tenants.plans import LimitRule, Plan, Scope, Unit
-from gateway.fair_queue import FairQueue
-from gateway.limits import Ask, Counted, Limiter, Reservation
+from gateway.limits.fair_queue import FairQueue
+from gateway.limits.limiter import Ask, Counted, Limiter, Reservation
 
 ONE_AT_A_TIME = (LimitRule(Scope.TENANT, Unit.CONCURRENT, 1),)
 QUEUED = Plan("queued", ONE_AT_A_TIME, 2, 1, queue_wait_s=60.0, queue_length=50)

@@ -16,7 +16,7 @@ from core.clock import SystemClock
 from core.counters_redis import RedisCounters
 from core.errors import DependencyDown, RateLimited
 from core.tenants.plans import LimitRule, Plan, Scope, Unit
-from gateway.limits import Ask, Counted, Limiter, MoneyLimit
+from gateway.limits.limiter import Ask, Counted, Limiter, MoneyLimit
 from tests.journeys.houses import free_port
 
 PLAN = Plan("test", (LimitRule(Scope.KEY, Unit.REQUESTS, 40, 86_400),), 1, 1)

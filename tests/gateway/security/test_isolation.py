@@ -53,7 +53,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
                 bytes=1,
             )
         house.services.adapters.refresh()
-        with httpx.Client(base_url=house.url, timeout=20) as client:
+        with httpx.Client(base_url=house.url, timeout=60) as client:
             made = Two(house, client, key.secret, tenant.id, project, house.key)
             body = {"model": "tiny", "messages": [{"role": "user", "content": SECRET_PROMPT}]}
             assert made.call("POST", CHAT, key.secret, json=body).status_code == 200

@@ -1,0 +1,1 @@
+"""Who comes in: from a header or a session to a principal."""

@@ -1,0 +1,1 @@
+"""Requests from a file, through the same door behind all others."""

@@ -1,0 +1,92 @@
+"""One line of a batch through the door, and what its line of the output or error file says."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import orjson
+
+from core.batches.jobs import Answered
+from core.batches.models import BatchLine
+from core.errors import TollhouseError
+from core.tenants.keys import Principal
+from core.tenants.plans import for_batches
+from gateway.batches.inner import InnerExchange
+from gateway.exchange import Exchange
+from gateway.surface import Surface
+from gateway.surfaces.openai_errors import error_object
+
+Serve = Callable[[Surface, Exchange], Awaitable[None]]
+_LONGEST_PAUSE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """The house had no room: nothing was done, the line is tried again."""
+
+    after_s: float
+
+
+def exchange_of(principal: Principal, line: BatchLine) -> InnerExchange:
+    """Behind everybody who waits for an answer."""
+    patient = replace(principal, plan=for_batches(principal.plan))
+    told = partial(answered, line.number, line.custom_id, 200)
+    return InnerExchange(patient, line.body.encode(), line.batch_id, told)
+
+
+def outcome(number: int, custom_id: str, exchange: InnerExchange) -> Answered | Later | None:
+    """None where the exchange was given up before it was answered."""
+    if exchange.status == 0:
+        return None
+    body = orjson.loads(exchange.content) if exchange.content else {}
+    ok = exchange.status < 400
+    if not ok and exchange.status in (429, 503) and exchange.told.get("x-should-retry") != "false":
+        told = exchange.told.get("retry-after", "1")
+        return Later(min(_LONGEST_PAUSE_S, max(0.2, float(told))))
+    request_id = exchange.told.get("x-request-id", "")
+    return answered(number, custom_id, exchange.status, request_id, body)
+
+
+def answered(
+    number: int, custom_id: str, status: int, request_id: str, body: dict[str, Any]
+) -> Answered:
+    ok = status < 400
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    usage = body.get("usage") if ok else None
+    return Answered(number, ok, _line(request_id, custom_id, response, None), *_tokens(usage or {}))
+
+
+def refused(number: int, custom_id: str, error: TollhouseError) -> Answered:
+    """The key that made the batch may not run it."""
+    response = {"status_code": int(error.status), "request_id": "", "body": error_object(error)}
+    return Answered(number, False, _line("", custom_id, response, None))
+
+
+def expired(number: int, custom_id: str) -> Answered:
+    error = {
+        "code": "batch_expired",
+        "message": "This request could not be run before the completion window ended.",
+    }
+    return Answered(number, False, _line("", custom_id, None, error))
+
+
+def _line(
+    request_id: str, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None
+) -> str:
+    return orjson.dumps(
+        {
+            "id": f"batch_{request_id or 'req_none'}",
+            "custom_id": custom_id,
+            "response": response,
+            "error": error,
+        }
+    ).decode()
+
+
+def _tokens(usage: dict[str, Any]) -> tuple[int, int, int]:
+    """(input, cached, output), in the words of either of OpenAI's shapes."""
+    read = usage.get("prompt_tokens", usage.get("input_tokens", 0))
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    written = usage.get("completion_tokens", usage.get("output_tokens", 0))
+    return read, details.get("cached_tokens", 0), written

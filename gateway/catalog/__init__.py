@@ -1,0 +1,1 @@
+"""Which models and adapters there are, and what each can do."""

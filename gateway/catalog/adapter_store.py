@@ -1,0 +1,174 @@
+"""Where adapters come from: an upload that is unpacked into the data directory, or a directory of
+the operator's list. Names in archives are never used as paths, and pickles are refused by name.
+"""
+
+import gzip
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, Literal
+
+from safetensors import SafetensorError, safe_open
+
+from core.errors import BadRequest, Forbidden, PayloadTooLarge
+from engine.adapter_name import CONFIG, WEIGHTS
+from gateway.catalog.adapter_files import AdapterFiles, read_adapter
+
+MAX_BYTES = 2 * 2**30  # of the weights, unpacked
+MAX_CONFIG_BYTES = 2**20
+_MAX_MEMBERS = 1_000
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+_CHUNK = 2**20
+# What the readers raise for a file that is cut, encrypted, or not what it says. (RuntimeError and
+# NotImplementedError are zipfile's: a password, an unknown method.)
+_BROKEN = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    EOFError,
+    RuntimeError,
+    NotImplementedError,
+)
+
+
+class AdapterStore:
+    def __init__(self, root: Path, allowed: tuple[Path, ...]) -> None:
+        """`root` keeps uploads, by tenant and digest; `allowed` is TOLLHOUSE_ADAPTER_DIRS."""
+        self._root = root
+        self._allowed = allowed
+
+    def from_path(self, path: str) -> AdapterFiles:
+        """A directory inside one of the allowed ones, links resolved. One answer for every other."""
+        directory = Path(path).resolve() if "\0" not in path else Path("/")
+        for each in self._allowed:
+            if directory.is_relative_to(each.resolve()) and directory.is_dir():
+                return _checked(directory)
+        raise Forbidden(
+            "lora_path is not a directory from which adapters may load.",
+            next_step="Upload the adapter, or ask the operator about TOLLHOUSE_ADAPTER_DIRS.",
+            param="lora_path",
+        )
+
+    def from_archive(self, tenant_id: str, stream: IO[bytes]) -> AdapterFiles:
+        """A tar (plain or gzip) or a zip with an adapter in PEFT layout, at its root or in one folder."""
+        with self._workplace() as place:
+            members = _zip_members if zipfile.is_zipfile(stream) else _tar_members
+            stream.seek(0)
+            try:
+                _take(members(stream), place)
+            except _BROKEN:
+                raise _invalid("the archive is no whole tar or zip file") from None
+            return self._keep(tenant_id, place)
+
+    def from_files(self, tenant_id: str, config: IO[bytes], weights: IO[bytes]) -> AdapterFiles:
+        with self._workplace() as place:
+            _copy(config, place / CONFIG, MAX_CONFIG_BYTES)
+            _copy(weights, place / WEIGHTS, MAX_BYTES)
+            return self._keep(tenant_id, place)
+
+    def _keep(self, tenant_id: str, place: Path) -> AdapterFiles:
+        """Moved to where its digest says, unless it is there already."""
+        found = _checked(place)
+        home = self._root / tenant_id / found.digest
+        if not home.exists():
+            home.parent.mkdir(parents=True, exist_ok=True)
+            place.rename(home)
+        return read_adapter(home)
+
+    @contextmanager
+    def _workplace(self) -> Iterator[Path]:
+        self._root.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix=".upload-", dir=self._root))
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _checked(directory: Path) -> AdapterFiles:
+    """Read as safetensors, never unpickled; the engine checks shapes and values when it loads it."""
+    for file in directory.iterdir():
+        _refuse_pickle(file.name)
+    found = read_adapter(directory)
+    try:
+        with safe_open(directory / WEIGHTS, "numpy") as tensors:
+            count = len(list(tensors.keys()))
+    except (SafetensorError, OSError):
+        raise _invalid(f"{WEIGHTS} is not a whole safetensors file") from None
+    if not count:
+        raise _invalid(f"{WEIGHTS} holds no tensors")
+    return found
+
+
+def _take(members: Iterator[tuple[str, int, IO[bytes]]], place: Path) -> None:
+    caps = {CONFIG: MAX_CONFIG_BYTES, WEIGHTS: MAX_BYTES}
+    for number, (name, size, stream) in enumerate(members):
+        path = PurePosixPath(name.replace("\\", "/"))
+        if path.is_absolute() or ".." in path.parts or number >= _MAX_MEMBERS:
+            raise _invalid(f"the archive has the member {name[:80]!r}")
+        _refuse_pickle(path.name)
+        if path.name not in caps:
+            continue  # a tokenizer, a README: not ours to keep
+        if (place / path.name).exists():
+            raise _invalid(f"the archive holds {path.name} twice")
+        if size > caps[path.name]:
+            raise _too_large(caps[path.name])
+        _copy(stream, place / path.name, caps[path.name])
+
+
+def _tar_members(stream: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
+    mode: Literal["r|gz", "r|"] = "r|gz" if stream.read(2) == b"\x1f\x8b" else "r|"
+    stream.seek(0)
+    with tarfile.open(fileobj=stream, mode=mode) as archive:
+        for member in archive:
+            if member.isdir():
+                continue
+            content = archive.extractfile(member) if member.isfile() else None
+            if content is None:
+                raise _invalid(f"the archive's member {member.name[:80]!r} is a link or device")
+            yield member.name, member.size, content
+
+
+def _zip_members(stream: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
+    with zipfile.ZipFile(stream) as archive:
+        for member in archive.infolist():
+            if not member.is_dir():
+                with archive.open(member) as content:
+                    yield member.filename, member.file_size, content
+
+
+def _copy(source: IO[bytes], target: Path, most: int) -> None:
+    """Counts what really comes out: the size that an archive states may be a lie."""
+    written = 0
+    with target.open("xb") as file:
+        while chunk := source.read(_CHUNK):
+            written += len(chunk)
+            if written > most:
+                raise _too_large(most)
+            file.write(chunk)
+
+
+def _refuse_pickle(name: str) -> None:
+    if name.lower().endswith(_PICKLES):
+        raise _invalid(f"{name[:80]!r} may hold a pickle, which runs code when it is read")
+
+
+def _invalid(problem: str) -> BadRequest:
+    return BadRequest(
+        f"This is not an adapter that can be taken: {problem}.",
+        next_step=f"Send {CONFIG} and {WEIGHTS} as PEFT saves them.",
+        param="file",
+        code="invalid_adapter",
+    )
+
+
+def _too_large(most: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"The adapter is larger than {most >> 20} MiB.", next_step="Use a lower rank.", param="file"
+    )

@@ -1,0 +1,131 @@
+"""Which models there are and which adapters each tenant may name: a view kept fresh off the path."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from msgspec import Struct
+
+from core.errors import Forbidden, ModelNotFound
+from core.tenants.keys import Principal
+from gateway.prompts.tokenizing import TextCodec
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A base model behind the door. `codec` is None where only the engine knows the tokenizer."""
+
+    name: str
+    codec: TextCodec | None
+    context_length: int
+    created: int  # Unix seconds
+    owned_by: str = "tollhouse"
+    # Sampling parameters beyond OpenAI's that its engines take; None: all that the door knows.
+    parameters: frozenset[str] | None = None
+    # What its generation_config.json says of sampling, for requests that say nothing.
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    # Beyond plain text: tools (choosing them by force), json, embeddings.
+    capabilities: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NamedAdapter:
+    name: str
+    base_model: str
+    digest: str
+    path: str
+    created_at: datetime
+
+
+class Target(Struct, frozen=True):
+    """What a `model` field names: a base model, maybe with one of the tenant's adapters."""
+
+    public_name: str  # as the client wrote it; echoed in answers
+    model: ServedModel
+    adapter: NamedAdapter | None = None
+
+
+class Catalog:
+    """Look-ups are in memory; `adapters_of` is replaced whole by the refresher."""
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self._models = {model.name: model for model in models}
+        self._adapters: Mapping[str, Mapping[str, NamedAdapter]] = {}
+        self.on_adapters: Callable[[], None] | None = None
+
+    def serve(self, model: ServedModel) -> None:
+        self._models[model.name] = model
+
+    def set_adapters(self, adapters: Mapping[str, Mapping[str, NamedAdapter]]) -> None:
+        self._adapters = adapters
+        if self.on_adapters is not None:
+            self.on_adapters()
+
+    def models(self, principal: Principal) -> list[ServedModel]:
+        allowed = principal.scopes.models
+        return [m for m in self._models.values() if allowed is None or m.name in allowed]
+
+    def served(self, name: str) -> ServedModel | None:
+        return self._models.get(name)
+
+    def first(self) -> ServedModel:
+        """The model for what names none: an adapter's base, a moderation call's price."""
+        return next(iter(self._models.values()))
+
+    def adapters(self, principal: Principal) -> list[NamedAdapter]:
+        own = self._adapters.get(principal.tenant_id, {}).values()
+        return [a for a in own if _adapter_allowed(principal, a)]
+
+    def names(self, tenant_id: str) -> list[str]:
+        """Every name that the tenant as a whole may ask for."""
+        own = self._adapters.get(tenant_id, {}).values()
+        return [*self._models, *(f"{each.base_model}:{each.name}" for each in own)]
+
+    def model_names(self) -> list[str]:
+        return list(self._models)
+
+    def every_adapter(self) -> Iterable[NamedAdapter]:
+        return [each for own in self._adapters.values() for each in own.values()]
+
+    def resolve(self, principal: Principal, name: str) -> Target:
+        """`<base>`, `<base>:<adapter>`, or an adapter's own name."""
+        own = self._adapters.get(principal.tenant_id, {})
+        model = self._models.get(name)
+        adapter = None
+        if model is None:
+            base, colon, short = name.rpartition(":")
+            adapter = own.get(name) or (own.get(short) if colon else None)
+            if adapter is None or (colon and name != adapter.name and base != adapter.base_model):
+                raise self._unknown(principal, name)
+            model = self._models.get(adapter.base_model)
+            if model is None:
+                raise self._unknown(principal, name)
+        if principal.scopes.models is not None and model.name not in principal.scopes.models:
+            raise Forbidden(
+                f"This key may not use the model {model.name}.",
+                next_step="Use a key whose scope has it.",
+                param="model",
+            )
+        if adapter is not None and not _adapter_allowed(principal, adapter):
+            raise Forbidden(
+                f"This key may not use the adapter {adapter.name}.",
+                next_step="Use a key whose scope has it.",
+                param="model",
+            )
+        return Target(name, model, adapter)
+
+    def _unknown(self, principal: Principal, name: str) -> ModelNotFound:
+        known = [m.name for m in self.models(principal)]
+        known += [f"{a.base_model}:{a.name}" for a in self.adapters(principal)]
+        listed = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
+        return ModelNotFound(
+            f"There is no model {name[:200]!r} for this key; it may use: {listed or 'none'}.",
+            next_step="GET /v1/models lists them.",
+            param="model",
+        )
+
+
+def _adapter_allowed(principal: Principal, adapter: NamedAdapter) -> bool:
+    if principal.scopes.models is not None and adapter.base_model not in principal.scopes.models:
+        return False
+    return principal.scopes.adapters is None or adapter.name in principal.scopes.adapters

@@ -1,0 +1,92 @@
+"""What the door needs of a model directory: its name, its context, its tokenizer. No weights."""
+
+import json
+from pathlib import Path
+
+from core.errors import SettingError
+from core.settings import Settings
+from engine.demo.paths import MODEL_DIR
+from gateway.catalog.catalog import ServedModel
+from gateway.engines.upstreams import read_upstreams
+from gateway.prompts.tokenizing import load_codec
+
+DEMO_NAME = "tollhouse-demo"
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_WANTED = ["*.json", "*.safetensors", "*.jinja"]
+
+
+def model_directory(settings: Settings) -> Path:
+    """SettingError where TOLLHOUSE_MODEL is neither a directory nor a hub id that can be had."""
+    if not settings.model:
+        return MODEL_DIR
+    path = Path(settings.model)
+    if path.is_dir():
+        return path.resolve()
+    if path.is_absolute() or settings.model.startswith("."):
+        raise SettingError(
+            f"TOLLHOUSE_MODEL names {settings.model}, which is not a directory.",
+            next_step="Give a directory in Hugging Face layout, or a hub id.",
+        )
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(settings.model, allow_patterns=_WANTED))
+    except ImportError:
+        why = "huggingface_hub is not installed"
+    except Exception as error:
+        why = str(error).partition("\n")[0]
+    raise SettingError(
+        f"TOLLHOUSE_MODEL is {settings.model!r}: no such directory, and it cannot be fetched: {why}.",
+        next_step="Give a directory in Hugging Face layout.",
+    )
+
+
+def model_name(settings: Settings) -> str:
+    if settings.model_name:
+        return settings.model_name
+    return Path(settings.model.rstrip("/")).name if settings.model else DEMO_NAME
+
+
+def served_names(settings: Settings) -> list[str]:
+    """Public names of what this start serves, the one for newcomers first."""
+    own = model_name(settings)
+    found = [upstream.model or own for upstream in read_upstreams(settings.upstreams)] or [own]
+    return sorted(dict.fromkeys(found), key=lambda name: name != own)
+
+
+def served_model(settings: Settings, directory: Path) -> ServedModel:
+    config_file = directory / "config.json"
+    if not config_file.is_file():
+        raise SettingError(
+            f"{directory} has no config.json.",
+            next_step="Point TOLLHOUSE_MODEL at a directory in Hugging Face layout.",
+        )
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+        context = int(config["max_position_embeddings"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise SettingError(
+            f"{config_file} cannot be read: {error!r}.", next_step="Replace it with a whole one."
+        ) from None
+    created = int(config_file.stat().st_mtime)
+    codec, defaults = load_codec(directory), sampling_defaults(directory)
+    return ServedModel(model_name(settings), codec, context, created, defaults=defaults)
+
+
+def sampling_defaults(directory: Path) -> dict[str, float]:
+    """The publisher's own settings in generation_config.json, as vLLM and transformers read them."""
+    file = directory / "generation_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        written = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingError(
+            f"{file} is not JSON: {error}.", next_step="Replace it with a whole one."
+        ) from None
+    found = {
+        name: written[name] for name in _SAMPLING if isinstance(written.get(name), int | float)
+    }
+    if written.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found

@@ -1,0 +1,25 @@
+"""Keeps the catalog's adapters as the database has them, off the path."""
+
+from collections import defaultdict
+
+from sqlalchemy import select
+
+from core.database import Database
+from core.tenants.models import Adapter
+from gateway.catalog.catalog import Catalog, NamedAdapter
+
+
+class CatalogView:
+    def __init__(self, database: Database, catalog: Catalog) -> None:
+        self._database = database
+        self._catalog = catalog
+
+    def refresh(self) -> None:
+        """Blocking; run in a thread. Also right after an adapter was added or removed."""
+        found: dict[str, dict[str, NamedAdapter]] = defaultdict(dict)
+        with self._database.read() as session:
+            for row in session.scalars(select(Adapter).where(Adapter.removed_at.is_(None))):
+                found[row.tenant_id][row.name] = NamedAdapter(
+                    row.name, row.base_model, row.digest, row.path, row.created_at
+                )
+        self._catalog.set_adapters(found)

@@ -1,0 +1,134 @@
+"""From upstreams to engine clients and the models that they serve."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import zmq.auth
+
+from core.clock import SystemClock
+from core.counters import Counters
+from core.counters_memory import MemoryCounters
+from core.errors import SettingError
+from core.settings import Settings
+from engine.curve import ClientKeys
+from engine.protocol import KvEvent, Receipt
+from gateway.catalog.catalog import ServedModel
+from gateway.catalog.model_files import model_directory, model_name, sampling_defaults, served_model
+from gateway.engines.base import EngineClient
+from gateway.engines.openai import OpenAIEngine
+from gateway.engines.openai_body import EXTRA, KINDS
+from gateway.engines.remote import RemoteEngine
+from gateway.engines.upstream_limits import UpstreamLimits
+from gateway.engines.upstreams import Upstream
+from gateway.prompts.tokenizing import load_codec
+
+_UNKNOWN_CONTEXT = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    clients: dict[str, list[EngineClient]]  # by public model name
+    models: list[ServedModel]
+
+
+def make_engines(
+    settings: Settings,
+    upstreams: list[Upstream],
+    on_stray_receipt: Callable[[Receipt], None],
+    on_kv_events: Callable[[str, list[KvEvent]], None],
+    counters: Counters | None = None,
+) -> Engines:
+    """`on_kv_events` gets the engine's name too; an engine without a sister is not asked for any."""
+    sisters = Counter(upstream.model or model_name(settings) for upstream in upstreams)
+    clients: dict[str, list[EngineClient]] = {}
+    models: dict[str, ServedModel] = {}
+    abilities: dict[str, frozenset[str]] = {}
+    parameters: dict[str, frozenset[str] | None] = {}
+    for upstream in upstreams:
+        name = upstream.model or model_name(settings)
+        client: EngineClient
+        if upstream.is_http:
+            clock = SystemClock()
+            limits = UpstreamLimits(
+                upstream, counters or MemoryCounters(clock), clock, processes=settings.workers
+            )
+            client = OpenAIEngine(upstream, upstream.upstream_model or name, limits)
+        else:
+            client = RemoteEngine(
+                upstream.place,
+                upstream.url,
+                keys=_keys(settings, upstream),
+                on_kv_events=partial(on_kv_events, upstream.place) if sisters[name] > 1 else None,
+                on_stray_receipt=on_stray_receipt,
+            )
+        clients.setdefault(name, []).append(client)
+        if name not in models:
+            models[name] = _model(settings, upstream, name)
+        # What every replica can do, for any may be chosen.
+        able = frozenset(upstream.capabilities) if upstream.is_http else frozenset()
+        abilities[name] = abilities.get(name, able) & able
+        takes = _parameters(upstream)
+        known = parameters.setdefault(name, takes)
+        if takes is not None:
+            parameters[name] = takes if known is None else known & takes
+    for name, able in abilities.items():
+        models[name] = replace(models[name], capabilities=able, parameters=parameters[name])
+    return Engines(clients, list(models.values()))
+
+
+def _parameters(upstream: Upstream) -> frozenset[str] | None:
+    """None of our own engine: it has them all."""
+    if not upstream.is_http:
+        return None
+    named = frozenset(upstream.parameters)
+    if upstream.engine not in KINDS or not named <= EXTRA.keys():
+        raise SettingError(
+            f"TOLLHOUSE_UPSTREAMS is wrong: {upstream.url} has engine {upstream.engine!r} and "
+            f"parameters {sorted(named)}.",
+            next_step=f"Engines: {', '.join(filter(None, KINDS))}. Parameters: {', '.join(EXTRA)}.",
+        )
+    return KINDS[upstream.engine] | named
+
+
+def _model(settings: Settings, upstream: Upstream, name: str) -> ServedModel:
+    if upstream.tokenizer:
+        directory = Path(upstream.tokenizer)
+        if not directory.is_dir():
+            raise SettingError(
+                f"The tokenizer of upstream {name} is {directory}, which is not a directory.",
+                next_step="Give a model directory with a tokenizer.json.",
+            )
+        context = upstream.context_length or _UNKNOWN_CONTEXT
+        defaults = sampling_defaults(directory)
+        return ServedModel(name, load_codec(directory), context, 0, defaults=defaults)
+    if upstream.is_http and upstream.model != model_name(settings):
+        return ServedModel(name, None, upstream.context_length or _UNKNOWN_CONTEXT, 0)
+    if upstream.is_http and not settings.model:
+        return ServedModel(name, None, upstream.context_length or _UNKNOWN_CONTEXT, 0)
+    return served_model(settings, model_directory(settings))
+
+
+def _keys(settings: Settings, upstream: Upstream) -> ClientKeys | None:
+    """CURVE, where the settings name keys. ipc never needs them: the file system guards it."""
+    public_key = upstream.public_key or settings.engine_public_key
+    file = settings.engine_secret_key_file
+    if not public_key or not upstream.url.startswith("tcp://"):
+        return None
+    if file is None:
+        raise SettingError(
+            "TOLLHOUSE_ENGINE_PUBLIC_KEY needs this side's own keys.",
+            next_step="Set TOLLHOUSE_ENGINE_SECRET_KEY_FILE.",
+        )
+    try:
+        public, secret = zmq.auth.load_certificate(file)
+    except (OSError, ValueError) as error:
+        raise SettingError(
+            f"TOLLHOUSE_ENGINE_SECRET_KEY_FILE {file} cannot be read: {error}.",
+            next_step="Make a pair as docs/production.md shows.",
+        ) from None
+    if secret is None:
+        raise SettingError(f"{file} has no secret key.", next_step="Give the secret's file.")
+    return ClientKeys(public_key.encode(), public, secret)

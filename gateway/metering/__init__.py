@@ -1,0 +1,1 @@
+"""What is billed and what is waived, and its way to the books."""

@@ -1,0 +1,255 @@
+"""From what happened to one usage event: the rules of what is billed and what is waived.
+
+Billed output is what was delivered to the client; the rest of what the engine generated is waived,
+so generated = billed + waived. Billed input is what the engine processed.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import cache, partial
+
+from msgspec import Struct
+from msgspec.structs import replace
+from prometheus_client import Counter, Histogram
+
+from core import metrics
+from core.clock import Clock
+from core.events import EngineCount, OpenedRequest, SettledBy, UsageEvent
+from engine.protocol import Receipt
+from gateway.metering.spool import Spool, Statement
+
+_LEFT = 499  # nobody waited for the answer any more
+
+
+class Counts(Struct, frozen=True):
+    input: int
+    cached: int
+    output: int
+    waived: int
+
+
+class Ending(Struct, frozen=True):
+    """What the door knows when a request is over."""
+
+    delivered: int  # tokens whose text went to the client
+    seen: int  # tokens that the engine handed to us
+    finish_reason: str
+    status: int
+    prompt_done: bool  # a token came, so the prompt was processed whole
+    paid_by: str | None = None  # where the policy blocked the prompt or cut the answer
+    quantity: int = 1  # 0: not even the request's fee is charged
+
+
+def blocked(paid_by: str) -> Ending:
+    """A prompt that the policy refused: its tokens and fee where the tenant pays, else nothing."""
+    pays = paid_by == "tenant"
+    return Ending(0, 0, "content_filter", 400, pays, paid_by=paid_by, quantity=int(pays))
+
+
+def counts_of(prompt_tokens: int, ending: Ending, receipt: Receipt | None) -> Counts:
+    """The engine's receipt decides where there is one; without it, what the door itself saw."""
+    if receipt is None:
+        entered = prompt_tokens if ending.prompt_done else 0
+        return Counts(entered, 0, ending.delivered, max(0, ending.seen - ending.delivered))
+    generated = max(receipt.generated, ending.seen)
+    output = min(ending.delivered, generated)
+    return Counts(receipt.prompt, receipt.cached, output, generated - output)
+
+
+class Meter:
+    """The account of one request, from its opening to its one event."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        clock: Clock,
+        opened: OpenedRequest,
+        acknowledge: Callable[[str], None],
+    ) -> None:
+        self.opened = opened
+        self.first_token_ms: int | None = None
+        self.streamed = False
+        self.moderation: str | None = None
+        self.prompt_order: str | None = None
+        self.reordered_cached_tokens = 0
+        self.truncated: str | None = None
+        self.routed: str | None = None
+        self.fell_from: tuple[str, ...] = ()  # models that could not answer
+        self._spool = spool
+        self._clock = clock
+        self._started = clock.monotonic()
+        self._acknowledge = acknowledge
+        self.event: UsageEvent | None = None
+
+    async def open(self, *, again: bool = False) -> None:
+        """`again`: the request is open already, for a model that could not answer."""
+        await (self._spool.reopen(self.opened) if again else self._spool.open(self.opened))
+
+    async def moved(self, engine_id: str) -> None:
+        """Another engine has the request now: its receipt is the one that counts."""
+        self.opened = replace(self.opened, engine_id=engine_id)
+        await self._spool.reopen(self.opened)
+
+    def _way(self) -> str | None:
+        if not self.fell_from:
+            return self.routed
+        return f"fallback from {', '.join(self.fell_from)}; {self.routed or ''}"[:120]
+
+    def first_token(self) -> None:
+        if self.first_token_ms is None:
+            seconds = self._clock.monotonic() - self._started
+            self.first_token_ms = round(seconds * 1000)
+            _first_token(self.opened.model).observe(seconds)
+
+    async def close(
+        self,
+        ending: Ending,
+        receipt: Receipt | None,
+        also: Callable[[UsageEvent], Sequence[Statement]] | None = None,
+    ) -> UsageEvent:
+        """Durable when it returns, unless the disk is full: then the engine keeps its receipt until
+        the record is. Called twice, the first call counts. `also` goes to the same commit."""
+        if self.event is not None:
+            return self.event
+        self.event = event = self._event(ending, receipt)
+        more = also(event) if also is not None else ()
+        await self._spool.close(event, engine_count(event, receipt), self._release(receipt), more)
+        _count(event)
+        return event
+
+    def close_soon(self, ending: Ending, receipt: Receipt | None) -> None:
+        """For a request that is being cancelled and cannot wait: durable at the next flush."""
+        if self.event is None:
+            self.event = self._event(ending, receipt)
+            count = engine_count(self.event, receipt)
+            self._spool.close_soon(self.event, count, self._release(receipt))
+            _count(self.event)
+
+    def _release(self, receipt: Receipt | None) -> Callable[[], None] | None:
+        """Lets the engine forget the receipt: to be called when the record is durable."""
+        if receipt is None:
+            return None
+        return partial(self._acknowledge, self.opened.request_id)
+
+    def _event(self, ending: Ending, receipt: Receipt | None) -> UsageEvent:
+        counts = counts_of(self.opened.prompt_tokens, ending, receipt)
+        if self.opened.batch_job is not None and ending.status == _LEFT:
+            counts, ending = on_the_house(counts), replace(ending, paid_by="house", quantity=0)
+        duration_ms = round((self._clock.monotonic() - self._started) * 1000)
+        return usage_event(
+            self.opened,
+            counts,
+            finished_at=self._clock.now(),
+            finish_reason=ending.finish_reason,
+            status=ending.status,
+            settled_by=SettledBy.GATEWAY,
+            streamed=self.streamed,
+            first_token_ms=self.first_token_ms,
+            duration_ms=duration_ms,
+            queue_ms=round(receipt.queue_s * 1000) if receipt else 0,
+            moderation=self.moderation,
+            prompt_order=self.prompt_order,
+            reordered_cached_tokens=min(self.reordered_cached_tokens, counts.cached),
+            truncated=self.truncated,
+            routed=self._way(),
+            paid_by=ending.paid_by,
+            quantity=ending.quantity,
+        )
+
+
+def on_the_house(counts: Counts) -> Counts:
+    """A batch's line that was not answered runs again: only the run that answers it is billed."""
+    return Counts(0, 0, 0, counts.output + counts.waived)
+
+
+def usage_event(
+    opened: OpenedRequest,
+    counts: Counts,
+    *,
+    finished_at: datetime,
+    finish_reason: str,
+    status: int,
+    settled_by: SettledBy,
+    streamed: bool = False,
+    first_token_ms: int | None = None,
+    duration_ms: int = 0,
+    queue_ms: int = 0,
+    moderation: str | None = None,
+    prompt_order: str | None = None,
+    reordered_cached_tokens: int = 0,
+    truncated: str | None = None,
+    routed: str | None = None,
+    quantity: int = 1,
+    paid_by: str | None = None,
+) -> UsageEvent:
+    return UsageEvent(
+        request_id=opened.request_id,
+        tenant_id=opened.tenant_id,
+        project_id=opened.project_id,
+        key_id=opened.key_id,
+        kind=opened.kind,
+        route=opened.route,
+        model=opened.model,
+        adapter=opened.adapter,
+        adapter_digest=opened.adapter_digest,
+        price_version=opened.price_version,
+        occurred_at=opened.opened_at,
+        finished_at=finished_at,
+        input_tokens=counts.input,
+        cached_tokens=counts.cached,
+        output_tokens=counts.output,
+        waived_tokens=counts.waived,
+        finish_reason=finish_reason,
+        status=status,
+        settled_by=settled_by,
+        streamed=streamed,
+        first_token_ms=first_token_ms,
+        duration_ms=duration_ms,
+        queue_ms=queue_ms,
+        engine_id=opened.engine_id,
+        member_id=opened.member_id,
+        end_user=opened.end_user,
+        client_request_id=opened.client_request_id,
+        moderation=moderation,
+        prompt_order=prompt_order,
+        reordered_cached_tokens=reordered_cached_tokens,
+        truncated=truncated,
+        batch_job=opened.batch_job,
+        routed=routed,
+        quantity=quantity,
+        paid_by=paid_by,
+    )
+
+
+def engine_count(event: UsageEvent, receipt: Receipt | None) -> EngineCount | None:
+    if receipt is None or (event.batch_job is not None and event.paid_by == "house"):
+        return None
+    return EngineCount(
+        event.request_id,
+        event.engine_id,
+        receipt.prompt,
+        receipt.cached,
+        receipt.generated,
+        event.finished_at,
+    )
+
+
+@cache
+def _tokens(model: str, kind: str) -> Counter:
+    return metrics.tokens.labels(model, kind)
+
+
+@cache
+def _first_token(model: str) -> Histogram:
+    return metrics.first_token_seconds.labels(model)
+
+
+def _count(event: UsageEvent) -> None:
+    for kind, count in (
+        ("input", event.input_tokens),
+        ("cached", event.cached_tokens),
+        ("output", event.output_tokens),
+        ("waived", event.waived_tokens),
+    ):
+        if count:
+            _tokens(event.model, kind).inc(count)

@@ -1,0 +1,160 @@
+"""What a dead gateway process left in its spool file is settled by a living one.
+
+A file whose lock can be taken has no owner. Its outbox is shipped; each opened record without its
+close is settled from the engine's receipt. An engine that answers but knows nothing of the request
+will never bill it, so it closes at zero output; an engine that does not answer is waited for until
+the request's longest life has passed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+from core.clock import Clock
+from core.errors import TollhouseError
+from core.events import OpenedRequest, SettledBy, UsageEvent
+from engine.protocol import FinishReason, Receipt
+from gateway.engines.base import RequestStillRuns
+from gateway.metering.carrier import Books
+from gateway.metering.meter import Counts, engine_count, on_the_house, usage_event
+from gateway.metering.shipper import ship_file
+from gateway.metering.spool import SpoolFile, closing, shipped
+
+log = logging.getLogger("tollhouse.recovery")
+
+
+class ReceiptSource(Protocol):
+    async def receipt_of(self, opened: OpenedRequest) -> Receipt | None:
+        """Raises RequestStillRuns, or another TollhouseError where the engine does not answer."""
+
+    async def acknowledge(self, request_ids: list[str]) -> None: ...
+
+
+class Recovery:
+    def __init__(
+        self,
+        directory: Path,
+        own: Path,
+        books: Books,
+        receipts: ReceiptSource,
+        clock: Clock,
+        *,
+        longest_life_s: float,
+        on_settled: Callable[[UsageEvent], Awaitable[None]],
+    ) -> None:
+        """`on_settled` gives back what the dead process had reserved."""
+        self._directory = directory
+        self._own = own
+        self._books = books
+        self._receipts = receipts
+        self._clock = clock
+        self._on_settled = on_settled
+        self._longest_life = timedelta(seconds=longest_life_s + 60)
+        self._adopted: dict[Path, SpoolFile] = {}
+        self.looked = asyncio.Event()  # what was left here before the start is in the books
+
+    async def run(self, every_s: float = 5.0) -> None:
+        while True:
+            try:
+                await self.round()
+                self.looked.set()
+            except Exception as error:
+                log.warning("recovery of spool files failed, again in %.0f s: %s", every_s, error)
+            await asyncio.sleep(every_s)
+
+    async def round(self) -> int:
+        """Adopt and settle what can be settled now; returns how many requests it settled."""
+        self._adopt()
+        settled = 0
+        for path, file in list(self._adopted.items()):
+            settled += await self._settle(file)
+            await asyncio.to_thread(self._ship, file)
+            if file.is_empty():
+                file.close(remove=True)
+                del self._adopted[path]
+        return settled
+
+    def waiting(self) -> int:
+        return sum(len(file.open_requests()) for file in self._adopted.values())
+
+    def close(self) -> None:
+        for file in self._adopted.values():
+            file.close()
+        self._adopted.clear()
+
+    def _adopt(self) -> None:
+        for path in sorted(self._directory.glob("*.db")):
+            if path == self._own or path in self._adopted:
+                continue
+            try:
+                file = SpoolFile(path)
+            except OSError:  # its process lives
+                continue
+            log.info("adopted %s, left by a process that ended", path.name)
+            self._adopted[path] = file
+
+    def _ship(self, file: SpoolFile) -> None:
+        ship_file(file.connection, self._books, lambda last: file.commit([shipped(last)]))
+
+    async def _settle(self, file: SpoolFile) -> int:
+        settled: list[tuple[UsageEvent, Receipt | None]] = []
+        for opened in file.open_requests():
+            found = await self._settled(opened)
+            if found is not None:
+                settled.append(found)
+        if settled:
+            file.commit(
+                [
+                    statement
+                    for event, receipt in settled
+                    for statement in closing(event, engine_count(event, receipt))
+                ]
+            )
+            await self._receipts.acknowledge([e.request_id for e, r in settled if r is not None])
+            for event, _ in settled:
+                await self._on_settled(event)
+        return len(settled)
+
+    async def _settled(self, opened: OpenedRequest) -> tuple[UsageEvent, Receipt | None] | None:
+        now = self._clock.now()
+        try:
+            receipt = await self._receipts.receipt_of(opened)
+        except RequestStillRuns:
+            return None
+        except TollhouseError:
+            if now - opened.opened_at < self._longest_life:
+                return None
+            receipt = None
+        return event_of_receipt(opened, receipt, now), receipt
+
+
+def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: datetime) -> UsageEvent:
+    if receipt is None:
+        return usage_event(
+            opened,
+            Counts(0, 0, 0, 0),
+            finished_at=now,
+            finish_reason="expired",
+            status=500,
+            settled_by=SettledBy.EXPIRY,
+        )
+    delivered = min(receipt.delivered, receipt.generated)
+    counts = Counts(receipt.prompt, receipt.cached, delivered, receipt.generated - delivered)
+    if opened.batch_job is not None:
+        counts = on_the_house(counts)
+    complete = receipt.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+    return usage_event(
+        opened,
+        counts,
+        finished_at=now,
+        finish_reason=str(receipt.finish_reason),
+        status=200 if complete else 499,
+        settled_by=SettledBy.RECEIPT,
+        quantity=int(opened.batch_job is None),
+        paid_by="house" if opened.batch_job is not None else None,
+        queue_ms=round(receipt.queue_s * 1000),
+        duration_ms=round((receipt.queue_s + receipt.prefill_s + receipt.decode_s) * 1000),
+    )

@@ -1,0 +1,138 @@
+"""Takes what the spool holds to the database, in bulk, from a thread of its own; once there is much
+to take, that thread has a process do it.
+
+Idempotent: rows are inserted by request id, and a batch is forgotten only after its commit. While
+the database is down the spool grows and the shipper tries again; a single record that the database
+refuses for good is parked with the reason, so that it holds up nothing behind it.
+"""
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+
+from core import metrics
+from gateway.metering.carrier import Books, Carried, Carrier, Helper, Porter, brief
+from gateway.metering.spool import Spool, connect, read_outbox
+
+log = logging.getLogger("tollhouse.shipper")
+BATCH = 5000
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+# A round costs the same few milliseconds of the interpreter for one record as for a hundred: under
+# load rounds are so far apart that they take this share of the time that requests run in.
+_SHARE = 0.01
+_LONGEST_GATHER_S = 1.5
+_MANY = 600  # rows in one round: from then on the helper carries; a calm house starts none
+
+
+class Shipper:
+    def __init__(
+        self, spool: Spool, books: Books, helper: Helper | None = None, *, pause_s: float = 0.05
+    ) -> None:
+        self._spool = spool
+        self._books = books
+        self._helper = helper
+        self._busy = False
+        self._pause_s = pause_s  # lets a batch gather
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tollhouse-shipper", daemon=True)
+        self._shipped = 0
+        self._cost_s = 0.0  # of this round
+        self._ill_since: float | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """One more attempt to ship, then the end. What stays is adopted at the next start."""
+        self._stopping.set()
+        self._spool.arrived.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def backlog(self) -> int:
+        row = self._spool.file.connection.execute("select count(*) from outbox").fetchone()
+        return int(row[0])
+
+    def _run(self) -> None:
+        reader = connect(self._spool.file.path)
+        pause = FIRST_PAUSE_S
+        try:
+            while True:
+                last_round = self._stopping.is_set()
+                self._cost_s = 0.0
+                try:
+                    self._drain(reader, whole=last_round)
+                    self._ill_since = None
+                    pause = FIRST_PAUSE_S
+                except Exception as error:
+                    log.warning(
+                        "usage cannot be shipped now, again in %.1f s: %s", pause, brief(error)
+                    )
+                    if last_round:
+                        return
+                    self._watch()
+                    self._stopping.wait(pause)
+                    pause = min(pause * 2, LONGEST_PAUSE_S)
+                    continue
+                if last_round:
+                    return
+                self._watch()
+                self._spool.arrived.wait(1.0)
+                gather = self._cost_s / _SHARE
+                self._stopping.wait(min(max(gather, self._pause_s), _LONGEST_GATHER_S))
+                self._spool.arrived.clear()
+        finally:
+            reader.close()
+            if self._helper is not None:
+                self._helper.close()
+
+    def _watch(self) -> None:
+        """For the alert on a database that has been away for long."""
+        now = time.monotonic()
+        waiting = self.backlog()
+        if waiting and self._ill_since is None:
+            self._ill_since = now
+        metrics.spool_waiting.set(waiting)
+        metrics.spool_age_seconds.set(now - self._ill_since if self._ill_since else 0)
+
+    def _drain(self, reader: sqlite3.Connection, *, whole: bool) -> None:
+        """What there is. Unless it must be the `whole`, the few that came meanwhile wait for the
+        next round: they would cost as much as many."""
+        here = Porter(reader, self._books)
+        while True:
+            carrier: Carrier = self._helper if self._busy and self._helper is not None else here
+            carried = carrier.carry(self._shipped, BATCH)
+            if not carried.last:
+                return
+            self._cost_s += carried.cpu_s
+            self._busy |= carried.rows >= _MANY
+            if carried.refused:
+                log.error("a batch of usage was refused, trying one by one: %s", carried.refused)
+                self._one_by_one(carrier, carried)
+            self._shipped = carried.last
+            self._spool.forget_shipped(carried.last)
+            reader.execute("pragma wal_checkpoint(passive)")
+            if not whole and carried.last - carried.first + 1 < BATCH:
+                return
+
+    def _one_by_one(self, carrier: Carrier, batch: Carried) -> None:
+        for seq in range(batch.first, batch.last + 1):
+            single = carrier.carry(seq - 1, 1)
+            if single.last == seq and single.refused:
+                log.error("one record was refused and parked: %s", single.refused)
+                self._spool.park(seq, single.refused)
+
+
+def ship_file(connection: sqlite3.Connection, books: Books, forget: Callable[[int], None]) -> int:
+    """Ship all of a dead process's outbox; returns how many rows went."""
+    total, after = 0, 0
+    while True:
+        batch = read_outbox(connection, BATCH, after=after)
+        if not batch.last:
+            return total
+        books.record(batch)
+        forget(batch.last)
+        after = batch.last
+        total += len(batch.usage) + len(batch.moderation)

@@ -1,0 +1,293 @@
+"""The durable spool: one SQLite file (WAL) a process, written before a token leaves and at its end.
+
+Records of all requests that come in the same turn of the event loop share one commit, which takes
+tens of microseconds because WAL in `normal` mode leaves the fsync to the checkpoint. A killed
+process loses nothing; a machine that loses its power may lose the last moments since the
+checkpoint. `opened` holds running requests, `outbox` holds what the shipper takes to the database.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from core.batches.jobs import Answered
+from core.errors import Unavailable
+from core.events import EngineCount, ModerationEvent, OpenedRequest, UsageEvent
+
+log = logging.getLogger("tollhouse.spool")
+
+USAGE = "usage"
+_RETRY_S = 1.0
+MODERATION = "moderation"
+LINE = "line"
+_SCHEMA = """
+create table if not exists opened (request_id text primary key, body blob not null) without rowid;
+create table if not exists outbox (
+    seq integer primary key, topic text not null, body blob not null);
+create table if not exists parked (
+    seq integer primary key autoincrement, topic text not null, body blob not null,
+    reason text not null);
+"""
+_TO_OUTBOX = "insert into outbox values (next_seq(), ?, ?)"
+_opened = msgspec.msgpack.Decoder(OpenedRequest)
+_settled = msgspec.msgpack.Decoder(tuple[UsageEvent, EngineCount | None])
+_moderation = msgspec.msgpack.Decoder(list[ModerationEvent])
+_line = msgspec.msgpack.Decoder(tuple[str, Answered])
+_encode = msgspec.msgpack.Encoder().encode
+
+Statement = tuple[str, tuple[object, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What one read of the outbox gave, in order, and the rows it spans."""
+
+    first: int
+    last: int  # 0 when there is nothing
+    usage: list[UsageEvent]
+    receipts: list[EngineCount]
+    moderation: list[ModerationEvent]
+    lines: list[tuple[str, Answered]]  # of batches, by the batch's id
+
+
+class SpoolFile:
+    """The file itself, under an exclusive lock that the system drops when its process dies."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise
+        self.connection = connect(path)
+        self.connection.executescript(_SCHEMA)
+        # Numbers that are shipped never come again while this file is open, and `autoincrement`
+        # would keep that in a table of its own: a third of what a request writes.
+        [(last,)] = self.connection.execute("select coalesce(max(seq), 0) from outbox")
+        self.connection.create_function("next_seq", 0, count(last + 1).__next__)
+
+    def commit(self, statements: list[Statement]) -> None:
+        """All of them or none, in one transaction."""
+        connection = self.connection
+        connection.execute("begin immediate")
+        try:
+            for sql, values in statements:
+                connection.execute(sql, values)
+            connection.execute("commit")
+        except BaseException:
+            connection.execute("rollback")
+            raise
+
+    def open_requests(self) -> list[OpenedRequest]:
+        rows = self.connection.execute("select body from opened order by request_id")
+        return [_opened.decode(body) for (body,) in rows]
+
+    def is_empty(self) -> bool:
+        found = self.connection.execute(
+            "select exists (select 1 from opened) or exists (select 1 from outbox)"
+            " or exists (select 1 from parked)"
+        ).fetchone()
+        return not found[0]
+
+    def close(self, *, remove: bool = False) -> None:
+        self.connection.close()
+        if remove:
+            for suffix in ("", "-wal", "-shm", ".lock"):
+                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+    connection.execute("pragma journal_mode=wal")
+    connection.execute("pragma synchronous=normal")
+    connection.execute("pragma wal_autocheckpoint=0")  # the shipper does it, off the event loop
+    return connection
+
+
+def read_outbox(connection: sqlite3.Connection, limit: int, *, after: int = 0) -> Outgoing:
+    rows = connection.execute(
+        "select seq, topic, body from outbox where seq > ? order by seq limit ?", (after, limit)
+    ).fetchall()
+    settled = [_settled.decode(body) for _, topic, body in rows if topic == USAGE]
+    return Outgoing(
+        first=rows[0][0] if rows else 0,
+        last=rows[-1][0] if rows else 0,
+        usage=[event for event, _ in settled],
+        receipts=[receipt for _, receipt in settled if receipt is not None],
+        moderation=[
+            event
+            for _, topic, body in rows
+            if topic == MODERATION
+            for event in _moderation.decode(body)
+        ],
+        lines=[_line.decode(body) for _, topic, body in rows if topic == LINE],
+    )
+
+
+def opening(record: OpenedRequest) -> Statement:
+    return "insert into opened values (?, ?)", (record.request_id, _encode(record))
+
+
+def reopening(record: OpenedRequest) -> Statement:
+    return "update opened set body = ? where request_id = ?", (_encode(record), record.request_id)
+
+
+def closing(event: UsageEvent, receipt: EngineCount | None) -> list[Statement]:
+    return [
+        ("delete from opened where request_id = ?", (event.request_id,)),
+        (_TO_OUTBOX, (USAGE, _encode((event, receipt)))),
+    ]
+
+
+def noting(events: Sequence[ModerationEvent]) -> Statement:
+    return _TO_OUTBOX, (MODERATION, _encode(events))
+
+
+def answering(batch_id: str, answered: Answered) -> Statement:
+    """To be committed with the line's bill: then neither is ever without the other."""
+    return _TO_OUTBOX, (LINE, _encode((batch_id, answered)))
+
+
+def shipped(last: int) -> Statement:
+    return "delete from outbox where seq <= ?", (last,)
+
+
+def parking(seq: int, reason: str) -> list[Statement]:
+    return [
+        (
+            "insert into parked (topic, body, reason) select topic, body, ? from outbox"
+            " where seq = ?",
+            (reason, seq),
+        ),
+        ("delete from outbox where seq = ?", (seq,)),
+    ]
+
+
+class Spool:
+    """The event loop's side: gathers what one turn brings and commits it together."""
+
+    def __init__(self, file: SpoolFile) -> None:
+        self.file = file
+        self.arrived = threading.Event()  # wakes the shipper
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._batch: list[Statement] = []
+        self._waiters: list[asyncio.Future[None]] = []
+        self._retry: list[Statement] = []  # closings that the disk refused: kept and tried again
+        self._then: list[Callable[[], None]] = []  # to do once all that was queued is durable
+
+    async def open(self, record: OpenedRequest) -> None:
+        """Returns when the record is durable; Unavailable if the disk refuses it."""
+        await self._add([opening(record)])
+
+    async def reopen(self, record: OpenedRequest) -> None:
+        """As `open`, for a request that is open already and goes on elsewhere."""
+        await self._add([reopening(record)])
+
+    async def close(
+        self,
+        event: UsageEvent,
+        receipt: EngineCount | None = None,
+        then: Callable[[], None] | None = None,
+        also: Sequence[Statement] = (),
+    ) -> None:
+        """Never raises: what the disk refuses now is kept and goes with a later commit. `then` is
+        called once the record is durable, be it late; `also` is durable with it."""
+        if then is not None:
+            self._then.append(then)
+        with contextlib.suppress(Unavailable):
+            await self._add([*closing(event, receipt), *also])
+
+    def close_soon(
+        self,
+        event: UsageEvent,
+        receipt: EngineCount | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        if then is not None:
+            self._then.append(then)
+        self._queue(closing(event, receipt))
+
+    def note(self, events: Sequence[ModerationEvent]) -> None:
+        """One row, however many they are."""
+        self._queue([noting(events)])
+
+    def forget_shipped(self, last: int) -> None:
+        """From the shipper's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._call_in_loop(lambda: self._queue([shipped(last)]))
+
+    def park(self, seq: int, reason: str) -> None:
+        """From the shipper's thread."""
+        self._call_in_loop(lambda: self._queue(parking(seq, reason)))
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def flush(self) -> None:
+        """Commit what waits, now."""
+        batch, self._batch = self._retry + self._batch, []
+        waiters, self._waiters = self._waiters, []
+        if not batch:
+            return
+        try:
+            self.file.commit(batch)
+        except sqlite3.Error as error:
+            self._refused(batch, waiters, error)
+            return
+        self._retry = []
+        then, self._then = self._then, []
+        for call in then:
+            call()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.arrived.set()
+
+    def _refused(
+        self, batch: list[Statement], waiters: list[asyncio.Future[None]], error: sqlite3.Error
+    ) -> None:
+        log.error("the spool %s cannot be written: %s", self.file.path, error)
+        # Openings are refused to their callers; everything else must not be lost.
+        self._retry = [each for each in batch if not each[0].startswith("insert into opened")]
+        if self._retry and self._loop is not None:
+            self._loop.call_later(_RETRY_S, self.flush)
+        failure = Unavailable(
+            "The gateway cannot record usage on its disk, so it serves nothing new.",
+            next_step="Free space in TOLLHOUSE_DATA_DIR; records kept in memory follow then.",
+            code="spool_unavailable",
+            retry_after_s=5.0,
+        )
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(failure)
+
+    async def _add(self, statements: list[Statement]) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._queue(statements)
+        await waiter
+
+    def _queue(self, statements: list[Statement]) -> None:
+        if not self._batch:
+            loop = self._loop or asyncio.get_running_loop()
+            loop.call_soon(self.flush)
+        self._batch += statements
+
+    def _call_in_loop(self, call: Callable[[], None]) -> None:
+        if self._loop is None:
+            raise RuntimeError("the spool is not bound to an event loop")
+        self._loop.call_soon_threadsafe(call)

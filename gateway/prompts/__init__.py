@@ -1,0 +1,1 @@
+"""The prompt as the engine gets it."""

@@ -1,0 +1,146 @@
+"""Text to token ids and back, for one model directory in Hugging Face layout.
+
+Decoding is incremental: text leaves only when its UTF-8 is whole, and what a token adds is the
+difference between two decodings of a short window, which is right for every decoder, also those
+that strip or join spaces.
+"""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from core.errors import SettingError
+from gateway.prompts.control_tokens import ControlTokens
+from gateway.prompts.templates import ChatTemplate
+from gateway.prompts.token_heads import TokenHeads
+from gateway.prompts.word_ids import WordIds
+
+_BROKEN = "\ufffd"  # what decoders write for bytes that are not whole yet
+_HOLD_AT_MOST = 8  # tokens; a code point has 4 bytes, so this many without one is not UTF-8
+
+
+class TextCodec:
+    """`encode` for prompts, `detokenizer()` one a choice, `template` for chats."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.tokenizer = tokenizer
+        self.control = ControlTokens(tokenizer)
+        self.heads = TokenHeads(tokenizer)
+        self._words = WordIds(tokenizer)
+        self.template = template
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._token_text = lru_cache(maxsize=65536)(self._text_of_token)
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """`special` adds what the model wants around a bare prompt (its BOS)."""
+        ids = None if special else self._words.of(text)
+        if ids is not None:
+            return ids
+        return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def token_text(self, token: int) -> str:
+        """One token alone, as logprobs show it; special tokens by name."""
+        return self._token_text(token)
+
+    def detokenizer(self) -> "Detokenizer":
+        return Detokenizer(self.tokenizer)
+
+    def _text_of_token(self, token: int) -> str:
+        return str(self.tokenizer.decode([token], skip_special_tokens=False))
+
+
+class Detokenizer:
+    """Feed ids as they come; each call gives the text that they complete."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._decode = tokenizer.decode
+        self._window: list[int] = []  # shown tokens that give context, then those that wait
+        self._shown = 0  # how many of the window are shown
+        self._prefix = ""  # text of the shown part
+
+    @property
+    def pending(self) -> bool:
+        return len(self._window) > self._shown
+
+    def feed(self, token: int) -> str:
+        self._window.append(token)
+        text = self._decode(self._window)
+        waits = len(self._window) - self._shown
+        if text.endswith(_BROKEN) and waits < _HOLD_AT_MOST:
+            return ""
+        return self._show(text)
+
+    def flush(self) -> str:
+        """What still waits, with bytes that never became a character as the replacement mark."""
+        if not self.pending:
+            return ""
+        return self._show(self._decode(self._window))
+
+    def _show(self, text: str) -> str:
+        new = text[len(self._prefix) :]
+        # Keep only the newest tokens as context: decoders look one token back at most.
+        if new:
+            self._window = self._window[self._shown :]
+        elif len(self._window) > 4 * _HOLD_AT_MOST:
+            self._window = self._window[-_HOLD_AT_MOST:]
+        self._shown = len(self._window)
+        self._prefix = self._decode(self._window)
+        return new
+
+
+def load_codec(directory: Path) -> TextCodec:
+    """Reads tokenizer.json, tokenizer_config.json and the chat template of a model directory."""
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        raise SettingError(
+            f"{directory} has no tokenizer.json.",
+            next_step="Point TOLLHOUSE_MODEL at a directory in Hugging Face layout.",
+        )
+    tokenizer = Tokenizer.from_file(str(file))
+    config = _read_json(directory / "tokenizer_config.json")
+    tokens = {
+        name: _token_text(config[name])
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        if config.get(name)
+    }
+    template_file = directory / "chat_template.jinja"
+    source = template_file.read_text() if template_file.is_file() else config.get("chat_template")
+    template = ChatTemplate(source, tokens) if isinstance(source, str) else None
+    return TextCodec(tokenizer, template, _eos_ids(directory, tokenizer, tokens))
+
+
+def _eos_ids(directory: Path, tokenizer: Tokenizer, tokens: dict[str, str]) -> tuple[int, ...]:
+    found: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(directory / name).get("eos_token_id")
+        found += value if isinstance(value, list) else [value] if isinstance(value, int) else []
+    if "eos_token" in tokens:
+        eos = tokenizer.token_to_id(tokens["eos_token"])
+        found += [eos] if eos is not None else []
+    return tuple(dict.fromkeys(found))
+
+
+def _token_text(value: object) -> str:
+    return str(value["content"]) if isinstance(value, dict) else str(value)
+
+
+def _read_json(file: Path) -> dict[str, object]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingError(
+            f"{file} is not JSON: {error}.", next_step="Replace the file with a whole one."
+        ) from None
+    return content if isinstance(content, dict) else {}

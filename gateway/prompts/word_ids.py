@@ -1,0 +1,116 @@
+"""Token ids of short ASCII texts, word by word: most words of a prompt have come before.
+
+A byte-level BPE cuts a text into words before it merges anything, and a word's ids depend on nothing
+beside it. In ASCII the usual patterns of such words can be written for `re`, and what normalises to
+NFC is as it was. Every other text, and every other tokenizer, is the tokenizer's own affair.
+"""
+
+import json
+import re
+from typing import Any
+
+from tokenizers import Tokenizer, models
+
+_LONGEST_TEXT = 1_024  # characters; what is longer is left to the tokenizer, off the event loop
+_LONGEST_WORD = 32
+_MOST_WORDS = 30_000
+_MOST_NEW = 8  # of one text: to encode more of them one by one is slower than the whole text
+
+_GPT2 = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # ByteLevel's own
+)
+_QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA = _QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+_NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+_ADD_NOTHING = ("ByteLevel", "TemplateProcessing")  # where no special tokens are asked for
+
+
+class WordIds:
+    """Of one tokenizer. Shared by all tenants, as is the cache of words in the tokenizer itself."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._words = _words_of(tokenizer)
+        added = {each.content: at for at, each in tokenizer.get_added_tokens_decoder().items()}
+        self._added = added
+        longest_first = sorted(added, key=len, reverse=True)
+        self._marks = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self._kept: dict[str, list[int]] = {}
+
+    def of(self, text: str) -> list[int] | None:
+        """The ids of a text without special tokens around it; None where it is not worth it."""
+        if self._words is None or len(text) > _LONGEST_TEXT or not text.isascii():
+            return None
+        kept, new, found = self._kept, 0, list[int]()
+        for place, part in enumerate(self._marks.split(text)):
+            if place % 2:
+                found.append(self._added[part])
+                continue
+            for word in self._words.findall(part):
+                ids = kept.get(word)
+                if ids is None:
+                    new += 1
+                    if new > _MOST_NEW:
+                        return None
+                    ids = self._encode(word)
+                found += ids
+        return found
+
+    def _encode(self, word: str) -> list[int]:
+        ids = list(self._tokenizer.encode(word, add_special_tokens=False).ids)
+        if len(word) <= _LONGEST_WORD:
+            if len(self._kept) >= _MOST_WORDS:
+                self._kept = {}
+            self._kept[word] = ids
+        return ids
+
+
+def _words_of(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """What cuts an ASCII text into the tokenizer's words; None where that is not known."""
+    model = tokenizer.model
+    if not isinstance(model, models.BPE) or model.dropout:
+        return None
+    normalizer, post = _told(tokenizer.normalizer), _told(tokenizer.post_processor)
+    if normalizer is not None and normalizer["type"] not in _NORMAL_FORMS:
+        return None
+    if any(each["type"] not in _ADD_NOTHING for each in _parts(post, "processors")):
+        return None
+    added = tokenizer.get_added_tokens_decoder().values()
+    # These look at their neighbours, or are found in two turns.
+    if any(each.single_word or each.lstrip or each.rstrip for each in added):
+        return None
+    if len({each.normalized for each in added}) > 1 or not all(each.content for each in added):
+        return None
+    source = _source(_parts(_told(tokenizer.pre_tokenizer), "pretokenizers"))
+    if source is None:
+        return None
+    for written, ascii_class in ((r"\p{L}\p{N}]", "A-Za-z0-9]"), (r"\p{L}", "[A-Za-z]")):
+        source = source.replace(written, ascii_class)
+    return re.compile(source.replace(r"\p{N}", "[0-9]"), re.ASCII)
+
+
+def _source(steps: list[dict[str, Any]]) -> str | None:
+    if not steps or steps[-1]["type"] != "ByteLevel" or steps[-1]["add_prefix_space"]:
+        return None
+    *before, last = steps
+    if not before:
+        return _GPT2 if last["use_regex"] else None
+    split = before[0]
+    if len(before) > 1 or last["use_regex"] or split["type"] != "Split":
+        return None
+    source = str(split["pattern"].get("Regex"))
+    plain = split["behavior"] == "Isolated" and not split["invert"]
+    return source if plain and source in (_QWEN, _LLAMA) else None
+
+
+def _told(part: Any) -> dict[str, Any] | None:
+    return None if part is None else dict(json.loads(part.__getstate__()))
+
+
+def _parts(told: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    if told is None:
+        return []
+    return list(told[name]) if told["type"] == "Sequence" else [told]

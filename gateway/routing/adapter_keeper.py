@@ -1,0 +1,103 @@
+"""Adapters before they are asked for, by recent traffic: a replica that was just started, or has not
+served one yet, has read it when the next request for it comes. Off the path.
+
+An adapter that left the catalog leaves the engines too.
+"""
+
+import asyncio
+import logging
+from datetime import timedelta
+
+from sqlalchemy import func, select
+
+from billing.models import UsageEventRow
+from core import metrics
+from core.clock import Clock
+from core.database import Database
+from core.errors import TollhouseError
+from core.ids import REQUEST, floor_id
+from gateway.catalog.catalog import Catalog, NamedAdapter
+from gateway.routing.adapter_heat import MOST
+from gateway.routing.replicas import Place
+from gateway.routing.router import Router
+
+log = logging.getLogger("tollhouse.routing")
+EVERY_S = 2.0
+_AGAIN_S = 60.0  # after a load that failed
+_LOOK_BACK = timedelta(hours=1)
+
+
+class AdapterKeeper:
+    def __init__(self, router: Router, catalog: Catalog, database: Database, clock: Clock) -> None:
+        self._router = router
+        self._catalog = catalog
+        self._database = database
+        self._clock = clock
+        self._known: dict[str, NamedAdapter] = {}
+        self._failed: dict[tuple[str, str], float] = {}
+
+    async def run(self) -> None:
+        try:
+            for digest, times in await asyncio.to_thread(self._recent):
+                self._router.heat.note(digest, float(times))
+        except Exception as error:
+            log.warning("recent traffic could not be read, adapters load as they come: %s", error)
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                await self.round()
+            except Exception:
+                log.exception("keeping adapters ready failed")
+
+    async def round(self) -> int:
+        """Loads made, one replica beside the other, one adapter of a replica after the other."""
+        known = {each.digest: each for each in self._catalog.every_adapter()}
+        gone, self._known = self._known.keys() - known.keys(), known
+        if not known and not gone:
+            return 0
+        work = []
+        for model, places in self._router.models():
+            mine = {digest for digest, each in known.items() if each.base_model == model}
+            hot = [known[digest] for digest in self._router.heat.hottest(mine)]
+            work += [self._keep(place, hot, gone) for place in places if place.serves()]
+        return sum(await asyncio.gather(*work))
+
+    async def _keep(self, place: Place, hot: list[NamedAdapter], gone: set[str]) -> int:
+        for digest in [each for each in gone if place.has(each)]:
+            try:
+                await place.client.unload_adapter(digest)
+            except TollhouseError as error:
+                log.info("%s keeps the adapter %s: %s", place.name, digest[:12], error.message)
+        loaded = 0
+        for adapter in hot:
+            if not place.has(adapter.digest) and self._may_try(place, adapter):
+                loaded += await self._load(place, adapter)
+        return loaded
+
+    async def _load(self, place: Place, adapter: NamedAdapter) -> int:
+        try:
+            await self._router.loads.ensure(place, adapter)
+        except TollhouseError as error:
+            self._failed[place.name, adapter.digest] = self._clock.monotonic()
+            log.warning("%s cannot load %s: %s", place.name, adapter.name, error.message)
+            return 0
+        metrics.adapter_preloads.labels(place.name).inc()
+        return 1
+
+    def _may_try(self, place: Place, adapter: NamedAdapter) -> bool:
+        failed = self._failed.get((place.name, adapter.digest))
+        return failed is None or self._clock.monotonic() - failed > _AGAIN_S
+
+    def _recent(self) -> list[tuple[str, int]]:
+        """The adapters of the last hour's requests. Request ids begin with their time."""
+        since = floor_id(REQUEST, self._clock.now() - _LOOK_BACK)
+        count = func.count()
+        query = (
+            select(UsageEventRow.adapter_digest, count)
+            .where(UsageEventRow.request_id >= since, UsageEventRow.adapter_digest.is_not(None))
+            .group_by(UsageEventRow.adapter_digest)
+            .order_by(count.desc())
+            .limit(4 * MOST)
+        )
+        with self._database.read() as session:
+            return [(str(digest), int(times)) for digest, times in session.execute(query)]

@@ -1,0 +1,58 @@
+"""Adapters on their way to engines: each is loaded once, however many requests wait for it."""
+
+import asyncio
+import logging
+
+from core.clock import Clock
+from core.errors import Unavailable
+from gateway.catalog.catalog import NamedAdapter
+from gateway.routing.replicas import Place
+
+log = logging.getLogger("tollhouse.routing")
+
+
+class AdapterLoads:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+        self._since: dict[tuple[str, str], float] = {}
+
+    async def ensure(self, place: Place, adapter: NamedAdapter) -> None:
+        """The engine knows the adapter when this returns."""
+        if place.has(adapter.digest):
+            return
+        key = (place.name, adapter.digest)
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:
+                if not place.has(adapter.digest):
+                    await self._load(place, adapter)
+        finally:
+            if not lock.locked():
+                self._locks.pop(key, None)
+
+    def under_way(self) -> list[dict[str, object]]:
+        """What is being loaded now, and for how many seconds."""
+        now = self._clock.monotonic()
+        return [
+            {"engine": engine, "adapter": digest[:12], "for_s": round(now - since, 1)}
+            for (engine, digest), since in self._since.items()
+        ]
+
+    async def _load(self, place: Place, adapter: NamedAdapter) -> None:
+        key = (place.name, adapter.digest)
+        began = self._since[key] = self._clock.monotonic()
+        log.info("loading the adapter %s on %s", adapter.name, place.name)
+        try:
+            state = await place.client.load_adapter(adapter.path, adapter.digest)
+        finally:
+            del self._since[key]
+        spent = self._clock.monotonic() - began
+        if state.digest != adapter.digest:
+            raise Unavailable(
+                f"The files of the adapter {adapter.name} changed since it was registered.",
+                next_step="Register the adapter again.",
+                code="adapter_changed",
+            )
+        place.adapter_took(spent)
+        log.info("loaded the adapter %s on %s in %.2f s", adapter.name, place.name, spent)

@@ -1,0 +1,1 @@
+"""The prompt screened, the answer guarded, both recorded."""

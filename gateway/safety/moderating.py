@@ -1,0 +1,290 @@
+"""The safety desk of the pipeline: the prompt is screened, the answer guarded, both are recorded."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+from prometheus_client import Counter
+
+from core import metrics
+from core.clock import Clock
+from core.tenants.keys import Principal
+from gateway.ask import Ask
+from gateway.exchange import Headers
+from gateway.safety.decisions import DecisionLog
+from gateway.safety.desk import PromptBlocked, Screened
+from gateway.safety.opinions import SecondOpinions
+from gateway.streaming.choices import OutputGuard
+from moderation.guard import StreamGuard
+from moderation.policy import Mode, Payer, Policy
+from moderation.screener import Screener
+from moderation.second_stage import asks_about_answers, in_grey_band
+from moderation.verdict import Action, ScreenedText, Verdict
+
+_INLINE_CHARACTERS = 4_000  # more is screened in a thread
+
+
+class Policies(Protocol):
+    """In memory, refreshed off the path."""
+
+    def policy_of(self, principal: Principal) -> Policy: ...
+
+
+class ModerationDesk:
+    def __init__(
+        self,
+        screener: Screener,
+        policies: Policies,
+        clock: Clock,
+        log: DecisionLog,
+        opinions: SecondOpinions | None = None,
+    ) -> None:
+        self._screener = screener
+        self._policies = policies
+        self._clock = clock
+        self._log = log
+        self._opinions = opinions
+
+    async def screen(self, request_id: str, principal: Principal, ask: Ask) -> Screened:
+        policy = self._policies.policy_of(principal)
+        if not policy.roles:
+            return Screened(ask)
+        texts = _texts_of(ask)
+        started = self._clock.monotonic()
+        if sum(len(each.text) for each in texts) > _INLINE_CHARACTERS:
+            verdict = await asyncio.to_thread(self._screener.check_input, texts, policy)
+        else:
+            verdict = self._screener.check_input(texts, policy)
+        metrics.moderation_seconds.observe(self._clock.monotonic() - started)
+        if self._opinions is not None and in_grey_band(verdict, policy):
+            asked = "\n\n".join(each.text for each in texts if each.role in policy.roles)
+            verdict = await self._opinions.ask(asked, policy, verdict)
+        _count("input", verdict)
+        whole = "\x00".join(each.text for each in texts)
+        self._log.take(request_id, principal, "input", verdict, whole)
+        if verdict.blocked:
+            raise PromptBlocked(
+                f"The prompt was refused by the moderation policy ({verdict.headline}).",
+                next_step="Change the prompt, or speak to your administrator about the policy.",
+                param=_field(ask),
+                paid_by=_payer(verdict, policy.blocked_input_paid_by),
+            )
+        redacted = verdict.action is Action.REDACT
+        action = "unscanned" if verdict.unscanned else _word(verdict)
+        return Screened(
+            _with_texts(ask, verdict.texts) if redacted else ask, action, _headers(verdict)
+        )
+
+    def guard(self, request_id: str, principal: Principal, choices: int) -> list[OutputGuard]:
+        policy = self._policies.policy_of(principal)
+        if policy.mode is Mode.OFF:
+            return []
+        answer = GuardedAnswer(
+            StreamGuard(policy, self._screener),
+            policy,
+            lambda verdict, text: self._log.take(request_id, principal, "output", verdict, text),
+        )
+        if self._opinions is not None and asks_about_answers(policy):
+            return [JudgedChoice(answer, choice, self._opinions) for choice in range(choices)]
+        return [ChoiceGuard(answer, choice) for choice in range(choices)]
+
+    def close(self) -> None:
+        """The last gathered decisions go to the spool."""
+        self._log.flush()
+
+
+class GuardedAnswer:
+    """What the choices of one request share; its verdict is recorded once, however it ends."""
+
+    def __init__(
+        self, stream: StreamGuard, policy: Policy, record: Callable[[Verdict, str], None]
+    ) -> None:
+        self.stream = stream
+        self.policy = policy
+        self.came: list[str] = []
+        self._record = record
+        self._recorded = False
+        self._decided: Verdict | None = None
+
+    def verdict(self) -> Verdict:
+        return self._decided or self.stream.verdict()
+
+    def decided(self, verdict: Verdict) -> None:
+        """After a second opinion; of several choices the strictest counts."""
+        if self._decided is None or verdict.action > self._decided.action:
+            self._decided = verdict
+
+    def over(self) -> None:
+        if self._recorded or not self.came:
+            return
+        self._recorded = True
+        verdict = self.verdict()
+        _count("output", verdict)
+        self._record(verdict, "".join(self.came))
+
+
+class ChoiceGuard:
+    """One choice's end of the request's guard."""
+
+    asks = False
+    undecided = False
+
+    def __init__(self, answer: GuardedAnswer, choice: int) -> None:
+        self.blocked = False
+        self.action: str | None = None
+        self._answer = answer
+        self._stream = answer.stream
+        self._choice = choice
+
+    @property
+    def held(self) -> int:
+        return self._stream.held(self._choice)
+
+    @property
+    def cut_paid_by(self) -> str:
+        return _payer(self._answer.verdict(), self._answer.policy.cut_output_paid_by)
+
+    def feed(self, text: str) -> str:
+        if not text:
+            return ""
+        self._answer.came.append(text)
+        release = self._stream.feed(self._choice, text)
+        self.blocked = release.blocked
+        if release.blocked:
+            self.action = _word(self._stream.verdict())
+        return release.text
+
+    def flush(self) -> str:
+        release = self._stream.finish(self._choice)
+        self.blocked = release.blocked
+        verdict = self._stream.verdict()
+        self.action = "unscanned" if verdict.unscanned else _word(verdict)
+        return release.text
+
+    async def decide(self) -> str:
+        return ""
+
+    def over(self) -> None:
+        self._answer.over()
+
+
+class JudgedChoice(ChoiceGuard):
+    """Held whole: where the first guard is unsure at the end, a second opinion decides."""
+
+    asks = True
+
+    def __init__(self, answer: GuardedAnswer, choice: int, opinions: SecondOpinions) -> None:
+        super().__init__(answer, choice)
+        self._opinions = opinions
+        self._said: list[str] = []
+        self._kept: list[str] = []  # what the first guard let pass
+
+    @property
+    def held(self) -> int:
+        return sum(map(len, self._said))
+
+    def feed(self, text: str) -> str:
+        self._said.append(text)
+        self._kept.append(super().feed(text))
+        return ""
+
+    def flush(self) -> str:
+        self._kept.append(super().flush())
+        if self.blocked:
+            return ""
+        policy = self._answer.policy
+        self.undecided = in_grey_band(self._stream.verdict(), policy)
+        return "" if self.undecided else self._leave()
+
+    async def decide(self) -> str:
+        verdict = self._stream.verdict()
+        said = "".join(self._said)
+        decided = await self._opinions.ask(said, self._answer.policy, verdict, "assistant")
+        if decided.action is Action.REDACT and verdict.action < Action.REDACT:
+            # The second opinion is on the whole: it names no place that could be cut out.
+            decided = replace(decided, action=Action.BLOCK)
+        self._answer.decided(decided)
+        self.blocked, self.undecided = decided.blocked, False
+        self.action = "unscanned" if decided.unscanned else _word(decided)
+        return "" if self.blocked else self._leave()
+
+    def _leave(self) -> str:
+        kept, self._kept, self._said = "".join(self._kept), [], []
+        return kept
+
+
+def _field(ask: Ask) -> str:
+    if ask.inputs is not None:
+        return "input"
+    return "messages" if ask.messages is not None else "prompt"
+
+
+def _texts_of(ask: Ask) -> list[ScreenedText]:
+    if ask.inputs is not None:
+        return [ScreenedText("user", each) for each in ask.inputs if isinstance(each, str)]
+    if ask.messages is None:
+        text = ask.prompt if isinstance(ask.prompt, str) else ask.spoken
+        return [ScreenedText("user", text)] if text is not None else []
+    found: list[ScreenedText] = []
+    for message in ask.messages:
+        role = str(message["role"])
+        content = message.get("content")
+        if isinstance(content, str):
+            found.append(ScreenedText(role, content))
+        elif isinstance(content, list):
+            found += [ScreenedText(role, part["text"]) for part in content]
+    return found
+
+
+def _with_texts(ask: Ask, texts: Sequence[str]) -> Ask:
+    """The same request with its texts replaced, in the order in which `_texts_of` gave them."""
+    left = iter(texts)
+    if ask.inputs is not None:
+        inputs: list[Any] = [next(left) if isinstance(x, str) else x for x in ask.inputs]
+        return replace(ask, inputs=inputs)
+    if ask.messages is None:
+        return replace(ask, prompt=texts[0])
+    messages: list[dict[str, Any]] = []
+    for message in ask.messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            messages.append({**message, "content": next(left)})
+        elif isinstance(content, list):
+            parts = [{**part, "text": next(left)} for part in content]
+            messages.append({**message, "content": parts})
+        else:
+            messages.append(message)
+    return replace(ask, messages=messages)
+
+
+def _count(direction: str, verdict: Verdict) -> None:
+    action = "unscanned" if verdict.unscanned else verdict.action.word
+    _checks(direction, action).inc()
+    for category in verdict.flagged:
+        metrics.moderation_flags.labels(category, action).inc()
+
+
+@cache
+def _checks(direction: str, action: str) -> Counter:
+    return metrics.moderation_checks.labels(direction, action)
+
+
+def _payer(verdict: Verdict, payer: Payer) -> str:
+    """A block because a stage of ours failed is the house's, whatever the policy says."""
+    failed = any(name.endswith("_failed") for name in verdict.flagged)
+    return (Payer.HOUSE if failed else payer).value
+
+
+def _word(verdict: Verdict) -> str | None:
+    return verdict.action.word if verdict.action > Action.ALLOW else None
+
+
+def _headers(verdict: Verdict) -> Headers:
+    if verdict.unscanned:
+        return [(b"x-tollhouse-moderation", b"unscanned")]
+    if verdict.action is Action.ALLOW:
+        return []
+    told = f"{verdict.action.word}; {', '.join(verdict.flagged)}"
+    return [(b"x-tollhouse-moderation", told.encode())]

@@ -1,0 +1,249 @@
+"""Second opinions in the grey band: guard models behind our router, remote moderation APIs.
+
+`TOLLHOUSE_GUARDS` says who answers for which guard; a policy names the guard and the deadline. What
+a guard costs is the house's: nothing of it is metered to a tenant.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+
+from core import metrics
+from core.clock import Clock
+from core.errors import BadRequest, SettingError, Unavailable
+from core.ids import REQUEST, new_id
+from engine.protocol import GenerateRequest, SamplingParams
+from gateway.ask import Ask
+from gateway.catalog.catalog import Catalog, Target
+from gateway.engines.base import Generation, Job, TextChunk
+from gateway.engines.upstreams import HTTP
+from gateway.prompts.tokenizing import TextCodec
+from gateway.routing.router import Query, Router
+from moderation.guards.base import Guard
+from moderation.guards.remote import RemoteModeration
+from moderation.policy import Policy
+from moderation.second_stage import consult_later, guard_named, unanswered
+from moderation.verdict import Verdict
+
+# Whose prefixes the guard's prompts share; no tenant has this name.
+NAMESPACE = "tollhouse:guard"
+MOST_CHARACTERS = 16_000
+_ANSWER_TOKENS = 24
+_WAIT_S = 60.0  # the policy's deadline cancels long before
+_EXAMPLE = '[{"guard": "llama-guard", "model": "llama-guard-3-1b"}]'
+
+
+@dataclass(frozen=True, slots=True)
+class GuardPlace:
+    """`model` is one that this gateway serves, or with `url` the remote API's own."""
+
+    guard: str
+    model: str = ""
+    url: str = ""
+    api_key: str = ""
+
+
+def read_guards(setting: str) -> list[GuardPlace]:
+    """TOLLHOUSE_GUARDS: a JSON list of objects, or the path of a file with one."""
+    text = setting.strip()
+    if not text:
+        return []
+    if not text.startswith("[") and Path(text).is_file():
+        text = Path(text).read_text(encoding="utf-8")
+    try:
+        listed = json.loads(text)
+    except ValueError as error:
+        raise _wrong(f"it is neither JSON nor a file: {error}") from None
+    if not isinstance(listed, list):
+        raise _wrong("it must be a list of objects")
+    places = [_place(given, index) for index, given in enumerate(listed)]
+    if len({place.guard for place in places}) < len(places):
+        raise _wrong("a guard is named twice")
+    return places
+
+
+def _place(given: Any, index: int) -> GuardPlace:
+    known = [field.name for field in fields(GuardPlace)]
+    if not isinstance(given, dict) or not all(isinstance(each, str) for each in given.values()):
+        raise _wrong(f"entry {index} is not an object of texts")
+    unknown = sorted(set(given) - set(known))
+    if unknown or "guard" not in given:
+        raise _wrong(f"entry {index} takes {', '.join(known)} and needs a guard")
+    place = GuardPlace(**given)
+    try:
+        remote = isinstance(guard_named(place.guard), RemoteModeration)
+    except ValueError as error:
+        raise _wrong(f"entry {index}: {error}") from None
+    if remote and not place.url.startswith(HTTP):
+        raise _wrong(f"entry {index} is a remote API and needs its url")
+    if not remote and not place.model:
+        raise _wrong(f"entry {index} needs the model that answers as {place.guard}")
+    return place
+
+
+def _wrong(problem: str) -> SettingError:
+    return SettingError(f"TOLLHOUSE_GUARDS is wrong: {problem}.", next_step=f"Write {_EXAMPLE}.")
+
+
+class Answers(Protocol):
+    """Whoever answers a guard's question."""
+
+    guard: Guard
+
+    async def answer(self, question: str) -> str: ...
+
+    async def close(self) -> None: ...
+
+
+class ModelAnswers:
+    """A generative guard on our engine or on any upstream, whichever serves the model."""
+
+    def __init__(self, place: GuardPlace, catalog: Catalog, router: Router) -> None:
+        self.guard = guard_named(place.guard)
+        self._model = place.model
+        self._catalog = catalog
+        self._router = router
+
+    async def answer(self, question: str) -> str:
+        model = self._catalog.served(self._model)
+        if model is None:
+            raise Unavailable(f"The guard's model {self._model} is not served here.")
+        # A guard whose task stands in the model's chat template gets its text as a user's turn.
+        chat = [{"role": "user", "content": question}] if self.guard.by_chat else None
+        ask = Ask(
+            route="guard",
+            model=self._model,
+            messages=chat,
+            prompt=None if chat else question,
+            temperature=0.0,
+            max_tokens=_ANSWER_TOKENS,
+        )
+        ids = [0] * max(1, len(question) // 4)
+        if model.codec is not None:
+            ids = _ids(model.codec, question, chat)
+        request_id = new_id(REQUEST)
+        sampling = SamplingParams(max_tokens=_ANSWER_TOKENS, temperature=0.0)
+        request = GenerateRequest(
+            request_id, NAMESPACE, ids, sampling, priority=1, deadline_s=_WAIT_S
+        )
+        target = Target(self._model, model)
+        route = self._router.route(Query(target, ids, NAMESPACE, ask, _ANSWER_TOKENS))
+        place = route.next()
+        if place is None:
+            raise route.refusal()
+        route.sent()
+        generation: Generation | None = None
+        try:
+            generation = await place.client.generate(Job(request, ask))
+            said, tokens = await _all_of(generation)
+            route.answered()
+        finally:
+            if generation is not None:
+                generation.cancel()
+            route.left(generation.receipt if generation is not None else None)
+            self._router.acknowledge_soon(request_id)
+        return said if model.codec is None else model.codec.decode(tokens)
+
+    async def close(self) -> None:
+        return
+
+
+class RemoteAnswers:
+    """POST /v1/moderations of an API of OpenAI's shape."""
+
+    def __init__(self, place: GuardPlace) -> None:
+        self.guard: Guard = RemoteModeration(place.model) if place.model else RemoteModeration()
+        self._url = place.url.rstrip("/").removesuffix("/v1") + "/v1/moderations"
+        self._headers = {"content-type": "application/json"}
+        if place.api_key:
+            self._headers["authorization"] = f"Bearer {place.api_key}"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def answer(self, question: str) -> str:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers)
+        async with self._session.post(self._url, data=question.encode()) as answer:
+            if answer.status != 200:
+                raise Unavailable(f"The remote moderation API answered {answer.status}.")
+            return await answer.text()
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+class SecondOpinions:
+    def __init__(self, answers: Sequence[Answers], clock: Clock) -> None:
+        self._by_name: Mapping[str, Answers] = {each.guard.name: each for each in answers}
+        self._clock = clock
+
+    def check(self, policy: Policy) -> None:
+        """A policy that names a guard which nobody answers for is refused when it is put."""
+        stage = policy.second_stage
+        if stage is not None and stage.guard not in self._by_name:
+            raise BadRequest(
+                f"No guard {stage.guard} is set up here; there are: "
+                f"{', '.join(self._by_name) or 'none'}.",
+                next_step="The operator names guards in TOLLHOUSE_GUARDS.",
+                param="second_stage.guard",
+            )
+
+    async def ask(self, text: str, policy: Policy, verdict: Verdict, role: str = "user") -> Verdict:
+        """The verdict with the guard's word in it; without one, as the policy's failure mode says.
+        `role` is whose text it is: a user's, or the assistant's."""
+        stage = policy.second_stage
+        if stage is None:
+            return verdict
+        began = self._clock.monotonic()
+        answers = self._by_name.get(stage.guard)
+        if answers is None:
+            missing = Unavailable(f"No guard {stage.guard} is set up here.")
+            decided = unanswered(verdict, policy, guard_named(stage.guard), missing)
+        else:
+            shortened = text[-MOST_CHARACTERS:]
+            decided = await consult_later(
+                answers.guard, answers.answer, shortened, policy, verdict, role
+            )
+        metrics.moderation_guard_seconds.labels(stage.guard).observe(
+            self._clock.monotonic() - began
+        )
+        return decided
+
+    async def close(self) -> None:
+        for each in self._by_name.values():
+            await each.close()
+
+
+def make_opinions(
+    places: Sequence[GuardPlace], catalog: Catalog, router: Router, clock: Clock
+) -> SecondOpinions:
+    answers: list[Answers] = [
+        RemoteAnswers(place) if place.url else ModelAnswers(place, catalog, router)
+        for place in places
+    ]
+    return SecondOpinions(answers, clock)
+
+
+async def _all_of(generation: Generation) -> tuple[str, list[int]]:
+    said: list[str] = []
+    tokens: list[int] = []
+    while chunks := await generation.take():
+        for chunk in chunks:
+            if isinstance(chunk, TextChunk):
+                said.append(chunk.text)
+            else:
+                tokens += chunk.tokens
+    return "".join(said), tokens
+
+
+def _ids(codec: TextCodec, question: str, chat: list[dict[str, Any]] | None) -> list[int]:
+    """The guard's own markers become control tokens; `plain` has broken those of the text."""
+    if chat is None:
+        return codec.encode(question)
+    if codec.template is None:
+        raise Unavailable("The guard's model has no chat template.")
+    return codec.encode(codec.template.render(chat))

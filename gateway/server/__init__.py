@@ -1,0 +1,1 @@
+"""The socket and the processes behind it."""

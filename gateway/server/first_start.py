@@ -1,0 +1,155 @@
+"""What a start makes sure of: directories, an up-to-date schema, tokens, and the demo house."""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from billing import credits
+from billing.accounts import ensure_accounts
+from billing.prices import ensure_default_prices, ensure_price
+from core.clock import Clock
+from core.database import Database
+from core.errors import SettingError, Unauthenticated
+from core.ids import ADAPTER, new_id
+from core.money import Money, units_of
+from core.settings import Settings
+from core.tenants import bootstrap, epochs, keys
+from core.tenants.models import Adapter, Tenant
+from core.tenants.scope import scope_of_operator
+from engine.demo.paths import ADAPTERS
+from gateway.catalog.adapter_files import read_adapter
+from gateway.catalog.model_files import model_name, served_names
+from gateway.engines.upstreams import read_upstreams
+from migrations.run import upgrade
+
+DEMO_CREDIT = Money(units_of("10"), "USD")
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What a start knows to say about itself."""
+
+    embedded: bool
+    tenant: str  # the demo tenant's name; empty where there is none
+    key: str  # its owner's key
+    fresh: bool  # made at this start
+
+
+def prepare(settings: Settings, database: Database, clock: Clock) -> House:
+    make_data_dir(settings.data_dir)
+    upgrade(database)
+    embedded = not settings.database_url
+    with database.transaction() as session:
+        names = served_names(settings)
+        for name in names:
+            _ensure_price(session, clock, settings, name)
+        tenants = session.scalar(select(func.count()).select_from(Tenant)) or 0
+        known = session.scalar(select(Tenant.id).where(Tenant.name == bootstrap.NAME))
+        if not embedded and tenants and known is None:
+            return House(embedded, "", "", False)
+        made = bootstrap.ensure_demo_tenant(session, clock)
+        if made.secret is not None:
+            ensure_accounts(session, [made.tenant_id], clock.now())
+            credits.grant(
+                session,
+                tenant_id=made.tenant_id,
+                kind="promo",
+                money=DEMO_CREDIT,
+                reference=f"demo:{made.tenant_id}",
+                at=clock.now(),
+                note="demo credit",
+            )
+        if not settings.model and model_name(settings) in names:
+            _ensure_demo_adapters(session, clock, made.tenant_id, model_name(settings))
+        key = _demo_key(session, clock, settings.data_dir, made)
+    return House(embedded, bootstrap.NAME, key, made.secret is not None)
+
+
+def _ensure_price(session: Session, clock: Clock, settings: Settings, name: str) -> None:
+    """Of an upstream's entry where it has one; else the default, where the model has none."""
+    for each in read_upstreams(settings.upstreams):
+        if each.price and (each.model or model_name(settings)) == name:
+            ensure_price(session, clock, name, each.price, "of the upstream's entry")
+            return
+    ensure_default_prices(session, clock, name)
+
+
+def make_data_dir(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise SettingError(
+            f"TOLLHOUSE_DATA_DIR {path} cannot be written: {error.strerror}.",
+            next_step="Give a directory that this user may write.",
+        ) from None
+
+
+def write_secret(file: Path, secret: str) -> None:
+    """Mode 0600 from its first byte; replaces what was there."""
+    beside = file.with_name(f".{file.name}-{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(secret + "\n")
+    beside.replace(file)
+
+
+def _demo_key(session: Session, clock: Clock, data_dir: Path, made: bootstrap.DemoTenant) -> str:
+    """The key that the file holds while it opens the door; else the new one, kept there."""
+    file = data_dir / "demo-key"
+    if made.secret is not None:
+        write_secret(file, made.secret)
+        return made.secret
+    with contextlib.suppress(FileNotFoundError, Unauthenticated):
+        kept = file.read_text().strip()
+        keys.find(session, kept, clock.now())
+        return kept
+    issued = keys.issue(
+        session,
+        scope_of_operator(made.tenant_id, "system"),
+        clock,
+        project_id=made.project_id,
+        name="demo owner",
+        role="owner",
+    )
+    write_secret(file, issued.secret)
+    return issued.secret
+
+
+def _ensure_demo_adapters(session: Session, clock: Clock, tenant_id: str, base: str) -> None:
+    """Registered for the demo tenant; one whose files changed takes its new digest."""
+    query = select(Adapter).where(Adapter.tenant_id == tenant_id)
+    known = {row.name: row for row in session.scalars(query)}
+    for name, path in ADAPTERS.items():
+        files = read_adapter(path)
+        row = known.get(name)
+        if row is not None:
+            row.digest, row.path, row.rank, row.bytes = (
+                files.digest,
+                str(files.path),
+                files.rank,
+                files.bytes,
+            )
+            continue
+        session.add(
+            Adapter(
+                id=new_id(ADAPTER),
+                tenant_id=tenant_id,
+                name=name,
+                base_model=base,
+                digest=files.digest,
+                path=str(files.path),
+                rank=files.rank,
+                bytes=files.bytes,
+                created_at=clock.now(),
+                created_by="system",
+            )
+        )
+    if session.new or session.dirty:
+        epochs.move(session)  # processes that run already read the adapters again

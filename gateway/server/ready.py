@@ -1,0 +1,106 @@
+"""The ready line: said once the socket listens and a first answer came; every value is the live one."""
+
+import json
+import logging
+import shlex
+import sys
+import time
+
+import httpx
+
+from core.errors import Unavailable
+from core.settings import Settings
+from gateway.catalog.model_files import served_names
+from gateway.server.first_start import House
+
+VERSION = "0.1.0"
+_WARM_UP_S = 120.0
+_SAY_EVERY_S = 5.0
+log = logging.getLogger("tollhouse.start")
+
+
+def warm_up(url: str, house: House, model: str) -> None:
+    """A first answer through the whole house; without a key, readiness alone."""
+    deadline = time.monotonic() + _WARM_UP_S
+    say_at = time.monotonic() + _SAY_EVERY_S
+    last = ""
+    while time.monotonic() < deadline:
+        try:
+            last = _try(url, house, model)
+        except httpx.HTTPError as error:
+            last = str(error)
+        if not last:
+            return
+        if time.monotonic() > say_at:
+            say_at += _SAY_EVERY_S
+            log.warning("not ready yet: %s", last)
+        time.sleep(0.2)
+    raise Unavailable(f"The house did not get ready: {last}", next_step="See the log above.")
+
+
+def announce(url: str, settings: Settings, house: House, engine_s: float | None) -> None:
+    """For people on a terminal; otherwise one JSON line and no key in it."""
+    if not sys.stdout.isatty():
+        sys.stdout.write(ready_line(url) + "\n")
+    else:
+        sys.stdout.write(_page(url, settings, house, engine_s))
+    sys.stdout.flush()
+
+
+def ready_line(url: str) -> str:
+    return json.dumps({"event": "ready", "url": url, "dashboard": f"{url}/dashboard"})
+
+
+def curl_line(url: str, key: str, model: str) -> str:
+    body = {
+        "model": model,
+        "stream": True,
+        "messages": [{"role": "user", "content": "What is Tollhouse?"}],
+    }
+    parts = ["curl", "-N", f"{url}/v1/chat/completions"]
+    parts += ["-H", f"Authorization: Bearer {key}", "-H", "Content-Type: application/json"]
+    return shlex.join([*parts, "-d", json.dumps(body)])
+
+
+def _page(url: str, settings: Settings, house: House, engine_s: float | None) -> str:
+    mode = "embedded" if house.embedded else "production"
+    model = served_names(settings)[0]
+    lines = [f"Tollhouse {VERSION}  {mode}  data in {settings.data_dir}", ""]
+    waited = f", ready in {engine_s:.1f} s" if engine_s is not None else ""
+    lines.append(f"  model      {model}{waited}")
+    if house.key:
+        credit = ", $10.00 credit" if house.fresh else ""
+        lines += [
+            f"  tenant     {house.tenant}{credit}",
+            f"  key        {house.key}",
+            f"             kept in {settings.data_dir / 'demo-key'}; `tollhouse key new` makes more",
+            "",
+            "Try it:",
+            "",
+            curl_line(url, house.key, model),
+        ]
+    lines += [
+        "",
+        f"  dashboard  {url}/dashboard",
+        f"  docs       {url}/docs",
+        f"  metrics    {url}/metrics",
+        "Ctrl-C to stop.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _try(url: str, house: House, model: str) -> str:
+    """Empty where it answered, else what is missing."""
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        answer = client.get("/readyz")
+        if answer.status_code != 200 or not house.key:
+            return "" if answer.status_code == 200 else answer.text
+        body = {
+            "model": model,
+            "max_tokens": 1,
+            "messages": [{"role": "user", "content": "Hello"}],
+        }
+        headers = {"authorization": f"Bearer {house.key}"}
+        answer = client.post("/v1/chat/completions", json=body, headers=headers)
+        return "" if answer.status_code == 200 else answer.text

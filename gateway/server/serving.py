@@ -1,0 +1,144 @@
+"""One gateway process on a listening socket: uvicorn with uvloop and httptools, ended gracefully."""
+
+import asyncio
+import errno
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from core.errors import SettingError
+from core.settings import Settings
+from gateway.app import create_app
+from gateway.server.http_protocol import BoundedHttp
+from gateway.wiring import build
+
+_BACKLOG = 2048
+# Whoever comes back from a system call waits this long for a thread that computes: the default of
+# 5 ms is five answers' time.
+_SWITCH_S = 0.0005
+# Objects between two looks for cycles: a request makes hundreds, and hardly any lie in a cycle.
+_YOUNG = 20_000
+
+
+def listen(settings: Settings) -> socket.socket:
+    """SettingError where the port is taken, with the command that takes another."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # With its protocol named, asyncio turns Nagle's algorithm off: without, each answer on a kept
+    # connection waits 40 ms for the client's delayed acknowledgement.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((settings.host, settings.port))
+    except OSError as error:
+        made.close()
+        raise _cannot_listen(settings, error) from None
+    made.listen(_BACKLOG)
+    made.set_inheritable(True)
+    return made
+
+
+def url_of(listener: socket.socket, host: str) -> str:
+    """With the live port; an address that means every interface is shown as the local one."""
+    port = listener.getsockname()[1]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return (
+        f"http://[{shown}]:{port}"
+        if ":" in shown and "[" not in shown
+        else f"http://{shown}:{port}"
+    )
+
+
+def serve_on(
+    listener: socket.socket,
+    settings: Settings,
+    *,
+    ready: Callable[[], None] | None = None,
+    parent: int | None = None,
+) -> None:
+    """Until SIGTERM or SIGINT; running streams get `drain_timeout_s` to finish. `ready` is called
+    in a thread once the socket is served; `parent` is a process to end with."""
+    services = build(settings)
+    sys.setswitchinterval(_SWITCH_S)
+    config = uvicorn.Config(
+        create_app(services),
+        loop="uvloop",
+        http=BoundedHttp,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+        timeout_keep_alive=75,
+        backlog=_BACKLOG,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn raises again what ended it, into these: a graceful end is no failure.
+        signal.signal(number, _ignore)
+    server = _Server(config, lambda: setattr(services.pipeline, "draining", True))
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(_serve(server, listener, ready, parent))
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        self._on_stop()
+        super().handle_exit(sig, frame)  # type: ignore[arg-type]
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    return
+
+
+async def _serve(
+    server: uvicorn.Server,
+    listener: socket.socket,
+    ready: Callable[[], None] | None,
+    parent: int | None,
+) -> None:
+    watcher = asyncio.create_task(_watch(server, ready, parent))
+    await server.serve(sockets=[listener])
+    watcher.cancel()
+    await asyncio.gather(watcher, return_exceptions=True)
+
+
+async def _watch(
+    server: uvicorn.Server, ready: Callable[[], None] | None, parent: int | None
+) -> None:
+    while not server.started:
+        await asyncio.sleep(0.01)
+    # What the start made lives as long as the process: no collection needs to look at it again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, 20, 20)
+    if ready is not None:
+        try:
+            await asyncio.to_thread(ready)
+        except BaseException:
+            server.should_exit = True
+            raise
+    while parent is not None:
+        await asyncio.sleep(0.5)
+        if os.getppid() != parent:
+            server.handle_exit(signal.SIGTERM, None)
+            return
+
+
+def _cannot_listen(settings: Settings, error: OSError) -> SettingError:
+    if error.errno == errno.EADDRINUSE:
+        return SettingError(
+            f"Port {settings.port} on {settings.host} is taken.",
+            next_step=f"Take another: tollhouse serve --port {settings.port + 1}",
+        )
+    return SettingError(
+        f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.",
+        next_step="Correct TOLLHOUSE_HOST or TOLLHOUSE_PORT.",
+    )

@@ -1,0 +1,1 @@
+"""From an engine's chunks to what the client gets."""

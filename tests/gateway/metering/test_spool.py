@@ -1,0 +1,266 @@
+"""The spool and what takes it on: durable first, shipped once, adopted from the dead, never lost."""
+
+import asyncio
+import sqlite3
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from core.clock import FakeClock
+from core.errors import Unavailable
+from core.events import OpenedRequest, SettledBy, UsageEvent, UsageKind
+from engine.protocol import FinishReason, Receipt
+from gateway.engines.base import RequestStillRuns
+from gateway.metering.meter import Counts, Ending, counts_of, usage_event
+from gateway.metering.recovery import Recovery
+from gateway.metering.shipper import Shipper
+from gateway.metering.spool import Outgoing, Spool, SpoolFile, closing, shipped
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def opened(name: str) -> OpenedRequest:
+    return OpenedRequest(
+        request_id=name,
+        tenant_id="org_a",
+        project_id="proj_a",
+        key_id="key_a",
+        kind=UsageKind.GENERATION,
+        route="/v1/chat/completions",
+        model="m",
+        adapter=None,
+        adapter_digest=None,
+        price_version="price_1",
+        opened_at=NOW,
+        prompt_tokens=10,
+        engine_id="engine",
+    )
+
+
+def closed(name: str, output: int = 5) -> UsageEvent:
+    return usage_event(
+        opened(name),
+        Counts(10, 4, output, 1),
+        finished_at=NOW,
+        finish_reason="stop",
+        status=200,
+        settled_by=SettledBy.GATEWAY,
+    )
+
+
+def receipt(name: str, *, generated: int = 7, delivered: int = 6) -> Receipt:
+    return Receipt(
+        name, "org_a", None, 10, 4, 6, 0, generated, delivered, 0, 0, FinishReason.ABORT, 0, 0, 0
+    )
+
+
+class Books:
+    def __init__(self) -> None:
+        self.got: dict[str, UsageEvent] = {}
+        self.times: list[str] = []
+        self.down = False
+        self.refused: set[str] = set()
+
+    def record(self, batch: Outgoing) -> None:
+        if self.down:
+            raise OperationalError("insert", {}, Exception("the server is away"))
+        for event in batch.usage:
+            if event.request_id in self.refused:
+                raise ValueError("this event makes no sense")
+        for event in batch.usage:
+            self.times.append(event.request_id)
+            self.got[event.request_id] = event
+
+
+class Receipts:
+    def __init__(self) -> None:
+        self.known: dict[str, Receipt | None] = {}
+        self.running: set[str] = set()
+        self.silent = False
+        self.acknowledged: list[str] = []
+
+    async def receipt_of(self, record: OpenedRequest) -> Receipt | None:
+        if self.silent:
+            raise Unavailable("no engine")
+        if record.request_id in self.running:
+            raise RequestStillRuns("runs")
+        return self.known.get(record.request_id)
+
+    async def acknowledge(self, request_ids: list[str]) -> None:
+        self.acknowledged += request_ids
+
+
+async def _ignore(_event: UsageEvent) -> None:
+    return
+
+
+def recovery(tmp_path: Path, books: Books, receipts: Receipts, clock: FakeClock) -> Recovery:
+    own = tmp_path / "own.db"
+    return Recovery(tmp_path, own, books, receipts, clock, longest_life_s=600, on_settled=_ignore)
+
+
+async def test_what_one_turn_brings_is_one_commit_and_is_durable(tmp_path: Path) -> None:
+    spool = Spool(SpoolFile(tmp_path / "a.db"))
+    spool.bind(asyncio.get_running_loop())
+    await asyncio.gather(*(spool.open(opened(f"req_{i}")) for i in range(50)))
+    with sqlite3.connect(tmp_path / "a.db") as other:
+        assert other.execute("select count(*) from opened").fetchone() == (50,)
+    other.close()
+    await asyncio.gather(*(spool.close(closed(f"req_{i}")) for i in range(50)))
+    assert spool.file.open_requests() == []
+    spool.file.close()
+
+
+async def test_a_second_process_cannot_take_a_living_ones_file(tmp_path: Path) -> None:
+    first = SpoolFile(tmp_path / "a.db")
+    with pytest.raises(OSError, match="unavailable"):
+        SpoolFile(tmp_path / "a.db")
+    first.close()
+    SpoolFile(tmp_path / "a.db").close(remove=True)
+
+
+def test_a_number_that_was_shipped_never_comes_again_and_an_adopted_file_counts_on(
+    tmp_path: Path,
+) -> None:
+    def numbers(file: SpoolFile) -> list[int]:
+        return [seq for (seq,) in file.connection.execute("select seq from outbox order by seq")]
+
+    file = SpoolFile(tmp_path / "a.db")
+    file.commit([*closing(closed("req_1"), None), *closing(closed("req_2"), None)])
+    assert numbers(file) == [1, 2]
+    file.commit([shipped(2)])
+    file.commit(closing(closed("req_3"), None))
+    assert numbers(file) == [3]
+    file.close()
+    adopted = SpoolFile(tmp_path / "a.db")
+    adopted.commit(closing(closed("req_4"), None))
+    assert numbers(adopted) == [3, 4]
+    adopted.close()
+
+
+async def test_a_full_disk_refuses_openings_and_keeps_closings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(SpoolFile(tmp_path / "a.db"))
+    spool.bind(asyncio.get_running_loop())
+    await spool.open(opened("req_1"))
+    plain = spool.file.commit
+
+    def _full(_statements: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(spool.file, "commit", _full)
+    with pytest.raises(Unavailable) as caught:
+        await spool.open(opened("req_2"))
+    assert caught.value.code == "spool_unavailable"
+    durable: list[str] = []
+    await spool.close(closed("req_1"), None, lambda: durable.append("req_1"))
+    assert not durable, "the engine must keep its receipt while the record is in memory alone"
+    monkeypatch.setattr(spool.file, "commit", plain)
+    await spool.open(opened("req_3"))
+    assert durable == ["req_1"]
+    assert [each.request_id for each in spool.file.open_requests()] == ["req_3"]
+    count = spool.file.connection.execute("select count(*) from outbox").fetchone()
+    assert count == (1,)
+    spool.file.close()
+
+
+async def test_the_shipper_waits_out_a_database_that_is_down_and_ships_once(
+    tmp_path: Path,
+) -> None:
+    spool, books = Spool(SpoolFile(tmp_path / "a.db")), Books()
+    spool.bind(asyncio.get_running_loop())
+    books.down = True
+    shipper = Shipper(spool, books, pause_s=0.01)
+    shipper.start()
+    for number in range(30):
+        await spool.open(opened(f"req_{number}"))
+        await spool.close(closed(f"req_{number}"))
+    await asyncio.sleep(0.3)
+    assert not books.got and shipper.backlog() == 30
+    books.down = False
+    async with asyncio.timeout(60):
+        while shipper.backlog():
+            await asyncio.sleep(0.02)
+    assert sorted(books.got) == sorted(f"req_{i}" for i in range(30))
+    assert len(books.times) == 30
+    await asyncio.to_thread(shipper.stop)
+    spool.file.close()
+
+
+async def test_one_record_that_is_refused_for_good_is_parked_and_holds_up_nothing(
+    tmp_path: Path,
+) -> None:
+    spool, books = Spool(SpoolFile(tmp_path / "a.db")), Books()
+    spool.bind(asyncio.get_running_loop())
+    books.refused = {"req_3"}
+    for number in range(6):
+        await spool.close(closed(f"req_{number}"))
+    shipper = Shipper(spool, books, pause_s=0.01)
+    shipper.start()
+    async with asyncio.timeout(60):
+        while shipper.backlog():
+            await asyncio.sleep(0.02)
+    await asyncio.to_thread(shipper.stop)
+    assert sorted(books.got) == ["req_0", "req_1", "req_2", "req_4", "req_5"]
+    parked = spool.file.connection.execute("select reason from parked").fetchall()
+    assert parked == [("this event makes no sense",)]
+    spool.file.close()
+
+
+async def test_a_dead_processs_file_is_adopted_and_settled_by_the_receipt(tmp_path: Path) -> None:
+    dead = SpoolFile(tmp_path / "dead.db")
+    spool = Spool(dead)
+    spool.bind(asyncio.get_running_loop())
+    for name in ("req_1", "req_2", "req_3", "req_4"):
+        await spool.open(opened(name))
+    await spool.close(closed("req_4"))
+    dead.close()
+    books, receipts, clock = Books(), Receipts(), FakeClock(NOW)
+    receipts.known["req_1"] = receipt("req_1")
+    receipts.running.add("req_2")
+    rescue = recovery(tmp_path, books, receipts, clock)
+    assert await rescue.round() == 2
+    first = books.got["req_1"]
+    assert first.settled_by is SettledBy.RECEIPT
+    assert (first.input_tokens, first.cached_tokens) == (10, 4)
+    assert (first.output_tokens, first.waived_tokens) == (6, 1)
+    never = books.got["req_3"]
+    assert (never.settled_by, never.output_tokens) == (SettledBy.EXPIRY, 0)
+    assert "req_4" in books.got and "req_2" not in books.got
+    assert receipts.acknowledged == ["req_1"]
+    receipts.running.clear()
+    receipts.known["req_2"] = receipt("req_2", generated=3, delivered=3)
+    assert await rescue.round() == 1
+    assert books.got["req_2"].output_tokens == 3
+    assert not list(tmp_path.glob("dead.db*"))
+
+
+async def test_silent_engines_are_waited_for_until_no_request_can_live(tmp_path: Path) -> None:
+    dead = SpoolFile(tmp_path / "dead.db")
+    spool = Spool(dead)
+    spool.bind(asyncio.get_running_loop())
+    await spool.open(opened("req_1"))
+    dead.close()
+    books, receipts, clock = Books(), Receipts(), FakeClock(NOW)
+    receipts.silent = True
+    rescue = recovery(tmp_path, books, receipts, clock)
+    assert await rescue.round() == 0
+    clock.advance(timedelta(seconds=700).total_seconds())
+    assert await rescue.round() == 1
+    assert books.got["req_1"].settled_by is SettledBy.EXPIRY
+    rescue.close()
+
+
+def test_generated_is_always_billed_plus_waived() -> None:
+    for delivered in range(8):
+        ending = Ending(delivered, 7, "stop", 200, prompt_done=delivered > 0)
+        counts = counts_of(10, ending, receipt("r"))
+        assert counts.output == delivered and counts.output + counts.waived == 7
+        alone = counts_of(10, ending, None)
+        assert alone.output + alone.waived == 7
+    late = replace(receipt("r"), generated=9)
+    assert counts_of(10, Ending(3, 5, "x", 499, prompt_done=True), late).waived == 6

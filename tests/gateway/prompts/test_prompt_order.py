@@ -1,0 +1,140 @@
+"""Prompt order: byte-stable, idempotent, never touches text, never sorts an enum."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.prompts.prompt_order import PromptOrder, arrange, canonical_schema
+from gateway.prompts.volatile import volatile_rule
+
+SAFE, FULL, OFF = PromptOrder.SAFE, PromptOrder.FULL, PromptOrder.OFF
+
+
+def tool(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [
+    tool("weather", type="object", required=["unit", "city"], properties={"unit": {}, "city": {}}),
+    tool("calendar", type="object", properties={"day": {"enum": ["tue", "mon"]}}),
+    tool("mail", type="object", properties={"to": {"type": "string"}}),
+]
+
+
+def _shuffle_keys(value: Any, random: Any) -> Any:
+    if isinstance(value, dict):
+        keys = list(value)
+        random.shuffle(keys)
+        return {key: _shuffle_keys(value[key], random) for key in keys}
+    return [_shuffle_keys(item, random) for item in value] if isinstance(value, list) else value
+
+
+@given(st.randoms(use_true_random=False))
+def test_shuffled_tools_give_the_same_bytes(random: Any) -> None:
+    shuffled = _shuffle_keys(copy.deepcopy(TOOLS), random)
+    random.shuffle(shuffled)
+    wanted = json.dumps(arrange(SAFE, [], TOOLS).tools)
+    assert json.dumps(arrange(SAFE, [], shuffled).tools) == wanted
+
+
+roles = st.sampled_from(["system", "developer", "user", "assistant", "tool"])
+parts = st.fixed_dictionaries(
+    {"type": st.just("text"), "text": st.sampled_from(["rules", "Today is 2026-11-21", "be kind"])},
+    optional={"volatile": st.booleans()},
+)
+chats = st.lists(
+    st.fixed_dictionaries(
+        {"role": roles, "content": st.one_of(st.text(max_size=5), st.lists(parts, max_size=4))}
+    ),
+    max_size=8,
+)
+
+
+def _texts(messages: Any) -> list[str]:
+    found: list[str] = []
+    for message in messages:
+        content = message["content"]
+        found += [content] if isinstance(content, str) else [part["text"] for part in content]
+    return found
+
+
+@given(chats, st.sampled_from(list(PromptOrder)))
+def test_twice_is_once_and_no_text_is_lost_or_touched(messages: Any, order: PromptOrder) -> None:
+    rule = volatile_rule(["dates"])
+    once = arrange(order, messages, TOOLS, rule)
+    twice = arrange(order, once.messages, once.tools, rule)
+    assert (twice.messages, twice.tools, twice.changed) == (once.messages, once.tools, ())
+    assert sorted(_texts(once.messages)) == sorted(_texts(messages))
+
+
+@given(chats, chats)
+def test_a_later_turn_never_changes_the_order_of_earlier_ones(first: Any, more: Any) -> None:
+    rule = volatile_rule(["dates"])
+    head = [*first, {"role": "user", "content": "q"}]
+    before = arrange(FULL, head, (), rule).messages
+    assert arrange(FULL, [*head, *more], (), rule).messages[: len(before)] == before
+
+
+def test_off_changes_nothing() -> None:
+    assert arrange(OFF, [{"role": "user", "content": "x"}], TOOLS).tools == TOOLS
+    assert arrange(OFF, [], TOOLS).changed == ()
+
+
+def test_required_is_a_set_and_enum_is_not() -> None:
+    schema = {"required": ["b", "a"], "properties": {"required": {"enum": ["z", "a"]}}}
+    assert canonical_schema(schema) == {
+        "properties": {"required": {"enum": ["z", "a"]}},
+        "required": ["a", "b"],
+    }
+
+
+def test_a_property_called_like_a_keyword_is_no_keyword() -> None:
+    schema = {"properties": {"enum": {"required": ["b", "a"]}, "default": {"required": ["d", "c"]}}}
+    found = canonical_schema(schema)["properties"]
+    assert found == {"default": {"required": ["c", "d"]}, "enum": {"required": ["a", "b"]}}
+
+
+def test_a_cache_mark_pins_the_order_of_tools() -> None:
+    marked = [{**TOOLS[0], "cache_control": {"type": "ephemeral"}}, *TOOLS[1:]]
+    names = [each["function"]["name"] for each in arrange(SAFE, [], marked).tools]
+    assert names == ["weather", "calendar", "mail"]
+
+
+def test_full_puts_volatile_blocks_just_before_the_first_turn() -> None:
+    messages = [
+        {"role": "system", "content": "Today is 2026-11-21."},
+        {"role": "system", "content": "You sell tickets."},
+        {"role": "system", "content": "Case 7", "volatile": True},
+        {"role": "system", "content": "Never lie."},
+        {"role": "user", "content": "Hi on 2026-11-21"},
+        {"role": "system", "content": "It is now 12:30."},
+    ]
+    got = arrange(FULL, messages, (), volatile_rule(["dates"]))
+    assert [message["content"] for message in got.messages] == [
+        "You sell tickets.",
+        "Never lie.",
+        "Today is 2026-11-21.",
+        "Case 7",
+        "Hi on 2026-11-21",
+        "It is now 12:30.",
+    ]
+    assert got.changed == ("volatile",)
+    assert arrange(SAFE, messages, (), volatile_rule(["dates"])).messages == messages
+
+
+def test_the_client_s_own_mark_wins_over_the_rule() -> None:
+    messages = [
+        {"role": "system", "content": "Founded on 1999-01-01.", "volatile": False},
+        {"role": "system", "content": "Be brief."},
+    ]
+    assert arrange(FULL, messages, (), volatile_rule(["dates"])).messages == messages
+
+
+@pytest.mark.parametrize(("kinds", "patterns"), [(["moods"], []), ([], ["(?=look)"]), ([], ["("])])
+def test_a_wrong_rule_is_refused(kinds: list[str], patterns: list[str]) -> None:
+    with pytest.raises(ValueError, match="volatile"):
+        volatile_rule(kinds, patterns)

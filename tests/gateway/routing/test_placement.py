@@ -1,0 +1,124 @@
+"""Placement: the cached prefix, the resident adapter and the short queue each pull, and can be outbid."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.clock import FakeClock
+from engine.protocol import AdapterState, EngineStats, KvEvent
+from gateway.routing.breaker import Breaker, State
+from gateway.routing.placement import Ask, Replica, choose, estimate
+from gateway.routing.prefix_index import PrefixIndex
+
+IDLE = EngineStats(running=0, waiting=0, blocks_free=1000, blocks_total=1000, tokens_waiting=0)
+
+
+def first(replicas: list[Replica], ask: Ask, overlap: dict[str, int] | None = None) -> str:
+    return choose(replicas, ask, overlap or {})[0][0].engine_id
+
+
+def test_the_replica_with_the_prefix_wins_until_its_queue_is_too_long() -> None:
+    cold, warm = Replica("cold", IDLE), Replica("warm", IDLE)
+    ask = Ask(prompt_tokens=1600)
+    assert first([cold, warm], ask, {"warm": 99}) == "warm"
+    busy = replace(warm, stats=replace(IDLE, tokens_waiting=5000))
+    assert first([cold, busy], ask, {"warm": 99}) == "cold"
+
+
+def with_adapter(name: str, state: str) -> Replica:
+    return Replica(name, IDLE, adapters={"d1": AdapterState("d1", state, 8, 3)})
+
+
+def test_an_adapter_pulls_by_how_near_to_the_device_it_is() -> None:
+    ask = Ask(10, adapter="d1")
+    states = ["resident", "loading", "host", "draining", "absent"]
+    replicas = [with_adapter(state, state) for state in states]
+    assert [replica.engine_id for replica, _ in choose(replicas, ask, {})] == states
+    assert estimate(replicas[0], ask, 0).adapter_s == 0
+    unknown = estimate(Replica("z", IDLE), ask, 0).adapter_s
+    assert unknown == estimate(with_adapter("y", "absent"), ask, 0).adapter_s > 0
+
+
+def test_a_full_cache_counts_as_time() -> None:
+    full = Replica("full", replace(IDLE, blocks_free=1))
+    assert first([full, Replica("roomy", IDLE)], Ask(prompt_tokens=320)) == "roomy"
+
+
+def test_what_is_not_available_is_never_chosen() -> None:
+    assert choose([Replica("a", IDLE, available=False)], Ask(1), {}) == []
+
+
+def test_a_conversation_stays_where_it_was_when_nothing_speaks_against_it() -> None:
+    replicas = [Replica("a", IDLE), Replica("b", IDLE, sticky=True)]
+    assert first(replicas, Ask(100)) == "b"
+
+
+def test_what_was_just_sent_counts_before_the_next_heartbeat() -> None:
+    replicas = [Replica("a", IDLE, unseen_tokens=4000), Replica("b", IDLE)]
+    assert first(replicas, Ask(100)) == "b"
+
+
+BLOCKS = ["0a", "0b", "0c", "0d", "0e", "0f"]
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["r1", "r2", "r3"]),
+        st.sampled_from(["stored", "removed", "forget"]),
+        st.lists(st.sampled_from(BLOCKS), max_size=4),
+    )
+)
+
+
+@given(events, st.lists(st.sampled_from(BLOCKS), max_size=6))
+def test_the_index_mirrors_the_caches(
+    history: list[tuple[str, str, list[str]]], chain: list[str]
+) -> None:
+    index, truth = PrefixIndex(), {name: set[str]() for name in ("r1", "r2", "r3")}
+    for replica, kind, keys in history:
+        if kind == "forget":
+            index.forget(replica)
+            truth[replica].clear()
+            continue
+        index.apply(replica, [KvEvent(kind, keys)])
+        truth[replica] = (
+            truth[replica] | set(keys) if kind == "stored" else truth[replica] - set(keys)
+        )
+    for replica, held in truth.items():
+        depth = 0
+        while depth < len(chain) and chain[depth] in held:
+            depth += 1
+        found = index.overlap(bytes.fromhex(key) for key in chain)
+        assert found.get(replica, 0) == depth
+        assert index.blocks(replica) == len(held)
+
+
+def test_a_breaker_opens_probes_once_and_closes() -> None:
+    clock = FakeClock()
+    breaker = Breaker(clock, failures=3, window_s=10, pause_s=2)
+    for _ in range(2):
+        breaker.failed()
+    assert breaker.allows()
+    breaker.failed()
+    assert breaker.state is State.OPEN
+    assert not breaker.allows()
+    assert breaker.retry_after_s() == 2
+    clock.advance(2)
+    assert breaker.allows()
+    breaker.sent()
+    assert not breaker.allows(), "one probe at a time"
+    breaker.failed()
+    clock.advance(2)
+    assert not breaker.allows(), "the pause has doubled"
+    clock.advance(2)
+    breaker.sent()
+    breaker.succeeded()
+    assert breaker.state is State.CLOSED
+
+
+def test_old_failures_do_not_open_it() -> None:
+    clock = FakeClock()
+    breaker = Breaker(clock, failures=3, window_s=10)
+    for _ in range(6):
+        breaker.failed()
+        clock.advance(6)
+    assert breaker.allows()
