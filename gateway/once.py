@@ -1,10 +1,12 @@
 """A request with an Idempotency-Key is done once: its repetition gets the same answer, unbilled.
 
 What ended well, or failed by the client's own fault, is kept for a day. What broke, hit a limit or
-was left by its client is not: the next attempt is the first again.
+was left by its client is not: the next attempt is the first again. Either is settled before the
+last byte leaves, so that a client that repeats at once finds it so.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -23,6 +25,7 @@ from gateway.pipeline import Pipeline
 from gateway.request_headers import answer_headers, refusal_headers
 from gateway.surface import Surface
 
+log = logging.getLogger(__name__)
 HEADER = b"idempotency-key"
 _LONGEST_KEY = 255
 _NOT_KEPT = (401, 403, 408, 409, 429)
@@ -53,13 +56,11 @@ class Once:
             return
         finally:
             exchange.done()
-        recorder = Recorder(exchange, principal, body)
-        answer = None
+        claim = Claim(self._database, claim_id)
         try:
-            await self._pipeline.serve(surface, recorder)
-            answer = recorder.kept()
+            await self._pipeline.serve(surface, Recorder(exchange, principal, body, claim))
         finally:
-            await asyncio.shield(asyncio.to_thread(self._settle, claim_id, answer))
+            await claim.settle(None)
 
     async def _asked(
         self, principal: Principal, key: str, route: str, body: bytes
@@ -88,19 +89,40 @@ class Once:
                 longest=timedelta(seconds=self._pipeline.limits.timeout_s + _SPARE_S),
             )
 
-    def _settle(self, claim_id: str, answer: Kept | None) -> None:
+
+class Claim:
+    """One request's hold on its key, settled once: with its answer, or let go for the next."""
+
+    def __init__(self, database: Database, claim_id: str) -> None:
+        self._database = database
+        self._id = claim_id
+        self._settled = False
+
+    async def settle(self, answer: Kept | None) -> None:
+        if self._settled:
+            return
+        self._settled = True
+        try:
+            await asyncio.shield(asyncio.to_thread(self._write, answer))
+        except SQLAlchemyError:
+            # The work is done and billed: its client gets the answer, and a repetition is told
+            # that the first still runs until the claim is old enough to be taken for dead.
+            log.warning("the claim %s of an Idempotency-Key was not settled", self._id)
+
+    def _write(self, answer: Kept | None) -> None:
         with self._database.transaction() as session:
             if answer is None:
-                idempotency.let_go(session, claim_id)
+                idempotency.let_go(session, self._id)
             else:
-                idempotency.keep(session, claim_id, answer)
+                idempotency.keep(session, self._id, answer)
 
 
 class Recorder(Exchange):
     """Passes everything on to the client's exchange and keeps what it was told."""
 
-    def __init__(self, outer: Exchange, principal: Principal, body: bytes) -> None:
+    def __init__(self, outer: Exchange, principal: Principal, body: bytes, claim: Claim) -> None:
         self._outer = outer
+        self._claim = claim
         self.scope, self.headers, self.repeated = outer.scope, outer.headers, outer.repeated
         self.principal = principal
         self._body = body
@@ -108,7 +130,6 @@ class Recorder(Exchange):
         self._headers: Headers = []
         self._parts: list[bytes] = []
         self._size = 0
-        self._whole = False
 
     @property
     def started(self) -> bool:  # type: ignore[override]
@@ -133,19 +154,19 @@ class Recorder(Exchange):
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         self._note(data)
+        if not more:
+            await self._claim.settle(self._kept())
         await self._outer.write(data, more=more)
-        self._whole = not more
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         self._status, self._headers = status, headers
         self._note(body)
-        # What was paid for is kept also where the client left before it could read it.
-        self._whole = True
+        await self._claim.settle(self._kept())
         await self._outer.answer(status, headers, body)
 
-    def kept(self) -> Kept | None:
+    def _kept(self) -> Kept | None:
         good = 0 < self._status < 500 and self._status not in _NOT_KEPT
-        if not good or not self._whole or self.broken or self._size > MOST_BYTES:
+        if not good or self.broken or self._size > MOST_BYTES:
             return None
         headers = [(name.decode(), value.decode("latin-1")) for name, value in self._headers]
         return Kept(self._status, headers, b"".join(self._parts))

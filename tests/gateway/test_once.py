@@ -55,6 +55,23 @@ def test_a_repetition_gets_the_same_answer_and_runs_nothing(house: House, stream
     assert len(house.engine.submitted) == before + 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_repeats_at_once_finds_the_answer_kept(
+    house: House, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    swift = idempotency.keep
+
+    def _slow(*told: Any) -> None:
+        time.sleep(0.3)
+        swift(*told)
+
+    monkeypatch.setattr(idempotency, "keep", _slow)
+    key, body = fresh(), {**GOOD, "stream": stream}
+    first, again = post(house, key, body), post(house, key, body)
+    assert (first.status_code, again.status_code) == (200, 200), again.text
+    assert again.headers["idempotency-replayed"] == "true"
+
+
 def test_the_sdks_read_a_replayed_answer(house: House, client: OpenAI) -> None:
     key = fresh()
     told = {"Idempotency-Key": key}

@@ -31,7 +31,7 @@ def test_a_process_keeps_to_its_core_and_its_children_do_not() -> None:
     look = "import os, sys; print(sorted(os.sched_getaffinity(0)))"
     script = (
         "import os, subprocess, sys, threading\n"
-        "from gateway import cores\n"
+        "from gateway.server import cores\n"
         "cores.keep_to_one(int(sys.argv[1]))\n"
         "print(sorted(os.sched_getaffinity(0)), flush=True)\n"
         f"run = lambda: subprocess.run([sys.executable, '-c', {look!r}], check=True)\n"
