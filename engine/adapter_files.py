@@ -14,17 +14,10 @@ from safetensors import SafetensorError
 
 from engine.adapter_name import CONFIG, WEIGHTS, digest_of, read_config
 from engine.errors import AdapterError
+from engine.models.matrices import MODULES, part_shape
 from engine.models.spec import ModelSpec
 
-_MODULES = {
-    "self_attn.q_proj": "q",
-    "self_attn.k_proj": "k",
-    "self_attn.v_proj": "v",
-    "self_attn.o_proj": "o",
-    "mlp.gate_proj": "gate",
-    "mlp.up_proj": "up",
-    "mlp.down_proj": "down",
-}
+_PART_OF = {module: part for part, module in MODULES.items()}
 _KEY = re.compile(
     r"^base_model\.model\.model\.layers\.(\d+)\.([\w.]+)\.lora_(A|B)(?:\.default)?\.weight$"
 )
@@ -58,7 +51,7 @@ def read_adapter(
         raise _invalid(path, f"it cannot be read: {error}") from None
     matrices = {}
     for (layer, module), pair in _by_module(path, file, spec).items():
-        name, part = f"layer {layer} {module}", _MODULES[module]
+        name, part = f"layer {layer} {module}", _PART_OF[module]
         if len(pair) != 2:
             raise _invalid(path, f"{name} has lora_{next(iter(pair))} without its pair")
         rank = _check_pair(path, name, pair["A"], pair["B"], part, spec, max_rank)
@@ -75,23 +68,6 @@ def read_adapter(
     rank = max(a.shape[0] for a, _ in matrices.values())
     digest = known_digest or digest_of(config, hashlib.sha256(file).digest())
     return AdapterWeights(digest, rank, matrices)
-
-
-def part_shape(spec: ModelSpec, part: str) -> tuple[int, int]:
-    """(in, out) of the base model's matrix."""
-    return {
-        "q": (spec.hidden, spec.q_width),
-        "k": (spec.hidden, spec.kv_width),
-        "v": (spec.hidden, spec.kv_width),
-        "o": (spec.q_width, spec.hidden),
-        "gate": (spec.hidden, spec.intermediate),
-        "up": (spec.hidden, spec.intermediate),
-        "down": (spec.intermediate, spec.hidden),
-    }[part]
-
-
-def _refuse(code: str, message: str) -> AdapterError:
-    return AdapterError(code, message)
 
 
 def _invalid(path: Path, message: str) -> AdapterError:
@@ -114,7 +90,7 @@ def _check_config(path: Path, config: dict[str, Any], max_rank: int) -> None:
             raise _invalid(path, f"{field} is set: plain LoRA on linear layers is served only")
     targets = config.get("target_modules")
     if isinstance(targets, list):
-        known = {name.split(".")[-1] for name in _MODULES}
+        known = {name.split(".")[-1] for name in _PART_OF}
         unknown = sorted(t for t in targets if str(t).split(".")[-1] not in known)
         if unknown:
             raise _invalid(
@@ -133,7 +109,7 @@ def _by_module(
     halves: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         match = _KEY.match(key)
-        if match is None or match[2] not in _MODULES:
+        if match is None or match[2] not in _PART_OF:
             raise _invalid(path, f"tensor {key} is of no linear layer of the base model")
         layer = int(match[1])
         if layer >= spec.layers:

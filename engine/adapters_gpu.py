@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.adapter_files import AdapterWeights, part_shape
+from engine.adapter_files import AdapterWeights
 from engine.adapter_host import AdapterHost
 from engine.batch import AdapterHandle, Row
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError
-from engine.kernels.adapter_pages import PARTS, SITES, AdapterTable, PackedAdapter, pack_adapter
+from engine.kernels.adapter_pages import AdapterTable, PackedAdapter, pack_adapter
 from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
 from engine.kernels.step import HostStep, LoraRows
 from engine.kernels.streams import side_stream
@@ -46,15 +46,8 @@ class GpuAdapters:
         if config.enable_lora:
             most = -(-config.max_lora_rank // 16) * 16
             self.rank_sizes = sorted({16, most})
-            shapes = {part: part_shape(spec, part) for part in PARTS}
             self.table = AdapterTable(
-                config.max_adapter_slots,
-                [shapes[part][1] for part in PARTS],
-                {site: shapes[PARTS[first]][0] for site, (first, _) in SITES.items()},
-                spec.layers,
-                most,
-                self._arena.shape[1],
-                device,
+                spec, config.max_adapter_slots, most, self._arena.shape[1], device
             )
 
     def register(self, path: str) -> AdapterState:

@@ -4,13 +4,14 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.figures import figure, say
+from benchmarks.gpu.models import LLAMA_8B
 from benchmarks.gpu.timing import run_section
 from engine.kernels import attention_launch, lora_launch, pointwise_launch, skinny_launch
 from engine.kernels import pointwise_reference as plain
@@ -22,6 +23,8 @@ from engine.kernels.attention_reference import (
 )
 from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
 from engine.kernels.lora_reference import LoraStep, lora_reference
+from engine.models.matrices import PARTS, SITES, part_shape
+from engine.models.registry import model_spec
 
 ROUNDING = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 DTYPES = tuple(ROUNDING)
@@ -94,21 +97,21 @@ def _attention_mixes(
 
 
 def _lora() -> Iterator[tuple[str, Pair]]:
-    widths = [4096, 1024, 1024, 4096, 1536, 1536, 4096]
-    inputs = {"qkv": 4096, "o": 4096, "gate_up": 2048, "down": 14336}
-    parts = {"q": 4096, "k": 4096, "v": 4096, "o": 4096, "gate": 2048, "up": 2048, "down": 14336}
-    for dtype in DTYPES:
-        block = 1 << 20
-        table = AdapterTable(4, widths, inputs, 1, 256, block, torch.device("cuda"))
+    wide = LLAMA_8B | {"num_hidden_layers": 1}
+    narrow = wide | {"hidden_size": 2048, "head_dim": 128, "intermediate_size": 1536}
+    for dtype, raw in product(DTYPES, (wide, narrow)):
+        block, spec = 1 << 20, model_spec(raw)
+        table = AdapterTable(spec, 4, 256, block, torch.device("cuda"))
         arena = torch.full((64, block), float("nan"), dtype=dtype, device="cuda")
         free = torch.randperm(64)
         for slot, rank in enumerate((1, 16, 40, 256)):
             matrices = {
                 (0, part): (
                     torch.randn(rank, width) * width**-0.5,
-                    torch.randn(rank, widths[i]) * rank**-0.5,
+                    torch.randn(rank, out) * rank**-0.5,
                 )
-                for i, (part, width) in enumerate(parts.items())
+                for part in PARTS
+                for width, out in [part_shape(spec, part)]
             }
             packed = pack_adapter(matrices, 1, block, dtype)
             mine, free = free[: len(packed.image)], free[len(packed.image) :]
@@ -119,14 +122,14 @@ def _lora() -> Iterator[tuple[str, Pair]]:
             rows = chunk_rows_for(tokens)
             order, chunks = sort_into_chunks(slots, rows)
             step = LoraStep(order.cuda(), chunks.cuda(), rows, 256)
-            for name, width in inputs.items():
+            for name in SITES:
                 site = table.site(0, name)
-                x = _random(tokens, width, dtype=dtype)
+                x = _random(tokens, site.inputs, dtype=dtype)
                 got = _random(tokens, int(site.spans[:, 1].sum()), dtype=dtype)
                 want = got.clone()
                 lora_launch.add_lora(got, x, arena.view(-1), site, step)
                 lora_reference(want, x, arena.view(-1), site, step)
-                yield f"{dtype} {tokens} tokens {name}", (got, want)
+                yield f"{dtype} {tokens} tokens {name} of {site.inputs}", (got, want)
 
 
 def _pointwise() -> Iterator[tuple[str, Pair]]:

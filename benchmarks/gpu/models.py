@@ -5,11 +5,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from engine.adapter_files import AdapterWeights, part_shape
+from engine.adapter_files import AdapterWeights
 from engine.config import EngineConfig
-from engine.kernels.adapter_pages import PARTS
 from engine.models.decoder import Decoder
 from engine.models.load import LoadedModel
+from engine.models.matrices import PARTS, part_shape
 from engine.models.registry import model_spec
 from engine.models.spec import ModelSpec
 from engine.models.weights import Weights

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from engine.kernels.lora_reference import UNIT, LoraSite
 from engine.layers.transfer import send
-
-PARTS = ("q", "k", "v", "o", "gate", "up", "down")
-SITES = {"qkv": (0, 3), "o": (3, 4), "gate_up": (4, 6), "down": (6, 7)}  # a range of PARTS each
+from engine.models.matrices import PARTS, SITES, part_shape
+from engine.models.spec import ModelSpec
 
 Matrices = Mapping[tuple[int, str], tuple[Tensor, Tensor]]
 
@@ -70,21 +69,16 @@ def pack_adapter(
 class AdapterTable:
     """Where the adapter of every slot lies in the arena, on the device."""
 
-    def __init__(self, slots: int, widths: list[int], inputs: dict[str, int], layers: int,
-                 most_rank: int, block_elements: int, device: torch.device) -> None:  # fmt: skip
-        """`widths` are the outputs of each part, `inputs` the inputs of each site."""
-        parts = len(PARTS)
-        self.rows = torch.zeros(
-            slots, layers, parts, 2, most_rank, dtype=torch.int32, device=device
-        )
-        self.ranks = torch.zeros(slots, layers, parts, dtype=torch.int32, device=device)
+    def __init__(
+        self, spec: ModelSpec, slots: int, most_rank: int, block_elements: int, device: torch.device
+    ) -> None:
+        shape = (slots, spec.layers, len(PARTS))
+        self.rows = torch.zeros(*shape, 2, most_rank, dtype=torch.int32, device=device)
+        self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
         self._units = block_elements // UNIT
         self._sites = [
-            {
-                name: self._site(layer, first, end, widths[first:end], inputs[name])
-                for name, (first, end) in SITES.items()
-            }
-            for layer in range(layers)
+            {name: self._site(spec, layer, parts) for name, parts in SITES.items()}
+            for layer in range(spec.layers)
         ]
 
     def site(self, layer: int, name: str) -> LoraSite:
@@ -100,12 +94,16 @@ class AdapterTable:
     def clear(self, slot: int) -> None:
         self.ranks[slot] = 0
 
-    def _site(self, layer: int, first: int, end: int, widths: list[int], inputs: int) -> LoraSite:
-        starts = [sum(widths[:i]) for i in range(len(widths))]
-        spans = torch.tensor(
-            list(zip(starts, widths, strict=True)), dtype=torch.int32, device=self.rows.device
-        )
+    def _site(self, spec: ModelSpec, layer: int, parts: tuple[str, ...]) -> LoraSite:
+        inputs, _ = part_shape(spec, parts[0])
+        widths = [part_shape(spec, part)[1] for part in parts]
+        spans = [(sum(widths[:i]), width) for i, width in enumerate(widths)]
+        first = PARTS.index(parts[0])
+        which = slice(first, first + len(parts))
         return LoraSite(
-            self.rows[:, layer, first:end], self.ranks[:, layer, first:end], spans, inputs,
-            max(widths),
-        )  # fmt: skip
+            rows=self.rows[:, layer, which],
+            ranks=self.ranks[:, layer, which],
+            spans=torch.tensor(spans, dtype=torch.int32, device=self.rows.device),
+            inputs=inputs,
+            widest=max(widths),
+        )

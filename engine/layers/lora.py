@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.adapter_files import AdapterWeights, part_shape
+from engine.adapter_files import AdapterWeights
 from engine.layers.host_memory import lazy_zeros, release
+from engine.models.matrices import PARTS, SITES, part_shape
 from engine.models.spec import ModelSpec
-
-# A site is one input that several base matrices read; its parts are those matrices.
-SITES = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +87,8 @@ class LoraStack:
 
 def stack_bytes(spec: ModelSpec, rank: int, dtype: torch.dtype) -> int:
     """What one adapter of this rank takes in its stack."""
-    parts = [part_shape(spec, part) for parts in SITES.values() for part in parts]
-    return spec.layers * rank * sum(width + out for width, out in parts) * dtype.itemsize
+    elements = sum(sum(part_shape(spec, part)) for part in PARTS)
+    return spec.layers * rank * elements * dtype.itemsize
 
 
 class LoraStep:

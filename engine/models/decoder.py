@@ -10,6 +10,7 @@ from engine.layers.lora import LoraStep
 from engine.layers.norm import RmsNorm
 from engine.layers.rotary import rotate_
 from engine.layers.step import Queries, StepInputs
+from engine.models.matrices import MODULES, SITES, part_shape
 from engine.models.spec import ModelSpec
 from engine.models.weights import Weights
 
@@ -22,20 +23,12 @@ class Block:
         self.layer = layer
         self.window = spec.windows[layer]
         prefix = f"model.layers.{layer}"
-        hidden, inner = spec.hidden, spec.intermediate
-        qkv = [
-            (f"{prefix}.self_attn.q_proj", spec.q_width),
-            (f"{prefix}.self_attn.k_proj", spec.kv_width),
-            (f"{prefix}.self_attn.v_proj", spec.kv_width),
-        ]
-        self.qkv = Linear(*_stacked(weights, qkv, hidden))
-        o, down = (f"{prefix}.self_attn.o_proj", hidden), (f"{prefix}.mlp.down_proj", hidden)
-        self.o = Linear(*_stacked(weights, [o], spec.q_width))
-        gate_up = [(f"{prefix}.mlp.gate_proj", inner), (f"{prefix}.mlp.up_proj", inner)]
-        self.gate_up = GatedLinear(*_stacked(weights, gate_up, hidden))
-        self.down = Linear(*_stacked(weights, [down], inner))
+        self.qkv = Linear(*_stacked(weights, spec, prefix, "qkv"))
+        self.o = Linear(*_stacked(weights, spec, prefix, "o"))
+        self.gate_up = GatedLinear(*_stacked(weights, spec, prefix, "gate_up"))
+        self.down = Linear(*_stacked(weights, spec, prefix, "down"))
 
-        def norm(name: str, size: int = hidden) -> RmsNorm:
+        def norm(name: str, size: int = spec.hidden) -> RmsNorm:
             weight = weights.take(f"{prefix}.{name}.weight", (size,))
             return RmsNorm(weight, spec.eps, spec.unit_offset_norm)
 
@@ -143,15 +136,16 @@ class Decoder:
 
 
 def _stacked(
-    weights: Weights, parts: list[tuple[str, int]], width: int
+    weights: Weights, spec: ModelSpec, prefix: str, site: str
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The named matrices as one, with their biases where they have them."""
-    weight = torch.cat([weights.take(f"{name}.weight", (out, width)) for name, out in parts])
-    biases = [weights.take_optional(f"{name}.bias", (out,)) for name, out in parts]
+    """A layer's matrices of one input as one, with their biases where they have them."""
+    parts = [(f"{prefix}.{MODULES[part]}", *part_shape(spec, part)) for part in SITES[site]]
+    weight = torch.cat([weights.take(f"{name}.weight", (out, width)) for name, width, out in parts])
+    biases = [weights.take_optional(f"{name}.bias", (out,)) for name, _, out in parts]
     if all(bias is None for bias in biases):
         return weight, None
     filled = [
         weight.new_zeros(out) if bias is None else bias
-        for bias, (_, out) in zip(biases, parts, strict=True)
+        for bias, (_, _, out) in zip(biases, parts, strict=True)
     ]
     return weight, torch.cat(filled)

@@ -3,22 +3,37 @@
 import pytest
 import torch
 
-from engine.kernels.adapter_pages import PARTS, SITES, AdapterTable, Matrices, pack_adapter
+from engine.kernels.adapter_pages import AdapterTable, Matrices, pack_adapter
 from engine.kernels.lora_chunks import sort_into_chunks
 from engine.kernels.lora_reference import LoraStep, lora_reference
+from engine.models.matrices import PARTS, SITES, part_shape
+from engine.models.registry import model_spec
 
-WIDTHS = [96, 32, 32, 80, 130, 130, 80]
-INPUTS = {"qkv": 80, "o": 96, "gate_up": 80, "down": 130}
-SITE_OF = {PARTS[i]: name for name, span in SITES.items() for i in range(*span)}
 LAYERS, BLOCK = 2, 1024
+SPEC = model_spec(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 80,
+        "intermediate_size": 130,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "vocab_size": 8,
+        "max_position_embeddings": 8,
+    }
+)
+WIDTHS = {part: part_shape(SPEC, part)[1] for part in PARTS}
+INPUTS = {site: part_shape(SPEC, parts[0])[0] for site, parts in SITES.items()}
 
 
 def random_adapter(ranks: dict[tuple[int, str], int], seed: int) -> Matrices:
     generator = torch.Generator().manual_seed(seed)
     return {
         (layer, part): (
-            torch.randn(rank, INPUTS[SITE_OF[part]], generator=generator),
-            torch.randn(rank, WIDTHS[PARTS.index(part)], generator=generator),
+            torch.randn(rank, part_shape(SPEC, part)[0], generator=generator),
+            torch.randn(rank, WIDTHS[part], generator=generator),
         )
         for (layer, part), rank in ranks.items()
     }
@@ -26,19 +41,18 @@ def random_adapter(ranks: dict[tuple[int, str], int], seed: int) -> Matrices:
 
 def expected(y: torch.Tensor, x: torch.Tensor, adapter: Matrices, layer: int, site: str) -> None:
     column = 0
-    for number in range(*SITES[site]):
-        if (layer, PARTS[number]) in adapter:
-            a, b = adapter[layer, PARTS[number]]
-            y[:, column : column + WIDTHS[number]] += x @ a.T @ b
-        column += WIDTHS[number]
+    for part in SITES[site]:
+        if (layer, part) in adapter:
+            a, b = adapter[layer, part]
+            y[:, column : column + WIDTHS[part]] += x @ a.T @ b
+        column += WIDTHS[part]
 
 
 def test_two_adapters_in_scattered_blocks() -> None:
     uneven = {(layer, part): 3 + 5 * layer + i for layer in (0, 1) for i, part in enumerate(PARTS)}
     adapters = [random_adapter(uneven, 0), random_adapter({(1, "v"): 20, (0, "down"): 1}, 1)]
     arena = torch.full((99, BLOCK), float("nan"))
-    device = torch.device("cpu")
-    table = AdapterTable(4, WIDTHS, INPUTS, LAYERS, 32, BLOCK, device)
+    table = AdapterTable(SPEC, 4, 32, BLOCK, torch.device("cpu"))
     blocks = torch.randperm(99, generator=torch.Generator().manual_seed(2))
     for slot, adapter in ((2, adapters[0]), (0, adapters[1])):
         packed = pack_adapter(adapter, LAYERS, BLOCK, torch.float32)
@@ -48,9 +62,9 @@ def test_two_adapters_in_scattered_blocks() -> None:
     order, chunks = sort_into_chunks(torch.tensor([2, 0, -1, 2]), 16)
     step = LoraStep(order, chunks, 16, 32)
     for layer in range(LAYERS):
-        for name, (first, end) in SITES.items():
+        for name, parts in SITES.items():
             x = torch.randn(4, INPUTS[name], generator=torch.Generator().manual_seed(layer))
-            got, want = torch.zeros(2, 4, sum(WIDTHS[first:end])).unbind()
+            got, want = torch.zeros(2, 4, sum(WIDTHS[part] for part in parts)).unbind()
             lora_reference(got, x, arena.flatten(), table.site(layer, name), step)
             for rows, adapter in (([0, 3], adapters[0]), ([1], adapters[1])):
                 part = want[rows]
@@ -61,7 +75,7 @@ def test_two_adapters_in_scattered_blocks() -> None:
 
 def test_a_cleared_slot_adds_nothing() -> None:
     packed = pack_adapter(random_adapter({(0, "o"): 4}, 0), LAYERS, BLOCK, torch.float32)
-    table = AdapterTable(1, WIDTHS, INPUTS, LAYERS, 16, BLOCK, torch.device("cpu"))
+    table = AdapterTable(SPEC, 1, 16, BLOCK, torch.device("cpu"))
     table.fill(0, packed, torch.arange(len(packed.image)))
     table.clear(0)
     order, chunks = sort_into_chunks(torch.tensor([0]), 16)
