@@ -10,12 +10,11 @@ from engine.adapter_host import AdapterHost
 from engine.batch import LAST_SAMPLED, AdapterHandle, Row, Runner, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError
-from engine.layers.attention_plan import Geometry
 from engine.layers.host_memory import collapse_into_huge_pages, keep_freed_memory
 from engine.layers.kv import KvPool, block_bytes
 from engine.layers.lora_slots import LoraSlots
 from engine.layers.rotary import rotary_tables
-from engine.layers.step import ordered, step_inputs
+from engine.layers.step import StepPlanner, ordered
 from engine.memory import decide_blocks
 from engine.models.load import LoadedModel, load_model
 from engine.protocol import AdapterState, EngineInfo
@@ -40,21 +39,11 @@ class CpuRunner:
         self._blocks = decide_blocks(config, spec, dtype, device)
         self._info = engine_info(config, model, self._blocks)
         self._pool = KvPool(spec, self._blocks, config.block_size, dtype, device)
-        self._geometry = Geometry(
-            block_size=config.block_size,
-            layers=spec.layers,
-            pool_heads=2 * spec.kv_heads,
-            group=spec.heads // spec.kv_heads,
-            head_dim=spec.head_dim,
-            dtype=dtype,
-            threads=torch.get_num_threads(),
-        )
-        self._tables = rotary_tables(
-            spec.rope, spec.head_dim, model.native_context, spec.context, dtype
-        )
-        self._windows = set(spec.windows)
         self._host = AdapterHost(spec, dtype, config.max_lora_rank)
         self._slots = LoraSlots(spec, config.max_adapter_slots, dtype)
+        tables = rotary_tables(spec.rope, spec.head_dim, model.native_context, spec.context, dtype)
+        windows = {spec.attention(layer).window for layer in range(spec.layers)}
+        self._plan = StepPlanner(self._pool, tables, windows, self._slots.step)
         self._sampler = Sampler(spec.vocab, spec.eos, device)
         self._last: dict[int, int] = {}
 
@@ -78,15 +67,7 @@ class CpuRunner:
         self._slots.gather(batch.rows)
         decodes, prefills = ordered(batch.rows, self._slots.place)
         rows = decodes + prefills
-        inputs = step_inputs(
-            decodes,
-            prefills,
-            self._tokens(rows),
-            self._tables,
-            self._windows,
-            self._geometry,
-            self._slots.step,
-        )
+        inputs = self._plan(decodes, prefills, self._tokens(rows))
         logits = self._model.decoder(inputs, self._pool)
         asking = [row for row in rows if row.sample]
         if not asking:

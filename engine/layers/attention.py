@@ -7,18 +7,13 @@ one; a tile of queries is small enough that its scores stay in the cache.
 import torch
 import torch.nn.functional as F
 
-from engine.layers.attention_plan import Geometry, Tile
+from engine.layers.attention_plan import Tile
 from engine.layers.kv import KvPool
+from engine.models.spec import AttentionShape
 
 
 def attend(
-    q: torch.Tensor,
-    pool: KvPool,
-    layer: int,
-    tiles: list[Tile],
-    geometry: Geometry,
-    scale: float,
-    cap: float | None,
+    q: torch.Tensor, pool: KvPool, layer: int, tiles: list[Tile], shape: AttentionShape
 ) -> torch.Tensor:
     """q: [tokens, heads, head_dim], rotated; keys and values of these tokens are in the pool.
 
@@ -26,10 +21,10 @@ def attend(
     """
     tokens, heads, dim = q.shape
     if len(tiles) == 1 and tiles[0].queries == 1 and isinstance(tiles[0].rows, slice):
-        return _attend_tile(q, pool, layer, tiles[0], geometry, scale, cap).flatten(1)
-    out = torch.empty((tokens, geometry.kv_heads, geometry.group, dim), dtype=q.dtype)
+        return _attend_tile(q, pool, layer, tiles[0], shape).flatten(1)
+    out = torch.empty((tokens, pool.kv_heads, pool.group, dim), dtype=q.dtype)
     for tile in tiles:
-        part = _attend_tile(q[tile.rows], pool, layer, tile, geometry, scale, cap)
+        part = _attend_tile(q[tile.rows], pool, layer, tile, shape)
         if isinstance(tile.rows, slice):
             out[tile.rows] = part
         else:
@@ -38,31 +33,23 @@ def attend(
 
 
 def _attend_tile(
-    q: torch.Tensor,
-    pool: KvPool,
-    layer: int,
-    tile: Tile,
-    geometry: Geometry,
-    scale: float,
-    cap: float | None,
+    q: torch.Tensor, pool: KvPool, layer: int, tile: Tile, shape: AttentionShape
 ) -> torch.Tensor:
     """[queries, kv heads, group, head_dim], in the memory order that the products leave."""
     dim = q.shape[-1]
-    kv_heads, group, batch = geometry.kv_heads, geometry.group, tile.sequences * geometry.kv_heads
+    kv_heads, group, batch = pool.kv_heads, pool.group, tile.sequences * pool.kv_heads
     kv = pool.rows[layer].index_select(0, tile.gather).view(2, batch, tile.positions, dim)
     k, v = kv.unbind()
-    if tile.alone is not None and cap is None:
-        seen = slice(0, tile.alone)
-        out = F.scaled_dot_product_attention(
-            q.view(1, kv_heads, group, dim), k[None, :, seen], v[None, :, seen], scale=scale
-        )
-        return out
+    if tile.alone is not None and not shape.softcap:
+        k, v = k[None, :, : tile.alone], v[None, :, : tile.alone]
+        q = q.view(1, kv_heads, group, dim)
+        return F.scaled_dot_product_attention(q, k, v, scale=shape.scale)
     if tile.queries == 1:
         q = q.reshape(batch, group, dim)
     else:
         q = q.view(tile.queries, kv_heads, group, dim).permute(1, 2, 0, 3)
         q = q.reshape(batch, group * tile.queries, dim)
-    weights = torch.softmax(_scores(q, k, tile.mask, scale, cap), -1)
+    weights = torch.softmax(_scores(q, k, tile.mask, shape), -1)
     out = torch.bmm(weights, v)
     if tile.queries == 1:
         return out.view(tile.sequences, kv_heads, group, dim)
@@ -70,13 +57,12 @@ def _attend_tile(
 
 
 def _scores(
-    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float, cap: float | None
+    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, shape: AttentionShape
 ) -> torch.Tensor:
-    keys = k.transpose(1, 2)
-    if mask is None or cap is not None:
-        scores = torch.baddbmm(q.new_empty(1, 1, 1), q, keys, beta=0, alpha=scale)
-    else:
-        return torch.baddbmm(mask, q, keys, alpha=scale)
-    if cap is not None:
+    keys, cap = k.transpose(1, 2), shape.softcap
+    if mask is not None and not cap:
+        return torch.baddbmm(mask, q, keys, alpha=shape.scale)
+    scores = torch.baddbmm(q.new_empty(1, 1, 1), q, keys, beta=0, alpha=shape.scale)
+    if cap:
         scores = scores.div_(cap).tanh_().mul_(cap)
     return scores if mask is None else scores.add_(mask)

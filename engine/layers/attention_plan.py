@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from engine.batch import Row
+from engine.layers.kv import KvPool
 
 _TILE = 64  # query tokens that meet all their keys in one product
 # What is gathered for one product should still be in a core's cache when it is multiplied. Measured
@@ -33,38 +34,20 @@ class Tile:
     alone: int | None = None  # of one query that sees the first so many positions: that many
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """The shape of the pool and of the model's heads."""
-
-    block_size: int
-    layers: int
-    pool_heads: int  # key heads and value heads together
-    group: int  # query heads to one key head
-    head_dim: int
-    dtype: torch.dtype
-    threads: int
-
-    @property
-    def kv_heads(self) -> int:
-        return self.pool_heads // 2
-
-
-def plan_tiles(
-    decodes: list[Row], prefills: list[Row], window: int | None, geometry: Geometry
-) -> list[Tile]:
-    """Tiles of a step whose flattened rows are `decodes`, one token each, then `prefills`."""
+def plan_tiles(decodes: list[Row], prefills: list[Row], window: int, pool: KvPool) -> list[Tile]:
+    """Tiles of a step whose flattened rows are `decodes`, one token each, then `prefills`.
+    `window` is that of the layers they are for, 0 if those see all."""
     tiles = [
-        _decode_tile(part, window, geometry)
+        _decode_tile(part, window, pool)
         for group in _by_length(decodes)
-        for part in _cut(group, window, geometry)
+        for part in _cut(group, window, pool)
     ]
     first = len(decodes)
     for row in prefills:
         count = len(row.tokens)
         for begin in range(0, count, _TILE):
             end = min(begin + _TILE, count)
-            tiles.append(_prefill_tile(row, first, begin, end, window, geometry))
+            tiles.append(_prefill_tile(row, first, begin, end, window, pool))
         first += count
     return tiles
 
@@ -84,19 +67,17 @@ def _by_length(decodes: list[Row]) -> list[list[tuple[int, Row]]]:
     return groups
 
 
-def _cut(
-    group: list[tuple[int, Row]], window: int | None, geometry: Geometry
-) -> list[list[tuple[int, Row]]]:
+def _cut(group: list[tuple[int, Row]], window: int, pool: KvPool) -> list[list[tuple[int, Row]]]:
     """Parts of which each gathers what the cache holds."""
     longest = max(row.start + 1 for _, row in group)
     positions = min(longest, window) if window else longest
-    each = positions * geometry.pool_heads * geometry.head_dim * geometry.dtype.itemsize
-    count = max(_TOGETHER, _GATHERED * geometry.threads // each)
+    each = positions * pool.heads * pool.head_dim * pool.data.itemsize
+    count = max(_TOGETHER, _GATHERED * torch.get_num_threads() // each)
     return [group[first : first + count] for first in range(0, len(group), count)]
 
 
-def _decode_tile(group: list[tuple[int, Row]], window: int | None, geometry: Geometry) -> Tile:
-    size = geometry.block_size
+def _decode_tile(group: list[tuple[int, Row]], window: int, pool: KvPool) -> Tile:
+    size = pool.block_size
     numbers = [number for number, _ in group]
     ends = np.array([row.start + 1 for _, row in group])
     begins = np.maximum(0, ends - window) if window else np.zeros_like(ends)
@@ -110,24 +91,22 @@ def _decode_tile(group: list[tuple[int, Row]], window: int | None, geometry: Geo
     seen = (places < ends[:, None]) & (places >= begins[:, None])
     mask = None
     if not seen.all():
-        mask = _additive(seen, geometry.dtype).repeat_interleave(geometry.kv_heads, 0)[:, None]
+        mask = _additive(seen, pool.data.dtype).repeat_interleave(pool.kv_heads, 0)[:, None]
     first, last = numbers[0], numbers[-1]
     neighbours = numbers == list(range(first, last + 1))
     return Tile(
         rows=slice(first, last + 1) if neighbours else torch.tensor(numbers),
         sequences=len(group),
         queries=1,
-        gather=_gather(padded, geometry),
+        gather=_gather(padded, pool),
         positions=width * size,
         mask=mask,
         alone=int(ends[0]) if len(group) == 1 and not begins.any() else None,
     )
 
 
-def _prefill_tile(
-    row: Row, first: int, begin: int, end: int, window: int | None, geometry: Geometry
-) -> Tile:
-    size = geometry.block_size
+def _prefill_tile(row: Row, first: int, begin: int, end: int, window: int, pool: KvPool) -> Tile:
+    size = pool.block_size
     low, high = row.start + begin, row.start + end
     oldest = max(0, low - window + 1) if window else 0
     table = row.blocks[oldest // size : -(-high // size)]
@@ -140,9 +119,9 @@ def _prefill_tile(
         rows=slice(first + begin, first + end),
         sequences=1,
         queries=end - begin,
-        gather=_gather(np.array([table]), geometry),
+        gather=_gather(np.array([table]), pool),
         positions=len(table) * size,
-        mask=_additive(seen, geometry.dtype).repeat(geometry.group, 1)[None],
+        mask=_additive(seen, pool.data.dtype).repeat(pool.group, 1)[None],
     )
 
 
@@ -151,8 +130,8 @@ def _additive(seen: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(seen.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
 
-def _gather(tables: np.ndarray[Any, Any], geometry: Geometry) -> torch.Tensor:
+def _gather(tables: np.ndarray[Any, Any], pool: KvPool) -> torch.Tensor:
     """Pool rows of layer 0 in the order key or value, sequence, head, block."""
-    first = tables * (geometry.layers * geometry.pool_heads)
-    heads = np.arange(geometry.pool_heads).reshape(2, 1, geometry.kv_heads, 1)
+    first = tables * (pool.layers * pool.heads)
+    heads = np.arange(pool.heads).reshape(2, 1, pool.kv_heads, 1)
     return torch.from_numpy((first[None, :, None, :] + heads).ravel())

@@ -23,17 +23,19 @@ class KvPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        heads = 2 * spec.kv_heads
-        shape = (blocks, spec.layers, heads, block_size, spec.head_dim)
+        self.layers, self.kv_heads, self.head_dim = spec.layers, spec.kv_heads, spec.head_dim
+        self.heads = 2 * spec.kv_heads  # of keys, then of values
+        self.group = spec.heads // spec.kv_heads  # query heads to one key head
+        self.block_size = block_size
+        shape = (blocks, spec.layers, self.heads, block_size, spec.head_dim)
         self.data = (
             lazy_zeros(shape, dtype, huge=True)
             if device.type == "cpu"
             else torch.zeros(shape, dtype=dtype, device=device)
         )
-        self.block_size = block_size
         # Of each layer, with numbers as if it were the first: rows are what a block holds of one
         # head, cells what a position holds of one head.
-        places = range(0, spec.layers * heads, heads)
+        places = range(0, spec.layers * self.heads, self.heads)
         rows = self.data.view(-1, block_size * spec.head_dim)
         self.rows = [rows[first:] for first in places]
         cells = self.data.view(-1, spec.head_dim)

@@ -7,7 +7,8 @@ from itertools import accumulate
 import torch
 
 from engine.batch import Row
-from engine.layers.attention_plan import Geometry, Tile, plan_tiles
+from engine.layers.attention_plan import Tile, plan_tiles
+from engine.layers.kv import KvPool
 from engine.layers.lora import LoraStep
 from engine.layers.rotary import RotaryTables
 
@@ -19,7 +20,7 @@ class Queries:
     """Token rows that ask: what they attend to, and their adapters."""
 
     rows: torch.Tensor | None  # which of the step; None is all
-    tiles: dict[int | None, list[Tile]]  # by sliding window
+    tiles: dict[int, list[Tile]]  # by sliding window
     lora: LoraStep | None
 
 
@@ -34,7 +35,6 @@ class StepInputs:
     cos: torch.Tensor  # [tokens, (heads + kv heads) * head_dim], as are all that is rotated
     sin: torch.Tensor
     cells: torch.Tensor  # where each token's keys and values go: [tokens, 2 * kv heads]
-    geometry: Geometry
     every: Queries
     sampled: Queries | None  # whose logits are wanted
 
@@ -54,72 +54,68 @@ def _by_slot(row: Row) -> tuple[int, int]:
     return (0, 0) if row.adapter is None else (1, row.adapter.slot)
 
 
-def step_inputs(
-    decodes: list[Row],
-    prefills: list[Row],
-    tokens: list[int],
-    tables: RotaryTables,
-    windows: set[int | None],
-    geometry: Geometry,
-    plan_lora: PlanLora,
-    every_row: bool = False,
-) -> StepInputs:
-    """`every_row` asks for the logits of every token, not only of those that are sampled."""
-    size = geometry.block_size
-    rotated = geometry.kv_heads * (geometry.group + 1)
-    rows = decodes + prefills
-    places = [p for row in rows for p in range(row.start, row.start + len(row.tokens))]
-    blocks = [
-        row.blocks[p // size] for row in rows for p in range(row.start, row.start + len(row.tokens))
-    ]
-    positions = torch.tensor(places)
-    every = Queries(
-        None,
-        {window: plan_tiles(decodes, prefills, window, geometry) for window in windows},
-        plan_lora(decodes, prefills),
-    )
-    asked = sum(row.sample for row in rows)
-    sampled: Queries | None = every
-    if not every_row and asked < len(tokens):
-        sampled = _sampled(decodes, prefills, windows, geometry, plan_lora) if asked else None
-    return StepInputs(
-        tokens=torch.tensor(tokens),
-        cos=tables.cos.index_select(0, positions).repeat(1, rotated),
-        sin=tables.sin.index_select(0, positions).repeat(1, rotated),
-        cells=_cells(torch.tensor(blocks), positions % size, geometry),
-        geometry=geometry,
-        every=every,
-        sampled=sampled,
-    )
+@dataclass(frozen=True, slots=True)
+class StepPlanner:
+    """Turns rows into tensors, for one model and its memory."""
 
+    pool: KvPool
+    tables: RotaryTables
+    windows: set[int]  # that layers of the model have, 0 for those that see all
+    plan_lora: PlanLora
 
-def _cells(blocks: torch.Tensor, offsets: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """In layer 0; see `KvPool`."""
-    first = blocks * (geometry.layers * geometry.pool_heads)
-    heads = first[:, None] + torch.arange(geometry.pool_heads)
-    return heads * geometry.block_size + offsets[:, None]
-
-
-def _sampled(
-    decodes: list[Row],
-    prefills: list[Row],
-    windows: set[int | None],
-    geometry: Geometry,
-    plan_lora: PlanLora,
-) -> Queries:
-    """The last token of every row that is sampled, each a row that decodes."""
-    ends = list(accumulate(len(row.tokens) for row in decodes + prefills))
-    which = [end - 1 for end, row in zip(ends, decodes + prefills, strict=True) if row.sample]
-    first, then = (
-        [
-            replace(r, tokens=r.tokens[-1:], start=r.start + len(r.tokens) - 1)
-            for r in part
-            if r.sample
+    def __call__(
+        self,
+        decodes: list[Row],
+        prefills: list[Row],
+        tokens: list[int],
+        every_row: bool = False,
+    ) -> StepInputs:
+        """`every_row` asks for the logits of every token, not only of those that are sampled."""
+        size, rotated = self.pool.block_size, self.pool.kv_heads * (self.pool.group + 1)
+        rows = decodes + prefills
+        places = [p for row in rows for p in range(row.start, row.start + len(row.tokens))]
+        blocks = [
+            row.blocks[p // size]
+            for row in rows
+            for p in range(row.start, row.start + len(row.tokens))
         ]
-        for part in (decodes, prefills)
-    )
-    return Queries(
-        torch.tensor(which),
-        {window: plan_tiles(first + then, [], window, geometry) for window in windows},
-        plan_lora(first, then),
-    )
+        positions = torch.tensor(places)
+        every = Queries(None, self._tiles(decodes, prefills), self.plan_lora(decodes, prefills))
+        asked = sum(row.sample for row in rows)
+        sampled: Queries | None = every
+        if not every_row and asked < len(tokens):
+            sampled = self._sampled(decodes, prefills) if asked else None
+        return StepInputs(
+            tokens=torch.tensor(tokens),
+            cos=self.tables.cos.index_select(0, positions).repeat(1, rotated),
+            sin=self.tables.sin.index_select(0, positions).repeat(1, rotated),
+            cells=self._cells(torch.tensor(blocks), positions % size),
+            every=every,
+            sampled=sampled,
+        )
+
+    def _cells(self, blocks: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """In layer 0; see `KvPool`."""
+        first = blocks * (self.pool.layers * self.pool.heads)
+        heads = first[:, None] + torch.arange(self.pool.heads)
+        return heads * self.pool.block_size + offsets[:, None]
+
+    def _sampled(self, decodes: list[Row], prefills: list[Row]) -> Queries:
+        """The last token of every row that is sampled, each a row that decodes."""
+        rows = decodes + prefills
+        ends = accumulate(len(row.tokens) for row in rows)
+        which = [end - 1 for end, row in zip(ends, rows, strict=True) if row.sample]
+        first, then = (
+            [
+                replace(r, tokens=r.tokens[-1:], start=r.start + len(r.tokens) - 1)
+                for r in part
+                if r.sample
+            ]
+            for part in (decodes, prefills)
+        )
+        return Queries(
+            torch.tensor(which), self._tiles(first + then, []), self.plan_lora(first, then)
+        )
+
+    def _tiles(self, decodes: list[Row], prefills: list[Row]) -> dict[int, list[Tile]]:
+        return {window: plan_tiles(decodes, prefills, window, self.pool) for window in self.windows}

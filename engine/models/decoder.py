@@ -21,7 +21,7 @@ class Block:
     def __init__(self, spec: ModelSpec, layer: int, weights: Weights) -> None:
         self.spec = spec
         self.layer = layer
-        self.window = spec.windows[layer]
+        self.shape = spec.attention(layer)
         prefix = f"model.layers.{layer}"
         self.qkv = Linear(*_stacked(weights, spec, prefix, "qkv"))
         self.o = Linear(*_stacked(weights, spec, prefix, "o"))
@@ -52,15 +52,7 @@ class Block:
         q = qkv.view(x.shape[0], -1, spec.head_dim)[:, : spec.heads]
         if asking.rows is not None:
             q, x = q.index_select(0, asking.rows), x.index_select(0, asking.rows)
-        y = attend(
-            q,
-            pool,
-            self.layer,
-            asking.tiles[self.window],
-            step.geometry,
-            spec.query_scale,
-            spec.attention_cap,
-        )
+        y = attend(q, pool, self.layer, asking.tiles[self.shape.window], self.shape)
         x = self._join(self.o, "o", y, x, self.after_attention, asking.lora)
         y = self._gated(self.mlp_norm(x), asking.lora)
         return self._join(self.down, "down", y, x, self.after_mlp, asking.lora)

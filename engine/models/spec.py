@@ -15,6 +15,15 @@ class RopeSpec:
     values: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a layer's attention is like."""
+
+    scale: float
+    window: int = 0  # keys in sight, the query's own included; 0 is all
+    softcap: float = 0.0  # of the scores; 0 is off
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A decoder's shape. `windows` holds each layer's sliding window in tokens, or None."""
@@ -49,6 +58,9 @@ class ModelSpec:
     @property
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
+
+    def attention(self, layer: int) -> AttentionShape:
+        return AttentionShape(self.query_scale, self.windows[layer] or 0, self.attention_cap or 0.0)
 
 
 def base_fields(raw: dict[str, Any]) -> dict[str, Any]:

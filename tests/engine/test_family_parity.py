@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.layers.step import ordered, step_inputs
+from engine.layers.step import ordered
 from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_checkpoint
 from tests.engine.driver import BLOCK, Driver, Sequence
 
@@ -61,16 +61,8 @@ class LogitDriver(Driver):
         rows = [self._row(s, n) for s, n in ((sequence, count), *others)]
         decodes, prefills = ordered(rows, runner._slots.place)
         with torch.inference_mode():
-            inputs = step_inputs(
-                decodes,
-                prefills,
-                [token for row in decodes + prefills for token in row.tokens],
-                runner._tables,
-                runner._windows,
-                runner._geometry,
-                runner._slots.step,
-                every_row=True,
-            )
+            tokens = [token for row in decodes + prefills for token in row.tokens]
+            inputs = runner._plan(decodes, prefills, tokens, every_row=True)
             found = runner._model.decoder(inputs, runner._pool)
         first = 0
         for row in decodes + prefills:
