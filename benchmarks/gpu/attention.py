@@ -12,7 +12,8 @@ from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.timing import median_ms
 from engine.kernels.attention_launch import Tiles, choose_splits, paged_attention
-from engine.kernels.attention_reference import AttentionShape, AttentionStep
+from engine.kernels.attention_reference import AttentionStep
+from engine.models.spec import AttentionShape
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 SHAPE = AttentionShape(DIM**-0.5)
@@ -34,24 +35,24 @@ def tune() -> None:
                    (16, 64, 2, 3), (16, 128, 8, 3)]),
     ):  # fmt: skip
         sequences = 64 if queries == 1 else 1
-        k, v, tables = _cache(sequences, keys)
+        kv, tables = _cache(sequences, keys)
         q = torch.randn(sequences * queries, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
         step = _step(tables, keys, queries)
         for tiles in (Tiles(*candidate) for candidate in candidates):
             try:
-                ms = median_ms(partial(paged_attention, q, k, v, step, SHAPE, tiles=tiles), 0.2)
+                ms = median_ms(partial(paged_attention, q, kv, step, SHAPE, tiles=tiles), 0.2)
             except Exception as error:  # too large for the device: the others may fit
                 say(f"  {queries} queries {tiles}: {type(error).__name__}")
                 continue
             say(f"  {queries} queries {tiles}: {ms:.4f} ms")
 
 
-def _cache(sequences: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
-    """K and V of scattered pages, and the block tables."""
+def _cache(sequences: int, keys: int) -> tuple[Tensor, Tensor]:
+    """Keys and values in scattered pages, and the block tables."""
     pages = sequences * keys // PAGE
-    data = torch.randn(pages, 2, KV_HEADS, PAGE, DIM, dtype=torch.bfloat16, device="cuda")
+    data = torch.randn(pages, 2 * KV_HEADS, PAGE, DIM, dtype=torch.bfloat16, device="cuda")
     tables = torch.randperm(pages, device="cuda").int().view(sequences, -1)
-    return data[:, 0], data[:, 1], tables
+    return data, tables
 
 
 def _step(tables: Tensor, keys: int, queries: int) -> AttentionStep:
@@ -70,10 +71,10 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Callable[[], Tensor
 
 
 def _prefill(length: int) -> None:
-    k, v, tables = _cache(1, length)
+    kv, tables = _cache(1, length)
     q = torch.randn(length, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
     step = _step(tables, length, length)
-    ours = median_ms(lambda: paged_attention(q, k, v, step, SHAPE))
+    ours = median_ms(lambda: paged_attention(q, kv, step, SHAPE))
     theirs = _peer_ms(q.transpose(0, 1)[None], length, causal=True)
     work = 2 * HEADS * length**2 * DIM  # two products over half of the square
     figure(
@@ -84,12 +85,12 @@ def _prefill(length: int) -> None:
 
 
 def _decode(sequences: int, keys: int, ceilings: Ceilings) -> None:
-    k, v, tables = _cache(sequences, keys)
+    kv, tables = _cache(sequences, keys)
     q = torch.randn(sequences, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
     step = _step(tables, keys, 1)
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
     splits = choose_splits(sequences, KV_HEADS, keys, processors)
-    ours = median_ms(lambda: paged_attention(q, k, v, step, SHAPE, splits=splits))
+    ours = median_ms(lambda: paged_attention(q, kv, step, SHAPE, splits=splits))
     theirs = _peer_ms(q[:, :, None], keys, causal=False)
     moved = 2 * sequences * keys * KV_HEADS * DIM * 2
     figure(

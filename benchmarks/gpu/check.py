@@ -16,15 +16,13 @@ from benchmarks.gpu.timing import run_section
 from engine.kernels import attention_launch, lora_launch, pointwise_launch, skinny_launch
 from engine.kernels import pointwise_reference as plain
 from engine.kernels.adapter_pages import AdapterTable, pack_adapter
-from engine.kernels.attention_reference import (
-    AttentionShape,
-    AttentionStep,
-    paged_attention_reference,
-)
+from engine.kernels.attention_reference import AttentionStep, paged_attention_reference
 from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
 from engine.kernels.lora_reference import LoraStep, lora_reference
+from engine.layers.norm import RmsNorm
 from engine.models.matrices import PARTS, SITES, part_shape
 from engine.models.registry import model_spec
+from engine.models.spec import AttentionShape
 
 ROUNDING = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 DTYPES = tuple(ROUNDING)
@@ -75,7 +73,7 @@ def _attention_mixes(
     for queries, contexts in mixes:
         lengths = [q + c for q, c in zip(queries, contexts, strict=True)]
         pages = [-(-n // 16) for n in lengths]
-        data = _random(sum(pages), 2, kv_heads, 16, dim, dtype=dtype)
+        data = _random(sum(pages), 2 * kv_heads, 16, dim, dtype=dtype)
         order = torch.randperm(sum(pages)).int()
         tables = torch.zeros(len(pages), max(pages), dtype=torch.int32)
         for i, (first, n) in enumerate(zip([0, *accumulate(pages)], pages, strict=False)):
@@ -87,12 +85,10 @@ def _attention_mixes(
         step = AttentionStep(tables.cuda(), rows.cuda(), lens.cuda(), cu_q.cuda(), decodes)
         q = _random(sum(queries), heads, dim, dtype=dtype)
         for kind in kinds:
-            want = paged_attention_reference(q, data[:, 0], data[:, 1], step, kind)
+            want = paged_attention_reference(q, data, step, kind)
             for splits in (1, 8):
                 out = torch.full_like(q, float("nan"))
-                attention_launch.paged_attention(
-                    q, data[:, 0], data[:, 1], step, kind, out=out, splits=splits
-                )
+                attention_launch.paged_attention(q, data, step, kind, out=out, splits=splits)
                 yield f"{dtype} {heads}/{kv_heads}x{dim} {kind} splits {splits}", (out, want)
 
 
@@ -135,10 +131,10 @@ def _lora() -> Iterator[tuple[str, Pair]]:
 def _pointwise() -> Iterator[tuple[str, Pair]]:
     for dtype in DTYPES:
         for width in (1024, 4096, 3584):
-            x, gain = _random(300, width, dtype=dtype), _random(width, dtype=dtype)
+            x, norm = _random(300, width, dtype=dtype), RmsNorm(_random(width, dtype=dtype), 1e-6)
             ours, theirs = x.clone(), x.clone()
-            got = pointwise_launch.rms_norm(x, gain, 1e-6, ours)
-            want = plain.rms_norm_reference(x, gain, 1e-6, theirs)
+            got = pointwise_launch.rms_norm(x, norm, ours)
+            want = plain.rms_norm_reference(x, norm, theirs)
             yield f"{dtype} norm {width}", (got, want)
             yield f"{dtype} residual {width}", (ours, theirs)
         for gelu in (False, True):
@@ -155,12 +151,11 @@ def _rotary(dtype: torch.dtype) -> Iterator[tuple[str, Pair]]:
         step = plain.RotaryStep(torch.randint(0, 999, (200,)).int().cuda(), slots)
         angles = torch.outer(torch.arange(999.0), 1e4 ** -(torch.arange(dim // 2) / (dim // 2)))
         table = torch.cat((angles.cos(), angles.sin()), 1).cuda()
-        gains = _random(dim, dtype=dtype), _random(dim, dtype=dtype)
-        norm = plain.HeadNorm(*gains, eps=1e-6) if normed else None
+        norms = RmsNorm(_random(dim, dtype=dtype), 1e-6), RmsNorm(_random(dim, dtype=dtype), 1e-6)
         qkv = _random(200, (heads + 2 * kv_heads) * dim, dtype=dtype)
-        caches = [torch.ones(64, 2, kv_heads, 16, dim, dtype=dtype, device="cuda") for _ in "ab"]
+        caches = [torch.ones(64, 2 * kv_heads, 16, dim, dtype=dtype, device="cuda") for _ in "ab"]
         got, want = (
-            f(qkv, cache[:, 0], cache[:, 1], step, table, norm)
+            f(qkv, cache, step, table, norms if normed else None)
             for f, cache in zip(
                 (pointwise_launch.rotary, plain.rotary_reference), caches, strict=True
             )
@@ -178,7 +173,7 @@ def _skinny() -> Iterator[tuple[str, Pair]]:
                     _random(outputs, inputs, dtype=dtype),
                 )
                 weight *= inputs**-0.5
-                norm = skinny_launch.InputNorm(_random(inputs, dtype=dtype), 1e-6)
+                norm = RmsNorm(_random(inputs, dtype=dtype), 1e-6)
                 got = skinny_launch.skinny_linear(x, weight, tiles, norm=norm)
                 want = skinny_launch.skinny_reference(x, weight, norm=norm)
                 yield f"{dtype} {tiles} {rows}x{inputs} normed", (got, want)

@@ -32,28 +32,11 @@ def _sequence_of(block, cu_q, num_seqs, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def _attend(
-    acc,
-    peak,
-    total,
-    q,
-    k_base,
-    v_base,
-    table,
-    position,
-    begin,
-    end,
-    scale,
-    stride_block,
-    stride_token,
-    HEAD_DIM: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
-    TILE: tl.constexpr,
-    PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    acc, peak, total, q, k_base, v_base, table,
+    position, begin, end, scale, stride_block, stride_token,
+    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """Online softmax over the keys [begin, end); unmasked tiles must lie wholly in sight."""
     dims = tl.arange(0, HEAD_PAD)
     dim_ok = dims < HEAD_DIM
@@ -102,40 +85,15 @@ def _attend(
     do_not_specialize_on_alignment=["table_rows", "seq_lens", "cu_q"],
 )
 def attention_kernel(
-    out,
-    part_acc,
-    part_peak,
-    part_total,
-    q,
-    k_cache,
-    v_cache,
-    tables,
-    table_rows,
-    seq_lens,
-    cu_q,
-    scale,
-    num_seqs,
-    q_token,
-    q_head,
-    o_token,
-    o_head,
-    kv_block,
-    kv_token,
-    kv_head_stride,
-    table_stride,
-    HEAD_DIM: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    ONE_QUERY: tl.constexpr,
-    TILE: tl.constexpr,
-    PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    out, part_acc, part_peak, part_total, q, k_cache, v_cache,
+    tables, table_rows, seq_lens, cu_q,
+    scale, num_seqs,
+    q_token, q_head, o_token, o_head, kv_block, kv_token, kv_head_stride, table_stride,
+    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, ONE_QUERY: tl.constexpr,
+    TILE: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     if ONE_QUERY:
@@ -212,16 +170,9 @@ def attention_kernel(
 
 @triton.jit
 def combine_kernel(
-    out,
-    part_acc,
-    part_peak,
-    part_total,
-    o_token,
-    o_head,
-    HEAD_DIM: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
+    out, part_acc, part_peak, part_total, o_token, o_head,
+    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
     """One program weighs the partial results of one (token, head)."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)

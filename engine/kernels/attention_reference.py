@@ -1,10 +1,12 @@
 """Paged attention in plain torch, one sequence after another in float32: what the kernel must
-equal, and the records that both take."""
+equal, and the record of a step that both take."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from engine.models.spec import AttentionShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,29 +20,20 @@ class AttentionStep:
     decodes: int  # how many sequences, from the first, have exactly one query
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """What a layer's attention is like."""
-
-    scale: float
-    window: int = 0  # keys in sight, the query's own included; 0 is all
-    softcap: float = 0.0  # 0 is off
-
-
 def paged_attention_reference(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, step: AttentionStep, shape: AttentionShape
+    q: Tensor, kv: Tensor, step: AttentionStep, shape: AttentionShape
 ) -> Tensor:
-    """`q` is [tokens, heads, dim], the caches [blocks, kv heads, block size, dim]."""
+    """`q` is [tokens, heads, dim], `kv` [blocks, key heads and then value heads, block size, dim]."""
     out = torch.zeros_like(q)
-    group = q.shape[1] // k_cache.shape[1]
+    group = 2 * q.shape[1] // kv.shape[1]
     bounds = step.cu_q.tolist()
     for i, length in enumerate(step.seq_lens.tolist()):
         begin, end = bounds[i], bounds[i + 1]
         if begin == end:
             continue
         table = step.tables[int(step.table_rows[i])]
-        keys = _gather(k_cache, table, length).repeat_interleave(group, dim=0)
-        values = _gather(v_cache, table, length).repeat_interleave(group, dim=0)
+        both = _gather(kv, table, length).repeat_interleave(group, dim=0)
+        keys, values = both.chunk(2)
         score = torch.einsum("qhd,hkd->hqk", q[begin:end].float(), keys) * shape.scale
         if shape.softcap:
             score = shape.softcap * torch.tanh(score / shape.softcap)
@@ -51,7 +44,7 @@ def paged_attention_reference(
 
 
 def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
-    """[kv heads, length, dim] in float32."""
+    """[heads of the cache, length, dim] in float32."""
     page = cache.shape[2]
     blocks = table[: -(-length // page)].long()
     return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length].float()

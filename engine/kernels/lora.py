@@ -25,20 +25,9 @@ def _rank_rows(table, ranks, rank):
 
 @triton.jit
 def _shrink(
-    x,
-    arena,
-    tokens,
-    row_ok,
-    places,
-    rank_ok,
-    begin,
-    end,
-    x_stride,
-    BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, arena, tokens, row_ok, places, rank_ok, begin, end, x_stride,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """x A^T for the inputs [begin, end) and one tile of ranks, in float32."""
     acc = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
     x_row = x + tokens.to(tl.int64)[:, None] * x_stride
@@ -54,27 +43,11 @@ def _shrink(
 
 @triton.jit
 def shrink_kernel(
-    mid,
-    x,
-    arena,
-    order,
-    chunks,
-    table,
-    ranks,
-    x_stride,
-    mid_split,
-    mid_token,
-    mid_slice,
-    table_slot,
-    table_slice,
-    ranks_slot,
-    INPUTS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    mid, x, arena, order, chunks, table, ranks,
+    x_stride, mid_split, mid_token, mid_slice, table_slot, table_slice, ranks_slot,
+    INPUTS: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """mid[split, place in the order, slice, rank] = the split's part of x A^T."""
     chunk = chunks + tl.program_id(0) * 3
     piece = tl.program_id(1)
@@ -106,28 +79,11 @@ def shrink_kernel(
 
 @triton.jit
 def expand_kernel(
-    y,
-    mid,
-    arena,
-    order,
-    chunks,
-    table,
-    ranks,
-    spans,
-    y_stride,
-    mid_split,
-    mid_token,
-    mid_slice,
-    table_slot,
-    table_slice,
-    table_side,
-    ranks_slot,
+    y, mid, arena, order, chunks, table, ranks, spans,
+    y_stride, mid_split, mid_token, mid_slice, table_slot, table_slice, table_side, ranks_slot,
     SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """y[token, the slice's columns] += mid B."""
     chunk = chunks + tl.program_id(0) * 3
     piece = tl.program_id(1)
@@ -164,28 +120,12 @@ def expand_kernel(
 
 @triton.jit
 def fused_kernel(
-    y,
-    x,
-    arena,
-    order,
-    chunks,
-    table,
-    ranks,
-    spans,
-    x_stride,
-    y_stride,
-    table_slot,
-    table_slice,
-    table_side,
-    ranks_slot,
-    INPUTS: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    y, x, arena, order, chunks, table, ranks, spans,
+    x_stride, y_stride, table_slot, table_slice, table_side, ranks_slot,
+    INPUTS: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """Shrink and expand in one program, which does every PARTS-th tile of the slice's columns.
 
     The shrink is done anew by each part (its weights come from L2 then), which is less than a

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from engine.kernels.launch import precision
 from engine.kernels.lora import expand_kernel, fused_kernel, shrink_kernel
 from engine.kernels.lora_reference import LoraSite, LoraStep
 
@@ -39,7 +40,7 @@ def shrink(x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep, mid: Tensor
         site.rows.stride(0), site.rows.stride(1), site.ranks.stride(0),
         INPUTS=site.inputs, SPLITS=splits, BLOCK_M=step.chunk_rows,
         BLOCK_R=rank_tile(step.most_rank), BLOCK_K=_inputs_tile(x, step),
-        PRECISION=_precision(x), num_warps=4, num_stages=_stages(x),
+        PRECISION=precision(x), num_warps=4, num_stages=_stages(x),
     )  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def expand(y: Tensor, mid: Tensor, arena: Tensor, site: LoraSite, step: LoraStep
         y.stride(0), mid.stride(0), mid.stride(1), mid.stride(2),
         site.rows.stride(0), site.rows.stride(1), site.rows.stride(2), site.ranks.stride(0),
         SPLITS=mid.shape[0], BLOCK_M=step.chunk_rows, BLOCK_R=rank_tile(step.most_rank),
-        BLOCK_N=block, PRECISION=_precision(y), num_warps=4, num_stages=_stages(y),
+        BLOCK_N=block, PRECISION=precision(y), num_warps=4, num_stages=_stages(y),
     )  # fmt: skip
 
 
@@ -66,7 +67,7 @@ def fused(y: Tensor, x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep) -
         site.rows.stride(0), site.rows.stride(1), site.rows.stride(2), site.ranks.stride(0),
         INPUTS=site.inputs, PARTS=parts, BLOCK_M=step.chunk_rows,
         BLOCK_R=rank_tile(step.most_rank), BLOCK_K=_inputs_tile(x, step), BLOCK_N=block,
-        PRECISION=_precision(x), num_warps=4, num_stages=_stages(x),
+        PRECISION=precision(x), num_warps=4, num_stages=_stages(x),
     )  # fmt: skip
 
 
@@ -83,10 +84,6 @@ def rank_tile(most_rank: int) -> int:
 
 def _inputs_tile(x: Tensor, step: LoraStep) -> int:
     return 128 if step.chunk_rows == 16 and x.dtype != torch.float32 else 64
-
-
-def _precision(x: Tensor) -> str:
-    return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
 def _stages(x: Tensor) -> int:

@@ -9,15 +9,12 @@ from torch import Tensor
 from engine.kernels import lora_launch
 from engine.kernels.adapter_pages import AdapterTable
 from engine.kernels.attention_launch import Partials, paged_attention
-from engine.kernels.attention_reference import AttentionShape
 from engine.kernels.pointwise_launch import gated, rms_norm, rotary
-from engine.kernels.pointwise_reference import HeadNorm
-from engine.kernels.skinny_launch import InputNorm, SkinnyTiles, skinny_linear
+from engine.kernels.skinny_launch import SkinnyTiles, skinny_linear
 from engine.kernels.step import DeviceStep
 from engine.kernels.streams import side_stream
 from engine.layers.kv import KvPool
 from engine.layers.linear import Linear
-from engine.layers.norm import RmsNorm
 from engine.layers.rotary import RotaryTables
 from engine.models.decoder import Block, Decoder
 
@@ -41,8 +38,7 @@ class KernelModel:
         self._decoder = decoder
         self._spec = decoder.spec
         self._arena = pool.data.view(-1)
-        kv_heads = decoder.spec.kv_heads
-        self._caches = [(layer[:, :kv_heads], layer[:, kv_heads:]) for layer in pool.data.unbind(1)]
+        self._caches = pool.data.unbind(1)
         self._angles = torch.cat((angles.cos[:, :half], angles.sin[:, half:]), 1).float().to(device)
         self._adapters = adapters
         self._partials = partials
@@ -50,11 +46,6 @@ class KernelModel:
         # One for all steps and graphs: a graph of its own would keep its logits for ever.
         self._logits = pool.data.new_zeros(most_sampled, decoder.spec.vocab)
         self._side = side_stream(device)
-        cap = decoder.spec.attention_cap or 0.0
-        self._shapes = [
-            AttentionShape(decoder.spec.query_scale, window or 0, cap)
-            for window in decoder.spec.windows
-        ]
 
     def __call__(self, step: DeviceStep, last: Tensor) -> Tensor:
         """Logits [sampled, vocab] in the model's type and not soft-capped, valid until the next
@@ -71,51 +62,44 @@ class KernelModel:
             h = self._through(x, step).index_select(0, step.sampled)
             return torch.mm(h, decoder.head.weight.t(), out=out)
         self._through_few_rows(x, step, tiles)
-        norm = InputNorm(decoder.norm.weight, decoder.norm.eps)
         x = x.index_select(0, step.sampled)
-        return skinny_linear(x, decoder.head.weight, tiles, norm=norm, out=out)
+        return skinny_linear(x, decoder.head.weight, tiles, norm=decoder.norm, out=out)
 
     def _through(self, x: Tensor, step: DeviceStep) -> Tensor:
         """All layers and the final norm."""
         decoder = self._decoder
-        h = _norm(decoder.blocks[0].input_norm, x)
+        h = rms_norm(x, decoder.blocks[0].input_norm)
         for i, block in enumerate(decoder.blocks):
             qkv = self._linear(block.layer, "qkv", block.qkv, h, step)
             y = self._linear(block.layer, "o", block.o, self._attention(block, qkv, step), step)
             if block.after_attention is not None:
-                y = _norm(block.after_attention, y)
-            h = _norm(block.mlp_norm, y, x)
+                y = rms_norm(y, block.after_attention)
+            h = rms_norm(y, block.mlp_norm, x)
             y = self._linear(block.layer, "gate_up", block.gate_up, h, step)
             y = gated(y, gelu=self._spec.activation != "silu")
             y = self._linear(block.layer, "down", block.down, y, step)
             if block.after_mlp is not None:
-                y = _norm(block.after_mlp, y)
+                y = rms_norm(y, block.after_mlp)
             last = i + 1 == self._spec.layers
-            h = _norm(decoder.norm if last else decoder.blocks[i + 1].input_norm, y, x)
+            h = rms_norm(y, decoder.norm if last else decoder.blocks[i + 1].input_norm, x)
         return h
 
     def _through_few_rows(self, x: Tensor, step: DeviceStep, tiles: SkinnyTiles) -> None:
         """All layers with half the launches, for a handful of rows without adapters; in place."""
         gate = "silu" if self._spec.activation == "silu" else "gelu"
         for block in self._decoder.blocks:
-            norm = InputNorm(block.input_norm.weight, block.input_norm.eps)
-            qkv = skinny_linear(x, block.qkv.weight, tiles, block.qkv.bias, norm)
+            qkv = skinny_linear(x, block.qkv.weight, tiles, block.qkv.bias, block.input_norm)
             y = self._attention(block, qkv, step)
             skinny_linear(y, block.o.weight, tiles, block.o.bias, add_to=x)
-            norm = InputNorm(block.mlp_norm.weight, block.mlp_norm.eps)
-            y = skinny_linear(x, block.gate_up.weight, tiles, norm=norm, gate=gate)
+            y = skinny_linear(x, block.gate_up.weight, tiles, norm=block.mlp_norm, gate=gate)
             skinny_linear(y, block.down.weight, tiles, block.down.bias, add_to=x)
 
     def _attention(self, block: Block, qkv: Tensor, step: DeviceStep) -> Tensor:
-        keys, values = self._caches[block.layer]
-        norm = None
-        if block.q_norm is not None and block.k_norm is not None:
-            norm = HeadNorm(block.q_norm.weight, block.k_norm.weight, block.q_norm.eps)
-        q = rotary(qkv, keys, values, step.rotary, self._angles, norm)
+        kv = self._caches[block.layer]
+        q = rotary(qkv, kv, step.rotary, self._angles, block.head_norms)
         y = paged_attention(
-            q, keys, values, step.attention, self._shapes[block.layer],
-            partials=self._partials, splits=step.splits,
-        )  # fmt: skip
+            q, kv, step.attention, block.shape, partials=self._partials, splits=step.splits
+        )
         return y.view(y.shape[0], -1)
 
     def _linear(self, layer: int, name: str, linear: Linear, x: Tensor, step: DeviceStep) -> Tensor:
@@ -137,7 +121,3 @@ class KernelModel:
             torch.cuda.current_stream().wait_stream(self._side)
         lora_launch.expand(y, mid, self._arena, site, step.lora)
         return y
-
-
-def _norm(norm: RmsNorm, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    return rms_norm(x, norm.weight, norm.eps, residual)

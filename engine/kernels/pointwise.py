@@ -8,19 +8,10 @@ import triton.language as tl
 
 @triton.jit
 def rms_norm_kernel(
-    out,
-    x,
-    residual,
-    weight,
-    stride,
-    residual_stride,
-    eps,
-    WIDTH: tl.constexpr,
-    PAD: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    OFFSET: tl.constexpr,
-):
-    """One row a program: residual += x, out = norm(residual) * (weight + OFFSET)."""
+    out, x, residual, weight, stride, residual_stride, eps,
+    WIDTH: tl.constexpr, PAD: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """One row a program: residual += x, out = norm(residual) * weight."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, PAD)
     ok = cols < WIDTH
@@ -32,36 +23,18 @@ def rms_norm_kernel(
         tl.store(place, kept, mask=ok)
         value = kept.to(tl.float32)  # what a reader of the residual would see
     scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + eps)
-    gain = tl.load(weight + cols, mask=ok, other=0.0).to(tl.float32) + OFFSET
+    gain = tl.load(weight + cols, mask=ok, other=0.0).to(tl.float32)
     result = (value * scale * gain).to(out.dtype.element_ty)
     tl.store(out + row * WIDTH + cols, result, mask=ok)
 
 
 @triton.jit
 def rotary_kernel(
-    q_out,
-    k_cache,
-    v_cache,
-    qkv,
-    positions,
-    slots,
-    table,
-    q_weight,
-    k_weight,
-    qkv_stride,
-    kv_block,
-    kv_token,
-    kv_head_stride,
-    eps,
-    Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    HALF_PAD: tl.constexpr,
-    HEADS: tl.constexpr,
-    PAGE: tl.constexpr,
-    NORM: tl.constexpr,
-    NORM_OFFSET: tl.constexpr,
-):
+    q_out, k_cache, v_cache, qkv, positions, slots, table, q_weight, k_weight,
+    qkv_stride, kv_block, kv_token, kv_head_stride, eps,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
+    HEADS: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
     """One token and HEADS of its heads a program. Queries go out packed, keys and values into the
     cache at the token's slot (block * PAGE + place in it; negative: nowhere). A head of queries or
     keys may be normed first (Qwen3)."""
@@ -83,8 +56,8 @@ def rotary_kernel(
         q_high = tl.load(q_weight + HALF + dims, mask=dim_ok, other=0.0).to(tl.float32)[None, :]
         k_low = tl.load(k_weight + dims, mask=dim_ok, other=0.0).to(tl.float32)[None, :]
         k_high = tl.load(k_weight + HALF + dims, mask=dim_ok, other=0.0).to(tl.float32)[None, :]
-        gain_low = tl.where(is_query, q_low, k_low) + NORM_OFFSET
-        gain_high = tl.where(is_query, q_high, k_high) + NORM_OFFSET
+        gain_low = tl.where(is_query, q_low, k_low)
+        gain_high = tl.where(is_query, q_high, k_high)
         low = tl.where(is_value, low, low * scale * gain_low)
         high = tl.where(is_value, high, high * scale * gain_high)
     angle = table + tl.load(positions + token).to(tl.int64) * (2 * HALF) + dims

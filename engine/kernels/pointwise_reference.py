@@ -5,6 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.layers.norm import RmsNorm
+
+HeadNorms = tuple[RmsNorm, RmsNorm]  # of every query and key head before the rotation (Qwen3)
+
 
 @dataclass(frozen=True, slots=True)
 class RotaryStep:
@@ -14,55 +18,35 @@ class RotaryStep:
     slots: Tensor  # [tokens] int32: block * block size + place in the block; negative: nowhere
 
 
-@dataclass(frozen=True, slots=True)
-class HeadNorm:
-    """An RMS norm of every query and key head before the rotation (Qwen3)."""
-
-    q_weight: Tensor  # [dim]
-    k_weight: Tensor  # [dim]
-    eps: float
-    offset: float = 0.0
-
-
-def rms_norm_reference(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, offset: float = 0.0
-) -> Tensor:
-    """norm(x + residual) * (weight + offset); `residual` becomes the sum, in place."""
+def rms_norm_reference(x: Tensor, norm: RmsNorm, residual: Tensor | None = None) -> Tensor:
+    """The norm of x + residual; `residual` becomes the sum, in place."""
     if residual is not None:
         residual.copy_(x.float() + residual.float())
         x = residual
     value = x.float()
-    scale = (value.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return (value * scale * (weight.float() + offset)).to(x.dtype)
+    scale = (value.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    return (value * scale * norm.weight.float()).to(x.dtype)
 
 
 def rotary_reference(
-    qkv: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    step: RotaryStep,
-    table: Tensor,
-    norm: HeadNorm | None = None,
+    qkv: Tensor, kv: Tensor, step: RotaryStep, table: Tensor, norms: HeadNorms | None = None
 ) -> Tensor:
-    """Queries rotated, [tokens, heads, dim]; keys and values written into the caches
-    [blocks, kv heads, block size, dim]. `table` is [positions, dim] float32: cosines, then sines.
+    """Queries rotated, [tokens, heads, dim]; keys and values written into `kv` [blocks, key heads
+    and then value heads, block size, dim]. `table` is [positions, dim] float32: cosines, then sines.
     """
-    kv_heads, page, dim = k_cache.shape[1:]
-    heads = qkv.shape[1] // dim - 2 * kv_heads
+    _, cached, page, dim = kv.shape
+    heads = qkv.shape[1] // dim - cached
     parts = qkv.reshape(len(qkv), -1, dim)
-    q, k, v = parts[:, :heads], parts[:, heads:-kv_heads], parts[:, -kv_heads:]
+    q, k, v = torch.split(parts, [heads, cached // 2, cached // 2], 1)
+    wide = q.float(), k.float()
+    if norms is not None:
+        wide = rms_norm_reference(wide[0], norms[0]), rms_norm_reference(wide[1], norms[1])
     angle = table[step.positions.long()][:, None, :]
-    q = _rotate(_norm(q, norm.q_weight, norm) if norm else q.float(), angle).to(qkv.dtype)
-    k = _rotate(_norm(k, norm.k_weight, norm) if norm else k.float(), angle)
     kept = step.slots >= 0
     blocks, places = (step.slots[kept] // page).long(), (step.slots[kept] % page).long()
-    k_cache[blocks, :, places] = k[kept].to(k_cache.dtype)
-    v_cache[blocks, :, places] = v[kept].to(v_cache.dtype)
-    return q
-
-
-def _norm(x: Tensor, weight: Tensor, norm: HeadNorm) -> Tensor:
-    return rms_norm_reference(x.float(), weight, norm.eps, offset=norm.offset)
+    k = _rotate(wide[1], angle).to(kv.dtype)
+    kv[blocks, :, places] = torch.cat((k, v.to(kv.dtype)), 1)[kept]
+    return _rotate(wide[0], angle).to(qkv.dtype)
 
 
 def _rotate(x: Tensor, angle: Tensor) -> Tensor:

@@ -10,26 +10,12 @@ from engine.kernels.dot import dot
 
 @triton.jit(do_not_specialize=["rows"])
 def skinny_kernel(
-    out,
-    x,
-    weight,
-    bias,
-    gain,
-    rows,
-    eps,
-    x_stride,
-    out_stride,
-    INPUTS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    NORM: tl.constexpr,
-    BIAS: tl.constexpr,
-    GATE: tl.constexpr,
-    ADD: tl.constexpr,
+    out, x, weight, bias, gain, rows, eps, x_stride, out_stride,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    NORM: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, ADD: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """All rows and BLOCK_N outputs a program. GATE is "", "silu" or "gelu": the weight then holds
     the gate's rows and after them as many of the up part. ADD sums into `out`.
 

@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.launch import precision
 from engine.kernels.pointwise_reference import gated_reference, rms_norm_reference
 from engine.kernels.skinny import skinny_kernel
+from engine.layers.norm import RmsNorm
 
 MOST_ROWS = 16
 
@@ -25,20 +27,12 @@ class SkinnyTiles:
 CANDIDATES = (SkinnyTiles(16, 256, 4, 4), SkinnyTiles(32, 128, 4, 5), SkinnyTiles(64, 128, 4, 4))
 
 
-@dataclass(frozen=True, slots=True)
-class InputNorm:
-    """An RMS norm of the inputs, fused into the product."""
-
-    weight: Tensor
-    eps: float
-
-
 def skinny_linear(
     x: Tensor,
     weight: Tensor,
     tiles: SkinnyTiles,
     bias: Tensor | None = None,
-    norm: InputNorm | None = None,
+    norm: RmsNorm | None = None,
     gate: str = "",
     add_to: Tensor | None = None,
     out: Tensor | None = None,
@@ -58,7 +52,7 @@ def skinny_linear(
         norm.eps if norm else 0.0, x.stride(0), out.stride(0),
         INPUTS=inputs, OUTPUTS=outputs, BLOCK_M=MOST_ROWS, BLOCK_N=tiles.outputs,
         BLOCK_K=tiles.inputs, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
-        ADD=add_to is not None, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        ADD=add_to is not None, PRECISION=precision(x),
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
@@ -68,14 +62,14 @@ def skinny_reference(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    norm: InputNorm | None = None,
+    norm: RmsNorm | None = None,
     gate: str = "",
     add_to: Tensor | None = None,
 ) -> Tensor:
     """The same in float32, rounded at the end."""
     wide = x.float()
     if norm is not None:
-        wide = rms_norm_reference(wide, norm.weight, norm.eps)
+        wide = rms_norm_reference(wide, norm)
     y = F.linear(wide, weight.float(), None if bias is None else bias.float())
     if gate:
         y = gated_reference(y, gelu=gate == "gelu")

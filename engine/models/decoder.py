@@ -38,8 +38,10 @@ class Block:
         )
         self.after_attention = norm("post_attention_layernorm") if spec.sandwich_norm else None
         self.after_mlp = norm("post_feedforward_layernorm") if spec.sandwich_norm else None
-        self.q_norm = norm("self_attn.q_norm", spec.head_dim) if spec.head_norm else None
-        self.k_norm = norm("self_attn.k_norm", spec.head_dim) if spec.head_norm else None
+        self.head_norms: tuple[RmsNorm, RmsNorm] | None = None  # of queries and of keys
+        if spec.head_norm:
+            q_norm, k_norm = (norm(f"self_attn.{part}_norm", spec.head_dim) for part in "qk")
+            self.head_norms = q_norm, k_norm
 
     def __call__(
         self, x: torch.Tensor, step: StepInputs, asking: Queries | None, pool: KvPool
@@ -66,11 +68,11 @@ class Block:
             ends = (spec.q_width, spec.q_width + spec.kv_width)
             lora.add_(self.layer, "qkv", x, *qkv.tensor_split(ends, -1))
         heads = qkv.view(x.shape[0], -1, spec.head_dim)
-        kv = heads[:, spec.heads :]
-        if self.q_norm is not None and self.k_norm is not None:
-            q = heads[:, : spec.heads]
-            q.copy_(self.q_norm(q))
-            kv[:, : spec.kv_heads] = self.k_norm(kv[:, : spec.kv_heads])
+        q, kv = heads[:, : spec.heads], heads[:, spec.heads :]
+        if self.head_norms is not None:
+            k = kv[:, : spec.kv_heads]
+            q.copy_(self.head_norms[0](q))
+            k.copy_(self.head_norms[1](k))
         rotate_(qkv[:, : spec.q_width + spec.kv_width], step.cos, step.sin, spec.head_dim)
         pool.write(self.layer, step.cells, kv)
         return qkv

@@ -18,9 +18,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from engine.kernels import attention_launch, lora_launch, pointwise_launch, skinny_launch
-from engine.kernels.attention_reference import AttentionShape, AttentionStep
+from engine.kernels.attention_reference import AttentionStep
 from engine.kernels.lora_reference import LoraSite, LoraStep
-from engine.kernels.pointwise_reference import HeadNorm, RotaryStep
+from engine.kernels.pointwise_reference import RotaryStep
+from engine.layers.norm import RmsNorm
+from engine.models.spec import AttentionShape
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -94,11 +96,11 @@ def halves(*shape: int) -> torch.Tensor:
 
 
 def attention(heads: int, kv_heads: int, dim: int, decodes: int, splits: int, **shape: Any) -> None:
-    cache = halves(8, 2, kv_heads, 16, dim)
+    cache = halves(8, 2 * kv_heads, 16, dim)
     step = AttentionStep(ints(4, 64), ints(4), ints(4), ints(5), decodes)
     kind = AttentionShape(0.1, **shape)
     q = halves(32, heads, dim)
-    attention_launch.paged_attention(q, cache[:, 0], cache[:, 1], step, kind, splits=splits)
+    attention_launch.paged_attention(q, cache, step, kind, splits=splits)
 
 
 def lora(tokens: int, inputs: int, widths: list[int], most_rank: int, chunk_rows: int) -> None:
@@ -113,16 +115,15 @@ def lora(tokens: int, inputs: int, widths: list[int], most_rank: int, chunk_rows
 
 def pointwise() -> None:
     x = halves(4, 4096)
-    pointwise_launch.rms_norm(x, x[0], 1e-5, x.clone())
-    cache, angles, gain = halves(4, 2, 8, 16, 128), torch.zeros(64, 128), halves(128)
-    step, norm = RotaryStep(ints(4), ints(4)), HeadNorm(gain, gain, 1e-6)
-    pointwise_launch.rotary(halves(4, 48 * 128), cache[:, 0], cache[:, 1], step, angles, norm)
+    pointwise_launch.rms_norm(x, RmsNorm(x[0], 1e-5), x.clone())
+    cache, angles, norm = halves(4, 16, 16, 128), torch.zeros(64, 128), RmsNorm(halves(128), 1e-6)
+    step = RotaryStep(ints(4), ints(4))
+    pointwise_launch.rotary(halves(4, 48 * 128), cache, step, angles, (norm, norm))
     pointwise_launch.gated(halves(4, 2 * 14336))
 
 
 def skinny() -> None:
-    x, gain, first = halves(1, 4096), halves(4096), skinny_launch.CANDIDATES[0]
-    norm = skinny_launch.InputNorm(gain, 1e-5)
+    x, norm, first = halves(1, 4096), RmsNorm(halves(4096), 1e-5), skinny_launch.CANDIDATES[0]
     for tiles in skinny_launch.CANDIDATES:
         skinny_launch.skinny_linear(x, halves(512, 4096), tiles, norm=norm, gate="silu")
     skinny_launch.skinny_linear(x, halves(4096, 4096), first, add_to=halves(1, 4096))

@@ -7,11 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.kernels.attention_reference import (
-    AttentionShape,
-    AttentionStep,
-    paged_attention_reference,
-)
+from engine.kernels.attention_reference import AttentionStep, paged_attention_reference
+from engine.models.spec import AttentionShape
 
 from .device import DEVICE, close
 
@@ -49,16 +46,16 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     step, blocks = make_step(queries, contexts, page, generator)
-    layout = (blocks, 2, heads[1], page, dim)  # K and V of a block side by side, as in the arena
+    layout = (blocks, 2 * heads[1], page, dim)  # K and V of a block side by side, as in the arena
     cache = torch.randn(layout, generator=generator).to(DEVICE, dtype)
     q = torch.randn(sum(queries), heads[0], dim, generator=generator).to(DEVICE, dtype)
     shape = shape or AttentionShape(scale=dim**-0.5)
     chosen = attention_launch.Tiles(*tiles, 4, 2) if tiles else None
     got = attention_launch.paged_attention(
-        q, cache[:, 0], cache[:, 1], step, shape,
+        q, cache, step, shape,
         out=torch.full_like(q, float("nan")), splits=splits, tiles=chosen,
     )  # fmt: skip
-    return got, paged_attention_reference(q, cache[:, 0], cache[:, 1], step, shape)
+    return got, paged_attention_reference(q, cache, step, shape)
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 1), (14, 2), (8, 1)])
@@ -112,15 +109,15 @@ def test_sequences_without_a_query_are_passed_over() -> None:
     rows = torch.cat((step.table_rows[:1], step.table_rows.new_full((2,), 10**6)))
     lens = torch.tensor([21, 999, 999], dtype=torch.int32, device=DEVICE)
     padded = AttentionStep(step.tables, rows, lens, cu_q, 3)
-    cache = torch.randn((blocks, 2, 2, 16, 64), generator=generator).to(DEVICE)
+    cache = torch.randn((blocks, 4, 16, 64), generator=generator).to(DEVICE)
     q = torch.randn(3, 4, 64, generator=generator).to(DEVICE)
     shape = AttentionShape(0.125)
-    want = paged_attention_reference(q, cache[:, 0], cache[:, 1], padded, shape)
+    want = paged_attention_reference(q, cache, padded, shape)
     assert not want[1:].any()
     for splits in (1, 2):
         out = torch.full_like(q, float("nan"))
         launch = attention_launch.paged_attention
-        close(launch(q, cache[:, 0], cache[:, 1], padded, shape, out=out, splits=splits), want)
+        close(launch(q, cache, padded, shape, out=out, splits=splits), want)
 
 
 @settings(max_examples=8)
@@ -145,11 +142,11 @@ def test_any_mix_of_sequences(data: st.DataObject) -> None:
 def test_the_reference_equals_torch(group: int) -> None:
     generator = torch.Generator().manual_seed(3)
     step, blocks = make_step([12], [0], 16, generator)
-    cache = torch.randn((blocks, 2, 2, 16, 32), generator=generator).to(DEVICE)
+    cache = torch.randn((blocks, 4, 16, 32), generator=generator).to(DEVICE)
     q = torch.randn(12, 2 * group, 32, generator=generator).to(DEVICE)
-    got = paged_attention_reference(q, cache[:, 0], cache[:, 1], step, AttentionShape(32**-0.5))
+    got = paged_attention_reference(q, cache, step, AttentionShape(32**-0.5))
     block = cache[step.tables[step.table_rows[0], 0].long()]
-    k, v = (block[i][:, :12].repeat_interleave(group, 0)[None] for i in (0, 1))
+    k, v = (half[:, :12].repeat_interleave(group, 0)[None] for half in block.chunk(2))
     want = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(0, 1)[None], k, v, is_causal=True
     )

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from engine.kernels import pointwise_reference as reference
-from engine.kernels.pointwise_reference import HeadNorm, RotaryStep
+from engine.kernels.pointwise_reference import RotaryStep
+from engine.layers.norm import RmsNorm
 
 from .device import DEVICE, close
 
@@ -16,20 +17,22 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("width", "offset"), [(64, 0.0), (100, 1.0), (1536, 0.0)])
-def test_rms_norm(width: int, offset: float, dtype: torch.dtype) -> None:
-    x, weight = random(5, width, dtype=dtype), random(width, dtype=dtype, seed=1)
-    want = reference.rms_norm_reference(x, weight, 1e-5, offset=offset)
-    close(kernels.rms_norm(x, weight, 1e-5, offset=offset), want)
-    close(kernels.rms_norm(x[::2], weight, 1e-5, offset=offset), want[::2])
+@pytest.mark.parametrize(("width", "offset"), [(64, False), (100, True), (1536, False)])
+def test_rms_norm(width: int, offset: bool, dtype: torch.dtype) -> None:
+    x, norm = (
+        random(5, width, dtype=dtype),
+        RmsNorm(random(width, dtype=dtype, seed=1), 1e-5, offset),
+    )
+    want = reference.rms_norm_reference(x, norm)
+    close(kernels.rms_norm(x, norm), want)
+    close(kernels.rms_norm(x[::2], norm), want[::2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rms_norm_with_residual(dtype: torch.dtype) -> None:
-    x, weight = random(3, 96, dtype=dtype), random(96, dtype=dtype, seed=1)
+    x, norm = random(3, 96, dtype=dtype), RmsNorm(random(96, dtype=dtype, seed=1), 1e-6)
     ours, theirs = (random(3, 96, dtype=dtype, seed=2) for _ in range(2))
-    got = kernels.rms_norm(x, weight, 1e-6, ours)
-    close(got, reference.rms_norm_reference(x, weight, 1e-6, theirs))
+    close(kernels.rms_norm(x, norm, ours), reference.rms_norm_reference(x, norm, theirs))
     close(ours, theirs)  # the interpreter truncates where hardware rounds
 
 
@@ -47,11 +50,11 @@ def test_rotary_writes_the_cache(
     step = RotaryStep(positions, slots)
     angles = torch.outer(torch.arange(32.0), 10000.0 ** -(torch.arange(dim // 2) / (dim // 2)))
     table = torch.cat((angles.cos(), angles.sin()), 1).to(DEVICE)
-    gains = random(dim, dtype=dtype, seed=2), random(dim, dtype=dtype, seed=3)
-    norm = HeadNorm(*gains, eps=1e-6, offset=0.5) if normed else None
-    caches = [torch.full((4, 2, kv_heads, 16, dim), 9.0, dtype=dtype, device=DEVICE) for _ in "ab"]
+    gains = (random(dim, dtype=dtype, seed=seed) for seed in (2, 3))
+    norms = tuple(RmsNorm(gain, 1e-6) for gain in gains) if normed else None
+    caches = [torch.full((4, 2 * kv_heads, 16, dim), 9.0, dtype=dtype, device=DEVICE) for _ in "ab"]
     queries = [
-        f(qkv, cache[:, 0], cache[:, 1], step, table, norm)
+        f(qkv, cache, step, table, norms)
         for f, cache in zip((kernels.rotary, reference.rotary_reference), caches, strict=True)
     ]
     close(*queries)

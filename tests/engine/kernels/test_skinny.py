@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from engine.layers.norm import RmsNorm
+
 from .device import DEVICE, close
 
 skinny = pytest.importorskip("engine.kernels.skinny_launch")
@@ -21,7 +23,7 @@ def test_plain_and_normed(
     rows: int, inputs: int, outputs: int, normed: bool, dtype: torch.dtype
 ) -> None:
     x, weight = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, seed=1)
-    norm = skinny.InputNorm(random(inputs, dtype=dtype, seed=2), 1e-5) if normed else None
+    norm = RmsNorm(random(inputs, dtype=dtype, seed=2), 1e-5) if normed else None
     bias = random(outputs, dtype=dtype, seed=3) if rows == 3 else None
     got = skinny.skinny_linear(x, weight, TILES, bias, norm)
     close(got, skinny.skinny_reference(x, weight, bias, norm))
@@ -31,7 +33,7 @@ def test_plain_and_normed(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gated(gate: str, dtype: torch.dtype) -> None:
     x, weight = random(5, 64, dtype=dtype), random(2 * 40, 64, dtype=dtype, seed=1) * 0.2
-    norm = skinny.InputNorm(random(64, seed=2), 1e-6)
+    norm = RmsNorm(random(64, seed=2), 1e-6)
     got = skinny.skinny_linear(x, weight, TILES, norm=norm, gate=gate)
     close(got, skinny.skinny_reference(x, weight, norm=norm, gate=gate))
 
