@@ -54,10 +54,6 @@ class Sampled:
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Ticket(Protocol):
-    """A step under way on the device."""
-
-
 class Runner(Protocol):
     """The device side. `launch` may return before the device is done; `collect` waits for it.
 
@@ -66,14 +62,8 @@ class Runner(Protocol):
     `load_adapter` is told which.
     """
 
-    @property
-    def num_blocks(self) -> int: ...
-
-    @property
-    def overlapped(self) -> bool:
-        """Whether `launch` returns early, so that the next step is worth preparing meanwhile."""
-
-    def info(self) -> EngineInfo: ...
+    info: EngineInfo
+    overlapped: bool  # whether `launch` returns early: the next step is worth preparing meanwhile
 
     def register_adapter(self, path: str) -> AdapterState:
         """Read and check a PEFT directory into host memory; its digest is `adapter_digest`.
@@ -82,7 +72,8 @@ class Runner(Protocol):
     def drop_adapter(self, digest: str) -> None:
         """Forget the host copy; never called while the adapter has a slot."""
 
-    def launch(self, batch: StepBatch) -> Ticket: ...
+    def launch(self, batch: StepBatch) -> Any:
+        """A ticket for the step, which is now under way on the device."""
 
     def collect(self, ticket: Any) -> list[Sampled]:
         """`ticket` is what this runner's own `launch` gave."""

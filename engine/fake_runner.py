@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,11 +31,6 @@ def _seed(digest: str) -> int:
     return int.from_bytes(hashlib.sha256(digest.encode()).digest()[:8], "little")
 
 
-@dataclass(frozen=True, slots=True)
-class FakeTicket:
-    results: list[Sampled]
-
-
 class FakeRunner:
     """Keeps, for every position of every block, a hash of all tokens up to it and of the adapter."""
 
@@ -52,11 +46,11 @@ class FakeRunner:
         pause: Callable[[StepBatch], None] | None = None,
     ) -> None:
         self._config = config
-        self._blocks = config.num_blocks or 1024
-        self._overlapped = overlapped
+        blocks = config.num_blocks or 1024
+        self.overlapped = overlapped
         self._blocks_per_rank = blocks_per_rank
         self._pause = pause  # spends a step's time: sleeps, or moves a simulated clock
-        self._kv = np.zeros((self._blocks, config.block_size), dtype=np.uint64)
+        self._kv = np.zeros((blocks, config.block_size), dtype=np.uint64)
         self._last: dict[int, int] = {}
         self._host: dict[str, int] = {}  # digest -> rank
         self._slots: dict[int, tuple[AdapterHandle, list[int]]] = {}
@@ -65,29 +59,18 @@ class FakeRunner:
         context = min(context_length, config.max_context or context_length)
         weights = [_mix(11, position) | 1 for position in range(context + 1)]
         self._weights = np.array(weights, dtype=np.uint64)
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             engine_id="",
             model="fake",
             base_digest=hashlib.sha256(b"fake base").hexdigest(),
             context_length=context,
             vocab_size=vocab_size,
             block_size=config.block_size,
-            num_blocks=self._blocks,
+            num_blocks=blocks,
             eos_token_ids=eos,
             dtype="uint64",
             max_lora_rank=config.max_lora_rank,
         )
-
-    @property
-    def num_blocks(self) -> int:
-        return self._blocks
-
-    @property
-    def overlapped(self) -> bool:
-        return self._overlapped
-
-    def info(self) -> EngineInfo:
-        return self._info
 
     def register_adapter(self, path: str) -> AdapterState:
         rank, digest = _read_adapter(path)
@@ -115,17 +98,17 @@ class FakeRunner:
     def forget(self, seq: int) -> None:
         self._last.pop(seq, None)
 
-    def launch(self, batch: StepBatch) -> FakeTicket:
+    def launch(self, batch: StepBatch) -> list[Sampled]:
         if batch.copies:
             sources = [a for a, _ in batch.copies]
             self._kv[[b for _, b in batch.copies]] = self._kv[sources]
         results = [r for r in map(self._compute, batch.rows) if r is not None]
         if self._pause is not None:
             self._pause(batch)
-        return FakeTicket(results)
+        return results
 
-    def collect(self, ticket: FakeTicket) -> list[Sampled]:
-        return ticket.results
+    def collect(self, ticket: list[Sampled]) -> list[Sampled]:
+        return ticket
 
     def _compute(self, row: Row) -> Sampled | None:
         tokens = [self._last[row.seq]] if row.tokens == [LAST_SAMPLED] else row.tokens

@@ -45,11 +45,11 @@ class Engine:
         submit: Submit = read_now,
     ) -> None:
         self.config = config
-        self.info: EngineInfo = runner.info()
+        self.info: EngineInfo = runner.info
         self.metrics = Metrics()
         self.receipts = Receipts(config.receipts_kept, config.receipts_file)
         self.pool = BlockPool(
-            runner.num_blocks,
+            self.info.num_blocks,
             config.block_size,
             floor=config.cache_floor_blocks,
             cap=config.cache_cap_blocks,
@@ -243,7 +243,7 @@ class Engine:
         except IntegrityError:
             raise
         except Exception as error:
-            self._failed(Flight(rows, object(), now), error)
+            self._failed(Flight(rows, None, now), error)
             return None
         return Flight(rows, ticket, now)
 

@@ -1,8 +1,9 @@
 """What a finished step means: accounts brought up to date, tokens accepted, ends found."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from engine.batch import Row, Sampled, Ticket
+from engine.batch import Row, Sampled
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.errors import IntegrityError
@@ -18,7 +19,7 @@ class Flight:
     """A step that was launched and not collected."""
 
     rows: list[tuple[Sequence, Row]]
-    ticket: Ticket
+    ticket: Any  # the runner's
     launched_at: float
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.adapters_gpu import GpuAdapters
-from engine.batch import AdapterHandle, Row, Sampled, StepBatch
+from engine.batch import Row, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.gpu_tuning import fastest_tiles
 from engine.graphs import CHUNK_ROWS, CudaRecorder, DecodeGraphs, GraphKey, PlainReplay
@@ -19,15 +19,12 @@ from engine.kernels.model import KernelModel
 from engine.kernels.sequence_rows import SequenceRows
 from engine.kernels.skinny_launch import MOST_ROWS
 from engine.kernels.step import DeviceStep, HostStep, LoraRows, StepBuffer, host_step
-from engine.layers.kv import KvPool
-from engine.layers.rotary import rotary_tables
 from engine.layers.step import ordered
 from engine.layers.transfer import on_device
-from engine.memory import decide_blocks
+from engine.model_runner import ModelRunner
 from engine.models.load import LoadedModel
-from engine.protocol import AdapterState, EngineInfo, SamplingParams
-from engine.runner_info import engine_info
-from engine.sampling import Choice, Sampler, host_samples
+from engine.protocol import SamplingParams
+from engine.sampling import Choice, host_samples
 
 log = logging.getLogger("tollhouse.engine")
 
@@ -41,19 +38,18 @@ class GpuStep:
     arrived: "torch.cuda.Event | None"
 
 
-class GpuRunner:
+class GpuRunner(ModelRunner):
     """Implements `engine.batch.Runner`; `launch` returns before the device is done."""
 
+    overlapped = True
+
     def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
-        spec, dtype, device = model.spec, model.dtype, model.device
-        self._config = config
-        self._model = model
-        self._device = device
+        spec, device = model.spec, model.device
         if device.type == "cuda":
             torch.cuda.set_device(device)  # Triton launches on the current one
-        self._info = engine_info(config, model, decide_blocks(config, spec, dtype, device))
-        self.pool = KvPool(spec, self.num_blocks, config.block_size, dtype, device)
-        self.adapters = GpuAdapters(config, spec, dtype, self.pool)
+        super().__init__(config, model)
+        self._device = device
+        self.adapters: GpuAdapters = GpuAdapters(config, spec, model.dtype, self.pool)
         self._processors = (
             torch.cuda.get_device_properties(device).multi_processor_count
             if device.type == "cuda"
@@ -63,9 +59,7 @@ class GpuRunner:
         self._forward = KernelModel(
             model.decoder,
             self.pool,
-            rotary_tables(
-                spec.rope, spec.head_dim, model.native_context, spec.context, torch.float32
-            ),
+            self._angles(torch.float32),
             self.adapters.table,
             Partials.make(cells, spec.head_dim, device),
             config.max_running,
@@ -81,19 +75,7 @@ class GpuRunner:
             config.max_adapter_slots,
             CudaRecorder() if device.type == "cuda" else PlainReplay,
         )
-        self._sampler = Sampler(spec.vocab, spec.eos, device)
         self._greedy: dict[int, bool] = {}  # by sequence: nothing but an argmax is asked
-
-    @property
-    def num_blocks(self) -> int:
-        return self._info.num_blocks
-
-    @property
-    def overlapped(self) -> bool:
-        return True
-
-    def info(self) -> EngineInfo:
-        return self._info
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> GpuStep:
@@ -138,23 +120,6 @@ class GpuRunner:
             )
             log.info("steps of %d tokens: %s", size, self._forward.few_rows.get(size, "plain"))
 
-    def register_adapter(self, path: str) -> AdapterState:
-        return self.adapters.register(path)
-
-    def drop_adapter(self, digest: str) -> None:
-        self.adapters.drop(digest)
-
-    def adapter_blocks(self, digest: str) -> int:
-        return self.adapters.blocks(digest)
-
-    @torch.inference_mode()
-    def load_adapter(self, handle: AdapterHandle, blocks: list[int]) -> None:
-        self.adapters.load(handle, blocks)
-
-    @torch.inference_mode()
-    def unload_adapter(self, handle: AdapterHandle) -> None:
-        self.adapters.unload(handle)
-
     def forget(self, seq: int) -> None:
         self._rows.forget(seq)
         self._sampler.forget(seq)
@@ -167,7 +132,7 @@ class GpuRunner:
         if changes:
             where = on_device(changes, self._device, torch.int64).unbind(1)
             self._tables[where[0], where[1]] = where[2].int()
-        step = host_step(decodes, prefills, places, self._config.block_size)
+        step = host_step(decodes, prefills, places, self.pool.block_size)
         step = self.adapters.add_to(step, rows)
         count = len(step.sampled)
         if prefills or not count:

@@ -99,7 +99,7 @@ def with_adapters(model: LoadedModel, runner: GpuRunner, count: int, rank: int) 
     first = 0
     for seed in range(count):
         weights = random_adapter(model.spec, rank, seed, model.dtype)
-        runner.adapters.hold(weights)
+        runner.adapters.keep(weights)
         needed = runner.adapter_blocks(weights.digest)
         handle = AdapterHandle(weights.digest, seed, 1)
         runner.load_adapter(handle, list(range(first, first + needed)))

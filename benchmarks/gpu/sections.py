@@ -40,12 +40,12 @@ def _config(runner_blocks: int) -> EngineConfig:
 
 def _throughput(state: Any) -> None:
     model, runner = state.made["small"]
-    workload.throughput(_config(runner.num_blocks), model, runner)
+    workload.throughput(_config(runner.info.num_blocks), model, runner)
 
 
 def _transformers(state: Any) -> None:
     model, runner = state.made.pop("small")
-    workload.beside_transformers(_config(runner.num_blocks), model, runner)
+    workload.beside_transformers(_config(runner.info.num_blocks), model, runner)
 
 
 def _large(state: Any) -> None:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.adapter_files import AdapterWeights
-from engine.batch import AdapterHandle, Row
-from engine.errors import IntegrityError
+from engine.adapter_memory import AdapterMemory
+from engine.batch import Row
+from engine.config import EngineConfig
+from engine.layers.kv import KvPool, block_bytes
 from engine.layers.lora import LoraStack, LoraStep, stack_bytes
 from engine.layers.lora_plan import plan_groups
 from engine.models.spec import ModelSpec
@@ -25,48 +27,44 @@ _WARM = (
 
 @dataclass(slots=True)
 class _Seated:
-    handle: AdapterHandle
     rank: int
     seat: int
 
 
-class LoraSlots:
-    """Loaded adapters, one stack a rank."""
+class LoraSlots(AdapterMemory[AdapterWeights]):
+    """A CPU's adapters, one stack a rank."""
 
-    def __init__(self, spec: ModelSpec, slots: int, dtype: torch.dtype) -> None:
-        self._spec = spec
-        self._dtype = dtype
+    def __init__(
+        self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, pool: KvPool
+    ) -> None:
+        super().__init__(config, spec, dtype)
+        self._pool = pool
         self._stacks: dict[int, LoraStack] = {}
-        self._slots: list[_Seated | None] = [None] * slots
+        self._slots: dict[int, _Seated] = {}
         self._seats: dict[int, list[_Seated | None]] = {}  # by rank
         self._warm: list[tuple[int, int]] = []  # (rank, seat), oldest first
 
-    def bytes(self, rank: int) -> int:
-        return stack_bytes(self._spec, rank, self._dtype)
+    def _made_ready(self, weights: AdapterWeights) -> tuple[AdapterWeights, int]:
+        needed = stack_bytes(self._spec, weights.rank, self._dtype)
+        return weights, -(-needed // block_bytes(self._spec, self._pool.block_size, self._dtype))
 
-    def load(self, handle: AdapterHandle, weights: AdapterWeights) -> None:
-        if self._slots[handle.slot] is not None:
-            raise IntegrityError(f"slot {handle.slot} still holds an adapter: unload it first")
-        rank, count = weights.rank, len(self._slots)
+    def _fill(self, slot: int, copy: AdapterWeights, blocks: list[int]) -> None:
+        self._pool.lend(blocks)
+        rank, count = copy.rank, len(self._held)
         if rank not in self._stacks:
             self._stacks[rank] = LoraStack(self._spec, count, rank, self._dtype)
             self._seats[rank] = [None] * count
         seat = self._free_seat(rank)
-        self._stacks[rank].store(seat, weights)
-        self._slots[handle.slot] = self._seats[rank][seat] = _Seated(handle, rank, seat)
+        self._stacks[rank].store(seat, copy)
+        self._slots[slot] = self._seats[rank][seat] = _Seated(rank, seat)
 
-    def unload(self, handle: AdapterHandle) -> None:
-        seated = self._of(handle)
+    def _clear(self, slot: int) -> None:
+        seated = self._slots.pop(slot)
         self._seats[seated.rank][seated.seat] = None
-        self._slots[handle.slot] = None
         self._warm.append((seated.rank, seated.seat))
         if len(self._warm) > _WARM:
             rank, seat = self._warm.pop(0)
             self._stacks[rank].clear(seat)
-
-    def seats(self) -> dict[int, int]:
-        """Where each held slot's weights lie now, among those of its rank."""
-        return {slot: held.seat for slot, held in enumerate(self._slots) if held is not None}
 
     def place(self, row: Row) -> tuple[int, int]:
         """What rows are sorted by: (rank, seat), with rows of the base model first.
@@ -75,7 +73,8 @@ class LoraSlots:
         """
         if row.adapter is None:
             return 0, 0
-        seated = self._of(row.adapter)
+        self.check(row.adapter)
+        seated = self._slots[row.adapter.slot]
         return seated.rank, seated.seat
 
     def gather(self, rows: list[Row]) -> None:
@@ -83,7 +82,7 @@ class LoraSlots:
         used = {row.adapter.slot for row in rows if row.adapter is not None}
         by_rank: dict[int, list[_Seated]] = {}
         for slot in used:
-            seated = self._slots[slot]
+            seated = self._slots.get(slot)
             if seated is not None:
                 by_rank.setdefault(seated.rank, []).append(seated)
         for rank, seated_here in by_rank.items():
@@ -130,12 +129,3 @@ class LoraSlots:
             moved.seat = hole
             seats[hole], seats[high] = moved, displaced
             busy = busy - {high} | {hole}
-
-    def _of(self, handle: AdapterHandle) -> _Seated:
-        seated = self._slots[handle.slot]
-        if seated is None or seated.handle != handle:
-            raise IntegrityError(
-                f"slot {handle.slot} does not hold adapter {handle.digest[:12]} of generation "
-                f"{handle.generation}: the step stops rather than use other weights"
-            )
-        return seated

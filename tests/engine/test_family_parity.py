@@ -59,11 +59,11 @@ class LogitDriver(Driver):
         """Computes `count` tokens of the sequence beside the others: [count, vocab]."""
         runner = self.runner
         rows = [self._row(s, n) for s, n in ((sequence, count), *others)]
-        decodes, prefills = ordered(rows, runner._slots.place)
+        decodes, prefills = ordered(rows, runner.adapters.place)
         with torch.inference_mode():
             tokens = [token for row in decodes + prefills for token in row.tokens]
             inputs = runner._plan(decodes, prefills, tokens, every_row=True)
-            found = runner._model.decoder(inputs, runner._pool)
+            found = runner._model.decoder(inputs, runner.pool)
         first = 0
         for row in decodes + prefills:
             if row.seq == sequence.number:
@@ -122,4 +122,4 @@ def test_dynamic_scaling_past_the_native_context_is_as_if_decoded(tmp_path: Path
     driver = LogitDriver(checkpoint, dtype="float32")
     found = driver.logits(driver.sequence(ids), 60)
     torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=0)
-    assert driver.runner.info().context_length == 128
+    assert driver.runner.info.context_length == 128

@@ -83,7 +83,7 @@ def test_decoding_steps_with_adapters() -> None:
     decode = pytest.importorskip("benchmarks.gpu.decode")
     model = models.random_model(TINY, torch.float32, torch.device(DEVICE))
     runner = models.make_runner(model, blocks=60, most_running=2, slots=2)
-    runner.adapters.hold(models.random_adapter(model.spec, 4, 0, torch.float32))
+    runner.adapters.keep(models.random_adapter(model.spec, 4, 0, torch.float32))
     digest = f"{0:064x}"
     needed = runner.adapter_blocks(digest)
     handle = decode.AdapterHandle(digest, 0, 1)

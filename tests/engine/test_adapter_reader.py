@@ -1,4 +1,4 @@
-"""The host tier: what it may take for granted of files that it has read before."""
+"""What the reader of adapters may take for granted of files that it has read before."""
 
 from pathlib import Path
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine import adapter_files, adapter_host
-from engine.adapter_host import AdapterHost
+from engine import adapter_files, adapter_reader
 from engine.adapter_name import adapter_digest, digest_of
+from engine.adapter_reader import AdapterReader
 from engine.errors import AdapterError
 from engine.models.registry import model_spec, read_config
 from tests.engine.checkpoints import save_adapter, save_checkpoint
@@ -16,13 +16,13 @@ from tests.engine.test_bad_adapters import KEY, rewrite
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> AdapterHost:
+def reader(tmp_path: Path) -> AdapterReader:
     spec = model_spec(read_config(save_checkpoint(tmp_path / "base")))
-    return AdapterHost(spec, torch.float32, max_rank=64)
+    return AdapterReader(spec, torch.float32, max_rank=64)
 
 
 @pytest.fixture
-def adapter(tmp_path: Path, host: AdapterHost) -> Path:
+def adapter(tmp_path: Path, reader: AdapterReader) -> Path:
     return save_adapter(tmp_path / "base", tmp_path / "adapter", rank=4, seed=1, lora_alpha=3)
 
 
@@ -36,16 +36,15 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return seen[-1]
 
     monkeypatch.setattr(adapter_files, "digest_of", count)
-    monkeypatch.setattr(adapter_host, "_SETTLED_NS", -1)
+    monkeypatch.setattr(adapter_reader, "_SETTLED_NS", -1)
     return seen
 
 
 def test_unchanged_files_are_hashed_once(
-    host: AdapterHost, adapter: Path, hashed: list[str]
+    reader: AdapterReader, adapter: Path, hashed: list[str]
 ) -> None:
-    first = host.register(adapter)
-    host.drop(first.digest)
-    again = host.register(adapter)
+    first = reader.read(adapter)
+    again = reader.read(adapter)
     assert hashed == [adapter_digest(adapter)]
     assert again.digest == first.digest
     for key, pair in first.matrices.items():
@@ -54,28 +53,28 @@ def test_unchanged_files_are_hashed_once(
 
 
 def test_files_that_were_just_written_are_hashed_again(
-    host: AdapterHost, adapter: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+    reader: AdapterReader, adapter: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter_host, "_SETTLED_NS", 1 << 60)
-    host.register(adapter)
-    host.register(adapter)
+    monkeypatch.setattr(adapter_reader, "_SETTLED_NS", 1 << 60)
+    reader.read(adapter)
+    reader.read(adapter)
     assert len(hashed) == 2
 
 
 def test_other_weights_under_the_same_name_are_another_adapter(
-    host: AdapterHost, adapter: Path, hashed: list[str]
+    reader: AdapterReader, adapter: Path, hashed: list[str]
 ) -> None:
-    first = host.register(adapter)
+    first = reader.read(adapter)
     rewrite(adapter, lambda tensors: tensors[KEY.format("A")].mul_(2))
-    second = host.register(adapter)
+    second = reader.read(adapter)
     assert second.digest == adapter_digest(adapter) != first.digest
     rewrite(adapter, lambda tensors: tensors[KEY.format("A")].fill_(float("nan")))
     with pytest.raises(AdapterError, match=r"layer 1 self_attn\.q_proj lora_A holds NaN"):
-        host.register(adapter)
+        reader.read(adapter)
 
 
-def test_the_host_copy_outlives_its_file(host: AdapterHost, adapter: Path) -> None:
-    held = host.register(adapter).matrices[1, "q"][0]
+def test_the_host_copy_outlives_its_file(reader: AdapterReader, adapter: Path) -> None:
+    held = reader.read(adapter).matrices[1, "q"][0]
     before = held.clone()
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(bytes(weights.stat().st_size))
@@ -93,7 +92,7 @@ def test_the_host_copy_outlives_its_file(host: AdapterHost, adapter: Path) -> No
     ],
 )
 def test_half_types_stay_in_host_memory_where_they_lose_nothing(
-    host: AdapterHost, tmp_path: Path, stored: torch.dtype, alpha: int, kept: torch.dtype
+    reader: AdapterReader, tmp_path: Path, stored: torch.dtype, alpha: int, kept: torch.dtype
 ) -> None:
     adapter = save_adapter(tmp_path / "base", tmp_path / "half", 4, seed=2, lora_alpha=alpha)
     given: dict[str, torch.Tensor] = {}
@@ -103,7 +102,7 @@ def test_half_types_stay_in_host_memory_where_they_lose_nothing(
         tensors.update(given)
 
     rewrite(adapter, halve)
-    a, b = host.register(adapter).matrices[1, "q"]
+    a, b = reader.read(adapter).matrices[1, "q"]
     assert (a.dtype, b.dtype) == (stored, kept)
     assert torch.equal(a, given[KEY.format("A")])
     assert torch.equal(b.float(), given[KEY.format("B")].float().mul(alpha / 4).T)
