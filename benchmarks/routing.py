@@ -307,7 +307,7 @@ def measure(policy: str, trace: Trace, replicas: int, blocks: int) -> dict[str, 
         "hit_rate": sum(r.cached for r in run.receipts) / sum(r.prompt for r in run.receipts),
         "p50_s": sorted(run.first_token_s)[len(turns) // 2],
         "p99_s": p99(run.first_token_s),
-        "adapter_loads": sum(e.engine.adapters.loads for e in engines),
+        "adapter_loads": sum(e.engine.metrics.counters["adapter_loads"] for e in engines),
         "busiest_share": max(per_replica) / len(turns),
     }
 

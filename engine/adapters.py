@@ -11,7 +11,9 @@ from concurrent.futures import Future
 from engine.adapter import Adapter, Lack, Place
 from engine.batch import AdapterHandle, Runner
 from engine.blocks import BlockPool
+from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError
+from engine.metrics import Metrics
 from engine.protocol import AdapterState
 
 log = logging.getLogger("tollhouse.engine")
@@ -36,22 +38,21 @@ class Adapters:
 
     def __init__(
         self,
+        config: EngineConfig,
         runner: Runner,
         pool: BlockPool,
-        *,
-        slots: int,
-        host_bytes: int,
-        drain_s: float,
-        submit: Submit = read_now,
+        metrics: Metrics,
+        submit: Submit,
     ) -> None:
         self._runner = runner
         self._pool = pool
-        self._slots: list[Adapter | None] = [None] * slots
-        self._generations = [0] * slots
-        self._host_bytes = host_bytes
+        self._metrics = metrics
+        self._slots: list[Adapter | None] = [None] * config.max_adapter_slots
+        self._generations = [0] * config.max_adapter_slots
+        self._host_bytes = config.host_adapter_bytes
         self._hosted: OrderedDict[str, Adapter] = OrderedDict()  # not absent; oldest use first
         self._hosted_bytes = 0
-        self._drain_s = drain_s
+        self._drain_s = config.adapter_drain_s
         self._submit = submit
         self._reading: dict[str, Adapter] = {}
         self._failed: list[Adapter] = []
@@ -62,8 +63,6 @@ class Adapters:
         self._dropped: dict[str, int] = {}  # digest -> `drops` when its host copy last went
         self.drops = 0
         self.known: dict[str, Adapter] = {}
-        self.loads = 0
-        self.evictions = 0
 
     # Registration.
 
@@ -194,7 +193,7 @@ class Adapters:
         if not idle:
             return False
         self._drain(min(idle, key=lambda a: a.last_used))
-        self.evictions += 1
+        self._metrics.add("adapter_evictions")
         return True
 
     def poll(self) -> list[Adapter]:
@@ -288,7 +287,7 @@ class Adapters:
         adapter.handle, adapter.blocks, adapter.generation = handle, blocks, handle.generation
         self._slots[slot] = adapter
         adapter.move(Place.RESIDENT)
-        self.loads += 1
+        self._metrics.add("adapter_loads")
         return True
 
     def _drain(self, adapter: Adapter) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import zmq
 import zmq.asyncio
 
+from engine import wire
 from engine.curve import ClientKeys
 from engine.errors import AdapterError, ConnectionLost, RequestError
 from engine.protocol import (
@@ -26,25 +27,6 @@ from engine.protocol import (
     TokenChunk,
 )
 from engine.pulse import Pulse
-from engine.wire import (
-    Abort,
-    Acknowledge,
-    AdapterReply,
-    Generate,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    KvEvents,
-    LoadAdapter,
-    LookUp,
-    LookUpReply,
-    UnloadAdapter,
-    Welcome,
-    WhoAreYou,
-    WireError,
-    decode,
-    encode,
-)
 
 log = logging.getLogger("tollhouse.engine.client")
 
@@ -73,12 +55,12 @@ class EngineClient:
         silence_s: float = 30.0,
         grace_s: float = 3.0,
         on_receipt: Callable[[Receipt], None] | None = None,
-        kv_events: bool | Callable[[list[KvEvent]], None] = False,
+        on_kv_events: Callable[[list[KvEvent]], None] | None = None,
     ) -> None:
         """`silence_s`: how long the engine may say nothing (a long step) before it counts as gone;
         `grace_s`: how long after a broken connection streams wait for it to come back;
-        `on_receipt` gets receipts that no open stream is waiting for; `kv_events`, if it is a
-        function, gets every event, and `cleared` before an engine tells anew what it holds."""
+        `on_receipt` gets receipts that no open stream is waiting for; `on_kv_events` gets every
+        event, and `cleared` before an engine tells anew what it holds."""
         self.address = address
         self.gateway_id = gateway_id or uuid.uuid4().hex
         self.stats: EngineStats | None = None
@@ -89,14 +71,12 @@ class EngineClient:
         self._silence_s = silence_s
         self._grace_s = grace_s
         self._on_receipt = on_receipt
-        self._kv_events = bool(kv_events)
-        self._mirror = kv_events if callable(kv_events) else None
+        self._on_kv_events = on_kv_events
         self._streams: dict[str, tuple[Sink, int]] = {}  # the int: Hellos said before it
         self._hellos = 0
         self._hello_at = 0.0
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
-        self._events: asyncio.Queue[list[KvEvent]] = asyncio.Queue(maxsize=10_000)
         self._connected = asyncio.Event()
         self._seen = 0
         self.pulse = Pulse()
@@ -146,7 +126,7 @@ class EngineClient:
         finally:
             self._streams.pop(name, None)
             if not over:
-                self._send_soon(Abort([name]))
+                self.abort_soon(name)
 
     async def submit(self, request: GenerateRequest, sink: Sink) -> None:
         """As `generate`, for a caller that takes the items as they arrive: no task, no queue."""
@@ -157,48 +137,41 @@ class EngineClient:
             raise RequestError("duplicate_request", f"{name} is under way")
         self._streams[name] = (sink, self._hellos)
         try:
-            await self._send(Generate(request))
+            await self._send(wire.Generate(request))
         except BaseException:
             self._streams.pop(name, None)
             raise
 
     def abort_soon(self, request_id: str) -> None:
-        """`abort` without waiting for the socket."""
-        self._send_soon(Abort([request_id]))
-
-    async def abort(self, request_id: str) -> None:
         """Ask for an early end; the stream then gets its last chunk and its receipt."""
-        await self._send(Abort([request_id]))
+        self._send_soon(wire.Abort([request_id]))
 
     async def acknowledge(self, request_ids: list[str]) -> None:
         """The receipts are safe with us: the engine may forget them."""
-        await self._send(Acknowledge(request_ids))
+        await self._send(wire.Acknowledge(request_ids))
 
     async def load_adapter(self, path: str, timeout_s: float = 120.0) -> AdapterState:
         """Read a PEFT directory (on the engine's machine). Raises AdapterError."""
-        return await self._adapter_call(lambda call: LoadAdapter(call, path), timeout_s)
+        return await self._adapter_call(lambda call: wire.LoadAdapter(call, path), timeout_s)
 
     async def unload_adapter(self, digest: str, timeout_s: float = 30.0) -> AdapterState:
-        state = await self._adapter_call(lambda call: UnloadAdapter(call, digest), timeout_s)
+        state = await self._adapter_call(lambda call: wire.UnloadAdapter(call, digest), timeout_s)
         self.adapters.pop(digest, None)
         return state
 
-    async def look_up(self, request_ids: list[str], timeout_s: float = 30.0) -> LookUpReply:
+    async def look_up(self, request_ids: list[str], timeout_s: float = 30.0) -> wire.LookUpReply:
         """What became of these requests. One that is in neither list never reached the engine,
         was acknowledged, or died with it."""
-        reply: LookUpReply = await self._call(lambda call: LookUp(call, request_ids), timeout_s)
+        reply: wire.LookUpReply = await self._call(
+            lambda call: wire.LookUp(call, request_ids), timeout_s
+        )
         return reply
-
-    async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
-        """Needs `kv_events=True`. A listener that is too slow misses the oldest."""
-        while True:
-            yield await self._events.get()
 
     async def close(self) -> None:
         if self._socket is None:
             return
         with contextlib.suppress(zmq.ZMQError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._send(Goodbye()), 1.0)
+            await asyncio.wait_for(self._send(wire.Goodbye()), 1.0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -238,10 +211,10 @@ class EngineClient:
         self._hellos += 1
         self._hello_at = time.monotonic()
         self._send_soon(
-            Hello(
+            wire.Hello(
                 self.gateway_id,
                 seen=self._seen,
-                kv_events=self._kv_events,
+                kv_events=self._on_kv_events is not None,
                 attempt=self._hellos,
             )
         )
@@ -249,12 +222,12 @@ class EngineClient:
     async def _send(self, record: Any) -> None:
         if self._socket is None:
             raise ConnectionLost("the client is not open")
-        await self._socket.send(encode(record))
+        await self._socket.send(wire.encode(record))
 
     def _send_soon(self, record: Any) -> None:
         """Hand to ZeroMQ's own thread without waiting; its queue is long."""
         if self._socket is not None:
-            sent = asyncio.ensure_future(self._socket.send(encode(record)))
+            sent = asyncio.ensure_future(self._socket.send(wire.encode(record)))
             sent.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _call(self, make: Callable[[int], Any], timeout_s: float) -> Any:
@@ -271,7 +244,7 @@ class EngineClient:
             self._calls.pop(number, None)
 
     async def _adapter_call(self, make: Callable[[int], Any], timeout_s: float) -> AdapterState:
-        reply: AdapterReply = await self._call(make, timeout_s)
+        reply: wire.AdapterReply = await self._call(make, timeout_s)
         if reply.state is None:
             raise AdapterError(reply.code, reply.message)
         return reply.state
@@ -281,8 +254,8 @@ class EngineClient:
         while True:
             data = await self._socket.recv()
             try:
-                record, number = decode(data)
-            except WireError as error:
+                record, number = wire.decode(data)
+            except wire.WireError as error:
                 log.warning("dropped: %s", error)
                 continue
             self.pulse.heard(output=isinstance(record, StepOutput))
@@ -292,19 +265,19 @@ class EngineClient:
                 log.exception("a %s could not be taken in", type(record).__name__)
 
     def _take(self, record: Any, number: int) -> None:
-        if isinstance(record, WhoAreYou):
+        if isinstance(record, wire.WhoAreYou):
             self._connected.clear()
             self._say_hello()
             return
-        if isinstance(record, Welcome):
+        if isinstance(record, wire.Welcome):
             self._welcome(record)
             self._seen = number
             return
         if number != self._seen + 1:
             log.warning("messages %d to %d were lost", self._seen + 1, number - 1)
-            self._send_soon(Abort(list(self._streams)))
+            self._send_soon(wire.Abort(list(self._streams)))
             self._fail_all("messages were lost")
-            self._start_mirror()
+            self._tell_kv([KvEvent("cleared", [])])
         self._seen = number
         match record:
             case StepOutput():
@@ -317,23 +290,18 @@ class EngineClient:
             case EngineStats():
                 self.stats = record
                 self._note(record.adapters)
-            case AdapterReply() | LookUpReply():
-                if isinstance(record, AdapterReply) and record.state is not None:
+            case wire.AdapterReply() | wire.LookUpReply():
+                if isinstance(record, wire.AdapterReply) and record.state is not None:
                     self._note([record.state])
                 future = self._calls.get(record.call)
                 if future is not None and not future.done():
                     future.set_result(record)
-            case KvEvents(events):
-                if self._mirror is not None:
-                    self._mirror(events)
-                    return
-                if self._events.full():
-                    self._events.get_nowait()
-                self._events.put_nowait(events)
+            case wire.KvEvents(events):
+                self._tell_kv(events)
 
-    def _start_mirror(self) -> None:
-        if self._mirror is not None:
-            self._mirror([KvEvent("cleared", [])])
+    def _tell_kv(self, events: list[KvEvent]) -> None:
+        if self._on_kv_events is not None:
+            self._on_kv_events(events)
 
     def _note(self, changed: list[AdapterState]) -> None:
         for state in changed:
@@ -350,10 +318,10 @@ class EngineClient:
         elif isinstance(item, Receipt) and self._on_receipt is not None:
             self._on_receipt(item)
 
-    def _welcome(self, welcome: Welcome) -> None:
+    def _welcome(self, welcome: wire.Welcome) -> None:
         self._info, self.stats = welcome.info, welcome.stats
         self.adapters = {state.digest: state for state in welcome.stats.adapters}
-        self._start_mirror()
+        self._tell_kv([KvEvent("cleared", [])])
         self._lost_at = None
         alive = set(welcome.under_way)
         for name, (_, hellos) in list(self._streams.items()):
@@ -381,7 +349,7 @@ class EngineClient:
             await asyncio.sleep(self._heartbeat_s)
             now = time.monotonic()
             if self.connected:
-                self._send_soon(Heartbeat())
+                self._send_soon(wire.Heartbeat())
             elif now - self._hello_at > HELLO_AGAIN_S:
                 self._say_hello()
             if self._lost_at is not None and now - self._lost_at > self._grace_s:

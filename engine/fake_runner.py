@@ -5,12 +5,12 @@ what lies in the blocks: a wrong block table, cache hit, copy or adapter gives a
 """
 
 import hashlib
-import json
-import os
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
+from engine.adapter_name import CONFIG, adapter_digest, read_config
 from engine.batch import LAST_SAMPLED, AdapterHandle, Row, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError
@@ -73,7 +73,10 @@ class FakeRunner:
         )
 
     def register_adapter(self, path: str) -> AdapterState:
-        rank, digest = _read_adapter(path)
+        rank = read_config(Path(path)).get("r")
+        if not isinstance(rank, int) or rank < 1:
+            raise AdapterError("invalid_adapter", f"{path}/{CONFIG}: r is {rank!r}")
+        digest = adapter_digest(Path(path))
         self._host[digest] = rank
         return AdapterState(digest, "host", rank, 0)
 
@@ -154,21 +157,3 @@ def next_token(
     if sampling.temperature > 0:
         state = _mix(state, (sampling.seed or 0) * 1000 + choice)
     return _mix(state, position) % vocab_size
-
-
-def _read_adapter(path: str) -> tuple[int, str]:
-    """Rank, and the digest of the weights file."""
-    try:
-        with open(os.path.join(path, "adapter_config.json"), encoding="utf-8") as file:
-            rank = int(json.load(file)["r"])
-        with open(os.path.join(path, "adapter_model.safetensors"), "rb") as file:
-            digest = hashlib.sha256(file.read()).hexdigest()
-    except OSError as error:
-        raise AdapterError("adapter_not_found", f"{error.filename}: {error.strerror}") from error
-    except (KeyError, ValueError, TypeError) as error:
-        raise AdapterError(
-            "invalid_adapter", f"{path}/adapter_config.json has no usable rank: {error}"
-        ) from error
-    if rank < 1:
-        raise AdapterError("invalid_adapter", f"{path}/adapter_config.json: r is {rank}")
-    return rank, digest

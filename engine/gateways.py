@@ -6,7 +6,7 @@ from typing import Any
 
 import zmq
 
-from engine.wire import WhoAreYou, encode
+from engine import wire
 
 log = logging.getLogger("tollhouse.engine")
 
@@ -59,7 +59,7 @@ class Gateways:
     def send(self, gateway: Gateway, record: Any) -> None:
         """Never blocks. One that cannot take a message is noted in `unreachable`."""
         try:
-            data = encode(record, gateway.sent + 1)
+            data = wire.encode(record, gateway.sent + 1)
             self._socket.send_multipart([gateway.route, data], zmq.NOBLOCK)
             gateway.sent += 1
         except (zmq.Again, zmq.ZMQError) as error:
@@ -69,6 +69,6 @@ class Gateways:
 
     def send_unknown(self, route: bytes) -> None:
         try:
-            self._socket.send_multipart([route, encode(WhoAreYou())], zmq.NOBLOCK)
+            self._socket.send_multipart([route, wire.encode(wire.WhoAreYou())], zmq.NOBLOCK)
         except (zmq.Again, zmq.ZMQError):
             log.warning("a connection vanished before it said who it is")

@@ -54,20 +54,13 @@ class Engine:
             floor=config.cache_floor_blocks,
             cap=config.cache_cap_blocks,
         )
-        self.adapters = Adapters(
-            runner,
-            self.pool,
-            slots=config.max_adapter_slots,
-            host_bytes=config.host_adapter_bytes,
-            drain_s=config.adapter_drain_s,
-            submit=submit,
-        )
+        self.adapters = Adapters(config, runner, self.pool, self.metrics, submit)
         names = PrefixNames(
             self.info.base_digest, self.info.dtype, config.block_size, config.public_prefixes
         )
         fair = config.fairness == "vtc"
         waiting = Waiting(Levels(), fair=fair, quantum=config.locality_quantum if fair else 0.0)
-        self.scheduler = Scheduler(config, self.pool, names, self.adapters, waiting)
+        self.scheduler = Scheduler(config, self.pool, names, self.adapters, waiting, self.metrics)
         self._results = Results(
             config,
             self.scheduler,
@@ -309,13 +302,7 @@ class Engine:
 
     def metrics_text(self, extra_gauges: dict[str, float] | None = None) -> str:
         """Prometheus text. Safe to call from another thread: it reads copies and whole numbers."""
-        counters = self.metrics.counters
-        counters["prefix_queries"] = self.scheduler.prefix_queries
-        counters["prefix_hits"] = self.scheduler.prefix_hits
-        counters["preemptions"] = self.scheduler.preemptions
-        counters["adapter_loads"] = self.adapters.loads
-        counters["adapter_evictions"] = self.adapters.evictions
-        counters["receipts_lost"] = self.receipts.lost
+        self.metrics.counters["receipts_lost"] = self.receipts.lost
         requests = list(self.requests.values())
         asked = [(r.ask.adapter, r.admitted_at is not None) for r in requests if r.ask.adapter]
         lora = {

@@ -11,6 +11,7 @@ from engine.batch import LAST_SAMPLED, Row, StepBatch
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.errors import IntegrityError
+from engine.metrics import Metrics
 from engine.preemption import Pace, choose_victim
 from engine.prefix import PUBLIC, PrefixNames
 from engine.sequence import Request, Sequence, Stage
@@ -33,11 +34,13 @@ class Scheduler:
         names: PrefixNames,
         adapters: Adapters,
         waiting: Waiting,
+        metrics: Metrics,
     ) -> None:
         self._config = config
         self._pool = pool
         self._names = names
         self._adapters = adapters
+        self._metrics = metrics
         self._size = config.block_size
         self._rows: list[tuple[Sequence, Row]] = []
         self._copies: list[tuple[int, int]] = []
@@ -47,9 +50,6 @@ class Scheduler:
         self.waiting = waiting
         self.running: list[Sequence] = []
         self.pace = Pace()
-        self.preemptions = 0
-        self.prefix_queries = 0  # tokens asked of the prefix cache, and found in it
-        self.prefix_hits = 0
 
     # Life of a sequence.
 
@@ -208,7 +208,7 @@ class Scheduler:
             self._reserved -= self._extra_choices(seq)
         self.release(seq)
         seq.computed = 0
-        self.preemptions += 1
+        self._metrics.add("preemptions")
         self.waiting.push(seq, lift=False)
 
     def _fill(self, now: float) -> None:
@@ -356,8 +356,8 @@ class Scheduler:
         request.cached = seq.high = seq.computed
         request.admitted_at = now
         self.waiting.charge(seq, seq.computed * self._config.cached_price)
-        self.prefix_queries += len(request.ask.prompt)
-        self.prefix_hits += seq.computed
+        self._metrics.add("prefix_queries", len(request.ask.prompt))
+        self._metrics.add("prefix_hits", seq.computed)
 
     def _extra_choices(self, seq: Sequence) -> int:
         return seq.request.ask.sampling.n - 1

@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 
+from engine import wire
 from engine.batch import Runner
 from engine.config import EngineConfig
 from engine.errors import AdapterError, EngineError, IntegrityError, RequestError
@@ -24,25 +25,6 @@ from engine.loop import Engine
 from engine.monitor import Monitor
 from engine.options import parse
 from engine.protocol import AdapterState, GenerateRequest, KvEvent, Refusal, StepOutput
-from engine.wire import (
-    VERSION,
-    Abort,
-    Acknowledge,
-    AdapterReply,
-    Generate,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    KvEvents,
-    LoadAdapter,
-    LookUp,
-    LookUpReply,
-    UnloadAdapter,
-    Welcome,
-    WireError,
-    decode,
-    request_id_of,
-)
 
 log = logging.getLogger("tollhouse.engine")
 
@@ -155,55 +137,58 @@ class Server:
                 log.warning("a message with a wrong number of parts was dropped")
                 continue
             try:
-                record, _ = decode(data)
+                record, _ = wire.decode(data)
                 self._handle(route, record)
-            except WireError as error:
+            except wire.WireError as error:
                 self._unreadable(route, data, error)
         return True
 
-    def _unreadable(self, route: bytes, data: bytes, error: WireError) -> None:
+    def _unreadable(self, route: bytes, data: bytes, error: wire.WireError) -> None:
         log.warning("dropped: %s", error)
-        gateway, request_id = self.gateways.at(route), request_id_of(data)
+        gateway, request_id = self.gateways.at(route), wire.request_id_of(data)
         if gateway is not None and request_id is not None:
             refusal = Refusal(request_id, "invalid_request", error.message)
             self.gateways.send(gateway, refusal)
 
     def _handle(self, route: bytes, record: Any) -> None:
         now = time.monotonic()
-        if isinstance(record, Hello):
+        if isinstance(record, wire.Hello):
             self._hello(route, record, now)
             return
         gateway = self.gateways.at(route)
         if gateway is None:
-            if not isinstance(record, Goodbye):
+            if not isinstance(record, wire.Goodbye):
                 self.gateways.send_unknown(route)
             return
         gateway.last_heard = now
         match record:
-            case Generate(request):
+            case wire.Generate(request):
                 self._generate(gateway, request)
-            case Abort(request_ids):
+            case wire.Abort(request_ids):
                 for request_id in request_ids:
                     self.engine.abort(request_id, gateway.gateway_id)
-            case Acknowledge(request_ids):
+            case wire.Acknowledge(request_ids):
                 self.engine.receipts.acknowledge(request_ids)
-            case LoadAdapter(call, path):
+            case wire.LoadAdapter(call, path):
                 self._start_load(gateway.gateway_id, call, path)
-            case UnloadAdapter(call, digest):
+            case wire.UnloadAdapter(call, digest):
                 self._unload(gateway, call, digest)
-            case LookUp(call, request_ids):
+            case wire.LookUp(call, request_ids):
                 self._look_up(gateway, call, request_ids)
-            case Goodbye():
+            case wire.Goodbye():
                 self._lose(gateway, "said goodbye")
-            case Heartbeat():
+            case wire.Heartbeat():
                 pass
             case _:
                 log.warning("gateway %s sent a %s", gateway.gateway_id, type(record).__name__)
 
-    def _hello(self, route: bytes, hello: Hello, now: float) -> None:
-        if hello.version != VERSION:
+    def _hello(self, route: bytes, hello: wire.Hello, now: float) -> None:
+        if hello.version != wire.VERSION:
             log.error(
-                "gateway %s speaks version %d, not %d", hello.gateway_id, hello.version, VERSION
+                "gateway %s speaks version %d, not %d",
+                hello.gateway_id,
+                hello.version,
+                wire.VERSION,
             )
             return
         known = self.gateways.named(hello.gateway_id)
@@ -219,7 +204,7 @@ class Server:
         under_way = [
             i for i, r in self.engine.requests.items() if r.origin == hello.gateway_id and r.open
         ]
-        welcome = Welcome(
+        welcome = wire.Welcome(
             info=self.engine.info,
             stats=self._stats(),
             receipts=self.engine.receipts.of(hello.gateway_id),
@@ -230,7 +215,7 @@ class Server:
         self.gateways.send(gateway, welcome)
         stored = [key.hex() for key in self.engine.pool.cached_keys()] if hello.kv_events else []
         if stored:
-            self.gateways.send(gateway, KvEvents([KvEvent("stored", stored)]))
+            self.gateways.send(gateway, wire.KvEvents([KvEvent("stored", stored)]))
 
     def _generate(self, gateway: Gateway, request: GenerateRequest) -> None:
         try:
@@ -247,16 +232,16 @@ class Server:
 
     def _unload(self, gateway: Gateway, call: int, digest: str) -> None:
         try:
-            reply = AdapterReply(call, self.engine.unload_adapter(digest))
+            reply = wire.AdapterReply(call, self.engine.unload_adapter(digest))
         except AdapterError as error:
-            reply = AdapterReply(call, None, error.code, error.message)
+            reply = wire.AdapterReply(call, None, error.code, error.message)
         self.gateways.send(gateway, reply)
 
     def _look_up(self, gateway: Gateway, call: int, request_ids: list[str]) -> None:
         found = [r for i in request_ids if (r := self.engine.receipts.find(i)) is not None]
         done = {receipt.request_id for receipt in found}
         under_way = [i for i in request_ids if i in self.engine.requests and i not in done]
-        self.gateways.send(gateway, LookUpReply(call, found, under_way))
+        self.gateways.send(gateway, wire.LookUpReply(call, found, under_way))
 
     def _start_load(self, gateway_id: str, call: int, path: str) -> None:
         future = self._loader.submit(self.engine.read_adapter, path)
@@ -271,12 +256,12 @@ class Server:
                 if state is None:
                     self._start_load(gateway_id, call, path)
                     continue
-                reply = AdapterReply(call, state)
+                reply = wire.AdapterReply(call, state)
             except EngineError as error:
-                reply = AdapterReply(call, None, error.code, error.message)
+                reply = wire.AdapterReply(call, None, error.code, error.message)
             except Exception as error:
                 log.exception("reading the adapter in %s failed", path)
-                reply = AdapterReply(call, None, "adapter_unreadable", f"{path}: {error}")
+                reply = wire.AdapterReply(call, None, "adapter_unreadable", f"{path}: {error}")
             gateway = self.gateways.named(gateway_id)
             if gateway is not None:
                 self.gateways.send(gateway, reply)
@@ -291,7 +276,7 @@ class Server:
         if events:
             for gateway in self.gateways:
                 if gateway.kv_events:
-                    self.gateways.send(gateway, KvEvents(events))
+                    self.gateways.send(gateway, wire.KvEvents(events))
         unreachable, self.gateways.unreachable = self.gateways.unreachable, []
         for gateway in unreachable:
             self._lose(gateway, "cannot be reached")

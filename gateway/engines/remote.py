@@ -80,7 +80,7 @@ class RemoteEngine:
         self._wire = Wire(
             self.address,
             keys=self._keys,
-            kv_events=self._on_kv_events or False,
+            on_kv_events=self._on_kv_events,
             on_receipt=self._stray,
         )
         self._away_since = time.monotonic()

@@ -1,9 +1,9 @@
 """What the engine's core tests share: engines over the fake runner, adapters on disk, a clock."""
 
-import hashlib
 import json
 from pathlib import Path
 
+from engine.adapter_name import adapter_digest
 from engine.config import EngineConfig
 from engine.fake_runner import FakeRunner, _mix, _seed, next_token
 from engine.loop import Engine
@@ -58,9 +58,8 @@ def write_adapter(folder: Path, name: str, rank: int = 4) -> tuple[str, str]:
     path = folder / name
     path.mkdir(parents=True, exist_ok=True)
     (path / "adapter_config.json").write_text(json.dumps({"r": rank}))
-    weights = f"weights of {name}".encode() * 20
-    (path / "adapter_model.safetensors").write_bytes(weights)
-    return str(path), hashlib.sha256(weights).hexdigest()
+    (path / "adapter_model.safetensors").write_bytes(f"weights of {name}".encode() * 20)
+    return str(path), adapter_digest(path)
 
 
 class Collected:

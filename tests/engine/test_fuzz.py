@@ -201,8 +201,8 @@ def test_the_storms_do_meet_what_they_are_for(tmp_path: Path) -> None:
     for seed in range(8):
         storm = Storm(seed, tmp_path / str(seed))
         storm.run(steps=250)
-        preempted += storm.engine.scheduler.preemptions
-        reloaded += storm.engine.adapters.loads
+        preempted += storm.engine.metrics.counters["preemptions"]
+        reloaded += storm.engine.metrics.counters["adapter_loads"]
         discarded += sum(r.discarded for r in storm.found.receipts.values())
         cached += sum(r.cached for r in storm.found.receipts.values())
         reasons |= {r.finish_reason for r in storm.found.receipts.values()}

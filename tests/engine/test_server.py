@@ -16,7 +16,7 @@ import pytest
 from engine.client import EngineClient
 from engine.errors import AdapterError, ConnectionLost, RequestError
 from engine.fake_runner import FakeRunner
-from engine.protocol import GenerateRequest, Receipt, TokenChunk
+from engine.protocol import GenerateRequest, KvEvent, Receipt, TokenChunk
 from engine.server import Server
 from tests.engine.helpers import ask, make_config, run_alone, write_adapter
 
@@ -131,7 +131,7 @@ async def test_an_abort_gives_a_last_chunk_and_a_receipt(slow_worker: Worker) ->
             async for item in client.generate(ask("r", [5, 6], max_tokens=1000)):
                 items.append(item)
                 if len(items) == 3:
-                    await client.abort("r")
+                    client.abort_soon("r")
         receipt = items[-1]
         assert isinstance(receipt, Receipt)
         assert receipt.finish_reason == "abort"
@@ -241,14 +241,17 @@ def fetch(url: str) -> str:
 
 
 async def test_kv_events_tell_what_is_cached(worker: Worker) -> None:
-    async with connected(worker, kv_events=True) as client:
+    told: asyncio.Queue[list[KvEvent]] = asyncio.Queue()
+    async with connected(worker, on_kv_events=told.put_nowait) as client:
         await gather(client, ask("r", list(range(1, 13))))
         async with asyncio.timeout(60):
-            events = await anext(aiter(client.kv_events()))
+            assert (await told.get())[0].kind == "cleared"
+            events = await told.get()
     assert [event.kind for event in events] == ["stored"] * 3
     assert events[1].parent == events[0].hashes[0]
-    async with connected(worker, kv_events=True) as late, asyncio.timeout(60):
-        (everything,) = await anext(aiter(late.kv_events()))
+    async with connected(worker, on_kv_events=told.put_nowait), asyncio.timeout(60):
+        assert (await told.get())[0].kind == "cleared"
+        (everything,) = await told.get()
     assert everything.hashes == [event.hashes[0] for event in events]
 
 
