@@ -40,10 +40,7 @@ class DecodeGraphs:
     """Chooses, records and replays. `record` makes a graph of a function: CUDA's on a GPU."""
 
     def __init__(
-        self,
-        most_tokens: int,
-        slots: int,
-        record: Callable[[Callable[[], Tensor]], Recorded],
+        self, most_tokens: int, slots: int, record: Callable[[Callable[[], Tensor]], Recorded]
     ) -> None:
         self.sizes = token_sizes(most_tokens)
         self._adapters = sorted({1, *(n for n in (2, 4, 8, 16, 32) if n < slots), max(1, slots)})
@@ -98,7 +95,8 @@ class CudaGraph:
     """A recorded function on the current CUDA device."""
 
     def __init__(self, function: Callable[[], Tensor], pool: Any = None) -> None:
-        """`pool` is the memory to share with other graphs, of which only one runs at a time."""
+        """`pool` is the memory to share with other graphs, of which only one runs at a time. They
+        must all live as long as it is used: torch refuses a pool whose last graph is gone."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -112,17 +110,6 @@ class CudaGraph:
     def replay(self) -> Tensor:
         self._graph.replay()
         return self._output
-
-
-class CudaRecorder:
-    """Records graphs that share one memory pool. They must all live as long as it is used: torch
-    refuses a pool whose last graph is gone."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, function: Callable[[], Tensor]) -> Recorded:
-        return CudaGraph(function, self._pool)
 
 
 class PlainReplay:

@@ -6,7 +6,7 @@ the Kubernetes inference gateway read are given as aliases.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -62,11 +62,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...], str | None]] = {
     "step_seconds": ("Time of one step", SECONDS, None),
     "step_tokens": ("Tokens in one step", TOKENS, "vllm:iteration_tokens_total"),
     "queue_seconds": ("Wait before admission", SECONDS, "vllm:request_queue_time_seconds"),
-    "first_token_seconds": (
-        "Arrival to first token",
-        SECONDS,
-        "vllm:time_to_first_token_seconds",
-    ),
+    "first_token_seconds": ("Arrival to first token", SECONDS, "vllm:time_to_first_token_seconds"),
     "inter_token_seconds": (
         "Between tokens of a choice",
         SECONDS,
@@ -109,6 +105,9 @@ class Metrics:
         self.refused[code] = self.refused.get(code, 0) + 1
 
 
+Sample = tuple[str, Mapping[str, str], float]  # what follows the family's name, labels, value
+
+
 def render(
     metrics: Metrics,
     gauges: Mapping[str, float],
@@ -118,57 +117,47 @@ def render(
 ) -> str:
     """Prometheus text format 0.0.4. `lora` has vLLM's labels of lora_requests_info."""
     lines: list[str] = []
-    label = _labels({"model_name": model})
+    own, label = "tollhouse_engine_", {"model_name": model}
+
+    def add(name: str, about: str, kind: str, samples: list[Sample]) -> None:
+        lines.extend((f"# HELP {name} {about}.", f"# TYPE {name} {kind}"))
+        lines.extend(f"{name}{end}{_labels(labels)} {value}" for end, labels, value in samples)
+
     for name, (about, alias) in COUNTERS.items():
-        for full in _names(f"tollhouse_engine_{name}_total", alias):
-            _head(lines, full, about, "counter")
-            lines.append(f"{full}{label} {metrics.counters[name]}")
+        for full in filter(None, (f"{own}{name}_total", alias)):
+            add(full, about, "counter", [("", label, metrics.counters[name])])
     for name, (about, alias) in GAUGES.items():
-        for full in _names(f"tollhouse_engine_{name}", alias):
-            _head(lines, full, about, "gauge")
-            lines.append(f"{full}{label} {gauges.get(name, 0):g}")
+        for full in filter(None, (own + name, alias)):
+            add(full, about, "gauge", [("", label, gauges.get(name, 0))])
     for name, (about, _, alias) in HISTOGRAMS.items():
-        for full in _names(f"tollhouse_engine_{name}", alias):
-            _head(lines, full, about, "histogram")
-            lines.extend(_buckets(full, metrics.histograms[name], model))
+        for full in filter(None, (own + name, alias)):
+            add(full, about, "histogram", _buckets(metrics.histograms[name], label))
     ended = _by("reason", metrics.finished)
-    success = [({"model_name": model, "finished_reason": r["reason"]}, n) for r, n in ended]
+    success: list[Sample] = [
+        ("", label | {"finished_reason": labels["reason"]}, n) for _, labels, n in ended
+    ]
     refused, tokens = _by("code", metrics.refused), _by("adapter", metrics.adapter_tokens)
-    placed = _by("state", adapters_by_state)
-    for name, about, kind, samples in (
-        ("tollhouse_engine_requests_total", "Requests ended, by reason", "counter", ended),
-        ("vllm:request_success_total", "Requests ended, by reason", "counter", success),
-        ("tollhouse_engine_refusals_total", "Requests refused, by code", "counter", refused),
-        ("tollhouse_engine_adapters", "Adapters, by state", "gauge", placed),
-        ("tollhouse_engine_adapter_tokens_total", "Output tokens by adapter", "counter", tokens),
-        ("vllm:lora_requests_info", "Adapters running and waiting", "gauge", [(dict(lora), 1)]),
-    ):
-        _head(lines, name, about, kind)
-        lines.extend(f"{name}{_labels(labels)} {value:g}" for labels, value in samples)
+    add(f"{own}requests_total", "Requests ended, by reason", "counter", ended)
+    add("vllm:request_success_total", "Requests ended, by reason", "counter", success)
+    add(f"{own}refusals_total", "Requests refused, by code", "counter", refused)
+    add(f"{own}adapters", "Adapters, by state", "gauge", _by("state", adapters_by_state))
+    add(f"{own}adapter_tokens_total", "Output tokens by adapter", "counter", tokens)
+    add("vllm:lora_requests_info", "Adapters running and waiting", "gauge", [("", lora, 1)])
     return "\n".join(lines) + "\n"
 
 
-def _names(own: str, alias: str | None) -> tuple[str, ...]:
-    return (own,) if alias is None else (own, alias)
+def _by(label: str, counts: Mapping[str, int]) -> list[Sample]:
+    return [("", {label: name}, count) for name, count in dict(counts).items()]
 
 
-def _head(lines: list[str], name: str, about: str, kind: str) -> None:
-    lines.append(f"# HELP {name} {about}.")
-    lines.append(f"# TYPE {name} {kind}")
-
-
-def _by(label: str, counts: Mapping[str, int]) -> list[tuple[dict[str, str], int]]:
-    return [({label: name}, count) for name, count in dict(counts).items()]
-
-
-def _buckets(name: str, histogram: Histogram, model: str) -> Iterable[str]:
+def _buckets(histogram: Histogram, label: dict[str, str]) -> list[Sample]:
+    samples: list[Sample] = []
     total = 0
     for bound, count in zip((*histogram.bounds, math.inf), histogram.counts, strict=True):
         total += count
         edge = "+Inf" if math.isinf(bound) else f"{bound:g}"
-        yield f"{name}_bucket{_labels({'model_name': model, 'le': edge})} {total}"
-    yield f"{name}_sum{_labels({'model_name': model})} {histogram.sum:g}"
-    yield f"{name}_count{_labels({'model_name': model})} {total}"
+        samples.append(("_bucket", label | {"le": edge}, total))
+    return [*samples, ("_sum", label, histogram.sum), ("_count", label, total)]
 
 
 def _labels(labels: Mapping[str, str]) -> str:

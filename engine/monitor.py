@@ -60,7 +60,7 @@ class Monitor:
 
 def _answer(watched: Watched, path: str) -> tuple[int, str, str]:
     if path == "/metrics":
-        text = watched.engine.metrics_text({"gateways": float(len(watched.gateways))})
+        text = watched.engine.metrics_text({"gateways": len(watched.gateways)})
         return 200, "text/plain; version=0.0.4; charset=utf-8", text
     if path != "/healthz":
         return 404, "text/plain", "this engine has /metrics and /healthz\n"

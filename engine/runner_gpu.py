@@ -13,7 +13,7 @@ from engine.adapters_gpu import GpuAdapters
 from engine.batch import Row, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.gpu_tuning import fastest_tiles
-from engine.graphs import CHUNK_ROWS, CudaRecorder, DecodeGraphs, GraphKey, PlainReplay
+from engine.graphs import CHUNK_ROWS, CudaGraph, DecodeGraphs, GraphKey, PlainReplay
 from engine.kernels.attention_launch import Partials, choose_splits, most_partials
 from engine.kernels.model import KernelModel
 from engine.kernels.sequence_rows import SequenceRows
@@ -73,7 +73,9 @@ class GpuRunner(ModelRunner):
         self._graphs = DecodeGraphs(
             config.max_running,
             config.max_adapter_slots,
-            CudaRecorder() if device.type == "cuda" else PlainReplay,
+            partial(CudaGraph, pool=torch.cuda.graph_pool_handle())
+            if device.type == "cuda"
+            else PlainReplay,
         )
         self._greedy: dict[int, bool] = {}  # by sequence: nothing but an argmax is asked
 
@@ -134,19 +136,26 @@ class GpuRunner(ModelRunner):
             self._tables[where[0], where[1]] = where[2].int()
         step = host_step(decodes, prefills, places, self.pool.block_size)
         step = self.adapters.add_to(step, rows)
+        key = self._graph_for(step)
+        if key is None:
+            sent = self._send(step)
+            return self._compute(sent), sent.sampled_rows
         count = len(step.sampled)
-        if prefills or not count:
-            sent = self._send(step)
-            return self._compute(sent), sent.sampled_rows
-        lora = step.lora
-        active = 0 if lora is None else len({slot for slot, _, _ in lora.chunks.tolist()})
-        key = self._graphs.key(len(rows), active, 0 if lora is None else lora.most_rank)
-        if key is None or (lora is not None and lora.chunk_rows != CHUNK_ROWS):
-            sent = self._send(step)
-            return self._compute(sent), sent.sampled_rows
         sent = self._send(self._graphs.fit(step, key))
         logits = self._graphs.run(key, sent, self._compute)
         return logits[:count], sent.sampled_rows[:count]
+
+    def _graph_for(self, step: HostStep) -> GraphKey | None:
+        """The graph that a step is replayed by, if it only decodes and one is large enough."""
+        if step.decodes < len(step.table_rows) or not len(step.sampled):
+            return None
+        lora = step.lora
+        if lora is None:
+            return self._graphs.key(step.decodes, 0, 0)
+        if lora.chunk_rows != CHUNK_ROWS:
+            return None
+        active = len({slot for slot, _, _ in lora.chunks.tolist()})
+        return self._graphs.key(step.decodes, active, lora.most_rank)
 
     def _compute(self, step: DeviceStep) -> Tensor:
         return self._forward(step, self._last)

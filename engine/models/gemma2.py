@@ -1,22 +1,22 @@
 """Gemma 2: soft caps, alternating windows, norms before and after each half, scaled embeddings."""
 
+from dataclasses import replace
 from typing import Any
 
-from engine.models.spec import ModelSpec, base_fields, layer_windows
+from engine.models.spec import ModelSpec, base_spec, layer_windows
 
 ARCHITECTURE = "Gemma2ForCausalLM"
 
 
 def spec(raw: dict[str, Any]) -> ModelSpec:
-    base = base_fields(raw | {"tie_word_embeddings": raw.get("tie_word_embeddings", True)})
-    scalar = raw.get("query_pre_attn_scalar", base["head_dim"])
-    fields = {
-        "windows": layer_windows(raw, [layer % 2 == 0 for layer in range(base["layers"])]),
-        "query_scale": scalar**-0.5,
-        "unit_offset_norm": True,
-        "sandwich_norm": True,
-        "embedding_scale": base["hidden"] ** 0.5,
-        "attention_cap": raw.get("attn_logit_softcapping"),
-        "logit_cap": raw.get("final_logit_softcapping"),
-    }
-    return ModelSpec(**(base | fields))
+    base = base_spec(raw | {"tie_word_embeddings": raw.get("tie_word_embeddings", True)})
+    return replace(
+        base,
+        windows=layer_windows(raw, [layer % 2 == 0 for layer in range(base.layers)]),
+        query_scale=raw.get("query_pre_attn_scalar", base.head_dim) ** -0.5,
+        unit_offset_norm=True,
+        sandwich_norm=True,
+        embedding_scale=base.hidden**0.5,
+        attention_cap=raw.get("attn_logit_softcapping"),
+        logit_cap=raw.get("final_logit_softcapping"),
+    )

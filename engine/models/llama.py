@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from engine.models.spec import ModelSpec, base_fields
+from engine.models.spec import ModelSpec, base_spec
 
 ARCHITECTURE = "LlamaForCausalLM"
 
 
 def spec(raw: dict[str, Any]) -> ModelSpec:
-    return ModelSpec(**base_fields(raw))
+    return base_spec(raw)

@@ -1,17 +1,18 @@
 """Qwen2 and 2.5: biases on query, key and value; an optional window on the upper layers."""
 
+from dataclasses import replace
 from typing import Any
 
-from engine.models.spec import ModelSpec, base_fields, layer_windows
+from engine.models.spec import ModelSpec, base_spec, layer_windows
 
 ARCHITECTURE = "Qwen2ForCausalLM"
 
 
 def spec(raw: dict[str, Any]) -> ModelSpec:
-    return ModelSpec(**(base_fields(raw) | {"windows": upper_layer_windows(raw)}))
+    return replace(base_spec(raw), windows=_upper_layer_windows(raw))
 
 
-def upper_layer_windows(raw: dict[str, Any]) -> tuple[int | None, ...]:
+def _upper_layer_windows(raw: dict[str, Any]) -> tuple[int | None, ...]:
     """Qwen slides from layer `max_window_layers` up, and only when `use_sliding_window` says so."""
     layers: int = raw["num_hidden_layers"]
     if not raw.get("use_sliding_window", False) or raw.get("sliding_window") is None:

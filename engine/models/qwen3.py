@@ -1,13 +1,13 @@
 """Qwen3: no biases; each query and key head is normed before the rotation."""
 
+from dataclasses import replace
 from typing import Any
 
-from engine.models.qwen2 import upper_layer_windows
-from engine.models.spec import ModelSpec, base_fields
+from engine.models import qwen2
+from engine.models.spec import ModelSpec
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 
 
 def spec(raw: dict[str, Any]) -> ModelSpec:
-    fields = {"windows": upper_layer_windows(raw), "head_norm": True}
-    return ModelSpec(**(base_fields(raw) | fields))
+    return replace(qwen2.spec(raw), head_norm=True)

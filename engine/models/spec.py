@@ -28,7 +28,6 @@ class AttentionShape:
 class ModelSpec:
     """A decoder's shape. `windows` holds each layer's sliding window in tokens, or None."""
 
-    family: str
     hidden: int
     layers: int
     heads: int
@@ -63,8 +62,8 @@ class ModelSpec:
         return AttentionShape(self.query_scale, self.windows[layer] or 0, self.attention_cap or 0.0)
 
 
-def base_fields(raw: dict[str, Any]) -> dict[str, Any]:
-    """The fields that every family reads in the same way."""
+def base_spec(raw: dict[str, Any]) -> ModelSpec:
+    """What every family reads in the same way; the rest is as the plainest has it."""
     heads = _positive(raw, "num_attention_heads")
     kv_heads = _positive(raw, "num_key_value_heads", heads)
     hidden = _positive(raw, "hidden_size")
@@ -77,24 +76,23 @@ def base_fields(raw: dict[str, Any]) -> dict[str, Any]:
     if head_dim % 2:
         raise CheckpointError(f"config.json: head_dim is {head_dim}: rotary needs an even size")
     layers = _positive(raw, "num_hidden_layers")
-    return {
-        "family": raw["model_type"],
-        "hidden": hidden,
-        "layers": layers,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "intermediate": _positive(raw, "intermediate_size"),
-        "vocab": _positive(raw, "vocab_size"),
-        "context": _positive(raw, "max_position_embeddings"),
-        "eps": float(raw.get("rms_norm_eps", 1e-6)),
-        "tied": bool(raw.get("tie_word_embeddings", False)),
-        "eos": eos_ids(raw.get("eos_token_id")),
-        "rope": _rope(raw),
-        "windows": (None,) * layers,
-        "activation": _activation(raw),
-        "query_scale": head_dim**-0.5,
-    }
+    return ModelSpec(
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=_positive(raw, "intermediate_size"),
+        vocab=_positive(raw, "vocab_size"),
+        context=_positive(raw, "max_position_embeddings"),
+        eps=float(raw.get("rms_norm_eps", 1e-6)),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        eos=eos_ids(raw.get("eos_token_id")),
+        rope=_rope(raw),
+        windows=(None,) * layers,
+        activation=_activation(raw),
+        query_scale=head_dim**-0.5,
+    )
 
 
 def layer_windows(raw: dict[str, Any], default: list[bool]) -> tuple[int | None, ...]:
