@@ -3,7 +3,6 @@
 absent -> host -> loading -> resident -> draining -> host -> absent.
 """
 
-from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,8 +52,6 @@ class Adapter:
     users: int = 0  # running sequences on the handle
     accepted: int = 0  # requests taken and not over: they may still need it
     retired: bool = False  # unloaded by a gateway: no new requests
-    reading: "Future[AdapterState] | None" = None
-    reading_since: int = 0  # the registry's count of drops when the read began
     failure: str = ""
     generation: int = 0
     last_used: int = 0

@@ -7,6 +7,8 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 
 from engine.adapter import Adapter, Lack, Place
 from engine.batch import AdapterHandle, Runner
@@ -21,6 +23,16 @@ log = logging.getLogger("tollhouse.engine")
 OWNER = "\x00adapters"  # the pool's name for what adapters hold; never a tenant
 
 Submit = Callable[[Callable[[], AdapterState]], "Future[AdapterState]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An adapter on its way from disk to host memory."""
+
+    path: str
+    future: "Future[AdapterState]"
+    drops: int  # the registry's, when it began
+    then: Callable[["Future[AdapterState]"], None]
 
 
 def read_now(work: Callable[[], AdapterState]) -> "Future[AdapterState]":
@@ -54,17 +66,24 @@ class Adapters:
         self._hosted_bytes = 0
         self._drain_s = config.adapter_drain_s
         self._submit = submit
-        self._reading: dict[str, Adapter] = {}
+        self._reads: list[Read] = []
+        self._reading: dict[str, Adapter] = {}  # absent ones that a request waits for
         self._failed: list[Adapter] = []
         self._wanted: dict[str, float] = {}  # digest -> since when a request has lacked a slot
         self._spared: Adapter | None = None
         self._uses = 0
         self._told: dict[str, tuple[Place, int, str]] = {}
-        self._dropped: dict[str, int] = {}  # digest -> `drops` when its host copy last went
-        self.drops = 0
+        self._dropped: dict[str, int] = {}  # digest -> `_drops` when its host copy last went
+        self._drops = 0
         self.known: dict[str, Adapter] = {}
 
     # Registration.
+
+    def read(self, path: str, then: Callable[["Future[AdapterState]"], None]) -> None:
+        """Bring a PEFT directory to host memory beside the loop; a later `poll` gives `then` the
+        outcome."""
+        future = self._submit(lambda: self._runner.register_adapter(path))
+        self._reads.append(Read(path, future, self._drops, then))
 
     def register(self, path: str, state: AdapterState) -> Adapter:
         """Record what the runner has just read from `path` into host memory."""
@@ -78,10 +97,6 @@ class Adapters:
         if adapter.place is Place.ABSENT:
             self._come_to_host(adapter)
         return adapter
-
-    def outdated(self, digest: str, drops_before: int) -> bool:
-        """Whether the host copy went after a read of it began: the read must be made again."""
-        return self._dropped.get(digest, 0) > drops_before
 
     def find(self, digest: str) -> Adapter:
         """One that new requests may use."""
@@ -123,7 +138,7 @@ class Adapters:
         adapter = self.known[digest]
         if adapter.place is Place.RESIDENT:
             return True
-        return slot_to_have and adapter.place is not Place.DRAINING and adapter.reading is None
+        return slot_to_have and adapter.place is not Place.DRAINING and digest not in self._reading
 
     def acquire(self, digest: str, spare: int, force: bool = False) -> AdapterHandle | Lack:
         """A handle for one more sequence, loading the weights if needed.
@@ -168,7 +183,7 @@ class Adapters:
         beside those that other requests wait for."""
         self._wanted.setdefault(digest, now)
         adapter = self.known[digest]
-        if adapter.place is Place.ABSENT and adapter.reading is None:
+        if adapter.place is Place.ABSENT and digest not in self._reading:
             kept = [a for a in self._hosted.values() if a.accepted or a.place is not Place.HOST]
             coming = [*kept, *self._reading.values(), adapter]
             if sum(a.bytes for a in coming) <= self._host_bytes:
@@ -198,8 +213,12 @@ class Adapters:
 
     def poll(self) -> list[Adapter]:
         """Take in finished host reads; returns the adapters that could not be read or loaded."""
-        for adapter in [a for a in self._reading.values() if a.reading and a.reading.done()]:
-            self._take_in(adapter)
+        for read in [read for read in self._reads if read.future.done()]:
+            self._reads.remove(read)
+            if self._outdated(read):
+                self.read(read.path, read.then)
+            else:
+                read.then(read.future)
         failed, self._failed = self._failed, []
         return failed
 
@@ -207,7 +226,7 @@ class Adapters:
 
     @property
     def reading(self) -> bool:
-        return bool(self._reading)
+        return bool(self._reads)
 
     def states(self) -> list[AdapterState]:
         return [a.state() for a in list(self.known.values())]
@@ -308,7 +327,12 @@ class Adapters:
 
     def _bury(self, adapter: Adapter) -> None:
         """A retired adapter goes when the last request that was taken for it is over."""
-        if not adapter.retired or adapter.accepted or adapter.users or adapter.reading:
+        if (
+            not adapter.retired
+            or adapter.accepted
+            or adapter.users
+            or adapter.digest in self._reading
+        ):
             return
         if adapter.place is Place.RESIDENT:
             self._drain(adapter)
@@ -320,16 +344,18 @@ class Adapters:
     # Host memory.
 
     def _read(self, adapter: Adapter) -> None:
-        if adapter.reading is None:
-            adapter.reading = self._submit(lambda: self._runner.register_adapter(adapter.path))
-            adapter.reading_since = self.drops
+        if adapter.digest not in self._reading:
             self._reading[adapter.digest] = adapter
+            self.read(adapter.path, partial(self._take_in, adapter))
 
-    def _take_in(self, adapter: Adapter) -> None:
-        future, adapter.reading = adapter.reading, None
+    def _outdated(self, read: Read) -> bool:
+        """Whether the host copy went after a read of it began: the read must be made again."""
+        if read.future.exception() is not None:
+            return False
+        return self._dropped.get(read.future.result().digest, 0) > read.drops
+
+    def _take_in(self, adapter: Adapter, future: "Future[AdapterState]") -> None:
         del self._reading[adapter.digest]
-        if future is None:
-            return
         error = future.exception()
         if error is not None:
             self._fail(adapter, str(error))
@@ -338,9 +364,6 @@ class Adapters:
                 self._runner.drop_adapter(future.result().digest)
             self._fail(adapter, f"{adapter.path} now holds other weights: load it again")
         elif adapter.place is Place.ABSENT:  # else a gateway loaded it meanwhile
-            if self.outdated(adapter.digest, adapter.reading_since):
-                self._read(adapter)
-                return
             adapter.failure = ""
             self._come_to_host(adapter)
         self._bury(adapter)
@@ -361,8 +384,8 @@ class Adapters:
         self._runner.drop_adapter(adapter.digest)
         del self._hosted[adapter.digest]
         self._hosted_bytes -= adapter.bytes
-        self.drops += 1
-        self._dropped[adapter.digest] = self.drops
+        self._drops += 1
+        self._dropped[adapter.digest] = self._drops
         adapter.move(Place.ABSENT)
 
     def _trim_host(self) -> None:

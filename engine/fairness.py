@@ -49,9 +49,6 @@ class FairOrder:
         self._entry: dict[str, int] = {}  # tenant -> serial of its one valid heap entry
         self._serial = itertools.count()
 
-    def __contains__(self, tenant: str) -> bool:
-        return tenant in self._entry
-
     def __len__(self) -> int:
         return len(self._entry)
 

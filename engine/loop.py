@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from engine.adapter import Adapter
 from engine.adapters import Adapters, Submit, read_now
 from engine.batch import Runner
 from engine.blocks import BlockPool
@@ -140,40 +139,29 @@ class Engine:
         ids = [i for i, r in self.requests.items() if r.origin == origin]
         return sum(self.abort(request_id) for request_id in ids)
 
-    def read_adapter(self, path: str) -> AdapterState:
-        """The slow half of a load: from disk to host memory. May run in another thread."""
-        if not self.config.enable_lora:
-            raise AdapterError("lora_disabled", "this engine was started without adapters")
-        state = self._runner.register_adapter(path)
-        if state.rank > self.config.max_lora_rank:
-            self._runner.drop_adapter(state.digest)
-            raise AdapterError(
-                "adapter_rank",
-                f"{path} has rank {state.rank}, the most is {self.config.max_lora_rank}",
-            )
-        return state
-
-    def add_adapter(self, path: str, state: AdapterState, drops_before: int) -> AdapterState | None:
-        """The quick half: make a read adapter known. `drops_before` is `adapters.drops` from before
-        the read; None when the copy was dropped since: read again."""
-        if self.adapters.outdated(state.digest, drops_before):
-            return None
+    def add_adapter(self, path: str, state: AdapterState) -> AdapterState:
+        """Make an adapter known that `adapters.read` brought to host memory. Raises AdapterError."""
         need = self._runner.adapter_blocks(state.digest)
-        if need >= self.pool.num_blocks:
-            self._runner.drop_adapter(state.digest)
-            raise AdapterError(
+        refusal = None
+        if not self.config.enable_lora:
+            refusal = "lora_disabled", "this engine was started without adapters"
+        elif state.rank > self.config.max_lora_rank:
+            most = self.config.max_lora_rank
+            refusal = "adapter_rank", f"{path} has rank {state.rank}, the most is {most}"
+        elif need >= self.pool.num_blocks:
+            all_blocks = self.pool.num_blocks
+            refusal = (
                 "adapter_too_large",
-                f"{path} needs {need} blocks, the engine has {self.pool.num_blocks}",
+                f"{path} needs {need} blocks, the engine has {all_blocks}",
             )
+        if refusal is not None:
+            self._runner.drop_adapter(state.digest)
+            raise AdapterError(*refusal)
         return self.adapters.register(path, state).state()
 
     def load_adapter(self, path: str) -> AdapterState:
-        """Both halves at once, for callers without a loader thread."""
-        drops = self.adapters.drops
-        state = self.add_adapter(path, self.read_adapter(path), drops)
-        if state is None:
-            raise IntegrityError("an adapter went while it was being loaded")
-        return state
+        """Read it and make it known at once, for callers without a loader thread."""
+        return self.add_adapter(path, self._runner.register_adapter(path))
 
     def unload_adapter(self, digest: str) -> AdapterState:
         return self.adapters.retire(digest)
@@ -189,7 +177,7 @@ class Engine:
         """Run one step. False when nothing could run: wait for a message, a read or a deadline."""
         now = self._clock()
         self._expire(now)
-        self._fail_unreadable(now)
+        self.poll()
         flight = self._launch(now)
         if flight is None and self._flight is None:
             return False
@@ -198,6 +186,15 @@ class Engine:
         if flight is not None:
             self._collect(flight)
         return True
+
+    def poll(self) -> None:
+        """Take in adapters that were read; requests whose adapter could not be had end."""
+        for adapter in self.adapters.poll():
+            for request in list(self.requests.values()):
+                if request.ask.adapter == adapter.digest and request.open:
+                    self._results.end_request(
+                        request, FinishReason.ERROR, self._clock(), adapter.failure
+                    )
 
     def take_outboxes(self) -> dict[str, Outbox]:
         """Everything for the gateways since the last call; ended requests are let go."""
@@ -278,15 +275,6 @@ class Engine:
                 self._results.end_request(
                     request, FinishReason.DEADLINE, now, f"{request.ask.deadline_s} s passed"
                 )
-
-    def _fail_unreadable(self, now: float) -> None:
-        for adapter in self.adapters.poll():
-            self._end_all_of(adapter, now)
-
-    def _end_all_of(self, adapter: Adapter, now: float) -> None:
-        for request in list(self.requests.values()):
-            if request.ask.adapter == adapter.digest and request.open:
-                self._results.end_request(request, FinishReason.ERROR, now, adapter.failure)
 
     # What is known from outside.
 

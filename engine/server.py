@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import zmq
@@ -44,7 +45,6 @@ class Server:
         self.address = self._listener.address
         self.gateways = Gateways(self._socket)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter-loader")
-        self._loads: list[tuple[str, int, str, Future[AdapterState], int]] = []
         self._step = 0
         self._next_beat = 0.0
         self._stop_by: float | None = None
@@ -85,7 +85,7 @@ class Server:
     def turn(self) -> None:
         """Messages, one step, answers, timers; sleeps when there is nothing to do."""
         quiet = not self._receive(self._patience())
-        self._finish_loads()
+        self.engine.poll()
         stepped = self.engine.busy and self.engine.step()
         self._send_outputs()
         self._keep_time()
@@ -120,7 +120,7 @@ class Server:
         """Seconds to wait for a message now."""
         if self.engine.busy:
             return READ_POLL_S if self._stuck else 0.0
-        if self._loads or self.engine.adapters.reading:
+        if self.engine.adapters.reading:
             return READ_POLL_S
         return min(IDLE_S, max(0.0, self._next_beat - time.monotonic()))
 
@@ -170,7 +170,8 @@ class Server:
             case wire.Acknowledge(request_ids):
                 self.engine.receipts.acknowledge(request_ids)
             case wire.LoadAdapter(call, path):
-                self._start_load(gateway.gateway_id, call, path)
+                then = partial(self._loaded, gateway.gateway_id, call, path)
+                self.engine.adapters.read(path, then)
             case wire.UnloadAdapter(call, digest):
                 self._unload(gateway, call, digest)
             case wire.LookUp(call, request_ids):
@@ -243,28 +244,17 @@ class Server:
         under_way = [i for i in request_ids if i in self.engine.requests and i not in done]
         self.gateways.send(gateway, wire.LookUpReply(call, found, under_way))
 
-    def _start_load(self, gateway_id: str, call: int, path: str) -> None:
-        future = self._loader.submit(self.engine.read_adapter, path)
-        self._loads.append((gateway_id, call, path, future, self.engine.adapters.drops))
-
-    def _finish_loads(self) -> None:
-        for load in [entry for entry in self._loads if entry[3].done()]:
-            self._loads.remove(load)
-            gateway_id, call, path, future, drops_before = load
-            try:
-                state = self.engine.add_adapter(path, future.result(), drops_before)
-                if state is None:
-                    self._start_load(gateway_id, call, path)
-                    continue
-                reply = wire.AdapterReply(call, state)
-            except EngineError as error:
-                reply = wire.AdapterReply(call, None, error.code, error.message)
-            except Exception as error:
-                log.exception("reading the adapter in %s failed", path)
-                reply = wire.AdapterReply(call, None, "adapter_unreadable", f"{path}: {error}")
-            gateway = self.gateways.named(gateway_id)
-            if gateway is not None:
-                self.gateways.send(gateway, reply)
+    def _loaded(self, gateway_id: str, call: int, path: str, read: "Future[AdapterState]") -> None:
+        try:
+            reply = wire.AdapterReply(call, self.engine.add_adapter(path, read.result()))
+        except EngineError as error:
+            reply = wire.AdapterReply(call, None, error.code, error.message)
+        except Exception as error:
+            log.exception("reading the adapter in %s failed", path)
+            reply = wire.AdapterReply(call, None, "adapter_unreadable", f"{path}: {error}")
+        gateway = self.gateways.named(gateway_id)
+        if gateway is not None:
+            self.gateways.send(gateway, reply)
 
     def _send_outputs(self) -> None:
         self._step += 1
