@@ -1,13 +1,11 @@
-"""Which adapters are known, where their weights are, and who uses them. No torch: the runner moves
-the bytes, the block pool gives the memory.
+"""Which adapters are known, which are on the device, and who uses them. No torch: the runner moves
+the bytes, the block pool gives the memory, `host_tier.py` keeps the copies that are not in use.
 """
 
 import logging
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 
 from engine.adapter import Adapter, Lack, Place
@@ -15,6 +13,7 @@ from engine.batch import AdapterHandle, Runner
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError
+from engine.host_tier import HostTier, Submit
 from engine.metrics import Metrics
 from engine.protocol import AdapterState
 
@@ -22,31 +21,9 @@ log = logging.getLogger("tollhouse.engine")
 
 OWNER = "\x00adapters"  # the pool's name for what adapters hold; never a tenant
 
-Submit = Callable[[Callable[[], AdapterState]], "Future[AdapterState]"]
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """An adapter on its way from disk to host memory."""
-
-    path: str
-    future: "Future[AdapterState]"
-    drops: int  # the registry's, when it began
-    then: Callable[["Future[AdapterState]"], None]
-
-
-def read_now(work: Callable[[], AdapterState]) -> "Future[AdapterState]":
-    """Host reads without a thread: for simulations and tests."""
-    future: Future[AdapterState] = Future()
-    try:
-        future.set_result(work())
-    except Exception as error:
-        future.set_exception(error)
-    return future
-
 
 class Adapters:
-    """The registry: host copies within a budget of bytes, device slots within the block pool."""
+    """The registry, and the device slots within the block pool."""
 
     def __init__(
         self,
@@ -61,29 +38,15 @@ class Adapters:
         self._metrics = metrics
         self._slots: list[Adapter | None] = [None] * config.max_adapter_slots
         self._generations = [0] * config.max_adapter_slots
-        self._host_bytes = config.host_adapter_bytes
-        self._hosted: OrderedDict[str, Adapter] = OrderedDict()  # not absent; oldest use first
-        self._hosted_bytes = 0
         self._drain_s = config.adapter_drain_s
-        self._submit = submit
-        self._reads: list[Read] = []
         self._reading: dict[str, Adapter] = {}  # absent ones that a request waits for
         self._failed: list[Adapter] = []
         self._wanted: dict[str, float] = {}  # digest -> since when a request has lacked a slot
-        self._spared: Adapter | None = None
-        self._uses = 0
         self._told: dict[str, tuple[Place, int, str]] = {}
-        self._dropped: dict[str, int] = {}  # digest -> `_drops` when its host copy last went
-        self._drops = 0
+        self.host = HostTier(runner, config.host_adapter_bytes, submit)
         self.known: dict[str, Adapter] = {}
 
     # Registration.
-
-    def read(self, path: str, then: Callable[["Future[AdapterState]"], None]) -> None:
-        """Bring a PEFT directory to host memory beside the loop; a later `poll` gives `then` the
-        outcome."""
-        future = self._submit(lambda: self._runner.register_adapter(path))
-        self._reads.append(Read(path, future, self._drops, then))
 
     def register(self, path: str, state: AdapterState) -> Adapter:
         """Record what the runner has just read from `path` into host memory."""
@@ -95,7 +58,7 @@ class Adapters:
             self.known[state.digest] = adapter
         adapter.path, adapter.retired, adapter.failure = path, False, ""
         if adapter.place is Place.ABSENT:
-            self._come_to_host(adapter)
+            self.host.take(adapter)
         return adapter
 
     def find(self, digest: str) -> Adapter:
@@ -155,7 +118,7 @@ class Adapters:
             raise IntegrityError(f"adapter {digest[:12]} is resident without a slot")
         adapter.users += 1
         self._wanted.pop(digest, None)
-        self._touch(adapter)
+        self.host.touch(adapter)
         return adapter.handle
 
     def hold(self, handle: AdapterHandle) -> None:
@@ -183,11 +146,9 @@ class Adapters:
         beside those that other requests wait for."""
         self._wanted.setdefault(digest, now)
         adapter = self.known[digest]
-        if adapter.place is Place.ABSENT and digest not in self._reading:
-            kept = [a for a in self._hosted.values() if a.accepted or a.place is not Place.HOST]
-            coming = [*kept, *self._reading.values(), adapter]
-            if sum(a.bytes for a in coming) <= self._host_bytes:
-                self._read(adapter)
+        unread = adapter.place is Place.ABSENT and digest not in self._reading
+        if unread and self.host.has_room((*self._reading.values(), adapter)):
+            self._read(adapter)
 
     def drain_for_waiting(self, now: float) -> None:
         """For every adapter that was wanted long enough, one is drained (half of them at most at
@@ -213,20 +174,11 @@ class Adapters:
 
     def poll(self) -> list[Adapter]:
         """Take in finished host reads; returns the adapters that could not be read or loaded."""
-        for read in [read for read in self._reads if read.future.done()]:
-            self._reads.remove(read)
-            if self._outdated(read):
-                self.read(read.path, read.then)
-            else:
-                read.then(read.future)
+        self.host.poll()
         failed, self._failed = self._failed, []
         return failed
 
     # What is known from outside.
-
-    @property
-    def reading(self) -> bool:
-        return bool(self._reads)
 
     def states(self) -> list[AdapterState]:
         return [a.state() for a in list(self.known.values())]
@@ -263,10 +215,7 @@ class Adapters:
             in_slot = adapter.place in (Place.RESIDENT, Place.DRAINING)
             if in_slot != (adapter.handle is not None) or in_slot != (adapter in self._slots):
                 raise IntegrityError(f"adapter {name} is {adapter.place} wrongly")
-            if (adapter.place is Place.ABSENT) == (adapter.digest in self._hosted):
-                raise IntegrityError(f"adapter {name} is {adapter.place}, the host tier disagrees")
-        if self._hosted_bytes != sum(a.bytes for a in self._hosted.values()):
-            raise IntegrityError("the host tier miscounts its bytes")
+        self.host.check_integrity(self.known.values())
 
     # The moves.
 
@@ -276,8 +225,8 @@ class Adapters:
             return Lack.WEIGHTS
         if adapter.place is not Place.HOST:
             return Lack.SLOT
-        self._touch(adapter)
-        self._spared = adapter
+        self.host.touch(adapter)
+        self.host.spared = adapter
         if None not in self._slots and not self.evict_idle():
             return Lack.SLOT
         while self._pool.available(OWNER, force) < adapter.need + spare:
@@ -323,7 +272,7 @@ class Adapters:
         self._slots[handle.slot] = None
         adapter.handle = adapter.blocks = None
         adapter.move(Place.HOST)
-        self._trim_host()
+        self.host.trim()
 
     def _bury(self, adapter: Adapter) -> None:
         """A retired adapter goes when the last request that was taken for it is over."""
@@ -337,22 +286,16 @@ class Adapters:
         if adapter.place is Place.RESIDENT:
             self._drain(adapter)
         if adapter.place is Place.HOST:
-            self._leave_host(adapter)
+            self.host.drop(adapter)
         self.known.pop(adapter.digest, None)
         self._wanted.pop(adapter.digest, None)
 
-    # Host memory.
+    # Reading.
 
     def _read(self, adapter: Adapter) -> None:
         if adapter.digest not in self._reading:
             self._reading[adapter.digest] = adapter
-            self.read(adapter.path, partial(self._take_in, adapter))
-
-    def _outdated(self, read: Read) -> bool:
-        """Whether the host copy went after a read of it began: the read must be made again."""
-        if read.future.exception() is not None:
-            return False
-        return self._dropped.get(read.future.result().digest, 0) > read.drops
+            self.host.read(adapter.path, partial(self._take_in, adapter))
 
     def _take_in(self, adapter: Adapter, future: "Future[AdapterState]") -> None:
         del self._reading[adapter.digest]
@@ -365,45 +308,12 @@ class Adapters:
             self._fail(adapter, f"{adapter.path} now holds other weights: load it again")
         elif adapter.place is Place.ABSENT:  # else a gateway loaded it meanwhile
             adapter.failure = ""
-            self._come_to_host(adapter)
+            self.host.take(adapter)
         self._bury(adapter)
 
     def _fail(self, adapter: Adapter, why: str) -> None:
         adapter.failure = why
         self._failed.append(adapter)
-
-    def _come_to_host(self, adapter: Adapter) -> None:
-        adapter.move(Place.HOST)
-        self._hosted[adapter.digest] = adapter
-        self._hosted_bytes += adapter.bytes
-        self._touch(adapter)
-        self._spared = adapter
-        self._trim_host()
-
-    def _leave_host(self, adapter: Adapter) -> None:
-        self._runner.drop_adapter(adapter.digest)
-        del self._hosted[adapter.digest]
-        self._hosted_bytes -= adapter.bytes
-        self._drops += 1
-        self._dropped[adapter.digest] = self._drops
-        adapter.move(Place.ABSENT)
-
-    def _trim_host(self) -> None:
-        """Host memory is bounded: the least recently used copies go, first those that no request
-        waits for; their paths stay known. The one that is about to be used stays, even where the
-        budget is below one adapter."""
-        if self._hosted_bytes <= self._host_bytes:
-            return
-        for adapter in sorted(self._hosted.values(), key=lambda a: a.accepted > 0):
-            if adapter.place is Place.HOST and adapter is not self._spared:
-                self._leave_host(adapter)
-            if self._hosted_bytes <= self._host_bytes:
-                return
-
-    def _touch(self, adapter: Adapter) -> None:
-        self._uses += 1
-        adapter.last_used = self._uses
-        self._hosted.move_to_end(adapter.digest)
 
     def _of(self, handle: AdapterHandle) -> Adapter:
         self.check(handle)

@@ -6,12 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from engine.adapters import Adapters, Submit, read_now
+from engine.adapters import Adapters
 from engine.batch import Runner
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError, RequestError
 from engine.fairness import Levels
+from engine.host_tier import Submit, read_now
 from engine.metrics import Metrics, render
 from engine.prefix import PUBLIC, PrefixNames
 from engine.protocol import (
@@ -140,7 +141,7 @@ class Engine:
         return sum(self.abort(request_id) for request_id in ids)
 
     def add_adapter(self, path: str, state: AdapterState) -> AdapterState:
-        """Make an adapter known that `adapters.read` brought to host memory. Raises AdapterError."""
+        """Make an adapter known that `adapters.host.read` brought to host memory. Raises AdapterError."""
         need = self._runner.adapter_blocks(state.digest)
         refusal = None
         if not self.config.enable_lora:

@@ -120,7 +120,7 @@ class Server:
         """Seconds to wait for a message now."""
         if self.engine.busy:
             return READ_POLL_S if self._stuck else 0.0
-        if self.engine.adapters.reading:
+        if self.engine.adapters.host.reading:
             return READ_POLL_S
         return min(IDLE_S, max(0.0, self._next_beat - time.monotonic()))
 
@@ -171,7 +171,7 @@ class Server:
                 self.engine.receipts.acknowledge(request_ids)
             case wire.LoadAdapter(call, path):
                 then = partial(self._loaded, gateway.gateway_id, call, path)
-                self.engine.adapters.read(path, then)
+                self.engine.adapters.host.read(path, then)
             case wire.UnloadAdapter(call, digest):
                 self._unload(gateway, call, digest)
             case wire.LookUp(call, request_ids):

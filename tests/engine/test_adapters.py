@@ -137,7 +137,7 @@ def test_a_slow_read_holds_up_nobody_else(tmp_path: Path) -> None:
         return future
 
     engine = make_engine(make_config(max_adapter_slots=1, host_adapter_bytes=300))
-    engine.adapters._submit = later
+    engine.adapters.host._submit = later
     first, second = load(engine, tmp_path, "first", "second")
     engine.submit(ask("slow", [1, 2], adapter=first), "g")
     engine.submit(ask("base", [1, 2]), "g")

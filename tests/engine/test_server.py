@@ -304,8 +304,8 @@ def test_a_read_from_disk_does_not_slow_the_steps_of_others() -> None:
     config = make_config(listen="tcp://127.0.0.1:0")
     server = Server(config, FakeRunner(config))
     try:
-        server.engine.adapters._submit = lambda work: Future()
-        server.engine.adapters.read("path", lambda future: None)
+        server.engine.adapters.host._submit = lambda work: Future()
+        server.engine.adapters.host.read("path", lambda future: None)
         assert server._patience() > 0
         server.engine.submit(ask("r", [1, 2], max_tokens=50), "g")
         server.turn()
