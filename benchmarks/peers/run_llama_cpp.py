@@ -1,13 +1,11 @@
 """llama.cpp on the work in bf16, or f16 where the processor lacks it, all in one batch, greedy.
 
 By its C interface; the checkpoint is written to GGUF first. Its adapters are set for a whole batch,
-so the mixed batch is not run. Stands alone: it runs in an environment without this project. Prints
-rates as JSON.
+so the mixed batch is not run. Stands alone: it runs in an environment without this project.
 """
 
 import ctypes
 import json
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import gguf
 import llama_cpp as lc
 import numpy as np
+from asked import answer
 
 _BATCH = 2048
 
@@ -26,13 +25,14 @@ def main() -> None:
     path = _write_gguf(Path(work["checkpoint"]), "BF16" if work["bfloat16"] else "F16")
     lc.llama_backend_init()
     model = lc.llama_model_load_from_file(str(path).encode(), lc.llama_model_default_params())
-    prompts, repeats = work["prompts"], range(work["repeats"])
+    prompts = work["prompts"]
     _rate(model, work, prompts[:2])
-    found = {
-        "base": statistics.median(_rate(model, work, prompts) for _ in repeats),
-        "one": statistics.median(_rate(model, work, prompts[:1]) for _ in repeats),
-    }
-    print(json.dumps(found))
+    answer(
+        {
+            "base": lambda: _rate(model, work, prompts),
+            "one": lambda: _rate(model, work, prompts[:1]),
+        }
+    )
 
 
 def _rate(model: Any, work: dict[str, Any], prompts: list[list[int]]) -> float:

@@ -1,14 +1,14 @@
-"""`transformers` on the work: one static batch through `generate`. Prints rates as JSON.
+"""`transformers` on the work: one static batch through `generate`.
 
 Stands alone: it runs in an environment without this project.
 """
 
 import json
-import statistics
 import sys
 import time
 
 import torch
+from asked import answer
 from transformers import AutoModelForCausalLM
 
 
@@ -35,12 +35,9 @@ def main() -> None:
         assert made.shape[1] == ids.shape[1] + output
         return len(asked) * output / spent
 
-    def measure(asked: list[list[int]]) -> float:
-        return statistics.median(rate(asked) for _ in range(work["repeats"]))
-
     with torch.inference_mode():
         rate(prompts[:1])
-        print(json.dumps({"base": measure(prompts), "one": measure(prompts[:1])}))
+        answer({"base": lambda: rate(prompts), "one": lambda: rate(prompts[:1])})
 
 
 if __name__ == "__main__":

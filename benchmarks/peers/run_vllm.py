@@ -1,4 +1,4 @@
-"""vLLM's CPU build on the work: with LoRA off, then on with four adapters. Prints rates as JSON.
+"""vLLM's CPU build on the work: `base` with LoRA off, or `adapters` with four of them.
 
 Stands alone: it runs in an environment without this project, one process for each engine, since
 an engine holds its memory until its process ends.
@@ -6,27 +6,18 @@ an engine holds its memory until its process ends.
 
 import json
 import os
-import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
+
+from asked import answer
 
 
 def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         work = json.load(file)
-    if len(sys.argv) == 3:
-        print(json.dumps(_base(work) if sys.argv[2] == "base" else _adapters(work)))
-        return
-    found: dict[str, float] = {}
-    for part in ("base", "adapters"):
-        command = [sys.executable, __file__, sys.argv[1], part]
-        ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=3000)
-        lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
-        if ran.returncode == 0 and lines:
-            found |= json.loads(lines[-1])
-    print(json.dumps(found))
+    answer(_base(work) if sys.argv[2] == "base" else _adapters(work))
 
 
 def _engine(work: dict[str, Any], **settings: Any) -> Any:
@@ -65,17 +56,16 @@ def _rate(llm: Any, work: dict[str, Any], prompts: list[list[int]], lora: Any = 
     return count / spent
 
 
-def _base(work: dict[str, Any]) -> dict[str, float]:
+def _base(work: dict[str, Any]) -> dict[str, Callable[[], float]]:
     llm, prompts = _engine(work), work["prompts"]
     _rate(llm, work, prompts[:2])
-    repeats = range(work["repeats"])
     return {
-        "base": statistics.median(_rate(llm, work, prompts) for _ in repeats),
-        "one": statistics.median(_rate(llm, work, prompts[:1]) for _ in repeats),
+        "base": lambda: _rate(llm, work, prompts),
+        "one": lambda: _rate(llm, work, prompts[:1]),
     }
 
 
-def _adapters(work: dict[str, Any]) -> dict[str, float]:
+def _adapters(work: dict[str, Any]) -> dict[str, Callable[[], float]]:
     from vllm.lora.request import LoRARequest
 
     llm = _engine(work, enable_lora=True, max_loras=4, max_lora_rank=16)
@@ -83,8 +73,7 @@ def _adapters(work: dict[str, Any]) -> dict[str, float]:
     prompts = work["prompts"]
     used = [requests[n % 4] for n in range(len(prompts))]
     _rate(llm, work, prompts[:4], used[:4])
-    rates = [_rate(llm, work, prompts, used) for _ in range(max(1, work["repeats"] - 2))]  # minutes
-    return {"lora4": statistics.median(rates)}
+    return {"lora4": lambda: _rate(llm, work, prompts, used)}
 
 
 if __name__ == "__main__":
