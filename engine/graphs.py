@@ -45,7 +45,7 @@ class DecodeGraphs:
         self.sizes = token_sizes(most_tokens)
         self._adapters = sorted({1, *(n for n in (2, 4, 8, 16, 32) if n < slots), max(1, slots)})
         self._record = record
-        self._graphs: dict[GraphKey, tuple[DeviceStep, Recorded]] = {}
+        self._graphs: dict[GraphKey, tuple[list[int], Recorded]] = {}
 
     def key(self, tokens: int, adapters: int, most_rank: int) -> GraphKey | None:
         """None when no graph is that large."""
@@ -76,8 +76,8 @@ class DecodeGraphs:
         held = self._graphs.get(key)
         if held is None:
             log.debug("recording a graph for %s", key)
-            held = self._graphs[key] = step, self._record(lambda: forward(step))
-        elif _addresses(held[0]) != _addresses(step):
+            held = self._graphs[key] = step.addresses, self._record(lambda: forward(step))
+        elif held[0] != step.addresses:
             raise RuntimeError(f"the step's memory moved since the graph for {key} was recorded")
         return held[1].replay()
 
@@ -120,13 +120,3 @@ class PlainReplay:
 
     def replay(self) -> Tensor:
         return self._function()
-
-
-def _addresses(step: DeviceStep) -> list[int]:
-    lora = () if step.lora is None else (step.lora.order, step.lora.chunks)
-    attention = step.attention
-    tensors = (
-        step.tokens, step.rotary.positions, step.rotary.slots, attention.tables,
-        attention.table_rows, attention.seq_lens, attention.cu_q, step.sampled, *lora,
-    )  # fmt: skip
-    return [tensor.data_ptr() for tensor in tensors]

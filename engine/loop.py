@@ -130,7 +130,7 @@ class Engine:
         request = self.requests.get(request_id)
         if request is None or request.settled or not request.open:
             return False
-        if origin is not None and request.origin != origin:
+        if origin not in (None, request.origin):
             return False
         self._results.end_request(request, FinishReason.ABORT, self._clock())
         return True

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from engine.batch import LAST_SAMPLED, Row, Runner, Sampled, StepBatch
+from engine.batch import Runner, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.layers.host_memory import collapse_into_huge_pages, keep_freed_memory
 from engine.layers.lora_slots import LoraSlots
-from engine.layers.step import StepPlanner, ordered
+from engine.layers.step import StepPlanner, ordered, token_ids
 from engine.model_runner import ModelRunner
 from engine.models.load import LoadedModel, load_model
 from engine.sampling import host_samples
@@ -37,7 +37,8 @@ class CpuRunner(ModelRunner):
         self.adapters.gather(batch.rows)
         decodes, prefills = ordered(batch.rows, self.adapters.place)
         rows = decodes + prefills
-        inputs = self._plan(decodes, prefills, self._tokens(rows))
+        tokens = token_ids(rows, lambda n: self._last[rows[n].seq])
+        inputs = self._plan(decodes, prefills, tokens)
         logits = self._model.decoder(inputs, self.pool)
         asking = [row for row in rows if row.sample]
         if not asking:
@@ -52,16 +53,6 @@ class CpuRunner(ModelRunner):
     def forget(self, seq: int) -> None:
         self._last.pop(seq, None)
         self._sampler.forget(seq)
-
-    def _tokens(self, rows: list[Row]) -> list[int]:
-        tokens = [token for row in rows for token in row.tokens]
-        if LAST_SAMPLED in tokens:
-            owners = [row.seq for row in rows for _ in row.tokens]
-            tokens = [
-                self._last[seq] if token == LAST_SAMPLED else token
-                for seq, token in zip(owners, tokens, strict=True)
-            ]
-        return tokens
 
 
 # A model of fewer bytes is done with a product before a second thread has woken up.

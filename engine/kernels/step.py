@@ -1,17 +1,17 @@
 """One step's numbers: laid out on the host, sent in one copy, read by the kernels as views."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import LAST_SAMPLED, Row
+from engine.batch import Row
 from engine.kernels.attention_reference import AttentionStep
 from engine.kernels.lora_reference import LoraStep
 from engine.kernels.pointwise_reference import RotaryStep
+from engine.layers.step import positions_and_slots, token_ids
 
 Ints = NDArray[np.int32]
 _ALIGN = 16  # elements: Triton compiles once more for a pointer that is not on 16 bytes
@@ -53,36 +53,22 @@ class DeviceStep:
     sampled: Tensor
     sampled_rows: Tensor
     lora: LoraStep | None
-    splits: int = field(default=1)  # of the keys of decoding sequences
+    splits: int  # of the keys of decoding sequences
+    addresses: list[int]  # of all that a recorded graph reads
 
 
 def host_step(
-    decodes: Sequence[Row], prefills: Sequence[Row], places: list[int], block_size: int
+    decodes: list[Row], prefills: list[Row], places: list[int], block_size: int
 ) -> HostStep:
     """Sequences of one token first, then longer ones; `places` are their sequence rows."""
     rows = [*decodes, *prefills]
     lengths = [len(row.tokens) for row in rows]
     cu_q = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(lengths, out=cu_q[1:])
-    tokens = [token for row in rows for token in row.tokens]
-    if LAST_SAMPLED in tokens:
-        owners = [place for place, n in zip(places, lengths, strict=True) for _ in range(n)]
-        tokens = [
-            -1 - place if token == LAST_SAMPLED else token
-            for place, token in zip(owners, tokens, strict=True)
-        ]
-    positions = [row.start for row in decodes]
-    slots = [
-        row.blocks[row.start // block_size] * block_size + row.start % block_size
-        for row in decodes
-    ]  # fmt: skip
-    for row in prefills:
-        at = np.arange(row.start, row.start + len(row.tokens))
-        positions += at.tolist()
-        slots += (np.asarray(row.blocks)[at // block_size] * block_size + at % block_size).tolist()
+    positions, slots = positions_and_slots(decodes, prefills, block_size)
     wanted = [i for i, row in enumerate(rows) if row.sample]
     return HostStep(
-        tokens=_ints(tokens),
+        tokens=_ints(token_ids(rows, lambda n: -1 - places[n])),
         positions=_ints(positions),
         slots=_ints(slots),
         table_rows=_ints(places),
@@ -98,12 +84,8 @@ def padded(step: HostStep, tokens: int, chunks: int) -> HostStep:
     """A decoding step widened for a graph: what is added reads and writes nothing."""
     lora = step.lora
     if lora is not None:
-        lora = LoraRows(
-            _widen(lora.order, tokens),
-            _widen(lora.chunks, chunks),
-            lora.chunk_rows,
-            lora.most_rank,
-        )
+        order, wide = _widen(lora.order, tokens), _widen(lora.chunks, chunks)
+        lora = replace(lora, order=order, chunks=wide)
     return HostStep(
         tokens=_widen(step.tokens, tokens),
         positions=_widen(step.positions, tokens),
@@ -160,6 +142,7 @@ class StepBuffer:
             if lora is None
             else LoraStep(parts[8], parts[9].view(-1, 3), lora.chunk_rows, lora.most_rank),
             splits=splits,
+            addresses=[memory.data_ptr() for memory in (tables, *parts)],
         )
 
 

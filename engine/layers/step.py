@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import numpy as np
 import torch
 
-from engine.batch import Row
+from engine.batch import LAST_SAMPLED, Row
 from engine.layers.attention_plan import Tile, plan_tiles
 from engine.layers.kv import KvPool
 from engine.layers.lora import LoraStep
@@ -54,6 +55,34 @@ def _by_slot(row: Row) -> tuple[int, int]:
     return (0, 0) if row.adapter is None else (1, row.adapter.slot)
 
 
+def token_ids(rows: list[Row], last: Callable[[int], int]) -> list[int]:
+    """Of every token; `last` says what stands for the id that a row's sequence sampled last."""
+    tokens = [token for row in rows for token in row.tokens]
+    if LAST_SAMPLED in tokens:
+        owners = [number for number, row in enumerate(rows) for _ in row.tokens]
+        tokens = [
+            last(number) if token == LAST_SAMPLED else token
+            for number, token in zip(owners, tokens, strict=True)
+        ]
+    return tokens
+
+
+def positions_and_slots(
+    decodes: list[Row], prefills: list[Row], block_size: int
+) -> tuple[list[int], list[int]]:
+    """Of every token; a slot is block * block size + place in the block."""
+    positions = [row.start for row in decodes]
+    slots = [
+        row.blocks[row.start // block_size] * block_size + row.start % block_size
+        for row in decodes
+    ]  # fmt: skip
+    for row in prefills:
+        at = np.arange(row.start, row.start + len(row.tokens))
+        positions += at.tolist()
+        slots += (np.asarray(row.blocks)[at // block_size] * block_size + at % block_size).tolist()
+    return positions, slots
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlanner:
     """Turns rows into tensors, for one model and its memory."""
@@ -71,17 +100,11 @@ class StepPlanner:
         every_row: bool = False,
     ) -> StepInputs:
         """`every_row` asks for the logits of every token, not only of those that are sampled."""
-        size, rotated = self.pool.block_size, self.pool.kv_heads * (self.pool.group + 1)
-        rows = decodes + prefills
-        places = [p for row in rows for p in range(row.start, row.start + len(row.tokens))]
-        blocks = [
-            row.blocks[p // size]
-            for row in rows
-            for p in range(row.start, row.start + len(row.tokens))
-        ]
+        rotated = self.pool.kv_heads * (self.pool.group + 1)
+        places, slots = positions_and_slots(decodes, prefills, self.pool.block_size)
         positions = torch.tensor(places)
         every = Queries(None, self._tiles(decodes, prefills), self.plan_lora(decodes, prefills))
-        asked = sum(row.sample for row in rows)
+        asked = sum(row.sample for row in decodes + prefills)
         sampled: Queries | None = every
         if not every_row and asked < len(tokens):
             sampled = self._sampled(decodes, prefills) if asked else None
@@ -89,16 +112,17 @@ class StepPlanner:
             tokens=torch.tensor(tokens),
             cos=self.tables.cos.index_select(0, positions).repeat(1, rotated),
             sin=self.tables.sin.index_select(0, positions).repeat(1, rotated),
-            cells=self._cells(torch.tensor(blocks), positions % size),
+            cells=self._cells(torch.tensor(slots)),
             every=every,
             sampled=sampled,
         )
 
-    def _cells(self, blocks: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    def _cells(self, slots: torch.Tensor) -> torch.Tensor:
         """In layer 0; see `KvPool`."""
-        first = blocks * (self.pool.layers * self.pool.heads)
+        size = self.pool.block_size
+        first = slots // size * (self.pool.layers * self.pool.heads)
         heads = first[:, None] + torch.arange(self.pool.heads)
-        return heads * self.pool.block_size + offsets[:, None]
+        return heads * size + (slots % size)[:, None]
 
     def _sampled(self, decodes: list[Row], prefills: list[Row]) -> Queries:
         """The last token of every row that is sampled, each a row that decodes."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,13 +15,7 @@ from engine.layers.linear import multiplies_bfloat16
 from engine.models.decoder import Decoder
 from engine.models.registry import model_spec, read_config
 from engine.models.spec import ModelSpec, eos_ids
-from engine.models.weights import open_weights, stored_dtype
-
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+from engine.models.weights import Weights, stored_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +41,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     spec = replace(spec, context=served_context(spec, config.max_context))
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, stored_dtype(directory), device)
-    with open_weights(directory, dtype, device) as weights:
+    with closing(Weights(directory, dtype, device)) as weights:
         decoder = Decoder(spec, weights)
     return LoadedModel(
         name=config.model,
@@ -106,7 +101,8 @@ def choose_dtype(name: str, stored: torch.dtype, device: torch.device) -> torch.
     """`auto` keeps the stored type; on a CPU half types become bfloat16 where the processor
     multiplies it, else float32."""
     if name != "auto":
-        return _DTYPES[name]
+        asked: torch.dtype = getattr(torch, name)
+        return asked
     if device.type != "cpu" or stored == torch.float32:
         return stored
     return torch.bfloat16 if multiplies_bfloat16() else torch.float32

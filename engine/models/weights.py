@@ -2,8 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +74,6 @@ class Weights:
         if self._bar:
             sys.stderr.write(f"\rloading weights {self._taken}/{len(self._files)}")
             sys.stderr.flush()
-
-
-@contextmanager
-def open_weights(directory: Path, dtype: torch.dtype, device: torch.device) -> Iterator[Weights]:
-    weights = Weights(directory, dtype, device)
-    try:
-        yield weights
-    finally:
-        weights.close()
 
 
 def stored_dtype(directory: Path) -> torch.dtype:
