@@ -29,13 +29,11 @@ class Place(StrEnum):
 
 
 _MOVES = {
-    (Place.ABSENT, Place.HOST),
-    (Place.HOST, Place.ABSENT),
-    (Place.HOST, Place.LOADING),
-    (Place.LOADING, Place.RESIDENT),
-    (Place.LOADING, Place.HOST),
-    (Place.RESIDENT, Place.DRAINING),
-    (Place.DRAINING, Place.HOST),
+    Place.ABSENT: (Place.HOST,),
+    Place.HOST: (Place.ABSENT, Place.LOADING),
+    Place.LOADING: (Place.RESIDENT, Place.HOST),
+    Place.RESIDENT: (Place.DRAINING,),
+    Place.DRAINING: (Place.HOST,),
 }
 
 
@@ -57,7 +55,7 @@ class Adapter:
     last_used: int = 0
 
     def move(self, place: Place) -> None:
-        if (self.place, place) not in _MOVES:
+        if place not in _MOVES[self.place]:
             raise IntegrityError(f"adapter {self.digest[:12]} cannot go {self.place} -> {place}")
         self.place = place
 

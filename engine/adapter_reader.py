@@ -1,6 +1,7 @@
 """Reads adapters, and remembers which files it has already found whole."""
 
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,33 +15,35 @@ from engine.models.spec import ModelSpec
 _SETTLED_NS = 2_000_000_000
 
 
+Files = list[tuple[int, ...]]
+
+
+@dataclass(slots=True)
 class AdapterReader:
     """Called from one thread, be it another than the steps'."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, max_rank: int) -> None:
-        self._spec = spec
-        self._dtype = dtype
-        self._max_rank = max_rank
-        # Files as they were, and the digest.
-        self._checked: dict[Path, tuple[list[tuple[int, ...]], str]] = {}
+    spec: ModelSpec
+    dtype: torch.dtype
+    max_rank: int
+    checked: dict[Path, tuple[Files, str]] = field(default_factory=dict)  # and the digest
 
     def read(self, directory: Path) -> AdapterWeights:
         """Checks the adapter too, its values only where the files are not those that were found
         whole before. Raises AdapterError."""
         files, began = _identity(directory), time.time_ns()
-        checked, digest = self._checked.get(directory, (None, None))
+        checked, digest = self.checked.get(directory, (None, None))
         known = digest if files == checked else None
-        weights = read_adapter(directory, self._spec, self._dtype, self._max_rank, known)
+        weights = read_adapter(directory, self.spec, self.dtype, self.max_rank, known)
         if _identity(directory) != files:
             raise AdapterError("invalid_adapter", f"{directory} was changed while it was read")
         if began - max(files)[0] > _SETTLED_NS:
-            self._checked[directory] = files, weights.digest
+            self.checked[directory] = files, weights.digest
         return weights
 
 
-def _identity(directory: Path) -> list[tuple[int, ...]]:
+def _identity(directory: Path) -> Files:
     """What changes whenever either file is written, replaced or touched, times first."""
-    found: list[tuple[int, ...]] = []
+    found: Files = []
     for name in (CONFIG, WEIGHTS):
         try:
             told = (directory / name).stat()

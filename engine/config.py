@@ -58,47 +58,34 @@ class EngineConfig:
         _check(self)
 
 
-_POSITIVE = [
-    "block_size",
-    "max_batch_tokens",
-    "max_running",
-    "max_waiting",
-    "max_waiting_per_tenant",
-    "max_adapter_slots",
-    "max_lora_rank",
-    "host_adapter_bytes",
-    "receipts_kept",
-    "heartbeat_s",
-    "gateway_timeout_s",
-]
-_POSITIVE_OR_NONE = ["threads", "num_blocks", "kv_memory_bytes", "max_context", "cache_cap_blocks"]
-_NOT_NEGATIVE = [
+# Numbers that may be 0; all others must be above it.
+_MAY_BE_ZERO = {
     "cache_floor_blocks",
     "prompt_price",
     "cached_price",
     "output_price",
     "locality_quantum",
     "adapter_drain_s",
-]
+    "metrics_port",
+}
 
 
 def _check(config: EngineConfig) -> None:
-    values = {field.name: getattr(config, field.name) for field in fields(config)}
     if not config.model:
         raise ConfigError("model is empty: give a checkpoint directory or a hub id")
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype is {config.dtype!r}: use one of {', '.join(DTYPES)}")
     if config.fairness not in FAIRNESS:
         raise ConfigError(f"fairness is {config.fairness!r}: use one of {', '.join(FAIRNESS)}")
-    for name in _POSITIVE:
-        if not values[name] > 0:
-            raise ConfigError(f"{name} is {values[name]}: it must be above 0")
-    for name in _POSITIVE_OR_NONE:
-        if values[name] is not None and not values[name] > 0:
-            raise ConfigError(f"{name} is {values[name]}: it must be above 0, or not given")
-    for name in _NOT_NEGATIVE:
-        if not values[name] >= 0:
-            raise ConfigError(f"{name} is {values[name]}: it must not be negative")
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if field.name in _MAY_BE_ZERO and not value >= 0:
+            raise ConfigError(f"{field.name} is {value}: it must not be negative")
+        if field.name not in _MAY_BE_ZERO and not value > 0:
+            instead = ", or not given" if field.default is None else ""
+            raise ConfigError(f"{field.name} is {value}: it must be above 0{instead}")
     if config.max_running > config.max_batch_tokens:
         raise ConfigError(
             f"max_running ({config.max_running}) is above max_batch_tokens "

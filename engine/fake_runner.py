@@ -15,16 +15,11 @@ from engine.batch import LAST_SAMPLED, AdapterHandle, Row, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError
 from engine.protocol import AdapterState, EngineInfo, SamplingParams
-
-_MASK = (1 << 64) - 1
+from engine.splitmix import mix
 
 
 def _mix(a: int, b: int) -> int:
-    """One round of splitmix64 over both."""
-    x = (a * 0x9E3779B97F4A7C15 + b + 0x632BE59BD9B4E019) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
+    return mix(a * 0x9E3779B97F4A7C15 + b + 0x632BE59BD9B4E019)
 
 
 def _seed(digest: str) -> int:
@@ -54,8 +49,6 @@ class FakeRunner:
         self._last: dict[int, int] = {}
         self._host: dict[str, int] = {}  # digest -> rank
         self._slots: dict[int, tuple[AdapterHandle, list[int]]] = {}
-        self._vocab = vocab_size
-        self._eos = eos
         context = min(context_length, config.max_context or context_length)
         weights = [_mix(11, position) | 1 for position in range(context + 1)]
         self._weights = np.array(weights, dtype=np.uint64)
@@ -129,13 +122,14 @@ class FakeRunner:
         if not row.sample:
             return None
         whole = int((flat[:end] * self._weights[:end]).sum(dtype=np.uint64))
-        token = next_token(whole, end, row.sampling, row.choice, self._vocab)
-        if token in self._eos and end - row.prompt_len + 1 < row.sampling.min_tokens:
-            token = (token + 1) % self._vocab
+        token = next_token(whole, end, row.sampling, row.choice, self.info.vocab_size)
+        vocab, ends = self.info.vocab_size, self.info.eos_token_ids
+        if token in ends and end - row.prompt_len + 1 < row.sampling.min_tokens:
+            token = (token + 1) % vocab
         self._last[row.seq] = token
         if row.sampling.logprobs is None:
             return Sampled(row.seq, token)
-        others = [(token + i) % self._vocab for i in range(row.sampling.logprobs)]
+        others = [(token + i) % vocab for i in range(row.sampling.logprobs)]
         return Sampled(row.seq, token, -0.5, tuple((t, -0.5 - i) for i, t in enumerate(others)))
 
     def _adapter_seed(self, handle: AdapterHandle | None) -> int:

@@ -31,26 +31,18 @@ class Outbox:
     receipts: list[Receipt] = field(default_factory=list)
 
 
+@dataclass(slots=True)
 class Results:
     """Applies collected steps to sequences and requests, and ends them."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        scheduler: Scheduler,
-        pool: BlockPool,
-        metrics: Metrics,
-        receipts: Receipts,
-        eos: frozenset[int],
-    ) -> None:
-        self._config = config
-        self._scheduler = scheduler
-        self._pool = pool
-        self._metrics = metrics
-        self._receipts = receipts
-        self._eos = eos
-        self.outboxes: dict[str, Outbox] = {}
-        self.over: list[Request] = []  # ended since the engine last looked
+    config: EngineConfig
+    scheduler: Scheduler
+    pool: BlockPool
+    metrics: Metrics
+    receipts: Receipts
+    eos: frozenset[int]
+    outboxes: dict[str, Outbox] = field(default_factory=dict)
+    over: list[Request] = field(default_factory=list)  # ended since the engine last looked
 
     def accept(self, flight: Flight, sampled: list[Sampled], now: float) -> None:
         by_number = {result.seq: result for result in sampled}
@@ -73,7 +65,7 @@ class Results:
         for seq, row in flight.rows:
             seq.in_flight -= 1
             seq.pending = 0
-            self._scheduler.waiting.refund(seq, self._scheduler.cost_of(seq, row))
+            self.scheduler.waiting.refund(seq, self.scheduler.cost_of(seq, row))
         for seq, _ in flight.rows:
             if seq.stage is Stage.OVER:
                 self._discard(seq, None, now)
@@ -89,7 +81,7 @@ class Results:
         for seq in request.sequences:
             if seq.stage is not Stage.OVER:
                 self._emit(seq, [], None, reason)
-                self._scheduler.stop(seq)
+                self.scheduler.stop(seq)
         self._settle(request, now)
 
     def abandon(self, requests: list[Request], now: float, message: str) -> None:
@@ -116,46 +108,46 @@ class Results:
         request.computed += fresh
         request.recomputed += again
         seq.high = max(seq.high, end)
-        self._metrics.add("computed_tokens", fresh)
-        self._metrics.add("recomputed_tokens", again)
+        self.metrics.add("computed_tokens", fresh)
+        self.metrics.add("recomputed_tokens", again)
 
     def _discard(self, seq: Sequence, result: Sampled | None, now: float) -> None:
         if result is not None:
             seq.request.discarded += 1
-            self._metrics.add("discarded_tokens")
-            self._scheduler.waiting.refund(seq, self._config.output_price)
+            self.metrics.add("discarded_tokens")
+            self.scheduler.waiting.refund(seq, self.config.output_price)
         if not seq.in_flight:
-            self._scheduler.release(seq)
+            self.scheduler.release(seq)
             self._settle(seq.request, now)
 
     def _name_computed(self, seq: Sequence, row: Row) -> None:
         """Blocks that this row filled become findable in the prefix cache."""
-        if not self._config.prefix_cache:
+        if not self.config.prefix_cache:
             return
-        size = self._config.block_size
+        size = self.config.block_size
         first, last = row.start // size, (row.start + len(row.tokens)) // size
         if first == last:
             return
         if len(seq.keys) < last:
-            self._scheduler.name_blocks(seq)
+            self.scheduler.name_blocks(seq)
         for index in range(first, last):
             parent = seq.keys[index - 1] if index else None
-            owner = self._scheduler.owner_of(seq, index)
-            self._pool.cache(seq.blocks[index], seq.keys[index], owner, parent)
+            owner = self.scheduler.owner_of(seq, index)
+            self.pool.cache(seq.blocks[index], seq.keys[index], owner, parent)
 
     def _take_token(self, seq: Sequence, result: Sampled, now: float) -> None:
         request, params = seq.request, seq.request.ask.sampling
         seq.history.append(result.token)
         request.generated += 1
-        self._metrics.counters["generated_tokens"] += 1
+        self.metrics.counters["generated_tokens"] += 1
         if request.ask.adapter is not None:
-            tokens = self._metrics.adapter_tokens
+            tokens = self.metrics.adapter_tokens
             tokens[request.ask.adapter] = tokens.get(request.ask.adapter, 0) + 1
         if request.first_token_at is None:
             request.first_token_at = now
-            self._metrics.observe("first_token_seconds", now - request.arrived)
+            self.metrics.observe("first_token_seconds", now - request.arrived)
         elif seq.output_len > 1:
-            self._metrics.observe("inter_token_seconds", now - seq.last_token_at)
+            self.metrics.observe("inter_token_seconds", now - seq.last_token_at)
         seq.last_token_at = now
         logprobs = None
         if params.logprobs is not None:
@@ -164,12 +156,12 @@ class Results:
         self._emit(seq, [result.token], logprobs, reason)
         if reason is not None:
             request.finish_reason = request.finish_reason or reason
-            self._scheduler.stop(seq)
+            self.scheduler.stop(seq)
             self._settle(request, now)
 
     def _end_of(self, seq: Sequence, token: int) -> FinishReason | None:
         params, length = seq.request.ask.sampling, seq.output_len
-        ended = token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
+        ended = token in params.stop_token_ids or (token in self.eos and not params.ignore_eos)
         if ended and length >= params.min_tokens:
             return FinishReason.STOP
         if length >= params.max_tokens or len(seq.history) >= seq.request.limit:
@@ -189,7 +181,7 @@ class Results:
             TokenChunk(request.ask.request_id, seq.choice, tokens, logprobs, reason)
         )
         request.delivered += len(tokens)
-        self._metrics.counters["delivered_tokens"] += len(tokens)
+        self.metrics.counters["delivered_tokens"] += len(tokens)
 
     def _settle(self, request: Request, now: float) -> None:
         if request.settled or request.open or request.in_flight:
@@ -198,12 +190,12 @@ class Results:
         receipt = request.receipt(now)
         if receipt.cached + receipt.computed != receipt.prompt or receipt.unprocessed < 0:
             raise IntegrityError(f"the receipt of {receipt.request_id} does not add up: {receipt}")
-        self._receipts.add(request.origin, receipt)
+        self.receipts.add(request.origin, receipt)
         self.outboxes.setdefault(request.origin, Outbox()).receipts.append(receipt)
         self.over.append(request)
-        self._metrics.add("prompt_tokens", receipt.prompt)
-        self._metrics.add("cached_tokens", receipt.cached)
-        self._metrics.add("unprocessed_tokens", receipt.unprocessed)
-        self._metrics.finish(receipt.finish_reason.value)
-        self._metrics.observe("queue_seconds", receipt.queue_s)
-        self._metrics.observe("request_seconds", now - request.arrived)
+        self.metrics.add("prompt_tokens", receipt.prompt)
+        self.metrics.add("cached_tokens", receipt.cached)
+        self.metrics.add("unprocessed_tokens", receipt.unprocessed)
+        self.metrics.finish(receipt.finish_reason.value)
+        self.metrics.observe("queue_seconds", receipt.queue_s)
+        self.metrics.observe("request_seconds", now - request.arrived)

@@ -13,10 +13,10 @@ from engine.batch import Row, Sampled
 from engine.layers.transfer import on_device
 from engine.penalties import Penalties
 from engine.protocol import SamplingParams
+from engine.splitmix import mix
 from engine.truncation import draw
 
 _GREEDY_BELOW = 1e-5  # a temperature this small is greedy: dividing by it would overflow
-_MASK = (1 << 64) - 1
 _STRIPE = 128
 
 
@@ -68,9 +68,9 @@ class Sampler:
         if seed is None:
             key = self._keys.setdefault(row.seq, secrets.randbits(64))
         else:
-            key = _mix(seed ^ _mix(row.choice + 1))
+            key = mix(seed ^ mix(row.choice + 1))
         position = row.start + len(row.tokens)
-        return float(_mix(key + 0x9E3779B97F4A7C15 * position) >> 12) * 2.0**-52
+        return float(mix(key + 0x9E3779B97F4A7C15 * position) >> 12) * 2.0**-52
 
 
 def best_ids(logits: torch.Tensor) -> torch.Tensor:
@@ -123,11 +123,3 @@ def _logprobs(
 
 def _asked(params: SamplingParams) -> int:
     return -1 if params.logprobs is None else params.logprobs
-
-
-def _mix(value: int) -> int:
-    """SplitMix64's finaliser: every bit of the key reaches every bit of the result."""
-    value &= _MASK
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
-    return value ^ (value >> 31)

@@ -24,13 +24,27 @@ def _rank_rows(table, ranks, rank):
 
 
 @triton.jit
+def _chunk(chunks, order, ranks, ranks_slot, BLOCK_M: tl.constexpr):
+    """This program's slot, the rank of its slice there (0 for a graph's padding), and the chunk's
+    places in the order, which of them are used, and by which tokens."""
+    chunk = chunks + tl.program_id(0) * 3
+    slot = tl.load(chunk).to(tl.int64)
+    count = tl.load(chunk + 2)
+    rank = tl.load(ranks + slot * ranks_slot + tl.program_id(1), mask=count > 0, other=0)
+    rows = tl.arange(0, BLOCK_M)
+    places = tl.load(chunk + 1) + rows
+    tokens = tl.load(order + places, mask=rows < count, other=0)
+    return slot, rank, places.to(tl.int64), rows < count, tokens.to(tl.int64)
+
+
+@triton.jit
 def _shrink(
     x, arena, tokens, row_ok, places, rank_ok, begin, end, x_stride,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """x A^T for the inputs [begin, end) and one tile of ranks, in float32."""
     acc = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
-    x_row = x + tokens.to(tl.int64)[:, None] * x_stride
+    x_row = x + tokens[:, None] * x_stride
     for first in range(begin, end, BLOCK_K):
         inputs = first + tl.arange(0, BLOCK_K)
         ok = inputs < end
@@ -49,23 +63,14 @@ def shrink_kernel(
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """mid[split, place in the order, slice, rank] = the split's part of x A^T."""
-    chunk = chunks + tl.program_id(0) * 3
     piece = tl.program_id(1)
     split = tl.program_id(2)
-    slot = tl.load(chunk).to(tl.int64)
-    first = tl.load(chunk + 1)
-    count = tl.load(chunk + 2)
-    if count == 0:  # padding of a graph
-        return
-    rank = tl.load(ranks + slot * ranks_slot + piece)
-    rows = tl.arange(0, BLOCK_M)
-    row_ok = rows < count
-    tokens = tl.load(order + first + rows, mask=row_ok, other=0)
+    slot, rank, at, row_ok, tokens = _chunk(chunks, order, ranks, ranks_slot, BLOCK_M)
     per_split: tl.constexpr = (INPUTS + BLOCK_K * SPLITS - 1) // (BLOCK_K * SPLITS) * BLOCK_K
     begin = split * per_split
     end = tl.minimum(begin + per_split, INPUTS)
     a_table = table + slot * table_slot + piece * table_slice
-    place = (first + rows).to(tl.int64)[:, None] * mid_token + split.to(tl.int64) * mid_split
+    place = at[:, None] * mid_token + split.to(tl.int64) * mid_split
     for tile in range(0, rank, BLOCK_R):
         each = tile + tl.arange(0, BLOCK_R)
         places = _rank_rows(a_table, each, rank)
@@ -85,21 +90,14 @@ def expand_kernel(
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[token, the slice's columns] += mid B."""
-    chunk = chunks + tl.program_id(0) * 3
     piece = tl.program_id(1)
-    slot = tl.load(chunk).to(tl.int64)
-    first = tl.load(chunk + 1)
-    count = tl.load(chunk + 2)
-    rank = tl.load(ranks + slot * ranks_slot + piece, mask=count > 0, other=0)
+    slot, rank, at, row_ok, tokens = _chunk(chunks, order, ranks, ranks_slot, BLOCK_M)
     width = tl.load(spans + piece * 2 + 1)
     outputs = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
     if (rank == 0) | (tl.program_id(2) * BLOCK_N >= width):
         return
-    rows = tl.arange(0, BLOCK_M)
-    row_ok = rows < count
-    tokens = tl.load(order + first + rows, mask=row_ok, other=0).to(tl.int64)
     b_table = table + slot * table_slot + piece * table_slice + table_side
-    place = mid + (first + rows).to(tl.int64)[:, None] * mid_token + piece * mid_slice
+    place = mid + at[:, None] * mid_token + piece * mid_slice
     acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     for tile in range(0, rank, BLOCK_R):
         each = tile + tl.arange(0, BLOCK_R)
@@ -131,21 +129,12 @@ def fused_kernel(
     The shrink is done anew by each part (its weights come from L2 then), which is less than a
     second launch costs while the inputs are few.
     """
-    chunk = chunks + tl.program_id(0) * 3
     piece = tl.program_id(1)
-    slot = tl.load(chunk).to(tl.int64)
-    first = tl.load(chunk + 1)
-    count = tl.load(chunk + 2)
-    if count == 0:
-        return
-    rank = tl.load(ranks + slot * ranks_slot + piece)
+    slot, rank, _, row_ok, tokens = _chunk(chunks, order, ranks, ranks_slot, BLOCK_M)
     start = tl.load(spans + piece * 2)
     width = tl.load(spans + piece * 2 + 1)
-    rows = tl.arange(0, BLOCK_M)
-    row_ok = rows < count
-    tokens = tl.load(order + first + rows, mask=row_ok, other=0)
     a_table = table + slot * table_slot + piece * table_slice
-    y_row = y + tokens.to(tl.int64)[:, None] * y_stride + start
+    y_row = y + tokens[:, None] * y_stride + start
     for tile in range(0, rank, BLOCK_R):
         each = tile + tl.arange(0, BLOCK_R)
         rank_ok = each < rank

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -71,10 +71,8 @@ def model_directory(name: str) -> Path:
             f"{name} is no directory; to fetch it as a hub id, pip install huggingface_hub"
         ) from None
     wanted = ["*.json", "*.safetensors", "*.jinja"]
-    try:
+    with suppress(Exception):  # not in the cache, whatever the library calls that
         return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=True))
-    except Exception:  # not in the cache, whatever the library calls that
-        pass
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:

@@ -135,8 +135,8 @@ def _activation(raw: dict[str, Any]) -> str:
     return known[name]
 
 
-_ROPE_KINDS = {"default", "linear", "dynamic", "yarn", "llama3"}
-_ROPE_NEEDS = {
+_ROPE_NEEDS: dict[str, tuple[str, ...]] = {
+    "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
     "yarn": ("factor",),
@@ -147,11 +147,11 @@ _ROPE_NEEDS = {
 def _rope(raw: dict[str, Any]) -> RopeSpec:
     values = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     kind = values.get("rope_type", values.get("type", "default"))
-    if kind not in _ROPE_KINDS:
+    if kind not in _ROPE_NEEDS:
         raise CheckpointError(
-            f"config.json: rope type is {kind!r}: use one of {', '.join(sorted(_ROPE_KINDS))}"
+            f"config.json: rope type is {kind!r}: use one of {', '.join(sorted(_ROPE_NEEDS))}"
         )
-    for name in _ROPE_NEEDS.get(kind, ()):
+    for name in _ROPE_NEEDS[kind]:
         if not isinstance(values.get(name), int | float) or values[name] <= 0:
             raise CheckpointError(f"config.json: rope {kind} needs {name} above 0")
     if values.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:

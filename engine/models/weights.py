@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,9 @@ def stored_dtype(directory: Path) -> torch.dtype:
     """The type that most of the checkpoint's first file is written in."""
     path = next(iter(_files_by_tensor(directory).values()))
     names = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-    counts: dict[str, int] = {}
     with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118
-            kind = file.get_slice(name).get_dtype()
-            counts[kind] = counts.get(kind, 0) + 1
-    most = max(counts, key=lambda kind: counts[kind])
+        kinds = Counter(file.get_slice(name).get_dtype() for name in file.keys())  # noqa: SIM118
+    most = kinds.most_common(1)[0][0]
     if most not in names:
         raise CheckpointError(f"{path}: weights are stored as {most}: use F32, BF16 or F16")
     return names[most]

@@ -1,0 +1,11 @@
+"""SplitMix64: numbers that look random and are the same everywhere."""
+
+MASK = (1 << 64) - 1
+
+
+def mix(value: int) -> int:
+    """The finaliser: every bit of the value reaches every bit of the result."""
+    value &= MASK
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & MASK
+    return value ^ (value >> 31)
