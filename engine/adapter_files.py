@@ -158,16 +158,12 @@ def _turned(b: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _check_finite(path: Path, name: str, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Also of what grew too large for the type that is computed in."""
+    """Also of what grew too large for the type that is computed in. By the sum, which is one quick
+    pass; a sum that overflowed is looked at again."""
     for half, tensor in zip("AB", pair, strict=True):
-        if not _finite(tensor):
+        total = tensor.sum(dtype=torch.float32).item()
+        if not math.isfinite(total) and not torch.isfinite(tensor).all():
             raise _invalid(path, f"{name} lora_{half} holds NaN or infinite values")
-
-
-def _finite(tensor: torch.Tensor) -> bool:
-    """By the sum, which is one quick pass; a sum that overflowed is looked at again."""
-    total = tensor.sum(dtype=torch.float32).item()
-    return math.isfinite(total) or bool(torch.isfinite(tensor).all())
 
 
 def _scale(config: dict[str, Any], module: str, rank: int, path: Path) -> float:

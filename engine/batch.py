@@ -39,9 +39,8 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     rows: list[Row]  # decode rows first, then prompt chunks
-    copies: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # blocks (from, to), before the step
+    # Blocks (from, to), before the step.
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

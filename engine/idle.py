@@ -30,8 +30,7 @@ class IdleBlocks:
         """Blocks that an allocation for `owner` may take."""
         if force:
             return len(self._owner)
-        kept = self._kept.get(owner)
-        return len(self._open) + (len(kept) if kept else 0)
+        return len(self._open) + len(self._kept.get(owner, ()))
 
     def add(self, block: int, owner: str) -> int | None:
         """Take a block in as the newest; returns a block that the owner's cap pushes out."""

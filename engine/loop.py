@@ -104,9 +104,7 @@ class Engine:
                 f"{queued} requests of this tenant wait, the most is "
                 f"{self.config.max_waiting_per_tenant}: try later",
             )
-        blocks = 0
-        if ask.adapter is not None:
-            blocks = self._adapter_blocks(ask.adapter)
+        blocks = 0 if ask.adapter is None else self._adapter_blocks(ask.adapter)
         limit = check_request(ask, self.info, self.config, blocks)
         request = Request(ask, origin, self._clock(), limit)
         self.scheduler.submit(request)
@@ -228,7 +226,7 @@ class Engine:
             batch = self.scheduler.schedule(self._clock())
         if batch is None:
             return None
-        rows = self.scheduler.scheduled()
+        rows = self.scheduler.rows
         try:
             ticket = self._runner.launch(batch)
         except IntegrityError:

@@ -176,10 +176,8 @@ class Results:
         reason: FinishReason | None,
     ) -> None:
         request = seq.request
-        outbox = self.outboxes.setdefault(request.origin, Outbox())
-        outbox.chunks.append(
-            TokenChunk(request.ask.request_id, seq.choice, tokens, logprobs, reason)
-        )
+        chunk = TokenChunk(request.ask.request_id, seq.choice, tokens, logprobs, reason)
+        self.outboxes.setdefault(request.origin, Outbox()).chunks.append(chunk)
         request.delivered += len(tokens)
         self.metrics.counters["delivered_tokens"] += len(tokens)
 

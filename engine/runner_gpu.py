@@ -161,10 +161,8 @@ class GpuRunner(ModelRunner):
         return self._forward(step, self._last)
 
     def _send(self, step: HostStep) -> DeviceStep:
-        splits = choose_splits(
-            max(1, step.decodes), self._model.spec.kv_heads, self._model.spec.context,
-            self._processors,
-        )  # fmt: skip
+        spec, decodes = self._model.spec, max(1, step.decodes)
+        splits = choose_splits(decodes, spec.kv_heads, spec.context, self._processors)
         return self._buffer.send(step, self._tables, splits)
 
     def _sample(self, rows: list[Row], logits: Tensor) -> Choice:

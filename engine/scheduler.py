@@ -42,7 +42,7 @@ class Scheduler:
         self._adapters = adapters
         self._metrics = metrics
         self._size = config.block_size
-        self._rows: list[tuple[Sequence, Row]] = []
+        self.rows: list[tuple[Sequence, Row]] = []  # of the batch that was scheduled last
         self._copies: list[tuple[int, int]] = []
         self._budget = 0
         self._next_number = 0
@@ -103,7 +103,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepBatch | None:
         """The next step's work, or None when nothing can run now."""
-        self._rows = []
+        self.rows = []
         self._budget = self._config.max_batch_tokens
         self._yield_to_priority(now)
         self._secure_blocks(now)
@@ -112,15 +112,11 @@ class Scheduler:
                 self._add_row(seq, 1)
         self._fill(now)
         self._adapters.drain_for_waiting(now)
-        if not self._rows:
+        if not self.rows:
             return None
-        self._rows.sort(key=lambda pair: len(pair[1].tokens) > 1)  # stable: decode rows first
+        self.rows.sort(key=lambda pair: len(pair[1].tokens) > 1)  # stable: decode rows first
         copies, self._copies = self._copies, []
-        return StepBatch([row for _, row in self._rows], copies)
-
-    def scheduled(self) -> list[tuple[Sequence, Row]]:
-        """Sequence and row of the batch that `schedule` made last."""
-        return self._rows
+        return StepBatch([row for _, row in self.rows], copies)
 
     def _complete(self, seq: Sequence) -> bool:
         """Whether the token still on the device is the last by count: nothing more to launch."""
@@ -259,7 +255,7 @@ class Scheduler:
         seq.in_flight += 1
         seq.pending = int(sample)
         self._budget -= count
-        self._rows.append((seq, row))
+        self.rows.append((seq, row))
 
     def cost_of(self, seq: Sequence, row: Row) -> float:
         """In fairness units; what preemption made us compute again costs the tenant nothing."""

@@ -73,13 +73,8 @@ def _check_sampling(params: SamplingParams, vocab_size: int, max_running: int) -
     finite("frequency_penalty", -100.0, 100.0)
     finite("presence_penalty", -100.0, 100.0)
     need(params.logprobs is None or 0 <= params.logprobs <= 100, "logprobs", "from 0 to 100")
-    need(
-        all(0 <= t < vocab_size for t in params.stop_token_ids),
-        "stop_token_ids",
-        f"within the vocabulary of {vocab_size}",
-    )
-    need(
-        all(0 <= t < vocab_size and math.isfinite(b) for t, b in params.logit_bias.items()),
-        "logit_bias",
-        f"finite, for ids within the vocabulary of {vocab_size}",
-    )
+    known, biased = range(vocab_size), params.logit_bias
+    within = f"within the vocabulary of {vocab_size}"
+    need(all(t in known for t in params.stop_token_ids), "stop_token_ids", within)
+    need(all(t in known for t in biased), "logit_bias", f"for ids {within}")
+    need(all(math.isfinite(b) for b in biased.values()), "logit_bias", "finite")

@@ -47,16 +47,12 @@ def _exact(rank: int, segments: list[_Segment]) -> list[Group]:
             runs[-1].append(segment)
         else:
             runs.append([segment])
-    return [
-        Group(
-            rank,
-            slice(run[0].seat, run[-1].seat + 1),
-            run[0].count,
-            run[0].first,
-            run[-1].first + run[-1].count,
-        )
-        for run in runs
-    ]
+    groups = []
+    for run in runs:
+        one, last = run[0], run[-1]
+        seats = slice(one.seat, last.seat + 1)
+        groups.append(Group(rank, seats, one.count, one.first, last.first + last.count))
+    return groups
 
 
 def _padded(rank: int, segments: list[_Segment]) -> list[Group]:
@@ -82,14 +78,5 @@ def _padded(rank: int, segments: list[_Segment]) -> list[Group]:
         at = segment.seat - low
         gather[at, : segment.count] = torch.arange(segment.first, segment.first + segment.count)
         scatter += range(at * width, at * width + segment.count)
-    return [
-        Group(
-            rank,
-            slice(low, high + 1),
-            width,
-            first,
-            first + total,
-            gather.flatten(),
-            torch.tensor(scatter),
-        )
-    ]
+    seats, end = slice(low, high + 1), first + total
+    return [Group(rank, seats, width, first, end, gather.flatten(), torch.tensor(scatter))]

@@ -20,9 +20,8 @@ from engine.models.spec import ModelSpec
 
 _MOVES_A_STEP = 2  # each copies an adapter once or twice: a few milliseconds
 _SLACK = 1.5  # how much longer than its users a range of seats may be
-_WARM = (
-    2  # seats left lately whose memory waits for the next adapter: fresh pages cost thrice a copy
-)
+# Seats left lately whose memory waits for the next adapter: fresh pages cost thrice a copy.
+_WARM = 2
 
 
 @dataclass(slots=True)

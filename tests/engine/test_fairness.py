@@ -180,9 +180,9 @@ def test_work_is_conserved(shapes: list[tuple[int, int]], max_batch_tokens: int)
     while trace.engine.busy:
         waiting_before = scheduler.waiting.size
         trace.step()
-        used = sum(len(row.tokens) for _, row in scheduler.scheduled())
+        used = sum(len(row.tokens) for _, row in scheduler.rows)
         if used < max_batch_tokens and len(scheduler.running) < 8:
-            admitted = {seq for seq, _ in scheduler.scheduled()}
+            admitted = {seq for seq, _ in scheduler.rows}
             assert scheduler.waiting.size == 0 or len(admitted) == 8
         assert used > 0 or waiting_before == 0
 

@@ -1,0 +1,67 @@
+"""The library can be read in an afternoon: it is small, and it does without the worker around it."""
+
+import ast
+import io
+import tokenize
+from pathlib import Path
+
+import engine
+
+ROOT = Path(engine.__file__).parent
+WORKER = {
+    "client", "curve", "gateways", "listener", "monitor", "options", "pulse", "server", "wire",
+}  # fmt: skip
+LIBRARY = [
+    path
+    for path in sorted(ROOT.rglob("*.py"))
+    if path.parent.name != "demo" and path.stem not in WORKER
+]
+MOST = 6000
+NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}  # fmt: skip
+
+
+def code_lines(source: str) -> int:
+    """Lines with something on them that is neither a comment nor a docstring."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NO_CODE:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return len(lines)
+
+
+def imported(source: str) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_lines_are_counted_as_said() -> None:
+    assert code_lines('"""Doc\nover two."""\n\n# why\nx = (\n    1,  # one\n)\n') == 3
+
+
+def test_the_library_with_its_kernels_is_under_6000_lines() -> None:
+    assert sum(code_lines(path.read_text()) for path in LIBRARY) < MOST
+
+
+def test_the_library_does_without_the_worker() -> None:
+    foreign = {"zmq", "msgspec", *(f"engine.{name}" for name in WORKER)}
+    for path in LIBRARY:
+        assert not imported(path.read_text()) & foreign, path
+
+
+def test_the_page_says_which_files_are_the_workers() -> None:
+    page = (ROOT / "README.md").read_text()
+    section = page.split("## The library and the worker")[1].split("\n## ")[0]
+    assert all(f"`{name}.py`" in section for name in WORKER)
