@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.fairness import p99
 from benchmarks.report import figure, progress
 from core.clock import FakeClock
+from engine.adapter_name import adapter_digest
 from engine.batch import AdapterHandle, Row, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.fake_runner import FakeRunner
@@ -132,7 +133,7 @@ class SimulatedEngine:
         self.engine = Engine(config, self.runner, clock=lambda: self.runner.now)
         self.engine.info = replace(self.engine.info, engine_id=name)
         for path in adapters:
-            self.engine.add_adapter(str(path), self.engine.read_adapter(str(path)), 0)
+            self.engine.load_adapter(str(path))
         self.engine.pool.events = []
         self._adapters = {state.digest: state for state in self.engine.adapters.states()}
         self._stats = self.engine.stats()
@@ -294,7 +295,7 @@ def measure(policy: str, trace: Trace, replicas: int, blocks: int) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         paths = make_adapters(Path(folder), trace.adapters)
         engines = [SimulatedEngine(f"engine-{i}", config, paths) for i in range(replicas)]
-        digests = [engines[0].engine.read_adapter(str(path)).digest for path in paths]
+        digests = [adapter_digest(path) for path in paths]
         run = Run(policy, engines)
         turns = trace.turns(digests)
         run.play(turns)
