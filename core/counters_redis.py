@@ -1,4 +1,4 @@
-"""The counters of many processes, in Redis: one script, one round trip, calls of a moment in one pipe.
+"""The counters of many processes, in Redis: one script, one round trip, calls of a moment together.
 
 Keys of a group share a hash tag, so a Redis Cluster keeps each tenant's counters in one slot. A
 server that does not answer within the time-out opens a breaker: calls then fail at once, until a
@@ -8,8 +8,7 @@ probe in the background is answered.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Sequence
-from itertools import chain, repeat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,14 @@ from redis.exceptions import NoScriptError, RedisError
 from core.clock import Clock
 from core.counters import Denial, Grant, Wish, state_of
 from core.errors import DependencyDown
+from core.patience import Patience
 from core.redis_client import check_kind, connect
-from core.turns import waited_s
+from core.redis_line import line_to
 
 log = logging.getLogger("tollhouse.counters")
 
-# The declared mode must be taken within 50 ms: so long may Redis say nothing at all, and then come
-# the turns in which a loop that was busy itself reads what Redis had said in time.
+# The declared mode must be taken within 50 ms; what patience adds to this is its turns.
 TIMEOUT_S = 0.036
-_TURNS, _TURN_S = 4, 0.002
-_LATE_S = 0.004  # an ordinary turn's delay
-_PROMPT = 0.25  # of the pause: whoever answers within it costs no look at how busy the machine is
-_LONGEST_S = 1.0  # on the busiest machine
-# A Redis that shares its cores with a load is slow before it is silent: so many times its usual
-# answer is no silence yet.
-_USUAL, _NEWEST = 8, 0.1
 PROBE_FIRST_S, PROBE_EVERY_S = 0.02, 0.25
 _START_S = 3.0
 _BATCH = 128
@@ -58,8 +50,9 @@ class RedisCounters:
         self._prefix = prefix
         self._clock = clock
         self._timeout_s = timeout_s
-        self._usual_s = 0.0  # of an answer, the newest weighing a tenth
+        self._patience = Patience(timeout_s)
         self._client = connect(url, timeout_s=max(1.0, timeout_s), connections=8)
+        self._line = line_to(self._client)
         self._source = _SCRIPT.read_text()
         self._sha = ""
         self._waiting: list[_Call] = []
@@ -73,11 +66,14 @@ class RedisCounters:
         return self._down
 
     async def start(self) -> None:
-        """Finds a cluster's nodes before the first call needs them. SettingError of an address that
-        cannot do; one that does not answer is found out by the calls."""
+        """Finds a cluster's nodes, brings the script and connects before the first call, whose time
+        is short, needs them. SettingError of an address that cannot do; one that does not answer is
+        found out by the calls."""
         try:
             async with asyncio.timeout(_START_S):
                 await check_kind(self._client)
+                await self._learn_script()
+                await self._line.ping()
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("Redis does not answer yet: %s", error)
 
@@ -109,6 +105,7 @@ class RedisCounters:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._line.close()
         await self._client.aclose()
 
     async def _ask(self, operation: str, group: str, arguments: tuple[Any, ...]) -> Any:
@@ -131,7 +128,7 @@ class RedisCounters:
         while self._waiting:
             batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
             try:
-                await self._in_time(self._send_batch(batch))
+                await self._patience.wait(self._send_batch(batch))
             except (RedisError, OSError, TimeoutError) as error:
                 self._trip(str(error) or type(error).__name__)
                 lost, self._waiting = batch + self._waiting, []
@@ -139,40 +136,15 @@ class RedisCounters:
                     if not answer.done():
                         answer.set_exception(_no_answer("does not answer"))
 
-    async def _in_time(self, work: Coroutine[Any, Any, None]) -> None:
-        """TimeoutError where Redis is silent; that calls queue behind others is no silence."""
-        task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
-        began, longest = loop.time(), max(_LONGEST_S, self._timeout_s)
-        pause = min(max(self._timeout_s, _USUAL * self._usual_s), longest)
-        end = began + pause + _TURNS * _TURN_S
-        pauses = chain((pause * _PROMPT, pause * (1 - _PROMPT)), repeat(_TURN_S))
-        waited: float | None = None
-        try:
-            while loop.time() < end:
-                asked, pause = loop.time(), next(pauses)
-                if (await asyncio.wait((task,), timeout=pause))[0]:
-                    self._usual_s += _NEWEST * (loop.time() - began - self._usual_s)
-                    return task.result()
-                # Where this loop came late itself, or this thread had to wait for a core, the
-                # machine was busy, and Redis may have waited for its turn as we did.
-                late = max(0.0, loop.time() - asked - pause - _LATE_S)
-                before, waited = waited, waited_s()
-                if before is not None:
-                    late = max(late, waited - before)
-                end = min(end + 2 * late, began + longest)
-        finally:
-            task.cancel()
-        raise TimeoutError(f"no answer within {(loop.time() - began) * 1000:.0f} ms")
-
     async def _send_batch(self, batch: list[_Call]) -> None:
         if not self._sha:
-            self._sha = str(await self._client.script_load(self._source))
+            await self._learn_script()
         results = await self._run(batch)
         forgotten = [
             index for index, result in enumerate(results) if isinstance(result, NoScriptError)
         ]
         if forgotten:  # the server restarted or flushed its scripts
-            await self._client.script_load(self._source)
+            await self._learn_script()
             again = await self._run([batch[index] for index in forgotten])
             for index, result in zip(forgotten, again, strict=True):
                 results[index] = result
@@ -186,11 +158,15 @@ class RedisCounters:
                 answer.set_result(result)
 
     async def _run(self, batch: list[_Call]) -> list[Any]:
-        pipe: Any = self._client.pipeline(transaction=False)
-        for (base, operation, now, arguments), _ in batch:
-            # By name: a cluster's pipe, which sends each call to its slot's node, knows no evalsha.
-            pipe.execute_command("EVALSHA", self._sha, 1, base, operation, str(now), arguments)
-        return list(await pipe.execute(raise_on_error=False))
+        return await self._line.ask(
+            [
+                ("EVALSHA", self._sha, 1, base, operation, str(now), arguments)
+                for (base, operation, now, arguments), _ in batch
+            ]
+        )
+
+    async def _learn_script(self) -> None:
+        self._sha = str(await self._client.script_load(self._source))
 
     def _note(self, operation: str, group: str, arguments: tuple[Any, ...]) -> None:
         """A reservation whose caller was told no may have been made: it is returned later."""
@@ -220,7 +196,7 @@ class RedisCounters:
             pause = PROBE_EVERY_S
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    await self._client.ping()
+                    await self._line.ping()
             except (RedisError, OSError, TimeoutError):
                 continue
             self._down = False
