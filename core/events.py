@@ -39,6 +39,18 @@ class OpenedRequest(Struct, frozen=True):
     end_user: str | None = None  # the client's own `user` field: correlation only
     client_request_id: str | None = None  # the client's x-request-id: correlation only
     batch_job: str | None = None  # the batch of /v1/batches that this was a line of
+    prompts: int = 1  # raw ones, each of which the engine has under a name of its own
+
+    @property
+    def engine_names(self) -> tuple[str, ...]:
+        return engine_names(self.request_id, self.prompts)
+
+
+def engine_names(request_id: str, prompts: int) -> tuple[str, ...]:
+    """Under which an engine knows a request: one for each of its prompts."""
+    if prompts == 1:
+        return (request_id,)
+    return tuple(f"{request_id}.{number}" for number in range(prompts))
 
 
 class UsageEvent(Struct, frozen=True):

@@ -10,16 +10,16 @@ class Ask(Struct, frozen=True):
 
     route: str
     model: str
-    messages: list[dict[str, Any]] | None = None  # a chat; else `prompt`
-    prompt: str | list[int] | None = None
-    spoken: str | None = None  # what a prompt of token ids says, for the safety desk
-    inputs: list[str] | list[list[int]] | None = None  # texts to embed, in place of a prompt
+    messages: list[dict[str, Any]] | None = None  # a chat; else `prompts`
+    prompts: tuple[str | list[int], ...] = ()  # raw ones: each is answered by choices of its own
+    spoken: tuple[str, ...] = ()  # what prompts of token ids say, for the safety desk
+    inputs: list[str] | list[list[int]] | None = None  # texts to embed, in place of prompts
     tools: list[dict[str, Any]] | None = None
     one_call: bool = False  # of a tool in one answer, at most
     # Parameters that only some engines can honour, in OpenAI's form for chats.
     beyond: dict[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
-    n: int = 1
+    n: int = 1  # choices for each prompt
     stream: bool = False
     include_usage: bool = False
     stop: tuple[str, ...] = ()
@@ -44,6 +44,11 @@ class Ask(Struct, frozen=True):
     timeout_s: float | None = None
     client_request_id: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # what one surface alone needs to answer
+
+    @property
+    def choices(self) -> int:
+        """Of the whole answer, prompt by prompt."""
+        return self.n * max(1, len(self.prompts))
 
 
 class Usage(Struct, frozen=True):

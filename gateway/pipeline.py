@@ -5,7 +5,7 @@ with the guard on the way back -> metering. Every inference route is a Surface t
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import orjson
@@ -14,7 +14,7 @@ from prometheus_client import Counter, Histogram
 from core import logs, metrics
 from core.clock import Clock
 from core.errors import TollhouseError, Unavailable
-from core.events import OpenedRequest, UsageKind
+from core.events import OpenedRequest, UsageKind, engine_names
 from core.ids import REQUEST, new_id
 from core.tenants.keys import Principal
 from engine.protocol import GenerateRequest
@@ -173,7 +173,7 @@ class Pipeline:
     ) -> tuple[Spent, int]:
         """What it came to, and the status. FallThrough, not when `final`, where nobody answered."""
         ask = prompt.ask
-        query = Query(target, prompt.ids, principal.tenant_id, ask, prompt.max_tokens)
+        query = Query(target, prompt.lead, principal.tenant_id, ask, prompt.max_tokens)
         route = self.router.route(query)
         place = route.next()
         if place is None and (not final or not route.coming()):
@@ -234,6 +234,7 @@ class Pipeline:
             end_user=ask.end_user,
             client_request_id=told.client_request_id,
             batch_job=visit.exchange.batch_job,
+            prompts=max(1, len(prompt.parts)),
         )
         meter = Meter(self.spool, self.clock, opened, self.router.acknowledge_soon)
         meter.streamed = ask.stream
@@ -272,7 +273,7 @@ class Pipeline:
             visit.exchange,
             ask,
             head,
-            guards=lambda: self.safety.guard(visit.request_id, principal, ask.n),
+            guards=lambda: self.safety.guard(visit.request_id, principal, ask.choices),
             meter=meter,
             booking=visit.booking,
             headers=lambda: answer_headers(visit.request_id, self._millis(visit), extra),
@@ -315,7 +316,7 @@ def _wanted(
         route=visit.surface.route,
         prompt_tokens=len(prompt.ids),
         max_tokens=prompt.max_tokens,
-        choices=ask.n,
+        choices=ask.choices,
         timeout_s=told.timeout_s,
     )
 
@@ -339,7 +340,14 @@ def _job(
         priority=principal.plan.priority,
         deadline_s=told.timeout_s,
     )
-    return Job(request, ask)
+    if not prompt.parts:
+        return Job(request, ask)
+    names = engine_names(visit.request_id, len(prompt.parts))
+    parts = [
+        Job(replace(request, request_id=name, prompt=part.ids), part.ask)
+        for name, part in zip(names, prompt.parts, strict=True)
+    ]
+    return Job(request, ask, tuple(parts))
 
 
 @cache

@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
-from benchmarks.peers.asked import MARK
+from benchmarks.peers.asked import ANSWERS
 from benchmarks.report import processor_times, progress, stolen_since
 
 # What takes longer than this a time is asked for in the first rounds only.
@@ -25,6 +26,7 @@ _SLOW_S, _SLOW_ROUNDS = 30.0, 2
 class Contender:
     name: str
     process: "subprocess.Popen[str]"
+    answers: IO[str]
     scenarios: list[str]
     rates: dict[str, list[float | None]] = field(default_factory=dict)  # one a round
 
@@ -36,7 +38,7 @@ class Contender:
         try:
             self.process.stdin.write(scenario + "\n")
             self.process.stdin.flush()
-            return float(_told(self.process))
+            return float(_next(self.answers))
         except (OSError, RuntimeError) as error:
             progress(f"  {self.name}: NO FIGURE FOR {scenario}: {error}")
             self.scenarios.remove(scenario)
@@ -52,32 +54,38 @@ def contender(
 ) -> Iterator[Contender | None]:
     """Loaded, warmed and stopped; None where it could not."""
     progress(f"{name}: loading")
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=cwd,
-        start_new_session=True,
-    )
-    try:
+    heard, said = os.pipe()
+    with os.fdopen(heard) as answers:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=2,
+            text=True,
+            env=environment | {ANSWERS: str(said)},
+            pass_fds=(said,),
+            cwd=cwd,
+            start_new_session=True,
+        )
+        os.close(said)
         try:
-            scenarios = json.loads(_told(process))
-        except RuntimeError as error:
-            progress(f"  {name.upper()} COULD NOT BE MEASURED: {error}")
-            yield None
-            return
-        os.killpg(process.pid, signal.SIGSTOP)
-        yield Contender(name, process, scenarios)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
-        for pipe in (process.stdin, process.stdout):
+            yield _loaded(name, process, answers)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
             with contextlib.suppress(OSError):
-                assert pipe is not None
-                pipe.close()
+                assert process.stdin is not None
+                process.stdin.close()
+
+
+def _loaded(name: str, process: "subprocess.Popen[str]", answers: IO[str]) -> Contender | None:
+    try:
+        scenarios = json.loads(_next(answers))
+    except RuntimeError as error:
+        progress(f"  {name.upper()} COULD NOT BE MEASURED: {error}")
+        return None
+    os.killpg(process.pid, signal.SIGSTOP)
+    return Contender(name, process, answers, scenarios)
 
 
 def rounds(steps: Sequence[tuple[Contender, str]], count: int) -> float:
@@ -100,9 +108,8 @@ def rounds(steps: Sequence[tuple[Contender, str]], count: int) -> float:
     return stolen_since(before)
 
 
-def _told(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(MARK):
-            return line.removeprefix(MARK)
-    raise RuntimeError(f"it ended with {process.wait()}")
+def _next(answers: IO[str]) -> str:
+    line = answers.readline()
+    if not line:
+        raise RuntimeError("its process ended; what it said is above")
+    return line

@@ -48,12 +48,15 @@ class Job(Struct, frozen=True):
 
     request: GenerateRequest
     ask: Ask
+    parts: tuple["Job", ...] = ()  # of several prompts: one each, under names of their own
 
 
 class Generation(Protocol):
     """One running request. `take` gives all that is ready, at least one chunk, and [] at the end."""
 
-    receipt: Receipt | None  # set once the engine has ended the request, also after a cancel
+    @property
+    def receipt(self) -> Receipt | None:
+        """Once the engine has ended the request, also after a cancel."""
 
     async def take(self) -> list[Chunk]: ...
 

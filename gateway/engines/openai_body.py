@@ -61,7 +61,7 @@ def upstream_body(job: Job, model: str, kind: str = "") -> dict[str, Any]:
     if ask.messages is not None:
         _chat(ask, body)
     else:
-        body["prompt"] = ask.prompt
+        body["prompt"] = ask.prompts[0]
         if ask.logprobs is not None:
             body["logprobs"] = ask.logprobs
     if (given := _tuning(ask)) != _UNTUNED:

@@ -64,7 +64,7 @@ class Meter:
         spool: Spool,
         clock: Clock,
         opened: OpenedRequest,
-        acknowledge: Callable[[str], None],
+        acknowledge: Callable[..., None],
     ) -> None:
         self.opened = opened
         self.first_token_ms: int | None = None
@@ -129,7 +129,7 @@ class Meter:
         """Lets the engine forget the receipt: to be called when the record is durable."""
         if receipt is None:
             return None
-        return partial(self._acknowledge, self.opened.request_id)
+        return partial(self._acknowledge, *self.opened.engine_names)
 
     def _event(self, ending: Ending, receipt: Receipt | None) -> UsageEvent:
         counts = counts_of(self.opened.prompt_tokens, ending, receipt)

@@ -101,10 +101,12 @@ class Recovery:
 
     async def _settle(self, file: SpoolFile) -> int:
         settled: list[tuple[UsageEvent, Receipt | None]] = []
+        receipts: list[str] = []
         for opened in file.open_requests():
             found = await self._settled(opened)
             if found is not None:
                 settled.append(found)
+                receipts += opened.engine_names if found[1] is not None else ()
         if settled:
             file.commit(
                 [
@@ -113,7 +115,7 @@ class Recovery:
                     for statement in closing(event, engine_count(event, receipt))
                 ]
             )
-            await self._receipts.acknowledge([e.request_id for e, r in settled if r is not None])
+            await self._receipts.acknowledge(receipts)
             for event, _ in settled:
                 await self._on_settled(event)
         return len(settled)

@@ -27,11 +27,17 @@ _INLINE_CHARACTERS = 20_000  # longer prompts are encoded in a thread
 
 class Prompt(Struct, frozen=True):
     ask: Ask  # as it goes to the engine: in the tenant's order
-    ids: list[int]
+    ids: list[int]  # of several prompts, one after the other
     max_tokens: int  # of output for each choice: what was asked for, within the context
     texts: tuple[str, ...] = ()  # what the safety desk screens
     headers: dict[str, str] = field(default_factory=dict)
     order: str | None = None  # for the usage event
+    parts: tuple["Prompt", ...] = ()  # where there are several: each as if it were alone
+
+    @property
+    def lead(self) -> list[int]:
+        """What an engine may have in its cache."""
+        return self.parts[0].ids if self.parts else self.ids
 
     def header_list(self) -> Headers:
         return [(name.encode(), value.encode()) for name, value in self.headers.items()]
@@ -42,6 +48,8 @@ async def prepare(
 ) -> Prompt:
     if ask.inputs is not None:
         return await asyncio.to_thread(to_embed, ask, codec, context_length)
+    if len(ask.prompts) > 1:
+        return await _several(ask, codec, context_length, principal)
     ask, order = in_order(ask, principal)
     if ask.truncation != "disabled" and ask.messages is not None:
         ask = await asyncio.to_thread(shortened, ask, codec, context_length, principal.tenant_id)
@@ -50,9 +58,9 @@ async def prepare(
         headers[TRUNCATION_HEADER] = ask.dropped
     if codec is None:
         return replace(_estimated(ask, context_length), headers=headers, order=order)
-    if isinstance(ask.prompt, list):
-        ids = _checked(ask.prompt, codec.vocab_size)
-        ask = replace(ask, spoken=codec.tokenizer.decode(ids, skip_special_tokens=False))
+    if ask.prompts and isinstance(ask.prompts[0], list):
+        ids = _checked(ask.prompts[0], codec.vocab_size)
+        ask = replace(ask, spoken=(codec.tokenizer.decode(ids, skip_special_tokens=False),))
     else:
         ids = await _ids(written(ask, codec), principal.tenant_id)
     if not ids:
@@ -61,6 +69,20 @@ async def prepare(
         )
     room = _room(ask, len(ids), context_length)
     return Prompt(ask, ids, room, texts_of(ask), headers, order)
+
+
+async def _several(
+    ask: Ask, codec: TextCodec | None, context_length: int, principal: Principal
+) -> Prompt:
+    """Each has the whole context for itself."""
+    parts = [
+        await prepare(replace(ask, prompts=(each,)), codec, context_length, principal)
+        for each in ask.prompts
+    ]
+    spoken = tuple(text for part in parts for text in part.ask.spoken)
+    ids = [token for part in parts for token in part.ids]
+    ask = replace(ask, spoken=spoken)
+    return Prompt(ask, ids, parts[0].max_tokens, texts_of(ask), parts=tuple(parts))
 
 
 async def _ids(text: Written, tenant_id: str) -> list[int]:

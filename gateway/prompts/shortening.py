@@ -29,7 +29,7 @@ def texts_of(ask: Ask) -> tuple[str, ...]:
     if ask.inputs is not None:
         return tuple(each for each in ask.inputs if isinstance(each, str))
     if ask.messages is None:
-        return (ask.prompt,) if isinstance(ask.prompt, str) else ()
+        return ask.spoken or tuple(each for each in ask.prompts if isinstance(each, str))
     return _texts(ask.messages)
 
 

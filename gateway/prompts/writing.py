@@ -36,8 +36,9 @@ class Written(Struct, frozen=True):
 def written(ask: Ask, codec: TextCodec) -> Written:
     """BadRequest where the model has no chat template or the template refuses the messages."""
     if ask.messages is None:
-        assert not isinstance(ask.prompt, list)
-        return Written(codec, ask.prompt or "", bare=True)
+        (prompt,) = ask.prompts
+        assert isinstance(prompt, str)
+        return Written(codec, prompt, bare=True)
     return written_chat(ask.model, ask.messages, ask.tools, codec)
 
 

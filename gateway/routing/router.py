@@ -12,6 +12,7 @@ from engine.protocol import Receipt
 from gateway.ask import Ask
 from gateway.catalog.catalog import Target
 from gateway.engines.base import EngineClient, Generation
+from gateway.engines.several import summed
 from gateway.routing.adapter_heat import AdapterHeat
 from gateway.routing.adapter_loads import AdapterLoads
 from gateway.routing.conversations import Conversations, marks_of
@@ -133,16 +134,16 @@ class Router:
         if not asked:
             raise Unavailable("The engine does not answer.", code="engine_unavailable")
         for client in asked:
-            receipt = await client.receipt(opened.request_id)
-            if receipt is not None:
-                return receipt
+            asked_for = [await client.receipt(name) for name in opened.engine_names]
+            if found := [receipt for receipt in asked_for if receipt is not None]:
+                return summed(opened.request_id, found) if len(asked_for) > 1 else found[0]
         return None
 
-    def acknowledge_soon(self, request_id: str) -> None:
+    def acknowledge_soon(self, *engine_names: str) -> None:
         """Gathers what one turn of the event loop settles into one message."""
         if not self._settled:
             asyncio.get_running_loop().call_later(0.2, self._send_settled)
-        self._settled.append(request_id)
+        self._settled += engine_names
 
     def _send_settled(self) -> None:
         settled, self._settled = self._settled, []

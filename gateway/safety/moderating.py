@@ -13,6 +13,7 @@ from core.clock import Clock
 from core.tenants.keys import Principal
 from gateway.ask import Ask
 from gateway.exchange import Headers
+from gateway.prompts.shortening import texts_of
 from gateway.safety.decisions import DecisionLog
 from gateway.safety.desk import PromptBlocked, Screened
 from gateway.safety.opinions import SecondOpinions
@@ -225,8 +226,7 @@ def _texts_of(ask: Ask) -> list[ScreenedText]:
     if ask.inputs is not None:
         return [ScreenedText("user", each) for each in ask.inputs if isinstance(each, str)]
     if ask.messages is None:
-        text = ask.prompt if isinstance(ask.prompt, str) else ask.spoken
-        return [ScreenedText("user", text)] if text is not None else []
+        return [ScreenedText("user", text) for text in texts_of(ask)]
     found: list[ScreenedText] = []
     for message in ask.messages:
         role = str(message["role"])
@@ -245,7 +245,7 @@ def _with_texts(ask: Ask, texts: Sequence[str]) -> Ask:
         inputs: list[Any] = [next(left) if isinstance(x, str) else x for x in ask.inputs]
         return replace(ask, inputs=inputs)
     if ask.messages is None:
-        return replace(ask, prompt=texts[0])
+        return replace(ask, prompts=tuple(texts), spoken=())
     messages: list[dict[str, Any]] = []
     for message in ask.messages:
         content = message.get("content")

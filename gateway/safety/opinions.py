@@ -118,7 +118,7 @@ class ModelAnswers:
             route="guard",
             model=self._model,
             messages=chat,
-            prompt=None if chat else question,
+            prompts=() if chat else (question,),
             temperature=0.0,
             max_tokens=_ANSWER_TOKENS,
         )

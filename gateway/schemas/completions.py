@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from core.errors import UnsupportedParameter
+from core.errors import BadRequest
 from gateway.ask import Ask
 from gateway.schemas.decoding import clean_label, decode, refuse_unsupported
 from gateway.schemas.sampling import (
@@ -18,6 +18,7 @@ from gateway.schemas.sampling import (
 
 ROUTE = "/v1/completions"
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
+MOST_CHOICES = 128  # of one request: its prompts times n
 
 
 class CompletionBody(SamplingBody, kw_only=True):
@@ -42,7 +43,7 @@ def parse_completion(raw: bytes) -> Ask:
     return Ask(
         route=ROUTE,
         model=body.model,
-        prompt=_one_prompt(body.prompt),
+        prompts=_prompts(body.prompt, body.n or 1),
         max_tokens=body.max_tokens or _DEFAULT_MAX_TOKENS,
         logprobs=body.logprobs,
         echo=bool(body.echo),
@@ -51,16 +52,34 @@ def parse_completion(raw: bytes) -> Ask:
     )
 
 
-def _one_prompt(given: str | list[Any]) -> str | list[int]:
-    """A text, a list of token ids, or a list with one of either."""
+def _prompts(given: str | list[Any], n: int) -> tuple[str | list[int], ...]:
+    """A text, a list of token ids, or a list of several of either."""
     if isinstance(given, str):
-        return given
-    if len(given) == 1 and isinstance(given[0], str | list):
-        return _one_prompt(given[0])
-    if given and all(type(each) is int and each >= 0 for each in given):
-        return list(given)
-    raise UnsupportedParameter(
-        "prompt takes one prompt a request: a text, or a list of token ids.",
-        next_step="Send one request for each prompt.",
-        param="prompt",
-    )
+        return (given,)
+    if given and all(map(_is_id, given)):
+        return (list(given),)
+    alike = (all(isinstance(each, kind) for each in given) for kind in (str, list))
+    if not given or not any(alike) or not all(map(_is_prompt, given)):
+        raise BadRequest(
+            "prompt must be a text, a list of token ids, or a list of several of either.",
+            next_step="Send texts, or lists of whole numbers from 0, not both.",
+            param="prompt",
+            code="invalid_type",
+        )
+    if len(given) * n > MOST_CHOICES:
+        raise BadRequest(
+            f"{len(given)} prompts with n={n} ask for {len(given) * n} choices; one request may have"
+            f" {MOST_CHOICES}.",
+            next_step="Send fewer prompts a request.",
+            param="prompt",
+            code="invalid_value",
+        )
+    return tuple(given)
+
+
+def _is_prompt(given: Any) -> bool:
+    return isinstance(given, str) or (bool(given) and all(map(_is_id, given)))
+
+
+def _is_id(given: Any) -> bool:
+    return type(given) is int and given >= 0

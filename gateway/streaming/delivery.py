@@ -14,6 +14,7 @@ from core.events import UsageEvent
 from engine.protocol import FinishReason, Receipt
 from gateway.ask import Ask, Usage
 from gateway.engines.base import Chunk, Generation, Job, TextChunk
+from gateway.engines.several import generate
 from gateway.exchange import ClientGone, Exchange, Headers
 from gateway.limits.admission import Booking, Spent
 from gateway.metering.meter import Ending, Meter
@@ -118,7 +119,7 @@ class Delivery:
             codec, stops = None, ()
         self._guards = self._make_guards()
         self._asks = any(guard.asks for guard in self._guards)
-        guards: Sequence[OutputGuard | None] = self._guards or [None] * self._ask.n
+        guards: Sequence[OutputGuard | None] = self._guards or [None] * self._ask.choices
         ask = self._ask
         self._choices = [
             ChoiceOutput(i, codec, stops, each, reader_for(ask), one_call=ask.one_call)
@@ -129,7 +130,7 @@ class Delivery:
             await self._attend(route.load_adapter(place))
         if self._exchange.gone:
             raise ClientGone
-        self._generation = await place.client.generate(job)
+        self._generation = await generate(place.client, job)
         route.sent(self._generation)
         return self._generation
 

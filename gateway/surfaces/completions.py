@@ -53,7 +53,7 @@ class CompletionStream:
     def delta(self, delta: Delta) -> bytes:
         text, offset = delta.text, self._offsets.get(delta.choice)
         if offset is None:
-            text = _echoed(self._ask, self._head) + text
+            text = _echoed(self._ask, self._head, delta.choice) + text
             offset = 0
         self._offsets[delta.choice] = offset + len(text)
         choice = {
@@ -87,7 +87,7 @@ def _shell(head: Head) -> dict[str, Any]:
 
 def _choice(choice: ChoiceOutput, head: Head, ask: Ask) -> dict[str, Any]:
     delta = choice.take() or Delta(choice.index, "")
-    before = _echoed(ask, head)
+    before = _echoed(ask, head, choice.index)
     return {
         "index": choice.index,
         "text": before + "".join(choice.text),
@@ -98,12 +98,13 @@ def _choice(choice: ChoiceOutput, head: Head, ask: Ask) -> dict[str, Any]:
     }
 
 
-def _echoed(ask: Ask, head: Head) -> str:
+def _echoed(ask: Ask, head: Head, choice: int) -> str:
     if not ask.echo:
         return ""
-    if isinstance(ask.prompt, str):
-        return ask.prompt
-    return head.codec.decode(ask.prompt or []) if head.codec else ""
+    prompt = ask.prompts[choice // ask.n]
+    if isinstance(prompt, str):
+        return prompt
+    return head.codec.decode(prompt) if head.codec else ""
 
 
 def _logprobs(own: list[TokenLogprob], codec: TextCodec | None, offset: int) -> dict[str, Any]:

@@ -184,9 +184,6 @@ def test_what_a_surface_lacks_is_refused_by_name(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model=MODEL, input="x", previous_response_id="resp_1")
     assert caught.value.param == "previous_response_id"
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model=MODEL, prompt=["one", "two"])
-    assert caught.value.param == "prompt"
     with pytest.raises(openai.NotFoundError) as missing:
         client.embeddings.create(model=MODEL, input="x")
     assert missing.value.code == "embeddings_not_supported"

@@ -145,7 +145,7 @@ async def test_the_request_goes_where_its_prefix_is() -> None:
     keys = [key.hex() for key in PrefixChains().keys(info, ids, "t1", None)]
     assert len(keys) == 25
     router.index.apply("right", [KvEvent("stored", keys[:20])])
-    plain = Ask("/v1/completions", MODEL, prompt=ids)
+    plain = Ask("/v1/completions", MODEL, prompts=(ids,))
     route = router.route(query(ids, plain))
     assert route.next() is not None and route.place is not None
     assert route.place.name == "right"

@@ -1,0 +1,134 @@
+"""Several prompts of one request: each runs at the engine by itself, and together they are one.
+
+To whoever delivers and bills them they are one generation, whose choices come prompt by prompt, and
+whose receipt is the sum of theirs.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from core.errors import TollhouseError
+from engine.protocol import FinishReason, Receipt
+from gateway.engines.base import Chunk, EngineClient, Generation, Job, TextChunk
+
+_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+async def generate(client: EngineClient, job: Job) -> Generation:
+    """Raises a TollhouseError where the engine refuses any of it; nothing of it runs on then."""
+    if not job.parts:
+        return await client.generate(job)
+    started: list[Generation] = []
+    try:
+        for part in job.parts:
+            started.append(await client.generate(part))
+    except BaseException:
+        for each in started:
+            each.cancel()
+        raise
+    return Several(job.request.request_id, started, job.ask.n)
+
+
+class Several:
+    """Takes from whichever has something: one that has ended has nothing more."""
+
+    def __init__(self, request_id: str, parts: Sequence[Generation], choices: int) -> None:
+        """`choices` of each part: those of part k are numbered from k * choices."""
+        self._request_id = request_id
+        self._parts = parts
+        self._choices = choices
+        self._taking: dict[int, asyncio.Task[list[Chunk]]] = {}
+        self._over: set[int] = set()
+
+    @property
+    def receipt(self) -> Receipt | None:
+        known = [part.receipt for part in self._parts if part.receipt is not None]
+        return summed(self._request_id, known) if len(known) == len(self._parts) else None
+
+    async def take(self) -> list[Chunk]:
+        while len(self._over) < len(self._parts):
+            for place, part in enumerate(self._parts):
+                if place not in self._over and place not in self._taking:
+                    task = self._taking[place] = asyncio.ensure_future(part.take())
+                    task.add_done_callback(_heard)
+            await asyncio.wait(self._taking.values(), return_when=asyncio.FIRST_COMPLETED)
+            if chunks := self._came():
+                return chunks
+        return []
+
+    def _came(self) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        for place in [place for place, task in self._taking.items() if task.done()]:
+            found = self._taking.pop(place).result()
+            if not found:
+                self._over.add(place)
+            chunks += [self._numbered(chunk, place) for chunk in found]
+        return chunks
+
+    def _numbered(self, chunk: Chunk, place: int) -> Chunk:
+        choice = place * self._choices + chunk.choice
+        if isinstance(chunk, TextChunk):
+            return msgspec.structs.replace(chunk, choice=choice)
+        return dataclasses.replace(chunk, choice=choice)
+
+    def cancel(self) -> None:
+        for part in self._parts:
+            part.cancel()
+
+    def break_off(self, error: TollhouseError) -> None:
+        for part in self._parts:
+            part.break_off(error)
+
+    async def ended(self, timeout_s: float) -> Receipt | None:
+        for task in self._taking.values():
+            task.cancel()
+        await asyncio.gather(*self._taking.values(), return_exceptions=True)
+        self._taking.clear()
+        await asyncio.gather(*(part.ended(timeout_s) for part in self._parts))
+        return self.receipt
+
+
+def _heard(task: "asyncio.Task[list[Chunk]]") -> None:
+    """Where one part fails, nobody asks the others what became of them."""
+    if not task.cancelled():
+        task.exception()
+
+
+def summed(request_id: str, receipts: Sequence[Receipt]) -> Receipt:
+    """Tokens add up; of times the longest counts, for they ran side by side, and of reasons the
+    first that is no proper end."""
+
+    def _sum(name: str) -> int:
+        return sum(getattr(each, name) for each in receipts)
+
+    def _most(name: str) -> float:
+        return float(max(getattr(each, name) for each in receipts))
+
+    first = receipts[0]
+    broken = [each for each in receipts if each.finish_reason not in _WHOLE]
+    tokens: dict[str, Any] = {name: _sum(name) for name in _TOKENS}
+    times: dict[str, Any] = {name: _most(name) for name in ("queue_s", "prefill_s", "decode_s")}
+    return dataclasses.replace(
+        first,
+        request_id=request_id,
+        finish_reason=(broken or [first])[0].finish_reason,
+        message=next((each.message for each in receipts if each.message), ""),
+        **tokens,
+        **times,
+    )
+
+
+_TOKENS = (
+    "prompt",
+    "cached",
+    "computed",
+    "unprocessed",
+    "generated",
+    "delivered",
+    "recomputed",
+    "discarded",
+)
