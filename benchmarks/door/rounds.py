@@ -14,7 +14,7 @@ from benchmarks.door.load import Rate, Server, check, run_wrk
 from benchmarks.door.mock import STREAM_TEXT, WHOLE_TEXT
 from benchmarks.report import median_pair, processor_times, progress, stolen_since
 
-_WARM_S = 2.0
+_WARM_S = 4.0
 
 
 @dataclass(slots=True)
