@@ -126,8 +126,9 @@ class Meter:
             _count(self.event)
 
     def _release(self, receipt: Receipt | None) -> Callable[[], None] | None:
-        """Lets the engine forget the receipt: to be called when the record is durable."""
-        if receipt is None:
+        """Lets the engine forget the receipt: to be called when the record is durable. Of several
+        prompts some may have one where the request as a whole has none."""
+        if receipt is None and self.opened.prompts == 1:
             return None
         return partial(self._acknowledge, *self.opened.engine_names)
 

@@ -1,6 +1,7 @@
 """Several prompts in one completion: each answered as if alone, all of them one request and bill."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 from openai import OpenAI
 
 from core.clock import FakeClock
+from core.errors import Unavailable
 from core.events import OpenedRequest, SettledBy, UsageEvent, UsageKind, engine_names
 from engine.protocol import GenerateRequest, SamplingParams
 from gateway.ask import Ask
-from gateway.engines.base import Job
+from gateway.engines.base import Generation, Job, Mailbox
 from gateway.engines.fake import FakeEngine
 from gateway.metering.recovery import Recovery
 from gateway.metering.spool import Spool, SpoolFile
@@ -140,6 +142,36 @@ def test_an_engine_that_dies_ends_all_of_them_with_one_error(slow: House) -> Non
     assert '"error"' in rest[-1]
     (event,) = slow.events(1)
     assert event["status"] >= 500
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_one_that_the_engine_refuses_ends_all_of_them_unbilled(
+    house: House, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """At once, or by its own answer when others were answered already."""
+    plain, before = house.engine.generate, len(house.events(0))
+
+    async def _generate(job: Job) -> Generation:
+        if not job.request.request_id.endswith(".2"):
+            return await plain(job)
+        refusal = Unavailable("The queue is full.", code="engine_busy")
+        if not late:
+            raise refusal
+        refused = Mailbox(job.request.request_id, lambda _: None)
+        asyncio.get_running_loop().call_later(0.2, refused.fail, refusal)
+        return refused
+
+    monkeypatch.setattr(house.engine, "generate", _generate)
+    body = {"model": MODEL, "prompt": TEXTS, "max_tokens": 3}
+    answer = httpx.post(f"{house.url}/v1/completions", json=body, headers=house.headers, timeout=60)
+    assert answer.status_code == 503
+    request_id = answer.headers["x-request-id"]
+    event = next(e for e in house.events(before + 1) if e["request_id"] == request_id)
+    assert (event["input_tokens"], event["output_tokens"]) == (0, 0)
+    deadline = time.monotonic() + 60
+    while kept := set(engine_names(request_id, 3)) & set(house.engine._receipts):
+        assert time.monotonic() < deadline, kept
+        time.sleep(0.05)
 
 
 async def test_after_a_crash_the_sum_of_the_engines_receipts_is_billed(tmp_path: Path) -> None:
