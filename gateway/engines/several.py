@@ -101,23 +101,18 @@ def _heard(task: "asyncio.Task[list[Chunk]]") -> None:
 def summed(request_id: str, receipts: Sequence[Receipt]) -> Receipt:
     """Tokens add up; of times the longest counts, for they ran side by side, and of reasons the
     first that is no proper end."""
-
-    def _sum(name: str) -> int:
-        return sum(getattr(each, name) for each in receipts)
-
-    def _most(name: str) -> float:
-        return float(max(getattr(each, name) for each in receipts))
-
     first = receipts[0]
     broken = [each for each in receipts if each.finish_reason not in _WHOLE]
-    tokens: dict[str, Any] = {name: _sum(name) for name in _TOKENS}
-    times: dict[str, Any] = {name: _most(name) for name in ("queue_s", "prefill_s", "decode_s")}
+    counts: dict[str, Any] = {
+        name: sum(getattr(each, name) for each in receipts) for name in _TOKENS
+    }
+    times: dict[str, Any] = {name: max(getattr(each, name) for each in receipts) for name in _TIMES}
     return dataclasses.replace(
         first,
         request_id=request_id,
         finish_reason=(broken or [first])[0].finish_reason,
         message=next((each.message for each in receipts if each.message), ""),
-        **tokens,
+        **counts,
         **times,
     )
 
@@ -132,3 +127,4 @@ _TOKENS = (
     "recomputed",
     "discarded",
 )
+_TIMES = ("queue_s", "prefill_s", "decode_s")

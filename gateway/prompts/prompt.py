@@ -29,7 +29,6 @@ class Prompt(Struct, frozen=True):
     ask: Ask  # as it goes to the engine: in the tenant's order
     ids: list[int]  # of several prompts, one after the other
     max_tokens: int  # of output for each choice: what was asked for, within the context
-    texts: tuple[str, ...] = ()  # what the safety desk screens
     headers: dict[str, str] = field(default_factory=dict)
     order: str | None = None  # for the usage event
     parts: tuple["Prompt", ...] = ()  # where there are several: each as if it were alone
@@ -68,7 +67,7 @@ async def prepare(
             "The prompt is empty.", next_step="Send at least one token.", param=_field(ask)
         )
     room = _room(ask, len(ids), context_length)
-    return Prompt(ask, ids, room, texts_of(ask), headers, order)
+    return Prompt(ask, ids, room, headers, order)
 
 
 async def _several(
@@ -82,7 +81,7 @@ async def _several(
     spoken = tuple(text for part in parts for text in part.ask.spoken)
     ids = [token for part in parts for token in part.ids]
     ask = replace(ask, spoken=spoken)
-    return Prompt(ask, ids, parts[0].max_tokens, texts_of(ask), parts=tuple(parts))
+    return Prompt(ask, ids, parts[0].max_tokens, parts=tuple(parts))
 
 
 async def _ids(text: Written, tenant_id: str) -> list[int]:
@@ -141,7 +140,7 @@ def to_embed(ask: Ask, codec: TextCodec | None, context_length: int) -> Prompt:
                 next_step="Split it.",
                 param="input",
             )
-    return Prompt(ask, [0] * sum(sizes), 1, texts_of(ask))
+    return Prompt(ask, [0] * sum(sizes), 1)
 
 
 def _checked(ids: list[int], vocab_size: int) -> list[int]:
@@ -170,9 +169,8 @@ def _room(ask: Ask, prompt_tokens: int, context_length: int) -> int:
 
 
 def _estimated(ask: Ask, context_length: int) -> Prompt:
-    texts = texts_of(ask)
-    count = estimate(texts)
-    return Prompt(ask, [0] * count, _room(ask, count, context_length), texts)
+    count = estimate(texts_of(ask))
+    return Prompt(ask, [0] * count, _room(ask, count, context_length))
 
 
 def _field(ask: Ask) -> str:

@@ -223,8 +223,6 @@ def _field(ask: Ask) -> str:
 
 
 def _texts_of(ask: Ask) -> list[ScreenedText]:
-    if ask.inputs is not None:
-        return [ScreenedText("user", each) for each in ask.inputs if isinstance(each, str)]
     if ask.messages is None:
         return [ScreenedText("user", text) for text in texts_of(ask)]
     found: list[ScreenedText] = []
