@@ -1,0 +1,1 @@
+"""Mutation testing: what is changed, and how a change is judged."""
