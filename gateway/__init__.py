@@ -1,1 +1,1 @@
-"""The door: HTTP in, tokens out. Owns no tables."""
+"""The HTTP gateway: request pipeline, CLI and composition root. Owns no tables."""

@@ -32,7 +32,7 @@ from gateway.wiring import Services
 
 
 class Door:
-    """One inference route. An ASGI callable, so that nothing stands between socket and pipeline."""
+    """One inference route, as an ASGI callable without middleware before the pipeline."""
 
     def __init__(self, surface: Surface, pipeline: Pipeline, once: Once) -> None:
         self._surface = surface
@@ -49,7 +49,7 @@ class Door:
 
 
 class TollhouseApp(FastAPI):
-    """With the inference routes laid open to a server that can go straight to them."""
+    """Exposes the inference routes, so that the direct server can bypass ASGI routing."""
 
     doors: Mapping[bytes, Callable[[Exchange], Coroutine[Any, Any, None]]] = {}
 
@@ -69,7 +69,7 @@ def create_app(services: Services) -> TollhouseApp:
         version="0.1.0",
         lifespan=_life,
         redoc_url=None,
-        redirect_slashes=False,  # a redirected POST looks to curl like an empty answer
+        redirect_slashes=False,  # curl does not follow the redirect of a POST
     )
     app.state.services = services
     add_error_handlers(app)

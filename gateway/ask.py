@@ -1,4 +1,4 @@
-"""What a client asked for, in one form for every surface."""
+"""An inference request in the form that all API surfaces share."""
 
 from typing import Any
 
@@ -6,17 +6,17 @@ from msgspec import Struct, field
 
 
 class Ask(Struct, frozen=True):
-    """One inference request, validated, not yet admitted. Numbers are None where not given."""
+    """A validated inference request, before admission. Numbers are None when not given."""
 
     route: str
     model: str
-    messages: list[dict[str, Any]] | None = None  # a chat; else `prompts`
-    prompts: tuple[str | list[int], ...] = ()  # raw ones: each is answered by choices of its own
-    spoken: tuple[str, ...] = ()  # what prompts of token ids say, for the safety desk
+    messages: list[dict[str, Any]] | None = None  # a chat; otherwise `prompts` is set
+    prompts: tuple[str | list[int], ...] = ()  # raw prompts; each gets `n` choices
+    spoken: tuple[str, ...] = ()  # decoded token-id prompts, for moderation
     inputs: list[str] | list[list[int]] | None = None  # texts to embed, in place of prompts
     tools: list[dict[str, Any]] | None = None
-    one_call: bool = False  # of a tool in one answer, at most
-    # Parameters that only some engines can honour, in OpenAI's form for chats.
+    one_call: bool = False  # at most one tool call per choice
+    # Parameters that only some engines support, in the format of OpenAI's chat API.
     beyond: dict[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     n: int = 1  # choices for each prompt
@@ -40,19 +40,21 @@ class Ask(Struct, frozen=True):
     echo: bool = False
     end_user: str | None = None
     truncation: str = "disabled"
-    dropped: str | None = None  # what truncation took away: "turns=2, blocks=1"
+    dropped: str | None = None  # what truncation removed: "turns=2, blocks=1"
     timeout_s: float | None = None
     client_request_id: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)  # what one surface alone needs to answer
+    extra: dict[str, Any] = field(
+        default_factory=dict
+    )  # data that one surface needs to build its response
 
     @property
     def choices(self) -> int:
-        """Of the whole answer, prompt by prompt."""
+        """Number of choices over all prompts, grouped by prompt."""
         return self.n * max(1, len(self.prompts))
 
 
 class Usage(Struct, frozen=True):
-    """What the client is told, and what is billed."""
+    """Token counts, as reported to the client and as billed."""
 
     prompt: int
     cached: int

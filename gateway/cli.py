@@ -1,8 +1,8 @@
-"""`tollhouse`: finds the command, runs it, and turns errors into one line what and one line what next.
+"""The `tollhouse` command: runs a subcommand and prints an error as its message and the next step.
 
-A command is a module of `gateway.commands`, named as it is typed (`-` as `_`), with `HELP` and
-`configure(parser)`, which sets `run(arguments) -> int | None`; one that reads its options itself has
-`main(options)` instead. Exit 0 done, 1 failed, 2 wrong use.
+A subcommand is a module of `gateway.commands` of the same name (`_` for `-`) with `HELP` and
+`configure(parser)`, which sets `run(arguments) -> int | None`; one that parses its own options has
+`main(options)` instead. Exit codes: 0 success, 1 failure, 2 invalid usage.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of a pipe left; point stdout elsewhere, so that the exit's flush is quiet.
+        # The reader closed the pipe; redirect stdout so that the flush at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -56,10 +56,10 @@ def _parser(given: list[str], names: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tollhouse",
         description="A multi-tenant LLM inference gateway and billing platform.",
-        epilog="Settings are TOLLHOUSE_* variables; docs/settings.md lists them.",
+        epilog="Settings are TOLLHOUSE_* environment variables; docs/settings.md lists them.",
     )
     commands = parser.add_subparsers(metavar="command", required=True)
-    # Only the command that is run is imported: `--help` and a typo need them all.
+    # Import only the subcommand that runs; `--help` and an unknown name need all of them.
     wanted = given[:1] if given and given[0] in names else names
     for name in wanted:
         module = _module(name)

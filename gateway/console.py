@@ -1,4 +1,4 @@
-"""How commands show things: JSON for programs, a table for people, progress on stderr."""
+"""Output of CLI commands: JSON or a table on stdout, messages on stderr."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def show(found: Any, *, as_json: bool, title: str = "") -> None:
-    """A mapping as name and value, a list of mappings as a table, anything else as it is."""
+    """Prints a mapping as name and value, a list of mappings as a table, anything else as is."""
     if as_json:
         sys.stdout.write(json.dumps(found, default=str, ensure_ascii=False) + "\n")
     elif isinstance(found, Mapping):
@@ -27,7 +27,7 @@ def show(found: Any, *, as_json: bool, title: str = "") -> None:
 
 
 def say(line: str) -> None:
-    """A remark for people, beside what is shown."""
+    """Print a message to stderr."""
     sys.stderr.write(line + "\n")
 
 
@@ -45,7 +45,7 @@ def _table(columns: list[str], rows: list[list[str]], *, header: bool) -> None:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    # Not a terminal: as wide as it must be, so that a line stays one line.
+    # Without a terminal the table is as wide as needed, so that each row stays on one line.
     width = None if sys.stdout.isatty() else 10_000
     Console(width=width, highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
 

@@ -1,4 +1,4 @@
-"""The dashboard's pages on this gateway's services."""
+"""Mounts the dashboard on this gateway's services."""
 
 from dashboards.app import Asgi, create_dashboard
 from dashboards.viewer import House

@@ -1,9 +1,9 @@
-"""Tasks that failed for good, for `tollhouse worker`: shown, and played again."""
+"""Lists and replays dead-lettered tasks, for `tollhouse worker` and the dashboard."""
 
 from collections.abc import Iterable
 from typing import Any
 
-import billing.tasks  # noqa: F401  registers the tasks that may have died
+import billing.tasks  # noqa: F401  registers the tasks to replay
 from billing.payments.base import PaymentProvider
 from core import dead_letters
 from core.celery_queue import CeleryQueue
@@ -14,7 +14,7 @@ from gateway.worker import make_worker
 
 
 class _Here:
-    """Without a broker the tasks run in this process, once their letters are marked."""
+    """Collects tasks to run in this process, for deployments without a broker."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, dict[str, Any]]] = []
@@ -45,7 +45,8 @@ def listed(tools: Toolbox) -> list[dict[str, Any]]:
 
 
 def replay(tools: Toolbox, ids: Iterable[int], prefix: str) -> int:
-    """All of them without ids; returns how many were played. One that fails here is kept anew."""
+    """Replays all dead letters when `ids` is empty. Returns how many were replayed. A task that
+    fails again in this process becomes a new dead letter."""
     chosen = list(ids) or None
     here = _Here()
     queue: TaskQueue = here

@@ -1,4 +1,4 @@
-"""One HTTP exchange on bare ASGI: the body within bounds, the answer, and whether the client left."""
+"""One HTTP request and response on ASGI, with body limits and disconnect detection."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,19 +12,19 @@ Scope = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
 BODY_TIMEOUT_S = 30.0
-WRITE_TIMEOUT_S = 60.0  # a client that reads nothing for so long has left
+WRITE_TIMEOUT_S = 60.0  # a client that reads nothing for this long is disconnected
 
 
 class ClientGone(Exception):
-    """The client closed its connection, or stopped reading."""
+    """The client closed the connection or stopped reading."""
 
 
 class Exchange:
-    principal: Principal | None = None  # already known, where the house itself asks
-    batch_job: str | None = None  # the batch that it asks for
-    # By request id and answer, what becomes of the batch's line that is asked for.
+    principal: Principal | None = None  # set for internal requests, such as batch lines
+    batch_job: str | None = None  # id of the batch that the request belongs to
+    # Builds the result of the batch line from the request id and the response.
     batch_line: Callable[[str, dict[str, Any]], Answered] | None = None
-    broken = False  # the answer had begun when it failed
+    broken = False  # the request failed after the response had started
 
     def __init__(self, scope: Scope, receive: Any, send: Any) -> None:
         self.scope = scope
@@ -53,7 +53,7 @@ class Exchange:
         encoding = self.headers.get(b"content-encoding", b"identity")
         if encoding.lower() != b"identity":
             raise BadRequest(
-                "Compressed bodies are not read.",
+                f"Content-Encoding {encoding[:40].decode('latin-1')!r} is not supported.",
                 next_step="Send the body without Content-Encoding.",
                 code="unsupported_encoding",
             )
@@ -66,7 +66,7 @@ class Exchange:
         except TimeoutError:
             raise BadRequest(
                 f"The body did not arrive within {BODY_TIMEOUT_S:.0f} seconds.",
-                next_step="Send it in one go.",
+                next_step="Send the whole body without pausing.",
                 code="body_timeout",
             ) from None
 
@@ -92,7 +92,7 @@ class Exchange:
             message = await self._receive()
 
     def on_disconnect(self, call: Callable[[], None]) -> None:
-        """`call` runs in the turn of the event loop in which the client is found gone. Once."""
+        """Runs `call` once, in the event loop turn in which the disconnect is detected."""
 
         def _left(future: asyncio.Future[Any]) -> None:
             if not future.cancelled():
@@ -130,5 +130,5 @@ class Exchange:
 def too_large(limit: int) -> TollhouseError:
     return PayloadTooLarge(
         f"The body is larger than {limit // 2**20} MiB.",
-        next_step="Send less, or raise TOLLHOUSE_MAX_BODY_MB.",
+        next_step="Send a smaller body; the operator can raise TOLLHOUSE_MAX_BODY_MB.",
     )

@@ -1,4 +1,4 @@
-"""What the dashboard's pages ask of this gateway: engines, health, limits, adapters, dead letters."""
+"""The dashboard's access to this gateway: engines, health, limits, adapters and dead letters."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -46,15 +46,17 @@ class Gatehouse:
         services = self._services
         found = [_engine_part(each) for each in self.engines()]
         waiting = services.shipper.backlog()
-        found.append(Part("spool", "good", f"{waiting} records on disk, not yet shipped"))
+        found.append(Part("spool", "good", f"{waiting} records waiting to be shipped"))
         if services.pipeline.draining:
-            found.append(Part("gateway", "warn", "drains its streams and takes nothing new"))
+            found.append(
+                Part("gateway", "warn", "draining: running requests finish, new ones are refused")
+            )
         else:
-            found.append(Part("gateway", "good", "takes requests"))
+            found.append(Part("gateway", "good", "accepting requests"))
         return found
 
     def used(self, scope: TenantScope, rules: Sequence[LimitRule]) -> Sequence[Used]:
-        """Takes of nothing tell how full the buckets are. Called in a worker thread of the server."""
+        """Reserves zero to read how full the buckets are. Call it from a worker thread."""
         own = [r for r in rules if r.scope is Scope.TENANT and r.unit is not Unit.CONCURRENT]
         takes = [Take(f"{r.name}:{scope.tenant_id}", r.limit, r.period_s * 1000, 0, 0) for r in own]
         if not takes:
@@ -119,8 +121,8 @@ def _stored(store: AdapterStore, tenant_id: str, upload: Upload) -> AdapterFiles
     if upload.config is not None and upload.weights is not None:
         return store.from_files(tenant_id, upload.config, upload.weights)
     raise BadRequest(
-        "The form has no adapter in it.",
-        next_step="Choose an archive, or both files of a PEFT adapter.",
+        "The form contains no adapter.",
+        next_step="Choose an archive, or both files of a PEFT adapter (config and weights).",
         param="file",
     )
 
@@ -152,4 +154,9 @@ def _engine_part(each: EngineView) -> Part:
     if each.state == "healthy":
         return Part(f"engine {each.engine_id}", "good", says)
     state = "warn" if each.state in ("draining", "loading") else "bad"
-    return Part(f"engine {each.engine_id}", state, each.state, "See its log; `tollhouse doctor`.")
+    return Part(
+        f"engine {each.engine_id}",
+        state,
+        each.state,
+        "See the engine's log, or run `tollhouse doctor`.",
+    )

@@ -1,4 +1,4 @@
-"""Days and moments as people write them, in commands and in queries."""
+"""Parses dates and times from CLI options and query parameters."""
 
 from datetime import UTC, datetime
 
@@ -6,14 +6,14 @@ from core.errors import BadRequest
 
 
 def moment_of(text: str, name: str | None = None) -> datetime:
-    """`2026-01-31`, or a moment; without a zone it is UTC. `name` is the parameter to blame."""
+    """Parses ISO 8601; without an offset it is UTC. `name` is the parameter that an error names."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
-        named = f"{name} is" if name else "It is"
+        named = f"{name} is" if name else "The value is"
         raise BadRequest(
-            f"{named} {text[:40]!r}, which is no date.",
+            f"{named} {text[:40]!r}, which is not an ISO 8601 date.",
             next_step="Write 2026-01-31, or 2026-01-31T12:00:00Z.",
             param=name,
         ) from None

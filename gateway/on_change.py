@@ -1,7 +1,7 @@
-"""Views of the database in memory that are read anew once somebody changed something.
+"""Refreshes in-memory views of the database after a change.
 
-Whatever is changed goes to the audit log, and that moves the epoch, which the keyring polls: so a
-look here costs no query, and a change is seen within the second.
+Every change is written to the audit log, which advances the epoch that the keyring polls. Checking
+the epoch costs no query, and a change is visible within a second.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ LOOK_S = 0.4
 
 
 async def on_change(keyring: Keyring, refresh: Callable[[], None], what: str) -> None:
-    """Calls `refresh` in a thread. For ever; while the database is down the last view stands."""
+    """Runs `refresh` in a thread, until cancelled. While the database is down the last view stays."""
     read: int | None = None
     while True:
         epoch = keyring.epoch
@@ -24,5 +24,5 @@ async def on_change(keyring: Keyring, refresh: Callable[[], None], what: str) ->
                 await asyncio.to_thread(refresh)
                 read = epoch
             except Exception as error:
-                log.warning("%s could not be read, the known ones stay: %s", what, error)
+                log.warning("could not refresh %s, keeping the last known ones: %s", what, error)
         await asyncio.sleep(LOOK_S)

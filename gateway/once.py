@@ -1,8 +1,8 @@
-"""A request with an Idempotency-Key is done once: its repetition gets the same answer, unbilled.
+"""Idempotency-Key: a repeated request gets the stored response and is not billed again.
 
-What ended well, or failed by the client's own fault, is kept for a day. What broke, hit a limit or
-was left by its client is not: the next attempt is the first again. Either is settled before the
-last byte leaves, so that a client that repeats at once finds it so.
+Successful responses and client errors are stored for a day. Server errors, rate limits and
+disconnects are not: the next attempt runs as new. The claim is settled before the last byte is sent,
+so that an immediate retry sees the result.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 HEADER = b"idempotency-key"
 _LONGEST_KEY = 255
 _NOT_KEPT = (401, 403, 408, 409, 429)
-_SPARE_S = 60.0  # after a request's longest life, before its claim is taken for dead
+_SPARE_S = 60.0  # beyond the request timeout, before a claim is considered abandoned
 
 
 class Once:
@@ -91,7 +91,7 @@ class Once:
 
 
 class Claim:
-    """One request's hold on its key, settled once: with its answer, or let go for the next."""
+    """A request's claim on its key, settled once: with a response to store, or released."""
 
     def __init__(self, database: Database, claim_id: str) -> None:
         self._database = database
@@ -105,8 +105,8 @@ class Claim:
         try:
             await asyncio.shield(asyncio.to_thread(self._write, answer))
         except SQLAlchemyError:
-            # The work is done and billed: its client gets the answer, and a repetition is told
-            # that the first still runs until the claim is old enough to be taken for dead.
+            # The request is complete and billed, so the client gets its response. A repetition is
+            # told that the first is still running, until the claim is old enough to be abandoned.
             log.warning("the claim %s of an Idempotency-Key was not settled", self._id)
 
     def _write(self, answer: Kept | None) -> None:
@@ -118,7 +118,7 @@ class Claim:
 
 
 class Recorder(Exchange):
-    """Passes everything on to the client's exchange and keeps what it was told."""
+    """Forwards to the client's exchange and records the response."""
 
     def __init__(self, outer: Exchange, principal: Principal, body: bytes, claim: Claim) -> None:
         self._outer = outer
@@ -184,7 +184,8 @@ def _key_of(exchange: Exchange) -> str:
     fine = 0 < len(key) <= _LONGEST_KEY and key.isascii() and key.isprintable()
     if not fine or HEADER in exchange.repeated:
         raise BadRequest(
-            f"Idempotency-Key must be one header of 1 to {_LONGEST_KEY} printable characters.",
+            f"Idempotency-Key must be a single header of 1 to {_LONGEST_KEY} printable ASCII "
+            "characters.",
             next_step="Send a UUID, for example.",
             param="Idempotency-Key",
             code="invalid_value",

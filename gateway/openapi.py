@@ -1,4 +1,4 @@
-"""The API's own document: FastAPI's, and the inference routes from the structs that read them."""
+"""The OpenAPI document: FastAPI's routes, and the inference routes from their msgspec structs."""
 
 import copy
 from typing import Any
@@ -16,17 +16,23 @@ from gateway.schemas.messages import CountBody, MessagesBody
 from gateway.schemas.responses import ResponsesBody
 
 _BODIES: dict[str, tuple[type, str]] = {
-    "/v1/chat/completions": (ChatBody, "Answer a chat, whole or as a stream."),
-    "/v1/completions": (CompletionBody, "Continue a text."),
-    "/v1/messages": (MessagesBody, "Answer a conversation in Anthropic's shapes."),
-    "/v1/messages/count_tokens": (CountBody, "Count a conversation's tokens; nothing is billed."),
-    "/v1/responses": (ResponsesBody, "Answer in the shapes of OpenAI's Responses API."),
-    "/v1/responses/input_tokens": (ResponsesBody, "Count a request's tokens; nothing is billed."),
-    "/v1/embeddings": (EmbeddingsBody, "Embed texts, where an upstream can."),
-    "/v1/moderations": (ModerationBody, "Score texts for harm."),
-    "/v1/batches": (BatchBody, "Order requests that nobody waits for."),
-    "/tokenize": (TokenizeBody, "A text or chat as token ids."),
-    "/detokenize": (DetokenizeBody, "Token ids as a text."),
+    "/v1/chat/completions": (ChatBody, "Create a chat completion."),
+    "/v1/completions": (CompletionBody, "Create a text completion."),
+    "/v1/messages": (MessagesBody, "Create a message, in the format of Anthropic's API."),
+    "/v1/messages/count_tokens": (
+        CountBody,
+        "Count the tokens of a conversation, without billing.",
+    ),
+    "/v1/responses": (ResponsesBody, "Create a response, in the format of OpenAI's Responses API."),
+    "/v1/responses/input_tokens": (
+        ResponsesBody,
+        "Count the tokens of a request, without billing.",
+    ),
+    "/v1/embeddings": (EmbeddingsBody, "Create embeddings, with an upstream that supports them."),
+    "/v1/moderations": (ModerationBody, "Classify texts by harm category."),
+    "/v1/batches": (BatchBody, "Create a batch of asynchronous requests."),
+    "/tokenize": (TokenizeBody, "Convert a text or a chat to token ids."),
+    "/detokenize": (DetokenizeBody, "Convert token ids to text."),
 }
 _ERROR = {
     "type": "object",
@@ -45,21 +51,21 @@ _ERROR = {
     },
 }
 _REFUSALS = {
-    "400": "The body is wrong; `param` names the field.",
-    "401": "The key is missing or wrong.",
-    "402": "The money has ended.",
-    "403": "The key may not do this.",
-    "404": "There is no such model for this key.",
-    "409": "It clashes with what is there.",
+    "400": "The body is invalid; `param` names the field.",
+    "401": "The API key is missing or invalid.",
+    "402": "The budget or prepaid balance is exhausted.",
+    "403": "The API key lacks the permission.",
+    "404": "This API key has no such model.",
+    "409": "The request conflicts with the current state.",
     "413": "The body is too large.",
-    "422": "The body is wrong.",
-    "429": "A limit is reached; `retry-after` says when to come again.",
-    "503": "Something that the request needs is not ready.",
+    "422": "The body is invalid.",
+    "429": "A rate limit is exceeded; `retry-after` gives the wait in seconds.",
+    "503": "A service that the request needs is unavailable.",
 }
 
 
 def install(app: FastAPI) -> None:
-    """Replaces `app.openapi`; made once, at the first request for it."""
+    """Replaces `app.openapi`. The document is built once, when it is first requested."""
     plain = app.openapi
 
     def _document() -> dict[str, Any]:
@@ -99,14 +105,14 @@ def _operation(path: str, summary: str, ref: dict[str, Any]) -> dict[str, Any]:
         "operationId": path.strip("/").replace("/", "_"),
         "tags": ["inference"],
         "requestBody": {"required": True, "content": {"application/json": {"schema": ref}}},
-        "responses": {"200": {"description": "Done.", "content": content}},
+        "responses": {"200": {"description": "Success.", "content": content}},
     }
 
 
 def _add_refusals(operation: dict[str, Any]) -> None:
     schema = {"$ref": "#/components/schemas/Error"}
     if "messages" in operation.get("operationId", ""):
-        schema = {"type": "object"}  # Anthropic's shape
+        schema = {"type": "object"}  # Anthropic's error format
     for status, words in _REFUSALS.items():
         operation["responses"][status] = {
             "description": words,

@@ -1,4 +1,4 @@
-"""The provider's page on which a tenant leaves a card, for the API and the dashboard alike."""
+"""The payment provider's page where a tenant adds a card, for the API and the dashboard."""
 
 from billing.payments import push
 from billing.payments.base import Refused, TryLater
@@ -10,14 +10,17 @@ from gateway.wiring import Services
 
 
 def setup_link(services: Services, scope: TenantScope, return_url: str = "") -> str:
-    """Its address; no number passes by us. Conflict where payments are booked by hand, Unavailable
-    where the provider does not answer. Call it outside a transaction: it waits for the provider."""
+    """The URL of the page; card numbers never pass through the gateway. Raises Conflict when payments
+    are recorded manually, Unavailable when the provider does not answer. Call it outside a
+    transaction: it waits for the provider."""
     settings = services.settings
     back = return_url or settings.public_url or f"http://{settings.host}:{settings.port}/dashboard"
     try:
         check_address(back)
     except BadRequest:
-        raise BadRequest(f"{back[:80]!r} is no address.", param="return_url") from None
+        raise BadRequest(
+            f"return_url is {back[:80]!r}, which is not a valid URL.", param="return_url"
+        ) from None
     try:
         customer = push.customer_of(
             services.database, services.clock, services.payments, scope.tenant_id

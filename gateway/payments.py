@@ -1,4 +1,4 @@
-"""Who moves the money, by the settings: Stripe where there is a key, else people."""
+"""Selects the payment provider: Stripe when a key is set, otherwise manual payments."""
 
 from billing.payments.base import PaymentProvider
 from billing.payments.manual import ManualPayments
@@ -6,10 +6,10 @@ from core.settings import Settings
 
 
 def make_payments(settings: Settings) -> PaymentProvider:
-    """SettingError where Stripe's address is none."""
+    """Raises SettingError when Stripe's API base is not a valid URL."""
     if not settings.stripe_api_key:
         return ManualPayments()
-    # Stripe's library is large: a house without it does not wait for it.
+    # Imported here: Stripe's library is slow to import and only needed with a key.
     from billing.payments.stripe.provider import StripePayments
 
     return StripePayments(

@@ -1,7 +1,8 @@
-"""The story of a request on one screen.
+"""The path of an inference request, from the API key to the usage event.
 
-auth -> what it asks -> prompt -> limits and money -> moderation -> routing -> engine -> streaming,
-with the guard on the way back -> metering. Every inference route is a Surface through this door.
+auth -> request options -> prompt -> admission (limits and money) -> moderation -> routing -> engine
+-> streaming, with the output guard -> metering. Every inference route is a `Surface` served by this
+pipeline.
 """
 
 import logging
@@ -51,13 +52,13 @@ log = logging.getLogger("tollhouse.pipeline")
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_body: int  # bytes
-    timeout_s: float  # longest life of a request
-    keep_alive_s: float = 10.0  # silence after which a stream gets a comment
+    timeout_s: float  # upper bound on a request's duration
+    keep_alive_s: float = 10.0  # idle time after which a stream gets a keep-alive comment
 
 
 @dataclass(slots=True)
 class Visit:
-    """One request on its way through, as far as it has come."""
+    """The state of one request while the pipeline runs it."""
 
     request_id: str
     surface: Surface
@@ -65,7 +66,7 @@ class Visit:
     started: float  # monotonic
     booking: Booking | None = None
     meter: Meter | None = None
-    fell_from: list[str] = field(default_factory=list)  # models that could not answer
+    fell_from: list[str] = field(default_factory=list)  # models that failed before this one
 
 
 class Pipeline:
@@ -106,15 +107,15 @@ class Pipeline:
             pass
         except TollhouseError as error:
             status = await self._refuse(visit, error)
-        except RecursionError:  # a schema just within what could be parsed
+        except RecursionError:  # the body parsed, but a later step recursed too deeply
             status = await self._refuse(visit, nested_too_deeply())
         except Exception:
-            log.exception("a request failed by our fault")
+            log.exception("unhandled error in the request pipeline")
             status = await self._refuse(visit, _our_fault(visit.request_id))
         finally:
             exchange.done()
             if visit.meter is not None and visit.meter.event is None:
-                # Opened for a model that fell through, and refused at the next.
+                # Opened for a model that failed; the fallback then refused the request.
                 visit.meter.close_soon(Ending(0, 0, "refused", status, prompt_done=False), None)
             self.in_flight -= 1
             metrics.in_flight.dec()
@@ -153,7 +154,7 @@ class Pipeline:
             except FallThrough as fell:
                 visit.fell_from.append(target.model.name)
                 target = later.pop(0)
-                log.warning("%s answers instead: %s", target.model.name, fell.error.message)
+                log.warning("falling back to %s: %s", target.model.name, fell.error.message)
                 metrics.fallbacks.labels(visit.fell_from[-1], target.model.name).inc()
             finally:
                 await visit.booking.settle(spent)
@@ -171,7 +172,8 @@ class Pipeline:
         *,
         final: bool,
     ) -> tuple[Spent, int]:
-        """What it came to, and the status. FallThrough, not when `final`, where nobody answered."""
+        """The usage to settle and the HTTP status. Raises FallThrough when no replica answered,
+        unless this is the `final` model of the fallback chain."""
         ask = prompt.ask
         query = Query(target, prompt.lead, principal.tenant_id, ask, prompt.max_tokens)
         route = self.router.route(query)
@@ -198,7 +200,7 @@ class Pipeline:
         told: Told,
         paid_by: str,
     ) -> Spent:
-        """A refused prompt has its line in the ledger too, whoever bears it."""
+        """Record the blocked prompt as a usage event, whether the tenant or the operator pays."""
         screened = Screened(prompt.ask, "block")
         meter = self._meter(visit, principal, target, prompt, prompt.ask, told, "", screened)
         event = await meter.close(blocked(paid_by), None)
@@ -366,6 +368,6 @@ def _state_of(error: TollhouseError) -> LimitState:
 
 def _our_fault(request_id: str) -> TollhouseError:
     return TollhouseError(
-        "The gateway failed at this request.",
-        next_step=f"Tell the operator the request id {request_id}.",
+        "The gateway failed to process this request.",
+        next_step=f"Report request id {request_id} to the operator.",
     )

@@ -1,4 +1,4 @@
-"""The headers that a client may send beside its key, and those that every answer carries."""
+"""Request headers besides authentication, and the headers of every response."""
 
 from datetime import datetime
 
@@ -19,7 +19,7 @@ from gateway.limits.limiter import is_final
 
 
 class Told(Struct, frozen=True):
-    """`client_request_id` is kept for correlation and is never a key."""
+    """Options from request headers. `client_request_id` is for correlation, never a key."""
 
     timeout_s: float
     client_request_id: str | None
@@ -58,7 +58,7 @@ def answer_headers(request_id: str, millis: int, extra: Headers) -> Headers:
 
 
 def limit_headers(style: str, state: LimitState, plan: Plan | None, now: datetime) -> Headers:
-    """The limits as this surface's clients read them."""
+    """The rate limit headers of the surface's API style."""
     if style == "anthropic":
         found = anthropic_headers(state.buckets, now)
     else:
@@ -70,7 +70,7 @@ def limit_headers(style: str, state: LimitState, plan: Plan | None, now: datetim
 
 
 def refusal_headers(error: TollhouseError) -> Headers:
-    """Whether and when the same request may come again."""
+    """Whether and when the client may retry."""
     found = retry_headers(error.retry_after_s)
     if is_final(error) or error.code == "deadline_exceeded":
         found["x-should-retry"] = "false"

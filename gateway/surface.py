@@ -1,4 +1,4 @@
-"""What a surface (chat, completions, messages, responses) gives the pipeline: its own two ends."""
+"""The interface of an API surface (chat, completions, messages, responses): parsing and responses."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -12,17 +12,17 @@ from gateway.streaming.choices import ChoiceOutput, Delta
 
 
 class Head(Struct, frozen=True):
-    """What an answer says of itself."""
+    """Metadata of a response."""
 
     request_id: str
     created: int  # Unix seconds
-    model: str  # as the client named it
+    model: str  # the name that the client sent
     codec: TextCodec | None
     prompt_tokens: int
 
 
 class StreamWriter(Protocol):
-    """Makes the bytes of server-sent events."""
+    """Encodes server-sent events."""
 
     def begin(self) -> bytes: ...
 
@@ -35,7 +35,7 @@ class StreamWriter(Protocol):
 
 class Surface(Protocol):
     route: str
-    style: str  # openai | anthropic: names of the limits' headers
+    style: str  # openai | anthropic: names of the rate limit headers
 
     def parse(self, raw: bytes) -> Ask: ...
 

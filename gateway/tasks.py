@@ -1,4 +1,4 @@
-"""Where scheduled work runs: in this process while it is the machine's leader, or on Celery."""
+"""Runs scheduled tasks in this process while it holds the leader lock, or leaves them to Celery."""
 
 import fcntl
 import logging
@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
-import billing.tasks  # noqa: F401  registers what billing schedules
-import moderation.tasks  # noqa: F401  and what moderation does
+import billing.tasks  # noqa: F401  registers billing's tasks
+import moderation.tasks  # noqa: F401  registers moderation's tasks
 from core.queue import InProcessQueue, OnDead, TaskContext
 
 log = logging.getLogger("tollhouse.tasks")
@@ -22,7 +22,7 @@ class Runner(Protocol):
 
 
 class NoRunner:
-    """Celery workers do it."""
+    """Used with a broker: Celery workers run the tasks."""
 
     def start(self) -> None:
         return
@@ -32,8 +32,8 @@ class NoRunner:
 
 
 class LeaderRunner:
-    """Of several gateway processes on one data directory exactly one runs the schedule: the one
-    that holds the lock. When it dies the system drops the lock and another takes over."""
+    """Runs the schedule in exactly one of the gateway processes that share a data directory: the
+    one that holds the file lock. The kernel releases it on exit, and another process takes over."""
 
     def __init__(self, lock_file: Path, context: TaskContext, on_dead: OnDead) -> None:
         self._lock_file = lock_file

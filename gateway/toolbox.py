@@ -1,4 +1,4 @@
-"""What a command works with: the settings, the clock and the database, opened and closed around it."""
+"""The settings, clock and database that a CLI command uses, closed when it ends."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ class Toolbox:
 
 @contextmanager
 def toolbox() -> Iterator[Toolbox]:
-    """DependencyDown, with the next step, where the database does not answer."""
+    """Raises DependencyDown when the database does not answer."""
     settings = load_settings()
     database = Database(settings.effective_database_url)
     try:

@@ -1,7 +1,7 @@
-"""A request followed from the door to the ledger by OpenTelemetry spans, where an endpoint is named.
+"""OpenTelemetry spans for a request, from the HTTP request to the ledger.
 
-It stands around the parts of a house that is already built, so a house without it runs not one
-instruction more, and nothing of OpenTelemetry is loaded. Spans hold ids and counts, never a text.
+Tracing wraps the services after they are built. Without TOLLHOUSE_TRACING_ENDPOINT it adds no code
+to the request path and OpenTelemetry is not imported. Spans hold ids and counts, never text.
 """
 
 import functools
@@ -25,9 +25,9 @@ from gateway.surface import Surface
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer
 
-# Requests whose events have not reached the ledger yet; an outage of hours forgets the oldest.
+# Requests whose usage has not been recorded yet; beyond this the oldest are dropped.
 _MOST_WAITING = 50_000
-# What is timed within a request, and what the span is called.
+# Attribute of the pipeline, its method, and the name of its span.
 _STEPS = (
     ("auth", "principal", "auth"),
     ("admission", "book", "admission"),
@@ -43,7 +43,7 @@ _root: ContextVar["Span | None"] = ContextVar("tollhouse_root_span", default=Non
 
 
 def make_tracer(settings: Settings) -> "Tracer | None":
-    """None where TOLLHOUSE_TRACING_ENDPOINT is empty."""
+    """None when TOLLHOUSE_TRACING_ENDPOINT is empty."""
     if not settings.tracing_endpoint:
         return None
     try:
@@ -54,7 +54,7 @@ def make_tracer(settings: Settings) -> "Tracer | None":
     except ImportError:
         raise SettingError(
             "TOLLHOUSE_TRACING_ENDPOINT needs OpenTelemetry, which is not installed.",
-            next_step="Install tollhouse[tracing], or unset it.",
+            next_step="Install tollhouse[tracing], or unset TOLLHOUSE_TRACING_ENDPOINT.",
         ) from None
     provider = TracerProvider(resource=Resource.create({"service.name": "tollhouse"}))
     exporter = OTLPSpanExporter(endpoint=settings.tracing_endpoint)
@@ -63,7 +63,7 @@ def make_tracer(settings: Settings) -> "Tracer | None":
 
 
 class Follower:
-    """Starts the spans of this process and knows whose usage is still on its way to the ledger."""
+    """Starts this process's spans and tracks requests whose usage is not recorded yet."""
 
     def __init__(self, tracer: "Tracer") -> None:
         self._tracer = tracer
@@ -84,7 +84,7 @@ class Follower:
         return _FollowedBooks(books, self)
 
     def recorded(self, batch: Outgoing, began_ns: int) -> None:
-        """The batch's commit is the last step of each request that it brought."""
+        """Add a `ledger` span to each traced request whose usage the batch commits."""
         from opentelemetry import trace
 
         for event in batch.usage:
@@ -154,7 +154,7 @@ class Follower:
         return _around
 
     def _ended(self, event: UsageEvent) -> None:
-        """What the request came to, on its span, which waits for the ledger from now on."""
+        """Set the usage on the request's span and wait for its commit to the ledger."""
         root = _root.get()
         if root is None:
             return
@@ -179,7 +179,7 @@ class Follower:
             try:
                 yield
             except TollhouseError as error:
-                # The code alone: a message may quote what the client sent.
+                # Only the code: an error message may quote the client's text.
                 for each in (span, root or span):
                     each.set_status(Status(StatusCode.ERROR, error.code))
                 raise

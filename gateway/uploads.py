@@ -1,4 +1,4 @@
-"""Multipart uploads with a bound on the whole body, whatever its content-length says."""
+"""Multipart uploads with an enforced size limit, whatever the Content-Length header says."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from core.errors import BadRequest, PayloadTooLarge
 
 @asynccontextmanager
 async def bounded_form(request: Request, most: int) -> AsyncIterator[FormData]:
-    """Files are spooled to disk beyond a megabyte; PayloadTooLarge past `most` bytes in all."""
+    """Spools files above 1 MB to disk. Raises PayloadTooLarge above `most` bytes in total."""
     received = 0
 
     async def _receive() -> Message:
@@ -29,11 +29,11 @@ async def bounded_form(request: Request, most: int) -> AsyncIterator[FormData]:
         raise PayloadTooLarge(f"The body is larger than {most >> 20} MiB.", param="file")
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise BadRequest(
-            "The body is not multipart/form-data.", next_step="Send the file as a part of a form."
+            "The body is not multipart/form-data.", next_step="Send the file as a form part."
         )
     bounded = Request(request.scope, _receive)
     try:
         async with bounded.form(max_files=4, max_fields=8) as form:
             yield form
     except ClientDisconnect:
-        raise BadRequest("The upload stopped half-way.", param="file") from None
+        raise BadRequest("The client disconnected during the upload.", param="file") from None

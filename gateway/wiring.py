@@ -1,5 +1,6 @@
-"""The composition root: builds the services from the settings. The only file that knows embedded
-from production.
+"""The composition root: builds the services from the settings.
+
+No other module distinguishes embedded from production deployments.
 """
 
 import asyncio
@@ -72,7 +73,7 @@ _RECOVERY_S = 60.0
 
 @dataclass
 class Services:
-    """Everything that a gateway process runs on."""
+    """The services of one gateway process."""
 
     settings: Settings
     clock: Clock
@@ -109,7 +110,7 @@ class Services:
         self.shipper.start()
         for engine in self.router.engines():
             await engine.start()
-        # What admission reads from memory is there before the first request comes.
+        # Admission reads these views from memory, so they are loaded before the first request.
         await asyncio.to_thread(self.prices.refresh)
         await asyncio.to_thread(self.adapters.refresh)
         await asyncio.to_thread(self.policies.refresh)
@@ -153,15 +154,15 @@ class Services:
         self.database.close()
 
     async def readiness(self) -> dict[str, dict[str, Any]]:
-        """Each part: whether it is ready, and what it is doing if not."""
+        """Readiness per component: `ready`, and its state when it is not ready."""
         parts = self.engines.readiness()
         parts["spool"] = {"ready": True, "waiting": self.shipper.backlog()}
         parts["gateway"] = {"ready": not self.pipeline.draining}
         return parts
 
     async def _run_batches(self) -> None:
-        """Not before the answers that a dead process left here are in the books: else their lines
-        would run again."""
+        """Start after recovery has read the spools of dead processes; batch lines that they had
+        answered would otherwise run again."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.recovery.looked.wait(), _RECOVERY_S)
         await self.batches.run()
@@ -179,7 +180,7 @@ def build(
     safety: SafetyDesk | None = None,
     tracer: "Tracer | None" = None,
 ) -> Services:
-    """Parts that are handed in stand in for those of the settings: tests and benchmarks do."""
+    """Arguments override the services built from the settings; tests and benchmarks use them."""
     clock = clock or SystemClock()
     token = operator_token(settings)
     database = Database(settings.effective_database_url)
@@ -293,7 +294,7 @@ def make_counters(settings: Settings, clock: Clock) -> Counters:
     if settings.workers > 1:
         raise SettingError(
             f"TOLLHOUSE_WORKERS is {settings.workers}, but without Redis each worker would count "
-            "limits on its own.",
+            "limits separately.",
             next_step="Set TOLLHOUSE_REDIS_URL, or run one worker.",
         )
     return MemoryCounters(clock)
@@ -321,7 +322,7 @@ def make_safety(
 
 
 def _helper(settings: Settings, spool: Spool, clock: Clock) -> Helper | None:
-    """None where the clock is not the world's: another process could not read it."""
+    """None with an injected clock, which a helper process cannot share."""
     if not isinstance(clock, SystemClock):
         return None
     url = settings.effective_database_url

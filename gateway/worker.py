@@ -1,9 +1,9 @@
-"""The Celery application: `tollhouse worker` runs it, gateways send to it."""
+"""The Celery application that `tollhouse worker` runs and gateways enqueue to."""
 
 from celery import Celery
 
-import billing.tasks  # noqa: F401  registers what billing schedules
-import moderation.tasks  # noqa: F401  and what moderation does
+import billing.tasks  # noqa: F401  registers billing's tasks
+import moderation.tasks  # noqa: F401  registers moderation's tasks
 from billing.payments.base import PaymentProvider
 from core import celery_queue
 from core.clock import SystemClock
@@ -16,11 +16,11 @@ from gateway.payments import make_payments
 
 
 def make_worker(settings: Settings, prefix: str = "tollhouse") -> Celery:
-    """An application whose task bodies make their services in the worker's own processes."""
+    """A Celery application whose tasks build their services inside the worker process."""
     if not settings.broker_url:
         raise SettingError(
-            "Without TOLLHOUSE_BROKER_URL the gateway itself runs the tasks; no worker is needed.",
-            next_step="Set it to RabbitMQ's or Redis' address to use workers.",
+            "TOLLHOUSE_BROKER_URL is not set: the gateway runs the tasks itself, without workers.",
+            next_step="Set it to the URL of RabbitMQ or Redis to use workers.",
         )
     app = celery_queue.make_app(settings.broker_url, prefix=prefix)
     celery_queue.serve(app, lambda: _services(settings))

@@ -1,1 +1,1 @@
-"""What a tenant may use: one reservation over all scopes, settled once."""
+"""Admission: rate limits and money, as one reservation over all scopes."""

@@ -1,4 +1,4 @@
-"""What the pipeline asks of limits, prices and money before a request may enter.
+"""The admission interface: a reservation over limits, prices and money before a request runs.
 
 One reservation spans all scopes, all or nothing, and is settled exactly once.
 """
@@ -13,7 +13,7 @@ from gateway.catalog.catalog import Target
 
 
 class Wanted(Struct, frozen=True):
-    """The size of a request before it runs. `max_tokens` is the most that each choice may have."""
+    """The size of a request before it runs. `max_tokens` is the output limit of each choice."""
 
     request_id: str
     principal: Principal
@@ -26,7 +26,7 @@ class Wanted(Struct, frozen=True):
 
 
 class Spent(Struct, frozen=True):
-    """What it came to. `served` is false when nothing was processed: then nothing is charged."""
+    """The usage to settle. With `served` false nothing was processed and nothing is charged."""
 
     input_tokens: int
     cached_tokens: int
@@ -37,7 +37,7 @@ class Spent(Struct, frozen=True):
 
 
 class LimitState(Struct, frozen=True):
-    """What the headers tell."""
+    """The state of the limits, for the response headers."""
 
     buckets: tuple[BucketState, ...] = ()
     mode: str = "shared"
@@ -47,12 +47,12 @@ class LimitState(Struct, frozen=True):
 
 class Booking(Protocol):
     price_version: str
-    covered: int  # output tokens that the money held so far pays for
+    covered: int  # output tokens that the held money pays for
 
     def limits(self) -> LimitState: ...
 
     async def extend(self, output_tokens: int) -> bool:
-        """Cover at least so many output tokens in all; False when the money does not."""
+        """Cover at least `output_tokens` in total; False when the money does not suffice."""
 
     async def settle(self, spent: Spent) -> None:
         """Never raises."""
@@ -60,4 +60,4 @@ class Booking(Protocol):
 
 class Admission(Protocol):
     async def book(self, wanted: Wanted) -> Booking:
-        """RateLimited, InsufficientQuota or Unavailable; it may wait in the plan's queue."""
+        """May wait in the plan's queue. Raises RateLimited, InsufficientQuota or Unavailable."""

@@ -1,4 +1,4 @@
-"""Admission on real limits, pinned prices and money: one reservation a request, settled once."""
+"""Admission with limits, a pinned price and money: one reservation per request, settled once."""
 
 import logging
 from datetime import datetime
@@ -34,10 +34,10 @@ class Quote(Struct, frozen=True):
 
 
 class Prices(Protocol):
-    """In memory, refreshed off the path."""
+    """Prices and money limits, read from memory."""
 
     async def quote(self, wanted: Wanted, at: datetime) -> Quote:
-        """NotFound where no price is in force."""
+        """Raises NotFound when no price is in force."""
 
     def cost(self, quote: Quote, spent: Spent, *, adapter: bool) -> int: ...
 
@@ -70,7 +70,7 @@ class LimitedBooking:
             else:
                 await self._limiter.release(self._held)
         except TollhouseError as error:
-            log.warning("a reservation was not settled and will lapse: %s", error.message)
+            log.warning("a reservation was not settled and will expire: %s", error.message)
 
     def _counted(self, spent: Spent) -> Counted:
         cost = self._prices.cost(self._quote, spent, adapter=self._adapter)
@@ -82,8 +82,8 @@ class LimitedBooking:
 
 
 class Bounds:
-    """What a prompt costs at most, and one more output token: computed once for each length, for a
-    price version never changes."""
+    """Cost bounds in picounits: (of the prompt, of one output token), cached by price version and
+    prompt length. A price version never changes."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int, bool], tuple[int, int]] = {}

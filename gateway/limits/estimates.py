@@ -1,13 +1,13 @@
-"""How long a tenant's answers tend to be: what a reservation takes for output before it is known."""
+"""Estimates of output length, which a reservation uses before the real length is known."""
 
 from collections import OrderedDict
 
-_LEARN = 0.2  # weight of the newest answer in the moving mean
+_LEARN = 0.2  # weight of the newest response in the moving mean
 _KEPT = 10_000  # pairs of tenant and model
 
 
 class OutputEstimates:
-    """A moving mean and mean deviation per tenant and model; mean + 2 deviations is expected."""
+    """Moving mean and mean deviation per tenant and model; the estimate is mean + 2 deviations."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()

@@ -1,7 +1,7 @@
-"""Weighted fair queueing by virtual time (start-time fair queueing, Goyal et al. 1996). Pure.
+"""Weighted fair queueing by virtual time (start-time fair queueing, Goyal et al. 1996).
 
-Each flow gets service in proportion to its weight, whatever the others send; a flow that was idle
-starts at the present virtual time, so idling earns no credit.
+Each flow is served in proportion to its weight, whatever the others send. An idle flow resumes at
+the current virtual time, so idling earns no credit.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ class FairQueue(Generic[Item]):
         return self._length
 
     def push(self, flow: str, weight: int, cost: int, item: Item) -> Ticket[Item]:
-        """`cost` in tokens; what matters is its ratio to the weight."""
+        """`cost` is in tokens; only its ratio to the weight matters."""
         start = max(self._virtual, self._last.get(flow, 0.0))
         ticket = Ticket(flow, start, start + max(1, cost) / max(1, weight), item)
         self._last[flow] = ticket.finish
@@ -39,15 +39,15 @@ class FairQueue(Generic[Item]):
         return ticket
 
     def heads(self) -> list[Ticket[Item]]:
-        """The next of each flow, in the order of their service."""
+        """The first ticket of each flow, in service order."""
         return sorted((queue[0] for queue in self._flows.values()), key=lambda ticket: ticket.start)
 
     def place(self, ticket: Ticket[Item]) -> int:
-        """How many are to be served before it."""
+        """The number of tickets that are served before this one."""
         return sum(other.start < ticket.start for queue in self._flows.values() for other in queue)
 
     def serve(self, ticket: Ticket[Item]) -> None:
-        """Take it out as served: virtual time moves on to it."""
+        """Remove the ticket as served and advance the virtual time."""
         self._virtual = max(self._virtual, ticket.start)
         self.remove(ticket)
 

@@ -1,4 +1,4 @@
-"""The limits as clients read them: OpenAI's headers, Anthropic's, and the IETF draft's (11)."""
+"""Rate limit headers: OpenAI's, Anthropic's and the IETF draft's (ratelimit-headers-11)."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -8,9 +8,9 @@ from operator import attrgetter
 from core.counters import BucketState
 from core.tenants.plans import Plan
 
-# The draft registers no unit for tokens: a prefixed one, so that none is taken for another's.
+# The draft registers no quota unit for tokens; the prefix avoids a clash with other vendors.
 _TOKEN_UNIT = "tollhouse-tokens"
-# What a header is named after, and how the units end that it tells of.
+# (name in the header, suffix of the limit's unit)
 _OPENAI = (("requests", "requests"), ("tokens", "tokens"))
 _ANTHROPIC = (
     ("requests", "requests"),
@@ -21,7 +21,7 @@ _ANTHROPIC = (
 
 
 def openai_headers(buckets: Sequence[BucketState]) -> dict[str, str]:
-    """`x-ratelimit-*`, of the tightest bucket of each kind."""
+    """`x-ratelimit-*` for the tightest bucket of each kind."""
     found: dict[str, str] = {}
     for kind, state in _tightest(buckets, _OPENAI):
         found[f"x-ratelimit-limit-{kind}"] = str(state.capacity)
@@ -53,12 +53,12 @@ def ietf_headers(buckets: Sequence[BucketState]) -> dict[str, str]:
     return {"ratelimit-policy": policies, "ratelimit": ", ".join(states)}
 
 
-_LASTING = attrgetter("key", "capacity", "period_ms")  # stays while the plan does
+_LASTING = attrgetter("key", "capacity", "period_ms")  # constant for a plan
 
 
 @lru_cache(maxsize=20_000)
 def _policies(lasting: tuple[tuple[str, int, int], ...]) -> tuple[list[str], str]:
-    """The buckets' names, and their policies in one."""
+    """(names of the buckets, value of `RateLimit-Policy`)."""
     names, policies = [], []
     for key, capacity, period_ms in lasting:
         name = _short(key).replace(":", "-")
@@ -71,7 +71,7 @@ def _policies(lasting: tuple[tuple[str, int, int], ...]) -> tuple[list[str], str
 def own_headers(
     plan: Plan, *, mode: str = "shared", queued_ms: int = 0, shadow: tuple[str, ...] = ()
 ) -> dict[str, str]:
-    """What no convention covers: the weight of cached tokens, the counting mode, time queued."""
+    """`x-tollhouse-*`: the weight of cached tokens, the counting mode, time queued, shadow limits."""
     found = {"x-tollhouse-cached-token-weight": f"{plan.cached_permille / 1000:g}"}
     if mode != "shared":
         found["x-tollhouse-limits"] = mode
@@ -83,7 +83,7 @@ def own_headers(
 
 
 def retry_headers(retry_after_s: float | None) -> dict[str, str]:
-    """Rounded up: a client that waits so long gets through."""
+    """Rounded up, so that a client that waits this long is admitted."""
     if retry_after_s is None:
         return {}
     millis = max(1, -int(-retry_after_s * 1000 // 1))
@@ -91,7 +91,7 @@ def retry_headers(retry_after_s: float | None) -> dict[str, str]:
 
 
 def go_duration(millis: int) -> str:
-    """`12ms`, `1s`, `6m0s`, `1.5s`, `2h0m0s`: as OpenAI's clients parse it."""
+    """Go's duration format, which OpenAI's clients parse: `12ms`, `1.5s`, `6m0s`, `2h0m0s`."""
     if millis < 1000:
         return f"{millis}ms" if millis else "0s"
     minutes, rest = divmod(millis, 60_000)
@@ -123,7 +123,7 @@ _KEY = attrgetter("key")
 def _places(
     keys: tuple[str, ...], kinds: tuple[tuple[str, str], ...]
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Of each kind that there is, where among the buckets its own are."""
+    """For each kind with buckets: (kind, indices of its buckets)."""
     units = [key.split(":", 2)[1] for key in keys]
     found = [
         (kind, tuple(place for place, unit in enumerate(units) if unit.endswith(wanted)))
@@ -133,7 +133,7 @@ def _places(
 
 
 def _short(key: str) -> str:
-    """`tenant:requests:60:org_x` without whose it is."""
+    """The key without its owner: `tenant:requests:60:org_x` becomes `tenant:requests:60`."""
     return key.rpartition(":")[0]
 
 

@@ -1,4 +1,4 @@
-"""Keeps the leases of running requests alive, and settles again what the counters missed."""
+"""Renews the leases of running requests and retries settlements that failed."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ log = logging.getLogger("tollhouse.limits")
 
 RENEW_EVERY_S = LEASE_MS / 1000 / 3
 RETRY_EVERY_S = 0.5
-_OWED_AT_MOST = 200_000  # older ones are left to their leases
+_OWED_AT_MOST = 200_000  # beyond this the oldest are dropped and their leases expire
 
 _Settlement = tuple[Counters, str, str, Sequence[int], int]
 
@@ -46,7 +46,7 @@ class Leases:
                 await self._renew()
 
     async def flush(self) -> int:
-        """Settle what is owed until the counters fail again; returns how many are left."""
+        """Retry owed settlements until the counters fail again. Returns how many are left."""
         while self._owed:
             home, group, id, amounts, spent = self._owed[0]
             try:
@@ -65,5 +65,5 @@ class Leases:
             try:
                 await homes[home_id].renew(group, requests, LEASE_MS)
             except Unavailable:
-                log.warning("leases of %d running requests could not be renewed", len(requests))
+                log.warning("could not renew the leases of %d running requests", len(requests))
                 return

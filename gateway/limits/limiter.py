@@ -1,7 +1,7 @@
-"""Limits and the budget hold: one atomic step before the work, one exact settlement after it.
+"""Limits and the budget hold: one atomic reservation before the work, one settlement after it.
 
-`reserve` passes the house's own gate first, then the counters; over a limit it waits in the plan's
-queue or refuses. Every way out of a request ends in `settle` or `release`, once.
+`reserve` checks this process's concurrency limit first, then the counters. Over a limit it waits in
+the plan's queue or refuses. Every outcome of a request ends in `settle` or `release`, once.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from gateway.limits.wishes import Ask, Counted, MoneyLimit, Wished, amounts, cov
 __all__ = ["Ask", "Counted", "Limiter", "MoneyLimit", "Reservation"]
 
 _EXTEND_TRIES = 10
-WORTH_TELLING_MS = 20  # less is the counters' own round trip, not a queue
+WORTH_TELLING_MS = 20  # less is the round trip to the counters, not a queue
 _EXTEND_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
 class Reservation:
-    """Held until it is settled or released. `covered_output_tokens` is how far the money reaches:
-    deliver no token beyond it before `Limiter.extend` raised it. None: no money limit at all."""
+    """Held until it is settled or released. `covered_output_tokens` is how many output tokens the
+    held money pays for; deliver none beyond it before `Limiter.extend`. None without money limits."""
 
     ask: Ask
     wished: Wished
@@ -38,7 +38,7 @@ class Reservation:
     home: Counters
     covered_output_tokens: int | None
     held_units: int
-    mode: str = "shared"  # or "local": counted by this process alone while Redis is down
+    mode: str = "shared"  # or "local": counted in this process while Redis is down
     queued_ms: int = 0
     ended: bool = False
 
@@ -48,7 +48,7 @@ class Reservation:
 
     @property
     def shadow(self) -> tuple[str, ...]:
-        """Limits on trial that would have refused this request."""
+        """Keys of the shadow limits that would have refused this request."""
         return self.grant.shadow
 
 
@@ -63,7 +63,8 @@ class Limiter:
         max_in_flight: int = 0,
         tally: RefusalTally | None = None,
     ) -> None:
-        """`processes` share the limits while Redis is down in mode `local`; 0 in flight: no gate."""
+        """In mode `local` each of `processes` gets an equal share of the limits while Redis is down.
+        `max_in_flight` 0 disables the concurrency limit."""
         self._standby = StandbyCounters(counters, clock, mode=when_down, processes=processes)
         self._clock = clock
         self._estimates = OutputEstimates()
@@ -73,8 +74,8 @@ class Limiter:
         self._tally = tally
 
     async def reserve(self, ask: Ask) -> Reservation:
-        """Refused: RateLimited with a true `retry_after_s`, InsufficientQuota, or Unavailable;
-        nothing is then held."""
+        """Raises RateLimited with an exact `retry_after_s`, InsufficientQuota or Unavailable; nothing
+        is held then."""
         began = self._clock.monotonic()
         try:
             await self._gate.enter(ask)
@@ -100,10 +101,10 @@ class Limiter:
         return held
 
     async def extend(self, reservation: Reservation, output_tokens: int) -> int:
-        """Cover this many more output tokens, or as many as the money allows; 0 is the end of it.
+        """Cover up to `output_tokens` more. Returns how many the money allows; 0 ends the response.
 
-        Returns how many more are covered. Rates are raised with them, into debt if it must be.
-        Without Redis it tries for a second and then gives 0: money fails closed.
+        The rate limits are charged for them too, below zero if necessary. Without Redis it retries
+        for a second and returns 0: money fails closed.
         """
         ask = reservation.ask
         if reservation.covered_output_tokens is None:
@@ -120,7 +121,7 @@ class Limiter:
         return reservation.covered_output_tokens - before
 
     async def settle(self, reservation: Reservation, counted: Counted) -> None:
-        """Return the difference of everything in one go. A second call does nothing."""
+        """Return the unused part of the reservation in one step. A second call has no effect."""
         ask = reservation.ask
         each = counted.output_tokens // ask.choices
         self._estimates.learn(ask.tenant_id, ask.model, each, ask.plan.expected_output)
@@ -128,26 +129,26 @@ class Limiter:
         await self._end(reservation, exact, nano_ceil(counted.cost_units))
 
     async def release(self, reservation: Reservation) -> None:
-        """The request never ran: give everything back."""
+        """Return the whole reservation of a request that never ran."""
         await self._end(reservation, [0] * len(reservation.wished.rules), 0)
 
     async def settle_lost(self, tenant_id: str, request_id: str, cost_units: int) -> None:
-        """For a request whose gateway died: its money hold becomes what it truly cost."""
+        """Settle the money hold of a request whose gateway process died to its exact cost."""
         await self._leases.end(
             self._standby.shared, tenant_id, request_id, (), nano_ceil(cost_units)
         )
 
     async def run(self) -> None:
-        """Keeps leases alive and settles again what Redis missed. Cancel it at shutdown."""
+        """Renews leases and retries failed settlements, until cancelled."""
         await self._leases.run()
 
     async def close(self) -> None:
-        """Settle what is still owed, as far as the counters answer."""
+        """Retry owed settlements once more, as far as the counters answer."""
         await self._leases.flush()
 
     async def _reserve(self, ask: Ask) -> Reservation:
         if self._rooms.has_waiting(ask.tenant_id):
-            return await self._rooms.wait(ask, self._attempt)  # nobody barges in front of a queue
+            return await self._rooms.wait(ask, self._attempt)  # no overtaking
         answer = await self._attempt(ask)
         if isinstance(answer, Reservation):
             return answer
@@ -156,7 +157,7 @@ class Limiter:
         raise self._refused(ask, answer)
 
     async def _attempt(self, ask: Ask) -> "Reservation | Denial":
-        """Once, without waiting. Raises what no waiting would help against."""
+        """One attempt without waiting. Raises an error when waiting cannot help."""
         expected = self._estimates.expect(ask.tenant_id, ask.model, ask.plan.expected_output)
         estimate = min(expected, ask.max_output_tokens or expected) * ask.choices
         home, shares = self._standby.choose(needs_money=bool(ask.money))
@@ -171,7 +172,7 @@ class Limiter:
         return Reservation(ask, wished, answer, home, covered_by(ask, held), held, mode)
 
     def _may_wait(self, ask: Ask, denial: Denial) -> bool:
-        """A wait that is known to be longer than the plan's bound would only waste it."""
+        """Whether the known wait fits the plan's bound; a longer one is refused at once."""
         bound = min(ask.plan.queue_wait_s, ask.deadline_s or ask.plan.queue_wait_s)
         only_buckets = all(state.wait_ms is not None for state in denial.buckets)
         return only_buckets and (denial.wait_ms or 0) <= bound * 1000
@@ -215,5 +216,5 @@ class Limiter:
 
 
 def is_final(error: TollhouseError) -> bool:
-    """No retry can help: answered with `x-should-retry: false`."""
+    """No retry can succeed: the response carries `x-should-retry: false`."""
     return isinstance(error, InsufficientQuota)

@@ -1,4 +1,4 @@
-"""Prices and money limits in memory: read from the database every second, never on the path.
+"""Prices and money limits in memory, refreshed from the database every second.
 
 Only the first request of a key whose tenant has budgets or a wallet waits for a query.
 """
@@ -27,7 +27,7 @@ from gateway.limits.limiter import MoneyLimit
 
 log = logging.getLogger("tollhouse.prices")
 REFRESH_S = 1.0
-_KEPT = timedelta(minutes=10)  # after a key's last request its limits are read no more
+_KEPT = timedelta(minutes=10)  # after a key's last request its limits are dropped
 
 Owner = tuple[str, str, str]  # tenant, project, key
 Limits = tuple[MoneyLimit, ...]
@@ -45,7 +45,7 @@ class PriceList:
 
     def refresh(self) -> None:
         """Blocking; run in a thread."""
-        with self._refreshing:  # or what one read earlier would replace what another read later
+        with self._refreshing:  # an older read must not replace a newer one
             self._refresh()
 
     def _refresh(self) -> None:
@@ -62,13 +62,13 @@ class PriceList:
             self._seen.pop(owner, None)
 
     async def run(self) -> None:
-        """For ever; while the database is down the last prices go on."""
+        """Runs until cancelled. While the database is down the last prices stay in use."""
         while True:
             await asyncio.sleep(REFRESH_S)
             try:
                 await asyncio.to_thread(self.refresh)
             except Exception as error:
-                log.warning("prices could not be refreshed, the last ones hold: %s", error)
+                log.warning("could not refresh prices, keeping the last known ones: %s", error)
 
     async def quote(self, wanted: Wanted, at: datetime) -> Quote:
         principal, target = wanted.principal, wanted.target

@@ -1,6 +1,6 @@
-"""Counts refusals and waits by tenant off the path, and writes them down every few seconds.
+"""Counts rejections and queue waits per tenant and writes them to the database periodically.
 
-Lost with the process at worst: they are told to people, and nothing is billed by them.
+A crash loses the counts since the last write. They are shown to people; nothing is billed by them.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class RefusalTally:
         sums[2] += ms
 
     def flush(self) -> None:
-        """Blocking. What cannot be written now is added to what comes next."""
+        """Blocking. Counts that cannot be written are kept for the next flush."""
         taken, self._counts = self._counts, defaultdict(lambda: [0, 0, 0])
         if not taken:
             return
@@ -39,7 +39,7 @@ class RefusalTally:
             with self._database.transaction() as session:
                 add(session, [Tally(tenant, hour, why, *s) for (tenant, why), s in taken.items()])
         except Exception as error:
-            log.warning("refusals could not be written, again in %.0f s: %s", FLUSH_S, error)
+            log.warning("could not write rejection counts, retrying in %.0f s: %s", FLUSH_S, error)
             for key, sums in taken.items():
                 self._counts[key] = [a + b for a, b in zip(self._counts[key], sums, strict=True)]
 

@@ -1,11 +1,11 @@
-"""The errors of limits, each with the state of the buckets for the answer's headers."""
+"""Rejections by limits, each with the bucket states for the response headers."""
 
 from core.counters import BucketState, Denial
 from core.errors import InsufficientQuota, RateLimited
 
 
 class OverLimit(RateLimited):
-    """429; `buckets` is what the headers show."""
+    """429. `buckets` is the state for the headers."""
 
     buckets: tuple[BucketState, ...] = ()
 
@@ -24,10 +24,10 @@ def out_of_money(denial: Denial) -> OutOfMoney:
 
 
 def too_large(denial: Denial) -> OverLimit:
-    """The prompt alone is above a whole limit: it will never fit, so there is no time to wait."""
+    """The prompt alone exceeds a limit's capacity, so no wait helps."""
     state = next(s for s in denial.buckets if s.key in denial.keys and s.wait_ms is None)
     error = OverLimit(
-        f"The request is larger than the whole limit {_named((state.key,))} of {state.capacity}.",
+        f"The request exceeds the whole limit {_named((state.key,))} of {state.capacity}.",
         next_step="Send a shorter prompt, or ask for a higher limit.",
         code="request_too_large_for_limit",
     )
@@ -36,13 +36,15 @@ def too_large(denial: Denial) -> OverLimit:
 
 
 def over_limit(denial: Denial, typical_s: float) -> OverLimit:
-    """`typical_s` is how long requests take here: the wait for a slot, which nobody can foretell."""
+    """`typical_s` estimates the wait for a concurrency slot, which has no exact value."""
     slots = set(denial.keys) - {state.key for state in denial.buckets}
     waits = [(s.wait_ms or 0) / 1000 for s in denial.buckets if s.key in denial.keys]
     wait = max([*waits, typical_s if slots else 0.0])
     error = OverLimit(
         f"Limit reached: {_named(denial.keys)}.",
-        next_step="Wait until a running request ends." if slots else "Wait as retry-after says.",
+        next_step="Wait until a running request ends."
+        if slots
+        else "Retry after the time in the retry-after header.",
         retry_after_s=wait,
     )
     error.buckets = denial.buckets

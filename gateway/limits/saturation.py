@@ -1,6 +1,6 @@
-"""The house's own gate: how much this process runs at once, and who is turned away first.
+"""Limits how many requests this process runs at once, and sheds low priorities first.
 
-Lower priorities may fill less of the house, so free plans are refused before premium ones wait.
+Lower priorities may use less of the capacity, so free plans are refused before premium ones wait.
 Plans with a queue wait here in weighted fair order between tenants.
 """
 
@@ -13,7 +13,7 @@ from core.tenants.plans import BATCH_PRIORITY
 from gateway.limits.fair_queue import FairQueue
 from gateway.limits.wishes import Ask
 
-# Of the places, what each priority may see taken and still enter.
+# Share of the capacity, in permille, up to which each priority is admitted.
 SHARE_PERMILLE = {BATCH_PRIORITY: 500, 0: 800, 1: 900}
 _LEARN = 0.1
 
@@ -25,7 +25,7 @@ class Gate:
         self._inside = 0
         self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
         self._left_at = clock.monotonic()
-        self._between_s = 1.0  # mean time between two that leave
+        self._between_s = 1.0  # moving mean of the time between two completions
 
     async def enter(self, ask: Ask) -> None:
         if self._places == 0 or (self._room_for(ask.plan.priority) and not len(self._queue)):
@@ -62,7 +62,7 @@ class Gate:
                 ticket.item.set_result(None)
 
     def typical_s(self) -> float:
-        """About how long until the next request leaves: 0.1 to 30 s."""
+        """Estimated time until the next request ends: 0.1 to 30 s."""
         return min(30.0, max(0.1, self._between_s))
 
     def _room_for(self, priority: int) -> bool:
@@ -71,8 +71,8 @@ class Gate:
     def _full(self) -> Unavailable:
         metrics.rejections.labels("saturated").inc()
         return Unavailable(
-            "The house is full; plans of higher priority are served first.",
-            next_step="Wait as retry-after says.",
+            "The gateway is at capacity; plans of higher priority are served first.",
+            next_step="Retry after the time in the retry-after header.",
             code="overloaded",
             retry_after_s=self.typical_s(),
         )

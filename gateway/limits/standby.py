@@ -1,7 +1,7 @@
-"""What limits do while the shared counters do not answer: the declared mode, at once.
+"""The declared failure mode of limits while the shared counters do not answer.
 
-`closed` refuses; `local` lets this process give out its share of every limit on its own. Money is
-closed in both. The mode is in a header of each answer and in a metric.
+`closed` refuses requests; `local` lets this process grant its share of every limit by itself. Money
+fails closed in both. Each response's headers and a metric state the mode.
 """
 
 from core import metrics
@@ -20,10 +20,10 @@ class StandbyCounters:
         self._local = MemoryCounters(clock)
         self._mode = mode
         self._shares = max(1, processes)
-        self._shown = ""  # the mode that the metric tells
+        self._shown = ""  # the mode that the metric shows
 
     def choose(self, *, needs_money: bool) -> tuple[Counters, int]:
-        """(counters, the number that limits are divided by). Skips shared ones known to be down."""
+        """(counters, divisor of the limits). Skips the shared counters when they are known to be down."""
         if getattr(self.shared, "down", False):
             return self._fall_back(needs_money), self._shares
         return self.shared, 1
@@ -49,7 +49,7 @@ class StandbyCounters:
         what = "money" if needs_money else "limits"
         raise DependencyDown(
             f"The counters do not answer, so {what} cannot be checked.",
-            next_step="Try again in a moment; the operator checks TOLLHOUSE_REDIS_URL.",
+            next_step="Retry in a second; the operator checks TOLLHOUSE_REDIS_URL.",
             code="limits_unavailable",
             retry_after_s=1.0,
         )

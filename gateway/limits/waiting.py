@@ -1,7 +1,7 @@
-"""Queues of requests over a limit: one waiting room a tenant, fair between its keys, bounded.
+"""Queues of requests over a limit: one per tenant, bounded, fair between its keys.
 
-A room tries the head of each flow in fair order whenever a request of the tenant ends, the bucket
-should have refilled, or a second has gone by (other processes return capacity too).
+A queue retries the head of each flow in fair order when a request of the tenant ends, when a bucket
+should have refilled, and at least every second, because other processes return capacity too.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class WaitingRooms:
             room.wake.set()
 
     async def wait(self, ask: Ask, attempt: Attempt) -> "Reservation":
-        """Admitted in turn, or refused at the plan's bound (never later than the deadline)."""
+        """Admitted in turn, or refused at the plan's wait bound and no later than the deadline."""
         room = self._rooms.get(ask.tenant_id)
         if room is None:
             room = self._rooms[ask.tenant_id] = _Room()
@@ -101,7 +101,7 @@ class _Room:
         on_empty()
 
     async def _round(self) -> float:
-        """Try every flow's head once, again while any got in. Returns seconds until it is worth it."""
+        """Try the head of every flow once. Returns the seconds until the next round."""
         pause = _POLL_S
         for ticket in self.queue.heads():
             waiter = ticket.item
@@ -121,7 +121,7 @@ class _Room:
                 continue
             self.queue.serve(ticket)
             pause = 0.001
-            if waiter.answer.done():  # it left while it was being admitted
+            if waiter.answer.done():  # the client left during the admission
                 await _return(result)
             else:
                 waiter.answer.set_result(result)
@@ -139,7 +139,7 @@ async def _return(held: "Reservation") -> None:
 
 
 def _reason(waiter: _Waiter) -> str:
-    """What it waited for: the first limit that refused it, or its turn."""
+    """The first limit that refused the request, or `turn`."""
     return waiter.denial.keys[0].rpartition(":")[0] if waiter.denial else "turn"
 
 
@@ -147,7 +147,7 @@ def _full(ask: Ask) -> OverLimit:
     metrics.rejections.labels("queue_full").inc()
     return OverLimit(
         f"The plan's queue of {ask.plan.queue_length} waiting requests is full.",
-        next_step="Wait as retry-after says.",
+        next_step="Retry after the time in the retry-after header.",
         code="queue_full",
         retry_after_s=ask.plan.queue_wait_s or 1.0,
     )
@@ -158,8 +158,8 @@ def _too_long(waiter: _Waiter, bound_s: float) -> OverLimit:
     if waiter.denial is not None:
         return over_limit(waiter.denial, _POLL_S)
     return OverLimit(
-        f"Waited {bound_s:g} s in the queue without a turn.",
-        next_step="Wait as retry-after says.",
+        f"The request waited {bound_s:g} s in the plan's queue without being admitted.",
+        next_step="Retry after the time in the retry-after header.",
         code="queue_timeout",
         retry_after_s=1.0,
     )

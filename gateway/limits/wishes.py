@@ -1,4 +1,4 @@
-"""From a request and its plan to what the counters are asked for. Pure; no waiting, no network."""
+"""Converts a request and its plan to a `BucketRequest` for the counters, without I/O."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ class MoneyLimit(Struct, frozen=True):
     """A budget or a prepaid balance. The key names its period too: `budget_x:2026-11`."""
 
     key: str
-    cap_units: int  # picounits that may be spent in all
-    spent_units: int  # picounits that billing knows to be spent
+    cap_units: int  # picounits that may be spent in total
+    spent_units: int  # picounits that billing has recorded as spent
 
 
 class Ask(Struct, frozen=True):
-    """What the door knows of a request before it runs."""
+    """The size and owner of a request before it runs."""
 
     request_id: str
     tenant_id: str
@@ -30,16 +30,14 @@ class Ask(Struct, frozen=True):
     prompt_tokens: int
     max_output_tokens: int | None = None  # of one choice
     money: tuple[MoneyLimit, ...] = ()
-    base_cost_units: int = (
-        0  # picounits of the request and its prompt, uncached, at the pinned price
-    )
-    output_cost_units: int = 0  # picounits of one output token, the dearest tier
-    choices: int = 1  # `n`: the output estimate is for all of them
-    deadline_s: float | None = None  # seconds left; bounds the wait in a queue
+    base_cost_units: int = 0  # picounits of request and uncached prompt, at the pinned price
+    output_cost_units: int = 0  # picounits of one output token, in the most expensive tier
+    choices: int = 1  # the output estimate covers all of them
+    deadline_s: float | None = None  # seconds left, which bound the wait in a queue
 
 
 class Counted(Struct, frozen=True):
-    """What the request came to. `cost_units` is the exact charge in picounits."""
+    """Token counts of a finished request. `cost_units` is the exact charge in picounits."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -49,19 +47,18 @@ class Counted(Struct, frozen=True):
 
 class Wished(Struct, frozen=True):
     wish: Wish
-    rules: tuple[LimitRule, ...]  # beside wish.takes
+    rules: tuple[LimitRule, ...]  # parallel to wish.takes
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What the rules of a plan come to for one key and model, whatever is asked."""
+    """The buckets and slots of a plan for one key and model, independent of the request."""
 
     plan: Plan
-    rules: tuple[LimitRule, ...]  # that fill buckets
-    takes: tuple[Take, ...]  # beside them, of one unit
+    rules: tuple[LimitRule, ...]  # those with buckets
+    takes: tuple[Take, ...]  # parallel to `rules`, of one unit each
     slots: tuple[Slot, ...]
-    # Of the takes whose size depends on what is asked: place, unit, key, capacity, period in ms,
-    # shadow.
+    # Takes whose amount depends on the request: index, unit, key, capacity, period in ms, shadow.
     counting: tuple[tuple[int, Unit, str, int, int, bool], ...]
 
 
@@ -70,7 +67,7 @@ _LAYOUTS_KEPT = 20_000
 
 
 def wish_of(ask: Ask, output_estimate: int, *, shares: int = 1) -> Wished:
-    """`shares` divides every limit: what one process of so many may give out on its own."""
+    """`shares` divides every limit by the number of processes that grant it independently."""
     layout = _layout_of(ask, shares)
     takes = list(layout.takes)
     if layout.counting:
@@ -78,8 +75,7 @@ def wish_of(ask: Ask, output_estimate: int, *, shares: int = 1) -> Wished:
         alone = _by_unit(ask.plan, Counted(ask.prompt_tokens, 0, 0))
         for place, unit, key, limit, period_ms, shadow in layout.counting:
             keep, wanted = alone[unit], expected[unit]
-            # An estimate above the whole limit is cut to it: only the prompt may make a request
-            # too big.
+            # An estimate above the limit is cut to it: only the prompt makes a request too large.
             wanted = max(keep, min(wanted, limit))
             takes[place] = Take(key, limit, period_ms, wanted, keep, shadow)
     hold = _hold_of(ask, output_estimate) if ask.money else None
@@ -127,20 +123,20 @@ def _lay_out(ask: Ask, shares: int) -> _Layout:
 
 
 def covered_by(ask: Ask, held_units: int) -> int | None:
-    """Output tokens that the money reaches; None where no money limit bounds them."""
+    """Output tokens that the held money pays for; None without a money limit."""
     if not ask.money or ask.output_cost_units == 0:
         return None
     return max(0, held_units - ask.base_cost_units) // ask.output_cost_units
 
 
 def amounts(rules: tuple[LimitRule, ...], plan: Plan, counted: Counted) -> list[int]:
-    """What each rule's bucket is taken for, in their order."""
+    """The amount for each rule's bucket, in the order of `rules`."""
     by_unit = _by_unit(plan, counted)
     return [by_unit[rule.unit] for rule in rules]
 
 
 def _by_unit(plan: Plan, counted: Counted) -> dict[Unit, int]:
-    """Cached tokens weigh less by plan, rounded up to a whole token once a request."""
+    """Amounts per unit. The plan weights cached tokens, rounded up to a whole token per request."""
     weighed = counted.prompt_tokens - counted.cached_tokens
     weighed += -(-counted.cached_tokens * plan.cached_permille // 1000)
     return {
@@ -152,7 +148,7 @@ def _by_unit(plan: Plan, counted: Counted) -> dict[Unit, int]:
 
 
 def _hold_of(ask: Ask, estimate: int) -> Hold:
-    """The prompt and one output token must be paid for; the estimate is wanted."""
+    """The hold needs the prompt and one output token, and asks for the whole estimate."""
     need = ask.base_cost_units + ask.output_cost_units
     want = ask.base_cost_units + max(1, estimate) * ask.output_cost_units
     caps = tuple(

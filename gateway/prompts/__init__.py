@@ -1,1 +1,1 @@
-"""The prompt as the engine gets it."""
+"""Prompt preparation: order, chat template, tokenization, truncation."""

@@ -1,8 +1,8 @@
-"""Fits a conversation into the context: refuses with the numbers, or drops what the client agreed to.
+"""Fits a conversation into the context: refuses it, or drops what the truncation mode allows.
 
-`oldest` drops whole turns (a user message and what answered it) from the front, never the last one.
+`oldest` drops whole turns (a user message and its replies) from the front, never the last one.
 `ranked` drops content parts that carry a `rank` (1 is the best), the worst first.
-`auto` drops ranked parts, and when those are gone, turns.
+`auto` drops ranked parts first, then turns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ class Fitted:
 
     @property
     def effect(self) -> str | None:
-        """`turns=2, blocks=1`; None where nothing was dropped."""
+        """`turns=2, blocks=1`; None when nothing was dropped."""
         told = (("turns", self.turns), ("blocks", self.blocks))
         return ", ".join(f"{name}={number}" for name, number in told if number) or None
 
@@ -43,9 +43,9 @@ def fit(
     truncation: Truncation,
     rough: Count | None = None,
 ) -> Fitted:
-    """`count` gives the prompt's tokens, `limit` is what the prompt may take. `rough` is a cheap
-    guess at the count, so that few real ones are needed. Raises ContextLengthExceeded when nothing
-    that may be dropped makes it fit."""
+    """Drops as little as possible. `count` gives the prompt's tokens and `limit` their maximum;
+    `rough` is a cheap approximation of `count` that saves exact counts. Raises ContextLengthExceeded
+    when dropping everything that may be dropped is not enough."""
     needed = count(messages)
     if needed <= limit:
         return Fitted(messages)
@@ -62,7 +62,7 @@ def fit(
 
     guess = 1
     if rough is not None:
-        # What the template adds, spread over the messages.
+        # Tokens that the template adds, averaged over the messages.
         frame = max(0.0, (needed - rough(messages)) / len(messages))
         guess = _first(
             1,
@@ -77,15 +77,15 @@ def fit(
 
 def too_long(needed: int, limit: int) -> ContextLengthExceeded:
     return ContextLengthExceeded(
-        f"The prompt has {needed} tokens and at most {limit} fit.",
+        f"The prompt has {needed} tokens; at most {limit} fit the context.",
         next_step="Shorten it, lower max_tokens, or set truncation to auto, oldest or ranked.",
         param="messages",
     )
 
 
 def _first(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The least number from `low` that fits, taking it that `high` does. Dropping more never makes a
-    prompt longer."""
+    """The least number from `low` that fits, given that `high` fits. Binary search: dropping more
+    never makes a prompt longer."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)
@@ -93,7 +93,7 @@ def _first(low: int, high: int, fits: Callable[[int], bool]) -> int:
 
 
 def _nearest(guess: int, most: int, fits: Callable[[int], bool]) -> int | None:
-    """As `_first`, looking around the guess before going far from it."""
+    """Like `_first`, with a galloping search from `guess`. None when not even `most` fits."""
     step, low, high = 1, 0, guess
     if fits(guess):
         while high - step > 0 and fits(high - step):
@@ -108,7 +108,7 @@ def _nearest(guess: int, most: int, fits: Callable[[int], bool]) -> int | None:
 
 
 def _turns(messages: Sequence[Message]) -> list[int]:
-    """Where each turn begins: the user messages after the leading system ones."""
+    """The indices of the user messages, at which turns begin."""
     return [index for index, message in enumerate(messages) if message.get("role") == "user"]
 
 
@@ -119,13 +119,13 @@ def _drop_turns(messages: list[Message], starts: list[int], number: int) -> list
     return [
         message
         for index, message in enumerate(messages)
-        # A system message in mid-conversation is an instruction, not a turn: it stays.
+        # A system message within a conversation is an instruction, not part of a turn: it stays.
         if index not in dropped or message.get("role") in ("system", "developer")
     ]
 
 
 def _ranked(messages: Sequence[Message]) -> list[tuple[int, int, int]]:
-    """(rank, message, part) of every ranked part, the worst rank first, later ones before earlier."""
+    """(rank, message, part) of every ranked part, worst rank first, later parts before earlier."""
     found = [
         (part["rank"], i, j)
         for i, message in enumerate(messages)

@@ -1,10 +1,10 @@
-"""A model's control tokens, kept out of the clients' reach: what a client writes is always text.
+"""Prevents control-token injection: text from a client never becomes a control token.
 
 A chat template marks roles with tokens such as `<|im_end|>`. The same characters in a message, a
-tool or a name must not become those tokens, or a client could end its own turn and speak as the
-system. So the clients' strings are searched; where one holds such characters, they are hidden from
-the template, and the prompt is encoded by a twin of the tokenizer in which the control tokens have
-names that nobody can know. A text without them takes the plain path, and both give the same ids.
+tool or a name must not become those tokens, or a client could end its own turn and impersonate the
+system role. When a client's string contains such characters, they are hidden from the template, and
+the prompt is encoded by a copy of the tokenizer whose control tokens have unguessable names. Text
+without them is encoded directly; both ways give the same ids.
 """
 
 import json
@@ -21,8 +21,8 @@ from tokenizers import Tokenizer
 
 from core.errors import BadRequest
 
-# Markers of roles that some publishers do not flag as special: <|user|>, <｜User｜>. Words like
-# <think> and <tool_call>, which models read and write as text, are not among them.
+# Role markers that some publishers do not flag as special: <|user|>, <｜User｜>. This excludes tags
+# such as <think> and <tool_call>, which models read and write as text.
 _MARKER = re.compile(r"<[|｜].*[|｜]>")
 _GUARD = "\U0010f8ff"
 _PRIVATE = range(0xF0000, 0xFFFFE)
@@ -30,7 +30,7 @@ _PRIVATE = range(0xF0000, 0xFFFFE)
 
 @dataclass(frozen=True, slots=True)
 class Disarmed:
-    """A chat whose control characters are hidden: each stands as `mark`, its number, `mark`."""
+    """A chat with its control tokens replaced by `mark`, the token's index, `mark`."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
@@ -50,7 +50,7 @@ class ControlTokens:
         self._ids = chosen
         self._finder = BytesAhoCorasick([_in_json(text) for text in self._texts])
         self._pattern = re.compile("|".join(map(re.escape, self._texts))) if chosen else None
-        # Unguessable, so that no client can write the twin's names.
+        # Unguessable, so that no client can write the control tokens of the copy.
         self._name = f"{_GUARD}{secrets.token_hex(16)}:"
         self._folds = tokenizer.normalizer is not None and any(
             token.normalized for token in added.values() if token.content in chosen
@@ -61,8 +61,8 @@ class ControlTokens:
     def occur_in(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
     ) -> bool:
-        """Whether a string of the client's holds one. The parts of a message's content must have
-        been joined: two halves of a token are one."""
+        """Whether a string of the client contains a control token. Join the parts of a message's
+        content first: a token can be split over two parts."""
         written = orjson.dumps((messages, tools))
         if self._finder.find_matches_as_indexes(written):
             return True
@@ -76,8 +76,8 @@ class ControlTokens:
         return Disarmed(self._hidden(messages, mark), self._hidden(tools, mark), mark)
 
     def encode(self, rendered: str, mark: str) -> list[int]:
-        """The ids of a template's text about a disarmed chat. Blocking for seconds the first time
-        where the vocabulary is large."""
+        """The token ids of a rendered `Disarmed` chat. The first call blocks for seconds with a large
+        vocabulary."""
         assert self._pattern is not None
         marked = re.compile(f"{mark}([0-9]+){mark}|{self._pattern.pattern}")
         wanted: Counter[int] = Counter()
@@ -136,7 +136,7 @@ class ControlTokens:
             model["unk_token"] = names[model["unk_token"]]
         try:
             twin = Tokenizer.from_str(json.dumps(told))
-        except Exception:  # the library raises nothing narrower
+        except Exception:  # tokenizers raises plain Exception
             raise _no_text() from None
         if any(twin.token_to_id(names[text]) != number for text, number in self._ids.items()):
             raise _no_text()
@@ -149,9 +149,9 @@ def _in_json(text: str) -> bytes:
 
 def _no_text() -> BadRequest:
     return BadRequest(
-        "A text holds characters that this model reads as a control token, and its tokenizer has no "
-        "other way to write them.",
-        next_step="Leave out such markers, for example <|im_end|>.",
+        "A text contains a control token of this model, and its tokenizer cannot encode those "
+        "characters as plain text.",
+        next_step="Remove such markers, for example <|im_end|>.",
         param="messages",
         code="control_token_in_text",
     )

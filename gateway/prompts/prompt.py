@@ -1,6 +1,6 @@
-"""The prompt as the engine gets it: canonical order, the chat template, token ids, the budget.
+"""Prepares a prompt for the engine: canonical order, chat template, token ids, context length.
 
-Static first, dynamic last, so that prefixes are shared. `prepare` is all that the pipeline calls.
+Static content comes first so that requests share prefixes. The pipeline only calls `prepare`.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ _INLINE_CHARACTERS = 20_000  # longer prompts are encoded in a thread
 
 
 class Prompt(Struct, frozen=True):
-    ask: Ask  # as it goes to the engine: in the tenant's order
-    ids: list[int]  # of several prompts, one after the other
-    max_tokens: int  # of output for each choice: what was asked for, within the context
+    ask: Ask  # in the tenant's prompt order, as sent to the engine
+    ids: list[int]  # of several prompts: concatenated
+    max_tokens: int  # output tokens per choice: as requested, or the rest of the context
     headers: dict[str, str] = field(default_factory=dict)
     order: str | None = None  # for the usage event
-    parts: tuple["Prompt", ...] = ()  # where there are several: each as if it were alone
+    parts: tuple["Prompt", ...] = ()  # one per prompt when there are several
 
     @property
     def lead(self) -> list[int]:
-        """What an engine may have in its cache."""
+        """The ids of the first prompt, which routing looks up in prefix caches."""
         return self.parts[0].ids if self.parts else self.ids
 
     def header_list(self) -> Headers:
@@ -73,7 +73,7 @@ async def prepare(
 async def _several(
     ask: Ask, codec: TextCodec | None, context_length: int, principal: Principal
 ) -> Prompt:
-    """Each has the whole context for itself."""
+    """Each prompt has the whole context to itself."""
     parts = [
         await prepare(replace(ask, prompts=(each,)), codec, context_length, principal)
         for each in ask.prompts
@@ -85,7 +85,7 @@ async def _several(
 
 
 async def _ids(text: Written, tenant_id: str) -> list[int]:
-    """In a thread where there is much to encode."""
+    """Long texts are encoded in a thread."""
     pieces = text.pieces(tenant_id)
     new = len(text.text) if pieces is None else pieces.new_characters
     encode = text.ids if pieces is None else pieces.ids
@@ -95,8 +95,8 @@ async def _ids(text: Written, tenant_id: str) -> list[int]:
 
 
 def in_order(ask: Ask, principal: Principal) -> tuple[Ask, str | None]:
-    """The tenant's order (`off`, `safe` or `full` under `prompt_order` in its settings), and what
-    it changed: `safe`, or `full:tools+volatile`. Nothing is told of a prompt without messages.
+    """Applies the tenant's `prompt_order` setting (`off`, `safe` or `full`). Returns the request and
+    the order with its changes, for example `full:tools+volatile`; None for a prompt without messages.
     """
     wanted = principal.settings.get("prompt_order", PromptOrder.SAFE)
     if ask.messages is None or wanted not in _ORDERS:
@@ -109,8 +109,8 @@ def in_order(ask: Ask, principal: Principal) -> tuple[Ask, str | None]:
         rule = _rule(tuple(rules.get("kinds", ("dates", "ids"))), tuple(rules.get("patterns", ())))
     except ValueError as error:
         raise BadRequest(
-            f"The organisation's rules of volatile blocks are wrong: {error}.",
-            next_step="An admin can mend `volatile` in the organisation's settings.",
+            f"The organisation's `volatile` setting is invalid: {error}.",
+            next_step="Ask an admin to correct `volatile` in the organisation's settings.",
         ) from None
     made = arrange(order, ask.messages, ask.tools or (), rule)
     if not made.changed:
@@ -125,7 +125,7 @@ def _rule(kinds: tuple[str, ...], patterns: tuple[str, ...]) -> Volatile:
 
 
 def to_embed(ask: Ask, codec: TextCodec | None, context_length: int) -> Prompt:
-    """The texts are counted one by one: each has the whole context for itself."""
+    """Texts are counted one by one: each has the whole context to itself."""
     sizes: list[int] = []
     for each in ask.inputs or ():
         if not isinstance(each, str):
@@ -133,11 +133,11 @@ def to_embed(ask: Ask, codec: TextCodec | None, context_length: int) -> Prompt:
         else:
             sizes.append(len(codec.encode(each, special=True)) if codec else estimate((each,)))
     for index, size in enumerate(sizes):
-        # An estimate refuses nothing: the upstream knows.
+        # Without a tokenizer the size is an estimate; the upstream enforces its own limit.
         if codec is not None and size > context_length:
             raise ContextLengthExceeded(
-                f"input[{index}] has {size} tokens; the model takes {context_length}.",
-                next_step="Split it.",
+                f"input[{index}] has {size} tokens; the model takes at most {context_length}.",
+                next_step=f"Split input[{index}] into shorter texts.",
                 param="input",
             )
     return Prompt(ask, [0] * sum(sizes), 1)
@@ -147,8 +147,8 @@ def _checked(ids: list[int], vocab_size: int) -> list[int]:
     for token in ids:
         if not 0 <= token < vocab_size:
             raise BadRequest(
-                f"prompt has the token id {token}; this model knows 0 to {vocab_size - 1}.",
-                next_step="Use ids of this model's tokenizer; /tokenize gives them.",
+                f"prompt contains the token id {token}; this model has ids 0 to {vocab_size - 1}.",
+                next_step="Use ids of this model's tokenizer; /tokenize returns them.",
                 param="prompt",
             )
     return ids
@@ -158,7 +158,7 @@ def _room(ask: Ask, prompt_tokens: int, context_length: int) -> int:
     room = context_length - prompt_tokens
     asked = ask.max_tokens
     if room < 1 or (asked is not None and asked > room):
-        wanted = f" and asks for {asked} more" if asked is not None else ""
+        wanted = f" and max_tokens is {asked}" if asked is not None else ""
         raise ContextLengthExceeded(
             f"The model's context is {context_length} tokens; the prompt has {prompt_tokens}"
             f"{wanted}.",

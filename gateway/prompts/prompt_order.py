@@ -1,8 +1,8 @@
-"""Static first, dynamic last, byte-stable: puts what repeats in front, so that prefix caches hit.
+"""Reorders a chat request so that static content comes first and prefix caches hit.
 
-Pure functions on a chat request's messages and tools. Message text is never touched, order is a
-function of the leading system blocks alone (so it never changes across the turns of a conversation),
-and doing it twice changes nothing.
+Pure functions on the messages and tools. Message text is never changed, the order depends only on the
+leading system blocks (so it is stable across the turns of a conversation), and reordering is
+idempotent.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,13 +11,13 @@ from enum import StrEnum
 from typing import Any
 
 # JSON Schema keywords whose arrays are sets by specification (draft 2020-12, 6.5.3 and 6.5.4).
-# `enum` is a set there too, but models read its order as a preference: it stays.
+# `enum` is a set too, but models read its order as a preference, so it is kept.
 _SET_LIKE = frozenset({"required", "dependentRequired"})
-# Keywords whose value maps the author's own names to schemas: the names are not keywords.
+# Keywords whose value maps names chosen by the author to schemas; those names are not keywords.
 _NAMED_SCHEMAS = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 )
-# Values that are data, not schema: copied with their arrays as they are.
+# Keywords whose values are data, not schemas; their arrays keep their order.
 _DATA = frozenset({"enum", "const", "default", "examples", "example"})
 CACHE_MARK = "cache_control"
 VOLATILE_MARK = "volatile"
@@ -45,7 +45,7 @@ def arrange(
     tools: Sequence[Message] = (),
     is_volatile: Volatile | None = None,
 ) -> Ordered:
-    """`is_volatile(text)` is the tenant's rule for blocks the client did not mark itself."""
+    """`is_volatile(text)` is the tenant's rule for blocks that the client did not mark."""
     plain = [dict(message) for message in messages]
     given = [dict(tool) for tool in tools]
     if order is PromptOrder.OFF:
@@ -76,7 +76,7 @@ def canonical_tool(tool: Message) -> dict[str, Any]:
         return {
             key: inner if key == "function" else _sorted_keys(tool[key]) for key in sorted(tool)
         }
-    return {  # Anthropic's and the Responses shape: the schema lies on the tool itself
+    return {  # Anthropic's and the Responses API's format: the schema is on the tool itself
         key: canonical_schema(tool[key])
         if key in ("input_schema", "parameters")
         else _sorted_keys(tool[key])
@@ -85,7 +85,7 @@ def canonical_tool(tool: Message) -> dict[str, Any]:
 
 
 def canonical_schema(schema: Any, names: bool = False) -> Any:
-    """A JSON Schema with sorted keys and sorted set-like arrays. `names`: the keys are the author's."""
+    """A JSON Schema with sorted keys and set-like arrays. `names`: keys are names, not keywords."""
     if isinstance(schema, list):
         return [canonical_schema(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -120,7 +120,7 @@ def _sorted_keys(value: Any) -> Any:
 
 
 def sort_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By name; not at all when one carries a cache mark, whose meaning is its position."""
+    """Sorted by name; unchanged when a tool has a cache mark, whose position has a meaning."""
     if any(CACHE_MARK in tool or CACHE_MARK in tool.get("function", {}) for tool in tools):
         return list(tools)
     return sorted(tools, key=_name_of)
@@ -133,10 +133,10 @@ def _name_of(tool: Message) -> str:
 
 
 def static_first(messages: Sequence[dict[str, Any]], is_volatile: Volatile) -> list[dict[str, Any]]:
-    """Among the leading system messages, and the parts within each, static blocks come first.
+    """Moves static blocks to the front, among the leading system messages and within each of them.
 
-    A leading message whose parts are all volatile counts as volatile as a whole. What follows the
-    first message of another role stays where it is.
+    A leading message whose parts are all volatile is volatile as a whole. Messages from the first
+    one of another role on keep their position.
     """
     lead = 0
     while lead < len(messages) and messages[lead].get("role") in ("system", "developer"):
@@ -187,5 +187,5 @@ def _dicts(items: Iterable[Any]) -> list[Mapping[str, Any]]:
 
 
 def _differs(left: Any, right: Any) -> bool:
-    """Unlike ==, sees the order of keys: that is what the template serialises."""
+    """Unlike `!=`, compares the order of keys too, because templates serialise it."""
     return repr(left) != repr(right)

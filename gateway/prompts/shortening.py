@@ -1,4 +1,4 @@
-"""What truncation does to a chat that is longer than the context, and how long texts are."""
+"""Truncates chats that exceed the context, and estimates the length of texts."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -10,11 +10,11 @@ from gateway.prompts.context_budget import Count, Message, Truncation, fit
 from gateway.prompts.tokenizing import TextCodec
 from gateway.prompts.writing import written_chat
 
-_ANSWER_SHARE = 8  # of the context is left for an answer whose length was not given
+_ANSWER_SHARE = 8  # 1/8 of the context is reserved for output when max_tokens is not given
 
 
 def shortened(ask: Ask, codec: TextCodec | None, context_length: int, tenant_id: str) -> Ask:
-    """The same where it fits. Blocking: it tokenises, some times over where turns must go."""
+    """The request, truncated if it does not fit. Blocking: tokenizes the chat several times."""
     assert ask.messages is not None
     count, rough = (_estimated, None) if codec is None else _counts(ask, codec, tenant_id)
     if count(ask.messages) <= context_length - (ask.max_tokens or 1):
@@ -34,7 +34,7 @@ def texts_of(ask: Ask) -> tuple[str, ...]:
 
 
 def estimate(texts: Sequence[str]) -> int:
-    """For a text engine whose tokenizer we lack: four bytes a token, until its usage says more."""
+    """Tokens of texts for an upstream without a known tokenizer, at four bytes per token."""
     size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
     return max(1, size // 4 + 4 * len(texts))
 
@@ -55,7 +55,7 @@ def _estimated(messages: list[Message]) -> int:
 
 
 def _counts(ask: Ask, codec: TextCodec, tenant_id: str) -> tuple[Count, Count]:
-    """The exact count, and one of the texts alone in which each is encoded once."""
+    """(exact count, rough count). The rough one sums the texts, each encoded once."""
     length = cache(lambda text: len(codec.encode(text)))
 
     def _exact(messages: list[Message]) -> int:

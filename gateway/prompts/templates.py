@@ -1,4 +1,4 @@
-"""Chat templates: Jinja2 in its immutable sandbox, with the few extras that published ones use."""
+"""Chat templates in Jinja2's immutable sandbox, with the extras that published templates use."""
 
 import json
 from typing import Any, NoReturn
@@ -24,9 +24,9 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise SettingError(
                 f"The model's chat template does not parse: {error}.",
-                next_step="Mend chat_template in tokenizer_config.json.",
+                next_step="Correct chat_template in tokenizer_config.json.",
             ) from None
-        # They are copied at each rendering: of the chain of maps that Jinja keeps, item by item.
+        # Jinja copies the globals on each render, and a plain dict copies faster than its ChainMap.
         self._template.globals = dict(self._template.globals)
         self._tokens = tokens
         self.takes_tools = "tools" in source
@@ -51,8 +51,8 @@ class ChatTemplate:
             raise
         except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
             raise BadRequest(
-                f"The model's chat template cannot write these messages: {error}.",
-                next_step="Use roles and content parts that the model knows.",
+                f"The model's chat template cannot render these messages: {error}.",
+                next_step="Use roles and content parts that the model supports.",
                 param="messages",
             ) from None
 
@@ -62,7 +62,9 @@ def _to_json(value: Any, indent: int | None = None, **_options: Any) -> str:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise BadRequest(f"The model's chat template refuses this: {message}.", param="messages")
+    raise BadRequest(
+        f"The model's chat template rejects these messages: {message}.", param="messages"
+    )
 
 
 def _strftime_now(form: str) -> str:

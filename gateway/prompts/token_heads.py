@@ -1,11 +1,11 @@
-"""Token ids of the pieces of a chat that came before: system prompt, tools, the earlier turns.
+"""Caches the token ids of repeated chat prefixes: system prompt, tools, earlier turns.
 
-A chat's text is cut before control tokens. A tokenizer takes such a token out of the text before it
-looks at anything else, so what stands on either side never joins, and the ids of the pieces are the
-ids of the whole. Tokens for which that does not hold (they eat white space on their left, are
-matched in normalised text, or overlap another) are no place to cut.
+A chat's text is split before control tokens. A tokenizer extracts control tokens before any other
+step, so the text on either side never merges, and the ids of the pieces are the ids of the whole.
+Tokens for which that does not hold (they strip white space on their left, are matched in normalised
+text, or overlap another token) are not split points.
 
-Pieces are kept by tenant: how long one's prompt takes tells nothing of another's.
+Pieces are cached per tenant, so that timing reveals nothing about another tenant's prompts.
 """
 
 import re
@@ -16,17 +16,17 @@ from collections import OrderedDict
 
 from tokenizers import Tokenizer
 
-# Characters; shorter ones are joined, for a look-up costs as much as encoding them.
+# Characters; for a shorter piece a lookup costs as much as encoding it.
 _LEAST_PIECE = 512
 LEAST_TEXT = 2 * _LEAST_PIECE
 _MOST_BYTES = 32 * 2**20
-_ENTRY_BYTES = 300  # of the table, beside text and ids
+_ENTRY_BYTES = 300  # dictionary overhead, beside text and ids
 
 _Key = tuple[str, str]
 
 
 class TokenHeads:
-    """Of one tokenizer. At most `most_bytes` are kept; what was not used for longest goes first."""
+    """An LRU cache of at most `most_bytes` for one tokenizer."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TokenHeads:
         self.bytes = 0
 
     def pieces(self, tenant_id: str, text: str) -> "Pieces":
-        """What is known of a chat's text and what is not. Cheap: nothing is encoded."""
+        """The text in pieces, with the cached ids. Encodes nothing."""
         cut = self._cut(text)
         found: list[array[int] | None] = []
         with self._lock:
@@ -70,8 +70,8 @@ class TokenHeads:
                 self.bytes -= _size(piece, ids)
 
     def _cut(self, text: str) -> list[str]:
-        """Every piece but the first begins with a control token: a tokenizer that treats the start
-        of a text differently does so once. Where a piece ends depends on nothing behind it."""
+        """Every piece but the first begins with a control token, so a tokenizer that treats the start
+        of a text differently does so only once. The end of a piece never depends on later text."""
         if self._cuts is None:
             return [text]
         cut, begun = [], 0
@@ -83,7 +83,7 @@ class TokenHeads:
 
 
 class Pieces:
-    """One text, cut. The last piece ends where the answer begins: it will not come again so."""
+    """One text in pieces. The last one is not cached: it ends at the new turn and will not repeat."""
 
     def __init__(
         self, heads: TokenHeads, tenant_id: str, cut: list[str], known: "list[array[int] | None]"
@@ -95,7 +95,7 @@ class Pieces:
 
     @property
     def new_characters(self) -> int:
-        """How much `ids` has to encode."""
+        """Number of characters that `ids` has to encode."""
         pairs = zip(self._cut, self._known, strict=True)
         return sum(len(piece) for piece, ids in pairs if ids is None)
 
@@ -120,7 +120,7 @@ def _size(piece: str, ids: "array[int]") -> int:
 
 def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     added = list(tokenizer.get_added_tokens_decoder().values())
-    if any(token.single_word for token in added):  # these look at their neighbours
+    if any(token.single_word for token in added):  # these depend on their neighbours
         return None
     texts = [token.content for token in added if token.content]
     safe = [
@@ -135,7 +135,7 @@ def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
 
 
 def _overlap(other: str, token: str) -> bool:
-    """Whether `other` can be found in a text over the place where `token` begins."""
+    """Whether a match of `other` can span the start of `token`."""
     if token in other:
         return True
     return any(token.startswith(other[at:]) for at in range(1, len(other)))

@@ -1,8 +1,8 @@
-"""Text to token ids and back, for one model directory in Hugging Face layout.
+"""Converts text to token ids and back, for a model directory in Hugging Face layout.
 
-Decoding is incremental: text leaves only when its UTF-8 is whole, and what a token adds is the
-difference between two decodings of a short window, which is right for every decoder, also those
-that strip or join spaces.
+Decoding is incremental: text is emitted only as complete UTF-8, and a token's text is the difference
+between two decodings of a short window, which is correct for every decoder, including those that
+strip or join spaces.
 """
 
 import json
@@ -17,12 +17,12 @@ from gateway.prompts.templates import ChatTemplate
 from gateway.prompts.token_heads import TokenHeads
 from gateway.prompts.word_ids import WordIds
 
-_BROKEN = "\ufffd"  # what decoders write for bytes that are not whole yet
-_HOLD_AT_MOST = 8  # tokens; a code point has 4 bytes, so this many without one is not UTF-8
+_BROKEN = "\ufffd"  # what decoders emit for incomplete UTF-8
+_HOLD_AT_MOST = 8  # tokens; a code point has at most 4 bytes, so more than this is not UTF-8
 
 
 class TextCodec:
-    """`encode` for prompts, `detokenizer()` one a choice, `template` for chats."""
+    """`encode` for prompts, a `detokenizer()` per choice, `template` for chats."""
 
     def __init__(
         self, tokenizer: Tokenizer, template: ChatTemplate | None, eos_token_ids: tuple[int, ...]
@@ -39,7 +39,7 @@ class TextCodec:
         self._token_text = lru_cache(maxsize=65536)(self._text_of_token)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """`special` adds what the model wants around a bare prompt (its BOS)."""
+        """`special` adds the model's special tokens for a raw prompt (its BOS)."""
         ids = None if special else self._words.of(text)
         if ids is not None:
             return ids
@@ -49,7 +49,7 @@ class TextCodec:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def token_text(self, token: int) -> str:
-        """One token alone, as logprobs show it; special tokens by name."""
+        """The text of a single token for logprobs; special tokens by name."""
         return self._token_text(token)
 
     def detokenizer(self) -> "Detokenizer":
@@ -60,13 +60,13 @@ class TextCodec:
 
 
 class Detokenizer:
-    """Feed ids as they come; each call gives the text that they complete."""
+    """Feed ids one at a time; each call returns the text that the id completes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._decode = tokenizer.decode
-        self._window: list[int] = []  # shown tokens that give context, then those that wait
-        self._shown = 0  # how many of the window are shown
-        self._prefix = ""  # text of the shown part
+        self._window: list[int] = []  # emitted tokens for context, then pending ones
+        self._shown = 0  # number of emitted tokens in the window
+        self._prefix = ""  # text of the emitted part
 
     @property
     def pending(self) -> bool:
@@ -81,14 +81,14 @@ class Detokenizer:
         return self._show(text)
 
     def flush(self) -> str:
-        """What still waits, with bytes that never became a character as the replacement mark."""
+        """The pending text; incomplete UTF-8 becomes the replacement character."""
         if not self.pending:
             return ""
         return self._show(self._decode(self._window))
 
     def _show(self, text: str) -> str:
         new = text[len(self._prefix) :]
-        # Keep only the newest tokens as context: decoders look one token back at most.
+        # Keep only the newest tokens as context: decoders look back one token at most.
         if new:
             self._window = self._window[self._shown :]
         elif len(self._window) > 4 * _HOLD_AT_MOST:
@@ -141,6 +141,6 @@ def _read_json(file: Path) -> dict[str, object]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise SettingError(
-            f"{file} is not JSON: {error}.", next_step="Replace the file with a whole one."
+            f"{file} is not JSON: {error}.", next_step="Replace it with a complete copy."
         ) from None
     return content if isinstance(content, dict) else {}

@@ -1,4 +1,4 @@
-"""Which system blocks change from request to request: named kinds, and a tenant's own patterns."""
+"""Rules for system blocks that change between requests: named kinds and a tenant's patterns."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ import re2
 
 from gateway.prompts.prompt_order import Volatile
 
-# The kinds of volatile block a tenant may name in its rules.
+# The kinds that a tenant's `volatile` setting may name.
 VOLATILE_PATTERNS = {
     "dates": r"\b(\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{1,2}:\d{2}(:\d{2})?"
     r"|(?i:mon|tues|wednes|thurs|fri|satur|sun)day,? )",
@@ -17,7 +17,7 @@ VOLATILE_PATTERNS = {
 
 
 def volatile_rule(kinds: Iterable[str], patterns: Iterable[str] = ()) -> Volatile:
-    """A rule out of named kinds and the tenant's own RE2 patterns; ValueError names a wrong one."""
+    """Combines named kinds and the tenant's RE2 patterns. Raises ValueError for an invalid one."""
     sources = []
     for kind in kinds:
         if kind not in VOLATILE_PATTERNS:

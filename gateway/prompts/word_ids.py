@@ -1,8 +1,8 @@
-"""Token ids of short ASCII texts, word by word: most words of a prompt have come before.
+"""Encodes short ASCII texts word by word from a cache of words.
 
-A byte-level BPE cuts a text into words before it merges anything, and a word's ids depend on nothing
-beside it. In ASCII the usual patterns of such words can be written for `re`, and what normalises to
-NFC is as it was. Every other text, and every other tokenizer, is the tokenizer's own affair.
+A byte-level BPE splits a text into words before it merges anything, and a word's ids do not depend on
+its neighbours. For ASCII the common split patterns can be expressed with `re`, and Unicode
+normalisation changes nothing. Other texts and other tokenizers are left to the tokenizer itself.
 """
 
 import json
@@ -11,10 +11,10 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
-_LONGEST_TEXT = 1_024  # characters; what is longer is left to the tokenizer, off the event loop
+_LONGEST_TEXT = 1_024  # characters; longer texts are left to the tokenizer, in a thread
 _LONGEST_WORD = 32
 _MOST_WORDS = 30_000
-_MOST_NEW = 8  # of one text: to encode more of them one by one is slower than the whole text
+_MOST_NEW = 8  # unknown words per text; encoding more of them singly is slower than the whole text
 
 _GPT2 = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # ByteLevel's own
@@ -25,11 +25,14 @@ _QWEN = (
 )
 _LLAMA = _QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 _NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
-_ADD_NOTHING = ("ByteLevel", "TemplateProcessing")  # where no special tokens are asked for
+_ADD_NOTHING = (
+    "ByteLevel",
+    "TemplateProcessing",
+)  # post-processors that add nothing without special tokens
 
 
 class WordIds:
-    """Of one tokenizer. Shared by all tenants, as is the cache of words in the tokenizer itself."""
+    """Of one tokenizer. Shared by all tenants, like the word cache inside the tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -41,7 +44,7 @@ class WordIds:
         self._kept: dict[str, list[int]] = {}
 
     def of(self, text: str) -> list[int] | None:
-        """The ids of a text without special tokens around it; None where it is not worth it."""
+        """The ids of a text without special tokens; None when the cache does not apply."""
         if self._words is None or len(text) > _LONGEST_TEXT or not text.isascii():
             return None
         kept, new, found = self._kept, 0, list[int]()
@@ -69,7 +72,7 @@ class WordIds:
 
 
 def _words_of(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """What cuts an ASCII text into the tokenizer's words; None where that is not known."""
+    """The pattern that splits ASCII text into the tokenizer's words; None when it is unknown."""
     model = tokenizer.model
     if not isinstance(model, models.BPE) or model.dropout:
         return None
@@ -79,7 +82,7 @@ def _words_of(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     if any(each["type"] not in _ADD_NOTHING for each in _parts(post, "processors")):
         return None
     added = tokenizer.get_added_tokens_decoder().values()
-    # These look at their neighbours, or are found in two turns.
+    # Such tokens depend on their neighbours, or are matched in two passes.
     if any(each.single_word or each.lstrip or each.rstrip for each in added):
         return None
     if len({each.normalized for each in added}) > 1 or not all(each.content for each in added):

@@ -1,4 +1,4 @@
-"""From a request to the text that the model reads, and from that to token ids."""
+"""Renders a request to the text that the model reads, and encodes it."""
 
 import json
 from typing import Any
@@ -10,15 +10,19 @@ from gateway.ask import Ask
 from gateway.prompts.token_heads import LEAST_TEXT, Pieces
 from gateway.prompts.tokenizing import TextCodec
 
-_OURS = ("cache_control", "volatile", "rank")  # marks for the door, none of the template's business
+_OURS = (
+    "cache_control",
+    "volatile",
+    "rank",
+)  # marks for the gateway, which the template must not see
 
 
 class Written(Struct, frozen=True):
-    """`mark` is set where control tokens in the client's words had to be hidden."""
+    """`mark` is set when control tokens in the client's text were hidden."""
 
     codec: TextCodec
     text: str
-    bare: bool = False  # a raw prompt: the whole of it is the client's, its control tokens too
+    bare: bool = False  # a raw prompt: its control tokens are intended by the client
     mark: str | None = None
 
     def ids(self) -> list[int]:
@@ -27,14 +31,14 @@ class Written(Struct, frozen=True):
         return self.codec.encode(self.text, special=self.bare)
 
     def pieces(self, tenant_id: str) -> Pieces | None:
-        """None where nothing of it is kept from one request to the next."""
+        """None when no part of the text is cached between requests."""
         if self.bare or self.mark is not None or len(self.text) < LEAST_TEXT:
             return None
         return self.codec.heads.pieces(tenant_id, self.text)
 
 
 def written(ask: Ask, codec: TextCodec) -> Written:
-    """BadRequest where the model has no chat template or the template refuses the messages."""
+    """Raises BadRequest when the model has no chat template or the template rejects the messages."""
     if ask.messages is None:
         (prompt,) = ask.prompts
         assert isinstance(prompt, str)
@@ -52,7 +56,7 @@ def written_chat(
     if template is None:
         raise BadRequest(
             f"The model {model} has no chat template.",
-            next_step="Use /v1/completions.",
+            next_step="Use /v1/completions, or a model with a chat template.",
             param="messages",
         )
     messages = [_plain(message) for message in given]

@@ -1,1 +1,1 @@
-"""The prompt screened, the answer guarded, both recorded."""
+"""Moderation in the request path: prompt screening, output guards, decision records."""

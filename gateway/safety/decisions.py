@@ -1,7 +1,7 @@
-"""The record of every verdict, on its way to the spool: calm ones in batches, all others at once.
+"""Records every verdict in the spool: plain `allow` verdicts in batches, all others at once.
 
-What a process that is killed can lose is the allowed verdicts of its last moments; a verdict that
-did anything is in the spool before the request goes on.
+A killed process loses at most the `allow` verdicts of the last batch; any other verdict is in the
+spool before the request continues.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ MOST_GATHERED = 500
 
 
 def record_secret(operator_token: str) -> bytes:
-    """The key of the fingerprints: steady as long as the operator's token is."""
+    """The HMAC key of the text fingerprints, stable as long as the operator token is."""
     return hmac.digest(operator_token.encode(), b"tollhouse moderation records", "sha256")
 
 
@@ -59,7 +59,7 @@ class DecisionLog:
             self._timer = asyncio.get_running_loop().call_later(GATHER_S, self.flush)
 
     def flush(self) -> None:
-        """Hand over what was gathered, now."""
+        """Write the gathered batch to the spool now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

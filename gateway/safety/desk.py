@@ -1,4 +1,4 @@
-"""What the pipeline asks of the safety desk: a verdict on the prompt, guards for the answer."""
+"""The moderation interface of the pipeline: prompt screening, and guards for the output."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,7 +13,7 @@ from gateway.streaming.choices import OutputGuard
 
 
 class Screened(Struct, frozen=True):
-    """`ask` is another one where the policy redacts. `action` is the strongest that was taken."""
+    """`ask` is a changed copy when the policy redacts. `action` is the strongest action taken."""
 
     ask: Ask
     action: str | None = None
@@ -21,7 +21,7 @@ class Screened(Struct, frozen=True):
 
 
 class PromptBlocked(ContentBlocked):
-    """`paid_by` is the policy's word on who bears the prompt: tenant or house."""
+    """`paid_by` says who pays for the prompt under the policy: `tenant` or `house` (the operator)."""
 
     def __init__(self, message: str, *, paid_by: str, next_step: str, param: str) -> None:
         super().__init__(message, next_step=next_step, param=param)
@@ -30,17 +30,17 @@ class PromptBlocked(ContentBlocked):
 
 class SafetyDesk(Protocol):
     async def screen(self, request_id: str, principal: Principal, ask: Ask) -> Screened:
-        """Raises PromptBlocked, also where a stage fails and the policy closes on it."""
+        """Raises PromptBlocked, also when a stage fails and the policy fails closed."""
 
     def guard(self, request_id: str, principal: Principal, choices: int) -> Sequence[OutputGuard]:
-        """One for each choice, or none at all."""
+        """One guard per choice, or none when output is not moderated."""
 
     def close(self) -> None:
-        """Nothing more comes: what was gathered is handed over."""
+        """Write the gathered decisions to the spool at shutdown."""
 
 
 class NoSafetyDesk:
-    """`TOLLHOUSE_MODERATION=off`."""
+    """Used with `TOLLHOUSE_MODERATION=off`."""
 
     async def screen(self, request_id: str, principal: Principal, ask: Ask) -> Screened:
         return Screened(ask)

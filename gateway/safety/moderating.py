@@ -1,4 +1,4 @@
-"""The safety desk of the pipeline: the prompt is screened, the answer guarded, both are recorded."""
+"""Moderation by tenant policy: screens prompts, guards outputs, and records both."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from moderation.screener import Screener
 from moderation.second_stage import asks_about_answers, in_grey_band
 from moderation.verdict import Action, ScreenedText, Verdict
 
-_INLINE_CHARACTERS = 4_000  # more is screened in a thread
+_INLINE_CHARACTERS = 4_000  # longer prompts are screened in a thread
 
 
 class Policies(Protocol):
-    """In memory, refreshed off the path."""
+    """Policies in force, read from memory."""
 
     def policy_of(self, principal: Principal) -> Policy: ...
 
@@ -67,8 +67,8 @@ class ModerationDesk:
         self._log.take(request_id, principal, "input", verdict, whole)
         if verdict.blocked:
             raise PromptBlocked(
-                f"The prompt was refused by the moderation policy ({verdict.headline}).",
-                next_step="Change the prompt, or speak to your administrator about the policy.",
+                f"The moderation policy blocked the prompt ({verdict.headline}).",
+                next_step="Change the prompt, or ask your administrator about the policy.",
                 param=_field(ask),
                 paid_by=_payer(verdict, policy.blocked_input_paid_by),
             )
@@ -92,12 +92,12 @@ class ModerationDesk:
         return [ChoiceGuard(answer, choice) for choice in range(choices)]
 
     def close(self) -> None:
-        """The last gathered decisions go to the spool."""
+        """Write the gathered decisions to the spool."""
         self._log.flush()
 
 
 class GuardedAnswer:
-    """What the choices of one request share; its verdict is recorded once, however it ends."""
+    """State shared by the choices of one request. The verdict is recorded once, however it ends."""
 
     def __init__(
         self, stream: StreamGuard, policy: Policy, record: Callable[[Verdict, str], None]
@@ -113,7 +113,7 @@ class GuardedAnswer:
         return self._decided or self.stream.verdict()
 
     def decided(self, verdict: Verdict) -> None:
-        """After a second opinion; of several choices the strictest counts."""
+        """Set the verdict of a second opinion; the strictest of all choices counts."""
         if self._decided is None or verdict.action > self._decided.action:
             self._decided = verdict
 
@@ -127,7 +127,7 @@ class GuardedAnswer:
 
 
 class ChoiceGuard:
-    """One choice's end of the request's guard."""
+    """The output guard of one choice."""
 
     asks = False
     undecided = False
@@ -172,7 +172,7 @@ class ChoiceGuard:
 
 
 class JudgedChoice(ChoiceGuard):
-    """Held whole: where the first guard is unsure at the end, a second opinion decides."""
+    """Holds the whole choice; when the first guard is unsure at the end, a second opinion decides."""
 
     asks = True
 
@@ -180,7 +180,7 @@ class JudgedChoice(ChoiceGuard):
         super().__init__(answer, choice)
         self._opinions = opinions
         self._said: list[str] = []
-        self._kept: list[str] = []  # what the first guard let pass
+        self._kept: list[str] = []  # text that the first guard released
 
     @property
     def held(self) -> int:
@@ -204,7 +204,7 @@ class JudgedChoice(ChoiceGuard):
         said = "".join(self._said)
         decided = await self._opinions.ask(said, self._answer.policy, verdict, "assistant")
         if decided.action is Action.REDACT and verdict.action < Action.REDACT:
-            # The second opinion is on the whole: it names no place that could be cut out.
+            # The second opinion is on the whole text and gives no span to redact.
             decided = replace(decided, action=Action.BLOCK)
         self._answer.decided(decided)
         self.blocked, self.undecided = decided.blocked, False
@@ -237,7 +237,7 @@ def _texts_of(ask: Ask) -> list[ScreenedText]:
 
 
 def _with_texts(ask: Ask, texts: Sequence[str]) -> Ask:
-    """The same request with its texts replaced, in the order in which `_texts_of` gave them."""
+    """The request with its texts replaced, in the order of `_texts_of`."""
     left = iter(texts)
     if ask.inputs is not None:
         inputs: list[Any] = [next(left) if isinstance(x, str) else x for x in ask.inputs]
@@ -270,7 +270,7 @@ def _checks(direction: str, action: str) -> Counter:
 
 
 def _payer(verdict: Verdict, payer: Payer) -> str:
-    """A block because a stage of ours failed is the house's, whatever the policy says."""
+    """The operator pays for a block caused by a failed stage, whatever the policy says."""
     failed = any(name.endswith("_failed") for name in verdict.flagged)
     return (Payer.HOUSE if failed else payer).value
 

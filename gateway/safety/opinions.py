@@ -1,7 +1,7 @@
-"""Second opinions in the grey band: guard models behind our router, remote moderation APIs.
+"""Second opinions for uncertain scores, from guard models behind the router or remote APIs.
 
-`TOLLHOUSE_GUARDS` says who answers for which guard; a policy names the guard and the deadline. What
-a guard costs is the house's: nothing of it is metered to a tenant.
+`TOLLHOUSE_GUARDS` configures the backend of each guard; a policy names the guard and its deadline.
+The operator bears the cost: guard requests are not metered to a tenant.
 """
 
 import json
@@ -29,17 +29,17 @@ from moderation.policy import Policy
 from moderation.second_stage import consult_later, guard_named, unanswered
 from moderation.verdict import Verdict
 
-# Whose prefixes the guard's prompts share; no tenant has this name.
+# The prefix cache namespace of guard prompts; no tenant has this name.
 NAMESPACE = "tollhouse:guard"
 MOST_CHARACTERS = 16_000
 _ANSWER_TOKENS = 24
-_WAIT_S = 60.0  # the policy's deadline cancels long before
+_WAIT_S = 60.0  # the policy's deadline cancels earlier
 _EXAMPLE = '[{"guard": "llama-guard", "model": "llama-guard-3-1b"}]'
 
 
 @dataclass(frozen=True, slots=True)
 class GuardPlace:
-    """`model` is one that this gateway serves, or with `url` the remote API's own."""
+    """`model` is served by this gateway or, with `url`, by the remote API."""
 
     guard: str
     model: str = ""
@@ -48,7 +48,7 @@ class GuardPlace:
 
 
 def read_guards(setting: str) -> list[GuardPlace]:
-    """TOLLHOUSE_GUARDS: a JSON list of objects, or the path of a file with one."""
+    """Parses TOLLHOUSE_GUARDS: a JSON list of objects, or the path of a file with one."""
     text = setting.strip()
     if not text:
         return []
@@ -57,7 +57,7 @@ def read_guards(setting: str) -> list[GuardPlace]:
     try:
         listed = json.loads(text)
     except ValueError as error:
-        raise _wrong(f"it is neither JSON nor a file: {error}") from None
+        raise _wrong(f"it is neither valid JSON nor the path of a file: {error}") from None
     if not isinstance(listed, list):
         raise _wrong("it must be a list of objects")
     places = [_place(given, index) for index, given in enumerate(listed)]
@@ -69,28 +69,32 @@ def read_guards(setting: str) -> list[GuardPlace]:
 def _place(given: Any, index: int) -> GuardPlace:
     known = [field.name for field in fields(GuardPlace)]
     if not isinstance(given, dict) or not all(isinstance(each, str) for each in given.values()):
-        raise _wrong(f"entry {index} is not an object of texts")
+        raise _wrong(f"entry {index} is not an object with string values")
     unknown = sorted(set(given) - set(known))
     if unknown or "guard" not in given:
-        raise _wrong(f"entry {index} takes {', '.join(known)} and needs a guard")
+        raise _wrong(f"entry {index} takes {', '.join(known)}; guard is required")
     place = GuardPlace(**given)
     try:
         remote = isinstance(guard_named(place.guard), RemoteModeration)
     except ValueError as error:
         raise _wrong(f"entry {index}: {error}") from None
     if remote and not place.url.startswith(HTTP):
-        raise _wrong(f"entry {index} is a remote API and needs its url")
+        raise _wrong(
+            f"entry {index} is a remote API and needs a url that begins with http:// or https://"
+        )
     if not remote and not place.model:
-        raise _wrong(f"entry {index} needs the model that answers as {place.guard}")
+        raise _wrong(f"entry {index} needs the model that serves {place.guard}")
     return place
 
 
 def _wrong(problem: str) -> SettingError:
-    return SettingError(f"TOLLHOUSE_GUARDS is wrong: {problem}.", next_step=f"Write {_EXAMPLE}.")
+    return SettingError(
+        f"TOLLHOUSE_GUARDS is invalid: {problem}.", next_step=f"Use this form: {_EXAMPLE}."
+    )
 
 
 class Answers(Protocol):
-    """Whoever answers a guard's question."""
+    """A backend that answers a guard's questions."""
 
     guard: Guard
 
@@ -100,7 +104,7 @@ class Answers(Protocol):
 
 
 class ModelAnswers:
-    """A generative guard on our engine or on any upstream, whichever serves the model."""
+    """A generative guard, on any replica behind the router that serves its model."""
 
     def __init__(self, place: GuardPlace, catalog: Catalog, router: Router) -> None:
         self.guard = guard_named(place.guard)
@@ -111,8 +115,8 @@ class ModelAnswers:
     async def answer(self, question: str) -> str:
         model = self._catalog.served(self._model)
         if model is None:
-            raise Unavailable(f"The guard's model {self._model} is not served here.")
-        # A guard whose task stands in the model's chat template gets its text as a user's turn.
+            raise Unavailable(f"This gateway does not serve the guard's model {self._model}.")
+        # When the chat template holds the guard's task, the text is sent as a user message.
         chat = [{"role": "user", "content": question}] if self.guard.by_chat else None
         ask = Ask(
             route="guard",
@@ -153,7 +157,7 @@ class ModelAnswers:
 
 
 class RemoteAnswers:
-    """POST /v1/moderations of an API of OpenAI's shape."""
+    """A remote API with OpenAI's POST /v1/moderations."""
 
     def __init__(self, place: GuardPlace) -> None:
         self.guard: Guard = RemoteModeration(place.model) if place.model else RemoteModeration()
@@ -182,26 +186,26 @@ class SecondOpinions:
         self._clock = clock
 
     def check(self, policy: Policy) -> None:
-        """A policy that names a guard which nobody answers for is refused when it is put."""
+        """Raises BadRequest for a policy whose guard is not configured."""
         stage = policy.second_stage
         if stage is not None and stage.guard not in self._by_name:
             raise BadRequest(
-                f"No guard {stage.guard} is set up here; there are: "
+                f"The guard {stage.guard} is not configured; configured: "
                 f"{', '.join(self._by_name) or 'none'}.",
-                next_step="The operator names guards in TOLLHOUSE_GUARDS.",
+                next_step="Ask the operator to add it to TOLLHOUSE_GUARDS.",
                 param="second_stage.guard",
             )
 
     async def ask(self, text: str, policy: Policy, verdict: Verdict, role: str = "user") -> Verdict:
-        """The verdict with the guard's word in it; without one, as the policy's failure mode says.
-        `role` is whose text it is: a user's, or the assistant's."""
+        """The verdict after the guard's answer; without an answer the policy's failure mode decides.
+        `role` is the author of the text: `user` or `assistant`."""
         stage = policy.second_stage
         if stage is None:
             return verdict
         began = self._clock.monotonic()
         answers = self._by_name.get(stage.guard)
         if answers is None:
-            missing = Unavailable(f"No guard {stage.guard} is set up here.")
+            missing = Unavailable(f"The guard {stage.guard} is not configured.")
             decided = unanswered(verdict, policy, guard_named(stage.guard), missing)
         else:
             shortened = text[-MOST_CHARACTERS:]
@@ -241,7 +245,7 @@ async def _all_of(generation: Generation) -> tuple[str, list[int]]:
 
 
 def _ids(codec: TextCodec, question: str, chat: list[dict[str, Any]] | None) -> list[int]:
-    """The guard's own markers become control tokens; `plain` has broken those of the text."""
+    """The guard's own markers become control tokens; `plain` has escaped those of the text."""
     if chat is None:
         return codec.encode(question)
     if codec.template is None:

@@ -1,4 +1,4 @@
-"""The moderation policies in force, in memory: read from the database off the path."""
+"""The moderation policies in force, cached in memory."""
 
 from sqlalchemy import select
 
@@ -18,7 +18,7 @@ class PolicyView:
         self._in_force: dict[Place, Policy] = {}
 
     def policy_of(self, principal: Principal) -> Policy:
-        """The key's, else its project's, else its tenant's, else the default."""
+        """The policy of the key, else of its project, else of its tenant, else the default."""
         targets = (principal.key_id, principal.project_id, principal.tenant_id)
         for level, target in zip(LEVELS, targets, strict=True):
             found = self._in_force.get((principal.tenant_id, level, target))

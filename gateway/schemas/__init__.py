@@ -1,1 +1,1 @@
-"""Wire shapes, Pydantic, HTTP only."""
+"""Request bodies of the HTTP API."""

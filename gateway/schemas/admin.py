@@ -1,4 +1,4 @@
-"""Bodies of the admin routes. A name that is not known is refused."""
+"""Request bodies of the admin routes. Unknown fields are refused."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -14,7 +14,9 @@ class _Body(BaseModel):
 
 
 class NewTenant(_Body):
-    name: str = Field(min_length=1, max_length=63, description="Lower case, digits, hyphens.")
+    name: str = Field(
+        min_length=1, max_length=63, description="Lower-case letters, digits and hyphens."
+    )
     display_name: str = Field("", max_length=200)
     plan: str = "standard"
     currency: str = "USD"
@@ -23,10 +25,12 @@ class NewTenant(_Body):
 
 class TenantChange(_Body):
     display_name: str | None = Field(None, min_length=1, max_length=200)
-    settings: dict[str, Any] | None = Field(None, description="Merged; null takes a name out.")
-    plan: str | None = Field(None, description="The operator's to change.")
+    settings: dict[str, Any] | None = Field(
+        None, description="Merged into the settings; null removes a name."
+    )
+    plan: str | None = Field(None, description="Only the operator can change it.")
     status: Literal["active", "suspended", "closed"] | None = Field(
-        None, description="The operator's to change."
+        None, description="Only the operator can change it."
     )
 
 
@@ -54,7 +58,9 @@ class NewPassword(_Body):
 class Scopes(_Body):
     models: list[str] | None = None
     adapters: list[str] | None = None
-    routes: list[str] | None = Field(None, description="`/v1/chat/completions`, or `/v1/*`.")
+    routes: list[str] | None = Field(
+        None, description="For example `/v1/chat/completions` or `/v1/*`."
+    )
 
 
 class NewKey(_Body):
@@ -75,8 +81,10 @@ class NewLimit(_Body):
     unit: Literal["requests", "input_tokens", "output_tokens", "total_tokens", "concurrent"]
     limit: int = Field(gt=0, le=10**12)
     period_s: Literal[60, 3_600, 86_400] = 60
-    target: str = Field("", max_length=120, description="One project, key or model; empty: each.")
-    shadow: bool = Field(False, description="Count and report, refuse nothing.")
+    target: str = Field(
+        "", max_length=120, description="One project, key or model; empty for each of them."
+    )
+    shadow: bool = Field(False, description="Count and report without refusing requests.")
 
 
 class PlanLimit(_Body):
@@ -89,10 +97,10 @@ class PlanLimit(_Body):
 
 class PlanBody(_Body):
     limits: list[PlanLimit] = Field(max_length=64)
-    priority: int = Field(1, ge=0, le=9, description="0 is refused first when the house is full.")
+    priority: int = Field(1, ge=0, le=9, description="0 is refused first at full capacity.")
     weight: int = Field(1, ge=1, le=1000)
     cached_permille: int = Field(1000, ge=0, le=1000, description="Weight of a cached token.")
-    queue_wait_s: float = Field(0.0, ge=0, le=600, description="0 refuses at once.")
+    queue_wait_s: float = Field(0.0, ge=0, le=600, description="0 refuses immediately.")
     queue_length: int = Field(0, ge=0, le=100_000)
     expected_output: int = Field(256, ge=1, le=100_000)
 

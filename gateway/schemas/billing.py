@@ -1,4 +1,4 @@
-"""Bodies of the admin routes on money. Amounts are decimal strings of the major unit."""
+"""Request bodies of the billing routes. Amounts are decimal strings in the major unit."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -18,7 +18,7 @@ class NewBudget(Body):
     name: str = Field("", max_length=120)
     cap: str = Amount
     window: Literal["day", "week", "month", "total"] = "month"
-    hard: bool = Field(True, description="A soft budget only alerts.")
+    hard: bool = Field(True, description="A soft budget only sends alerts.")
     thresholds: list[int] = Field(default=[50, 80, 100], max_length=10)
     webhooks: list[str] = Field(default=[], max_length=5)
     emails: list[str] = Field(default=[], max_length=10)
@@ -27,13 +27,13 @@ class NewBudget(Body):
 class NewExportSchedule(Body):
     what: str = Field(examples=["usage"])
     format: str = "csv"
-    every: str = Field("day", description="day, week or month, of UTC.")
+    every: str = Field("day", description="day, week or month, in UTC.")
     destination: str = Field(
         max_length=1024,
-        description="A folder of your own; for the operator a directory or s3://bucket/prefix.",
+        description="A folder of the tenant; for the operator a directory or s3://bucket/prefix.",
         examples=["books"],
     )
-    delay_hours: int = Field(2, description="For usage that is still on its way.")
+    delay_hours: int = Field(2, description="Wait after the period ends, for late usage.")
 
 
 class ExportScheduleChange(Body):
@@ -43,7 +43,11 @@ class ExportScheduleChange(Body):
 class NewCredit(Body):
     kind: Literal["prepaid", "promo"]
     amount: str = Amount
-    reference: str = Field(min_length=1, max_length=120, description="The same one grants once.")
+    reference: str = Field(
+        min_length=1,
+        max_length=120,
+        description="Idempotency reference: the same one grants credit once.",
+    )
     priority: int = Field(100, ge=0, le=1000, description="The lowest is used first.")
     expires_at: datetime | None = None
     note: str = Field("", max_length=500)
@@ -56,7 +60,7 @@ class NewPrice(Body):
     effective_from: datetime | None = None
     effective_to: datetime | None = None
     discount_percent: str = "0"
-    terms: dict[str, Any] = Field(description="Component to price, as in billing/terms.py.")
+    terms: dict[str, Any] = Field(description="Price per component, as in billing/terms.py.")
     note: str = Field("", max_length=500)
 
 
@@ -99,9 +103,11 @@ class NewTaxRate(Body):
 
 
 class NewCreditNote(Body):
-    net_minor: int = Field(gt=0, description="Without tax, which follows in proportion.")
+    net_minor: int = Field(gt=0, description="Without tax, which is credited in proportion.")
     reason: str = Field(min_length=1, max_length=500)
-    reference: str = Field(min_length=1, max_length=120, description="The same one issues once.")
+    reference: str = Field(
+        min_length=1, max_length=120, description="Idempotency reference: the same one issues once."
+    )
     refund: bool = False
 
 
@@ -110,6 +116,8 @@ class SetupLink(Body):
 
 
 class NewRefund(Body):
-    amount_minor: int | None = Field(None, gt=0, description="All that is left, if not given.")
+    amount_minor: int | None = Field(
+        None, gt=0, description="The refundable remainder when omitted."
+    )
     reference: str = Field(min_length=1, max_length=60)
     reason: str = Field("", max_length=500)

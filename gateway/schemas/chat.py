@@ -1,4 +1,4 @@
-"""The body of /v1/chat/completions and how it becomes an Ask."""
+"""The body of /v1/chat/completions and its conversion to an `InferenceRequest`."""
 
 from operator import attrgetter
 from typing import Annotated, Any, Literal
@@ -29,9 +29,9 @@ class ContentPart(Request):
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
-    cache_control: Any = None  # a cache mark, honoured by prompt order
-    volatile: bool | None = None  # marks what changes from call to call, for prompt order
-    rank: Count | None = None  # of a retrieved block, 1 the best: the worst are dropped first
+    cache_control: Any = None  # a cache mark, which prompt order respects
+    volatile: bool | None = None  # marks content that changes between requests, for prompt order
+    rank: Count | None = None  # of a retrieved block; 1 is the best, the worst is dropped first
 
 
 class FunctionCall(Request):
@@ -104,7 +104,7 @@ class ChatBody(SamplingBody, kw_only=True):
     function_call: Any = None
 
 
-# What the engine cannot do, with the values that ask nothing of it.
+# Unsupported parameters, with the values that have no effect and are accepted.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
@@ -148,7 +148,7 @@ def parse_chat(raw: bytes) -> Ask:
 
 
 def beyond_of(choice: Any, form: Any, tools: list[Tool] | None) -> dict[str, Any]:
-    """What only some engines can be made to do; the rest is checked here."""
+    """Validates parameters that only some engines support, and returns those that are set."""
     beyond: dict[str, Any] = {}
     if choice not in (None, "auto", "none"):
         if choice != "required" and not (
@@ -156,7 +156,7 @@ def beyond_of(choice: Any, form: Any, tools: list[Tool] | None) -> dict[str, Any
         ):
             raise _wrong("tool_choice", "none, auto, required or a named function")
         if not tools:
-            raise _wrong("tool_choice", "left out where there are no tools")
+            raise _wrong("tool_choice", "omitted without tools")
         beyond["tool_choice"] = choice
     if form not in (None, {"type": "text"}):
         kind = form.get("type") if isinstance(form, dict) else None
@@ -191,7 +191,7 @@ def parse_message(index: int, message: Message) -> dict[str, Any]:
     else:
         raise BadRequest(
             f"{where}.content is missing.",
-            next_step="Give it a string or a list of text parts.",
+            next_step="Set it to a string or a list of text parts.",
             param=f"{where}.content",
             code="missing_required_parameter",
         )
@@ -223,7 +223,7 @@ def _part(where: str, index: int, part: ContentPart) -> dict[str, Any]:
 def tool_of(index: int, tool: Tool) -> dict[str, Any]:
     if tool.type != "function" or tool.function is None:
         raise UnsupportedParameter(
-            f"tools[{index}] is not a function; this model takes functions only.",
+            f"tools[{index}] is not a function; this model supports functions only.",
             next_step="Send type function with a function object.",
             param=f"tools[{index}].type",
         )
@@ -236,7 +236,7 @@ def tool_of(index: int, tool: Tool) -> dict[str, Any]:
 
 def _not_text(where: str) -> UnsupportedParameter:
     return UnsupportedParameter(
-        f"{where} is not text; this model reads text only.",
+        f"{where} is not text; this model supports text only.",
         next_step="Send parts of type text.",
         param=where,
     )

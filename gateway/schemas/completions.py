@@ -1,4 +1,4 @@
-"""The body of /v1/completions and how it becomes an Ask."""
+"""The body of /v1/completions and its conversion to an `InferenceRequest`."""
 
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from gateway.schemas.sampling import (
 
 ROUTE = "/v1/completions"
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
-MOST_CHOICES = 128  # of one request: its prompts times n
+MOST_CHOICES = 128  # per request: prompts times n
 
 
 class CompletionBody(SamplingBody, kw_only=True):
@@ -53,7 +53,7 @@ def parse_completion(raw: bytes) -> Ask:
 
 
 def _prompts(given: str | list[Any], n: int) -> tuple[str | list[int], ...]:
-    """A text, a list of token ids, or a list of several of either."""
+    """Accepts a string, a list of token ids, or a list of either."""
     if isinstance(given, str):
         return (given,)
     if given and all(map(_is_id, given)):
@@ -61,16 +61,16 @@ def _prompts(given: str | list[Any], n: int) -> tuple[str | list[int], ...]:
     alike = (all(isinstance(each, kind) for each in given) for kind in (str, list))
     if not given or not any(alike) or not all(map(_is_prompt, given)):
         raise BadRequest(
-            "prompt must be a text, a list of token ids, or a list of several of either.",
-            next_step="Send texts, or lists of whole numbers from 0, not both.",
+            "prompt must be a string, a list of token ids, or a list of strings or of such lists.",
+            next_step="Send strings, or lists of integers of at least 0, not both.",
             param="prompt",
             code="invalid_type",
         )
     if len(given) * n > MOST_CHOICES:
         raise BadRequest(
-            f"{len(given)} prompts with n={n} ask for {len(given) * n} choices; one request may have"
+            f"{len(given)} prompts with n={n} make {len(given) * n} choices; a request may have at most"
             f" {MOST_CHOICES}.",
-            next_step="Send fewer prompts a request.",
+            next_step="Send fewer prompts per request, or lower n.",
             param="prompt",
             code="invalid_value",
         )

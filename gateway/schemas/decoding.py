@@ -1,4 +1,4 @@
-"""Request bodies: JSON read straight into typed structs, with errors that name the field."""
+"""Decodes JSON bodies into typed structs, with errors that name the field."""
 
 import re
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _WHERE = re.compile(r" - at `\$\.?([^`]*)`")
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Base of every request body: a field that we do not know is an error, never ignored."""
+    """Base of the request bodies. Unknown fields are an error, never ignored."""
 
 
 def decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
@@ -36,14 +36,14 @@ def decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
 
 def nested_too_deeply() -> BadRequest:
     return BadRequest(
-        "The body's JSON is nested too deeply.",
+        "The JSON of the body is nested too deeply.",
         next_step="Send a flatter object.",
         code="invalid_json",
     )
 
 
 def refuse_unsupported(body: msgspec.Struct, harmless: dict[str, tuple[Any, ...]]) -> None:
-    """A known parameter that nothing here can honour is refused unless its value asks nothing."""
+    """Raises UnsupportedParameter for a parameter in `harmless` whose value is not listed there."""
     given = _reader(tuple(harmless))(body)
     if given.count(None) == len(given):
         return
@@ -52,7 +52,7 @@ def refuse_unsupported(body: msgspec.Struct, harmless: dict[str, tuple[Any, ...]
             continue
         raise UnsupportedParameter(
             f"{name} is not supported by this model.",
-            next_step=f"Leave {name} out.",
+            next_step=f"Remove {name}.",
             param=name,
         )
 
@@ -75,13 +75,13 @@ def check_range(name: str, value: float | None, low: float, high: float) -> None
 
 
 def clean_label(name: str, value: str | None, longest: int = 256) -> str | None:
-    """For client strings that are kept as labels: printable, bounded."""
+    """Validates a client string that is stored as a label: printable, at most `longest` characters."""
     if value is None:
         return None
     if len(value) > longest or not value.isprintable():
         raise BadRequest(
             f"{name} must be at most {longest} printable characters.",
-            next_step=f"Shorten or clean {name}.",
+            next_step=f"Shorten {name} and remove control characters.",
             param=name,
             code="invalid_value",
         )
@@ -96,7 +96,7 @@ def _named(message: str) -> BadRequest:
         name = f"{place}.{unknown.group(1)}" if place else unknown.group(1)
         return UnsupportedParameter(
             f"{name} is not a parameter of this route.",
-            next_step=f"Leave {name} out.",
+            next_step=f"Remove {name}.",
             param=name,
         )
     text = _WHERE.sub("", message)
@@ -106,7 +106,7 @@ def _named(message: str) -> BadRequest:
         text = f"{place} is missing"
     return BadRequest(
         f"{place + ': ' if place and not missing else ''}{text}.",
-        next_step="Correct the field; /docs shows every parameter.",
+        next_step="Correct the field; /docs lists every parameter.",
         param=place or None,
         code="invalid_value" if not missing else "missing_required_parameter",
     )

@@ -1,4 +1,4 @@
-"""The body of /v1/embeddings and how it becomes an Ask."""
+"""The body of /v1/embeddings and its conversion to an `InferenceRequest`."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ from gateway.schemas.decoding import Request, clean_label, decode
 from gateway.schemas.sampling import Positive
 
 ROUTE = "/v1/embeddings"
-_MOST = 2048  # inputs a request, as at OpenAI
+_MOST = 2048  # inputs per request, as in OpenAI's API
 
 
 class EmbeddingsBody(Request, kw_only=True):
@@ -43,7 +43,7 @@ def parse_embeddings(raw: bytes) -> Ask:
 
 
 def _inputs(given: str | list[Any]) -> Any:
-    """A text, texts, token ids, or lists of token ids; none of them empty."""
+    """Accepts a string, token ids, or a list of either; none of them empty."""
     if isinstance(given, str) or (given and all(_is_token(each) for each in given)):
         given = [given]
     alike = all(isinstance(each, str) for each in given) or all(
@@ -51,7 +51,8 @@ def _inputs(given: str | list[Any]) -> Any:
     )
     if not alike or not 0 < len(given) <= _MOST or not all(given):
         raise BadRequest(
-            f"input must be 1 to {_MOST} texts, or as many lists of token ids, none of them empty.",
+            f"input must be 1 to {_MOST} strings, or 1 to {_MOST} lists of token ids, "
+            "none of them empty.",
             next_step="Correct input.",
             param="input",
             code="invalid_value",

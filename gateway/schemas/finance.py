@@ -1,6 +1,6 @@
-"""OpenAI's shapes of the usage and costs pages, so that finance scripts written for it work here.
+"""OpenAI's format of the usage and costs APIs, for compatibility with its finance scripts.
 
-Field names and defaults follow OpenAI's published document (/organization/usage/completions and
+Field names and defaults follow OpenAI's OpenAPI document (/organization/usage/completions and
 /organization/costs). `amount.value` is a JSON number there; it is written from exact decimals.
 """
 
@@ -13,7 +13,7 @@ from core.errors import BadRequest
 from core.money import decimal_of
 
 WIDTHS = {width.label: width for width in Width}
-# OpenAI's names of dimensions, and ours.
+# OpenAI's name of each dimension, and ours.
 USAGE_GROUPS = {
     "project_id": "project_id",
     "user_id": "member_id",
@@ -23,7 +23,7 @@ USAGE_GROUPS = {
     "batch": "batch",
 }
 COST_GROUPS = {"project_id": "project_id", "api_key_id": "key_id", "line_item": "line_item"}
-# Groups that OpenAI has and we do not tell apart: accepted, and null in every result.
+# Dimensions of OpenAI's API that we do not record: accepted, and null in every result.
 _UNUSED_GROUPS = ("service_tier",)
 _LINE_ITEMS = (  # name, amount, quantity, unit
     ("input", "input_amount", "uncached_tokens", "tokens"),
@@ -38,7 +38,7 @@ _LINE_ITEMS = (  # name, amount, quantity, unit
 
 
 def usage_query(parameters: dict[str, list[str]], now: datetime) -> tuple[BucketQuery, list[str]]:
-    """The query and OpenAI's names of the groups asked for."""
+    """(query, requested groups by OpenAI's names)."""
     groups = _groups(parameters, USAGE_GROUPS)
     ours = tuple(USAGE_GROUPS[name] for name in groups if name in USAGE_GROUPS)
     return _query(parameters, now, ours), groups
@@ -48,7 +48,7 @@ def costs_query(parameters: dict[str, list[str]], now: datetime) -> tuple[Bucket
     groups = _groups(parameters, COST_GROUPS)
     width = _one(parameters, "bucket_width") or "1d"
     if width != "1d":
-        raise BadRequest(f"bucket_width is {width!r}; costs have 1d only.", param="bucket_width")
+        raise BadRequest(f"bucket_width is {width!r}; costs support 1d only.", param="bucket_width")
     ours = [COST_GROUPS[name] for name in groups if name != "line_item"]
     if "line_item" in groups:
         ours.append("model")
@@ -158,11 +158,13 @@ def _query(
     label = _one(parameters, "bucket_width") or "1d"
     if label not in WIDTHS:
         raise BadRequest(
-            f"bucket_width is {label!r}; known: {', '.join(WIDTHS)}.", param="bucket_width"
+            f"bucket_width is {label!r}; supported: {', '.join(WIDTHS)}.", param="bucket_width"
         )
     start = _time(parameters, "start_time")
     if start is None:
-        raise BadRequest("start_time is missing: seconds since 1970.", param="start_time")
+        raise BadRequest(
+            "start_time is missing; it takes a Unix time in seconds.", param="start_time"
+        )
     page = _one(parameters, "page")
     if page is not None:
         start = _cursor(page)
@@ -186,13 +188,13 @@ def _groups(parameters: dict[str, list[str]], known: dict[str, str]) -> list[str
     for name in asked:
         if name not in known and name not in _UNUSED_GROUPS:
             raise BadRequest(
-                f"Cannot group by {name!r}; known: {', '.join(known)}.", param="group_by"
+                f"group_by is {name!r}; supported: {', '.join(known)}.", param="group_by"
             )
     return asked
 
 
 def _many(parameters: dict[str, list[str]], name: str) -> tuple[str, ...]:
-    """`a=1&a=2`, `a[]=1` and `a=1,2` all occur in clients."""
+    """Accepts the spellings of common clients: `a=1&a=2`, `a[]=1` and `a=1,2`."""
     values = [*parameters.get(name, []), *parameters.get(f"{name}[]", [])]
     return tuple(part for value in values for part in value.split(",") if part)
 
@@ -200,7 +202,7 @@ def _many(parameters: dict[str, list[str]], name: str) -> tuple[str, ...]:
 def _one(parameters: dict[str, list[str]], name: str) -> str | None:
     values = parameters.get(name, [])
     if len(values) > 1:
-        raise BadRequest(f"{name} is given {len(values)} times.", param=name)
+        raise BadRequest(f"{name} is given {len(values)} times; give it once.", param=name)
     return values[0] if values else None
 
 
@@ -209,14 +211,14 @@ def _whole(parameters: dict[str, list[str]], name: str) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 18:
-        raise BadRequest(f"{name} is {text[:40]!r}, not a whole number.", param=name)
+        raise BadRequest(f"{name} is {text[:40]!r}, which is not an integer.", param=name)
     return int(text)
 
 
 def _truth(parameters: dict[str, list[str]], name: str) -> bool | None:
     text = _one(parameters, name)
     if text is not None and text not in ("true", "false"):
-        raise BadRequest(f"{name} is {text[:40]!r}, neither true nor false.", param=name)
+        raise BadRequest(f"{name} is {text[:40]!r}; it must be true or false.", param=name)
     return None if text is None else text == "true"
 
 
@@ -228,7 +230,7 @@ def _time(parameters: dict[str, list[str]], name: str) -> datetime | None:
 def _cursor(page: str) -> datetime:
     seconds = page.removeprefix("page_")
     if not page.startswith("page_") or not seconds.isdigit() or len(seconds) > 12:
-        raise BadRequest("page is not a cursor that an earlier answer gave.", param="page")
+        raise BadRequest("page is not a next_page cursor of an earlier response.", param="page")
     return _datetime(int(seconds), "page")
 
 
@@ -236,4 +238,6 @@ def _datetime(seconds: int, name: str) -> datetime:
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError):
-        raise BadRequest(f"{name} is not a moment: {seconds}.", param=name) from None
+        raise BadRequest(
+            f"{name} is {seconds}, which is not a valid Unix time in seconds.", param=name
+        ) from None

@@ -1,4 +1,4 @@
-"""The bodies of /v1/messages and /v1/messages/count_tokens (Anthropic's) and how they become an Ask."""
+"""The bodies of Anthropic's /v1/messages and its count_tokens, as `InferenceRequest`s."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -30,7 +30,7 @@ class Block(Request):
     tool_use_id: str | None = None
     content: Any = None
     is_error: bool | None = None
-    caller: Any = None  # these two the SDK sends back as it read them
+    caller: Any = None  # the SDK returns these two unchanged
     toolset_name: str | None = None
     source: Any = None
     citations: Any = None
@@ -128,7 +128,7 @@ def parse_count(raw: bytes) -> Ask:
 
 
 def _choice(body: CountBody) -> dict[str, Any]:
-    """tool_choice, as keyword arguments of an Ask."""
+    """tool_choice as keyword arguments of `InferenceRequest`."""
     given = body.tool_choice
     if given is None:
         return {}
@@ -136,7 +136,7 @@ def _choice(body: CountBody) -> dict[str, Any]:
     forced: Any = {"auto": None, "none": None, "any": "required", "tool": "tool"}.get(kind, "")
     if forced == "" or (forced is not None and not body.tools):
         raise BadRequest(
-            "tool_choice must have the type auto, none, any or tool, and tools to choose from.",
+            "tool_choice must have type auto, none, any or tool; any and tool need tools.",
             next_step="Correct tool_choice.",
             param="tool_choice",
             code="invalid_value",
@@ -148,7 +148,7 @@ def _choice(body: CountBody) -> dict[str, Any]:
 
 
 def chat_messages(body: CountBody) -> list[dict[str, Any]]:
-    """The same conversation as a chat template reads it."""
+    """The conversation in the format of chat templates."""
     found: list[dict[str, Any]] = []
     if body.system:
         found.append({"role": "system", "content": _content("system", body.system)})
@@ -216,8 +216,8 @@ def _tools(body: CountBody) -> list[dict[str, Any]] | None:
     for index, tool in enumerate(body.tools):
         if tool.type not in (None, "custom") or tool.input_schema is None:
             raise UnsupportedParameter(
-                f"tools[{index}] is not a tool of the client's own.",
-                next_step="Send a name and an input_schema.",
+                f"tools[{index}] is not a client tool; server tools are not supported.",
+                next_step="Send a tool with a name and an input_schema.",
                 param=f"tools[{index}].type",
             )
         function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
@@ -232,7 +232,7 @@ def _tools(body: CountBody) -> list[dict[str, Any]] | None:
 
 def _not_text(where: str) -> UnsupportedParameter:
     return UnsupportedParameter(
-        f"{where} is not text; this model reads text only.",
+        f"{where} is not text; this model supports text only.",
         next_step="Send blocks of type text.",
         param=where,
     )

@@ -1,4 +1,4 @@
-"""The body of /v1/responses (text) and how it becomes an Ask."""
+"""The body of /v1/responses (text only) and its conversion to an `InferenceRequest`."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from gateway.schemas.decoding import (
 from gateway.schemas.sampling import MAX_LOGPROBS, Positive, StreamOptions
 
 ROUTE = "/v1/responses"
-LOGPROBS = "message.output_text.logprobs"  # to be included
+LOGPROBS = "message.output_text.logprobs"  # value of `include`
 
 
 class Part(Request):
@@ -36,7 +36,7 @@ class Part(Request):
 
 
 class Item(Request):
-    """A message; the other kinds of items name themselves in `type` and are refused."""
+    """A message, a function call or its output. Other item types are refused."""
 
     type: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -154,7 +154,7 @@ def parse_responses(raw: bytes) -> Ask:
 
 
 def _alternatives(body: ResponsesBody) -> int | None:
-    """To be told beside each token of the answer; None where none of its tokens is asked about."""
+    """Number of alternatives per output token; None when logprobs are not requested."""
     if LOGPROBS in (body.include or ()):
         return body.top_logprobs or 0
     if body.top_logprobs:
@@ -167,7 +167,7 @@ def _alternatives(body: ResponsesBody) -> int | None:
 def _chat_tool(index: int, tool: Tool) -> chat.Tool:
     if tool.type != "function" or not tool.name:
         raise UnsupportedParameter(
-            f"tools[{index}] is not a function; this model takes functions only.",
+            f"tools[{index}] is not a function; this model supports functions only.",
             next_step="Send type function with a name.",
             param=f"tools[{index}].type",
         )
@@ -197,21 +197,21 @@ def _chat_choice(given: Any) -> Any:
 
 
 def _given_format(text: Any) -> Any:
-    """`text.format`; UnsupportedParameter for what else `text` may ask."""
+    """`text.format`. Raises UnsupportedParameter for other fields of `text`."""
     if text is None:
         return None
     unknown = set(text) - {"format", "verbosity"} if isinstance(text, dict) else {""}
     if unknown or text.get("verbosity") not in (None, "medium"):
         raise UnsupportedParameter(
-            "text takes format alone; verbosity cannot be set on this model.",
-            next_step="Leave the rest of text out.",
+            "text supports format only; this model has no verbosity setting.",
+            next_step="Remove the other fields of text.",
             param="text",
         )
     return text.get("format")
 
 
 def _format(text: Any) -> Any:
-    """As chats write it."""
+    """`text.format` in the form of the chat API's response_format."""
     form = _given_format(text)
     if isinstance(form, dict) and form.get("type") == "json_schema":
         return {
@@ -222,7 +222,7 @@ def _format(text: Any) -> Any:
 
 
 def _add(messages: list[dict[str, Any]], index: int, item: Item) -> None:
-    """Calls that follow each other are one message of the assistant's."""
+    """Appends the item. Consecutive function calls join one assistant message."""
     if item.type == "function_call" and item.name and item.call_id:
         function = {"name": item.name, "arguments": item.arguments or "{}"}
         call = {"id": item.call_id, "type": "function", "function": function}
@@ -259,7 +259,7 @@ def _part(item: int, index: int, part: Part) -> dict[str, Any]:
     if part.type not in ("input_text", "output_text", "text", "refusal") or text is None:
         where = f"input[{item}].content[{index}]"
         raise UnsupportedParameter(
-            f"{where} is not text; this model reads text only.",
+            f"{where} is not text; this model supports text only.",
             next_step="Send parts of type input_text.",
             param=where,
         )
@@ -268,7 +268,7 @@ def _part(item: int, index: int, part: Part) -> dict[str, Any]:
 
 def _no_message(index: int) -> UnsupportedParameter:
     return UnsupportedParameter(
-        f"input[{index}] is not a message, a function call or its output in text.",
+        f"input[{index}] is not a message, a function call or a text output of one.",
         next_step="Send items with a role and content, or function_call and function_call_output.",
         param=f"input[{index}]",
     )

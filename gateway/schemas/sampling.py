@@ -1,4 +1,4 @@
-"""The parameters that every text surface shares, and how they become an Ask's."""
+"""The parameters that all text surfaces share, and their conversion for `InferenceRequest`."""
 
 from operator import attrgetter
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ class StreamOptions(Request):
 
 
 class SamplingBody(Request):
-    """Engine parameters under OpenAI's names, and ours that OpenAI lacks."""
+    """Sampling parameters under OpenAI's names, and engine parameters that OpenAI lacks."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -46,7 +46,7 @@ class SamplingBody(Request):
     user: str | None = None
 
 
-# Most requests give none of these: that is seen in one look.
+# Most requests set none of these, which one comparison detects.
 _TUNING = [
     name
     for name in SamplingBody.__struct_fields__
@@ -57,7 +57,7 @@ _UNTUNED = _tuning(SamplingBody())
 
 
 def sampling_of(body: SamplingBody) -> dict[str, Any]:
-    """Keyword arguments of an Ask."""
+    """Keyword arguments of `InferenceRequest`."""
     options = body.stream_options
     streaming = {
         "stream": bool(body.stream),

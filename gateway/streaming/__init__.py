@@ -1,1 +1,1 @@
-"""From an engine's chunks to what the client gets."""
+"""From engine output to the client's response: text, stop strings, tool calls, delivery."""

@@ -1,7 +1,7 @@
-"""From an engine's chunks to text that may leave, one choice at a time, with exact token counts.
+"""Converts an engine's chunks to text for the client, per choice, with exact token counts.
 
-Text passes the detokenizer (whole UTF-8 only), the stop strings and the output guard; each may hold
-some back. A token counts as delivered when all of its text was written to the client.
+Text passes the detokenizer (complete UTF-8 only), the stop strings and the output guard; each may
+hold text back. A token counts as delivered when all of its text has been written to the client.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ _OPENAI_REASON: dict[str, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH
 
 
 def runs(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-    """Neighbours that are plain text of one choice, together; every other chunk alone."""
+    """Groups consecutive plain text chunks of one choice; every other chunk is its own group."""
     run: list[Chunk] = []
     for chunk in chunks:
         plain = isinstance(chunk, TextChunk) and chunk.plain
@@ -35,35 +35,35 @@ def runs(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
 
 
 class OutputGuard(Protocol):
-    """The safety desk on the way back. What it holds is not shown until it is judged."""
+    """Moderates the output of one choice. Text that it holds is not sent before the verdict."""
 
     blocked: bool
-    action: str | None  # the strongest that the policy took, once the choice has ended
+    action: str | None  # the strongest action taken, set when the choice has ended
     asks: bool  # it may hold a whole choice for a second opinion
-    undecided: bool  # after `flush`: `decide` has to be awaited
+    undecided: bool  # after `flush`: `decide` must be awaited
 
     @property
     def held(self) -> int:
-        """Characters fed and not yet decided."""
+        """Number of characters held without a verdict."""
 
     @property
     def cut_paid_by(self) -> str:
-        """Tenant or house: who bears what was delivered of a blocked choice."""
+        """Who pays for the delivered part of a blocked choice: `tenant` or `house` (the operator)."""
 
     def feed(self, text: str) -> str: ...
 
     def flush(self) -> str: ...
 
     async def decide(self) -> str:
-        """What may leave of the choice, once the second opinion is there; nothing where blocked."""
+        """Awaits the second opinion and returns the text to release; empty when blocked."""
 
     def over(self) -> None:
-        """The request has ended, in whatever way. Called on each, maybe more than once."""
+        """Called when the request has ended, for each guard and possibly more than once."""
 
 
 @dataclass(slots=True)
 class Delta:
-    """What one choice has for the client now."""
+    """New output of one choice for the client."""
 
     choice: int
     text: str
@@ -89,23 +89,23 @@ class ChoiceOutput:
         one_call: bool = False,
     ) -> None:
         self.index = index
-        self.text: list[str] = []  # all that was released
+        self.text: list[str] = []  # released so far
         self.calls: list[ToolCall] = []
         self.vectors: list[Any] = []
         self.finish_reason: str | None = None
-        self.waits: str | None = None  # the finish reason of one that a guard has yet to judge
+        self.waits: str | None = None  # finish reason while a guard's verdict is pending
         self.engine_reason: FinishReason | None = None
-        self.ended_by_engine = False  # it said so itself: nothing more is generated
-        self.generated = 0  # tokens up to the end that the client sees
-        self.seen = 0  # tokens that the engine handed over, also past that end
+        self.ended_by_engine = False  # the engine reported a finish reason and generates no more
+        self.generated = 0  # tokens up to the end of the choice
+        self.seen = 0  # tokens received from the engine, including those after the end
         self.delivered = 0
-        self._released = 0  # tokens whose text may leave
+        self._released = 0  # tokens whose text may be sent
         self._detokenizer = codec.detokenizer() if codec else None
         self._stops = StopMatcher(stops) if stops else None
         self._guard = guard
         self._tools = tools
-        self._one_call = one_call  # the choice ends with its first
-        self._upstream_calls: dict[int, dict[str, Any]] = {}  # still being told
+        self._one_call = one_call  # the choice ends after its first tool call
+        self._upstream_calls: dict[int, dict[str, Any]] = {}  # incomplete tool calls by index
         self._decoded = 0
         self._marks: deque[tuple[int, int]] = deque()  # (text offset of the end, tokens so far)
         self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
@@ -121,14 +121,14 @@ class ChoiceOutput:
         return self.finish_reason is not None or self.waits is not None
 
     async def judge(self) -> None:
-        """Ends a choice that waits for its judgement."""
+        """Finish a choice that waits for its guard's verdict."""
         if self._guard is None or self.waits is None:
             return
         reason = self.waits
         text = await self._guard.decide()
         self.waits = None
         if self._guard.blocked:
-            self._released = 0  # it was held whole: no token of it left, not even one without text
+            self._released = 0  # the whole choice was held, so no token was delivered
             self._block(text)
         else:
             self._conclude(text, reason)
@@ -152,7 +152,7 @@ class ChoiceOutput:
             self.end(chunk.finish_reason)
 
     def end(self, reason: FinishReason | str) -> None:
-        """The choice ends here; what was held and is harmless leaves with it."""
+        """End the choice and release the held text that passes the guard."""
         if self.over:
             return
         if isinstance(reason, FinishReason):
@@ -163,7 +163,7 @@ class ChoiceOutput:
         self._finish(tail, _OPENAI_REASON.get(reason, str(reason)))
 
     def take(self) -> Delta | None:
-        """What is new since the last call; None if nothing."""
+        """The new output since the last call; None if there is none."""
         delta = self._delta
         if delta.empty:
             return None
@@ -174,11 +174,11 @@ class ChoiceOutput:
         return delta
 
     def sent(self) -> None:
-        """The last delta reached the client's connection."""
+        """Mark the last delta as written to the client's connection."""
         self.delivered = self._released
 
     def feed_run(self, run: Sequence[Chunk]) -> None:
-        """One of `runs`, as one text: the guard judges alike however a text is cut."""
+        """Feed a group of `runs` as one text; the guard's verdict does not depend on chunking."""
         if len(run) == 1 or self.over or self._stops is not None or self._tools is not None:
             for chunk in run:
                 self.feed(chunk)
@@ -207,7 +207,7 @@ class ChoiceOutput:
             self._finish("", chunk.finish_reason)
 
     def _told_calls(self, chunk: TextChunk) -> str:
-        """What an upstream says of calls, as text once they are whole: they take the way of any."""
+        """Tool calls that an upstream parsed, as text once complete, so that they pass the guard."""
         for piece in chunk.calls or ():
             known = self._upstream_calls.setdefault(int(piece.get("index") or 0), {})
             told = piece.get("function") or {}
@@ -220,7 +220,7 @@ class ChoiceOutput:
         return as_text(whole[number] for number in sorted(whole))
 
     def _pass(self, text: str) -> bool:
-        """One token's text through stops and guard; False when it ended the choice."""
+        """Pass a token's text through stops and guard. False when it ended the choice."""
         self._mark(text)
         return self._judge(text)
 

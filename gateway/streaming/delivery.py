@@ -1,4 +1,4 @@
-"""One generation, from the engine to the client: streamed or whole, paid to the token, ended once."""
+"""Delivers one generation to the client, streamed or not, with retries and exact accounting."""
 
 import asyncio
 import logging
@@ -58,16 +58,16 @@ class Delivery:
         self._guards: Sequence[OutputGuard] = ()
         self._asks = False  # whether a guard may want a second opinion
         self._choices: list[ChoiceOutput] = []
-        self._generation: Generation | None = None  # the attempt that may still answer
-        self._waited = False  # for the first chunk
-        self._tokens = 0  # passed to the choices
+        self._generation: Generation | None = None  # the current attempt
+        self._waited = False  # whether the first chunk has arrived
+        self._tokens = 0  # tokens passed to the choices
         self._writer: StreamWriter | None = None
         self._begun = False
-        self._ended_by = ""  # where the answer ended early: insufficient_quota
+        self._ended_by = ""  # reason for an early end: insufficient_quota
 
     async def run(self, route: Route, job: Job, *, final: bool = True) -> tuple[Spent, int]:
-        """What it came to, and the HTTP status of the answer. Unless `final`, FallThrough where no
-        replica gave a byte: the meter stays open then."""
+        """The usage to settle and the HTTP status. Unless `final`, raises FallThrough when no replica
+        produced output; the meter stays open then."""
         if self._ask.stream:
             self._writer = self._surface.stream(self._head, self._ask)
         self._exchange.on_disconnect(self._client_left)
@@ -78,7 +78,7 @@ class Delivery:
                         await self._pump(await self._sent(route, job), route)
                         break
                     except TollhouseError as error:
-                        # While nothing of the answer has left, another replica may give it.
+                        # Before the first byte is sent, another replica can take over.
                         again = route.failed(error)
                         if self._begun or not again:
                             raise
@@ -100,14 +100,14 @@ class Delivery:
             self._drop("shutdown", 499)
             raise
         except Exception:
-            # A fault of ours must not leave the request open: it is paid as far as it was served.
+            # An internal error must still close the meter, with the usage delivered so far.
             self._drop("gateway_fault", 500)
             raise
         finally:
             route.left(self._generation.receipt if self._generation is not None else None)
 
     async def _sent(self, route: Route, job: Job) -> Generation:
-        """The request is with the route's replica."""
+        """Sends the request to the route's replica."""
         place = route.place
         if place is None:
             place = await self._attend(route.wait())
@@ -135,7 +135,7 @@ class Delivery:
         return self._generation
 
     async def _attend(self, work: Coroutine[Any, Any, T]) -> T:
-        """Waits for what is being loaded, with keep-alives where the answer is a stream."""
+        """Awaits `work` (a replica or adapter that loads), with keep-alives on a stream."""
         if self._writer is None:
             return await work
         task = asyncio.ensure_future(work)
@@ -147,9 +147,9 @@ class Delivery:
             task.cancel()
 
     def _give_up(self, error: TollhouseError) -> None:
-        """That attempt is on the house: nothing of it was delivered, and nothing is billed."""
+        """Abandon the attempt. None of it was delivered, so none of it is billed."""
         metrics.retries.labels(error.code).inc()
-        log.warning("another replica takes the request: %s", error.message)
+        log.warning("retrying on another replica: %s", error.message)
         if self._generation is not None:
             self._generation.cancel()
         self._generation, self._waited, self._tokens = None, False, 0
@@ -166,7 +166,7 @@ class Delivery:
         self._meter.close_soon(self._ending(reason, status), receipt)
 
     async def _pump(self, generation: Generation, route: Route) -> None:
-        """Until every choice is over. Raises what the engine failed with."""
+        """Delivers chunks until every choice is over. Raises the engine's error."""
         while not all(choice.over for choice in self._choices):
             chunks = await self._next(generation)
             if not self._waited:
@@ -188,7 +188,7 @@ class Delivery:
             if self._writer is not None:
                 await self._show(self._writer)
         if not all(choice.ended_by_engine for choice in self._choices):
-            generation.cancel()  # else its receipt is on the way: a server tells its usage last
+            generation.cancel()  # otherwise its receipt follows: usage comes last
 
     async def _next(self, generation: Generation) -> list[Chunk]:
         if self._writer is None:
@@ -201,7 +201,7 @@ class Delivery:
                 await self._write(KEEP_ALIVE)
 
     async def _affordable(self, chunks: list[Chunk]) -> list[Chunk]:
-        """All of them while the money lasts; else those that are paid for, and the answer ends."""
+        """The chunks that the money covers; the response ends when it does not cover all."""
         arrived = sum(_size(chunk) for chunk in chunks)
         total = self._tokens + arrived
         if total <= self._booking.covered or await self._booking.extend(total):
@@ -235,7 +235,7 @@ class Delivery:
         await self._exchange.write(data, more=more)
 
     def _opening(self, writer: StreamWriter) -> bytes:
-        """What a stream begins with, once."""
+        """The opening bytes of the stream, on the first call only."""
         if self._begun:
             return b""
         self._begun = True
@@ -260,11 +260,11 @@ class Delivery:
             else:
                 await self._answer(usage)
         except ClientGone:
-            log.debug("the client left at the very end")
+            log.debug("the client disconnected before the last byte")
         return _spent(event), 200
 
     def _line_answer(self, event: UsageEvent) -> list[Statement]:
-        """A batch's answer is durable with its bill: after a crash it is not bought again."""
+        """A batch line's result commits with its usage, so a crash does not run the line again."""
         batch_line, batch_id = self._exchange.batch_line, self._exchange.batch_job
         assert batch_line is not None and batch_id is not None
         answer = self._surface.answer(self._head, self._ask, self._choices, _usage(event))
@@ -276,7 +276,7 @@ class Delivery:
         await self._exchange.answer(200, self._headers(), orjson.dumps(answer))
 
     async def _broke(self, error: TollhouseError) -> tuple[Spent, int]:
-        """The engine failed or the time ran out: an event after the first byte, else an answer."""
+        """Report an engine failure or timeout: as a stream event after the first byte, else raise."""
         if not self._exchange.started:
             await self._settle(error.code, int(error.status))
             raise error
@@ -286,7 +286,7 @@ class Delivery:
             self._exchange.broken = True
             await self._exchange.write(self._writer.failed(error), more=False)
         except ClientGone:
-            log.debug("the client left before it could be told of the failure")
+            log.debug("the client disconnected before the error could be sent")
         return _spent(event), int(error.status)
 
     async def _settle(self, reason: str, status: int) -> UsageEvent:
@@ -356,8 +356,8 @@ def _spent(event: UsageEvent) -> Spent:
 
 def _late() -> TollhouseError:
     return Unavailable(
-        "The request's deadline passed.",
-        next_step="Ask for fewer tokens or give it longer with x-request-timeout-ms.",
+        "The request exceeded its deadline.",
+        next_step="Request fewer tokens, or allow more time with x-request-timeout-ms.",
         code="deadline_exceeded",
     )
 
@@ -371,7 +371,7 @@ def _broken_off(
     detail = f": {receipt.message}" if receipt and receipt.message else ""
     return Unavailable(
         f"The engine ended the request early{detail}.",
-        next_step="Try again; what was delivered is all that is charged.",
+        next_step="Retry the request; only the delivered tokens are charged.",
         code="engine_failed",
         retry_after_s=1.0,
     )

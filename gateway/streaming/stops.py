@@ -1,10 +1,10 @@
-"""Stop strings, found across chunk borders: what could still begin one is held back."""
+"""Finds stop strings across chunk boundaries; text that may begin one is held back."""
 
 from collections.abc import Sequence
 
 
 class StopMatcher:
-    """`feed` gives the text that is safe to show; after a match it gives no more."""
+    """`feed` returns the text that is safe to send; after a match it returns nothing."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -36,7 +36,7 @@ class StopMatcher:
         return shown
 
     def _undecided(self) -> int:
-        """Length of the longest tail that is the head of a stop string."""
+        """Length of the longest suffix of the held text that is a prefix of a stop string."""
         held = self._held
         for length in range(min(self._longest - 1, len(held)), 0, -1):
             tail = held[-length:]

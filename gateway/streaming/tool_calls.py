@@ -1,8 +1,8 @@
-"""Finds the tool calls in what a model writes: `<tool_call>{…}</tool_call>` as Hermes and Qwen write
-them, or a bare JSON object or list at the beginning of the answer as Llama 3 and Mistral do.
+"""Parses tool calls in model output: `<tool_call>{…}</tool_call>` as Hermes and Qwen write them, or a
+bare JSON object or list at the start of the output, as Llama 3 and Mistral write them.
 
-Only a call of a tool that the request declared is one; anything else stays text, unchanged. Text
-that may yet become a call is held.
+Only calls of tools that the request declares are parsed; anything else stays unchanged text. Text
+that may still become a call is held.
 """
 
 import json
@@ -15,7 +15,7 @@ from gateway.ask import Ask
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ARGUMENTS = ("arguments", "parameters", "input")
-# How a bare call begins, white space aside; any other JSON is an answer and is not held.
+# Starts of a bare call, without white space; any other JSON is text and is not held.
 _BARE = tuple(
     f'{lead}{{"{key}"'
     for lead in ("", "[")
@@ -25,20 +25,20 @@ _BARE = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    index: int  # among the calls of its choice
+    index: int  # among the tool calls of the choice
     id: str
     name: str
     arguments: str  # JSON
 
 
 class ToolReader:
-    """`feed` and `flush` give the text that may leave and the calls that are whole."""
+    """`feed` and `flush` return (text to send, complete calls)."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
         self._held = ""
         self._count = 0
-        self._at_start = True  # nothing but white space and calls so far: a bare call may come
+        self._at_start = True  # only white space and calls so far, so a bare call may follow
         self._depth = _Depth()
 
     @property
@@ -54,17 +54,17 @@ class ToolReader:
         return "".join(shown), calls
 
     def flush(self) -> tuple[str, list[ToolCall]]:
-        """The answer is over: what is no whole call is text, a line end after a call is nothing."""
+        """End of output: an incomplete call is text, white space after a call is dropped."""
         left, self._held = self._held, ""
         calls = self._read(left) if self._at_start else []
-        if not calls and left.lstrip().startswith(_OPEN):  # the model ended with the call
+        if not calls and left.lstrip().startswith(_OPEN):  # the closing tag is missing
             calls = self._read(left.lstrip().removeprefix(_OPEN))
         if calls or (self._count and not left.strip()):
             return "", calls
         return left, []
 
     def _step(self, shown: list[str], calls: list[ToolCall]) -> bool:
-        """One decision on what is held; False when more is needed for the next."""
+        """Make one decision on the held text. False when more text is needed."""
         held, lead = self._held, 0
         if self._at_start:
             lead = len(held) - len(held.lstrip(" \t\r\n;" if self._count else None))
@@ -102,7 +102,7 @@ class ToolReader:
     def _decide(
         self, begin: int, end: int, whole: int, shown: list[str], calls: list[ToolCall]
     ) -> None:
-        """What is held up to `whole` is a call, written between `begin` and `end`, or text."""
+        """Parse held text from `begin` to `end`; up to `whole` it becomes calls, or text."""
         found = self._read(self._held[begin:end])
         if not found:
             self._show(whole, shown)
@@ -150,7 +150,7 @@ class ToolReader:
 
 
 class _Depth:
-    """Where a JSON value that begins at an offset ends, read once however it arrives."""
+    """Finds the end of a JSON value incrementally, reading each character once."""
 
     def __init__(self) -> None:
         self._at = self._depth = 0
@@ -185,13 +185,13 @@ def reader_for(ask: Ask) -> ToolReader | None:
 
 
 def as_text(calls: Iterable[dict[str, Any]]) -> str:
-    """Calls that an upstream has read already, as a model would have written them: so they pass the
-    guard and the counting on the same way as any text."""
+    """Tool calls that an upstream parsed, as model output, so that they pass the guard and the token
+    count like other text."""
     return "".join(f"{_OPEN}{json.dumps(call, ensure_ascii=False)}{_CLOSE}" for call in calls)
 
 
 def _undecided(held: str) -> int:
-    """Length of the longest tail that is the head of an opening tag."""
+    """Length of the longest suffix that is a prefix of the opening tag."""
     for length in range(min(len(_OPEN) - 1, len(held)), 0, -1):
         if _OPEN.startswith(held[-length:]):
             return length

@@ -1,1 +1,1 @@
-"""One file a surface: how a body becomes an Ask and how output becomes an answer."""
+"""API surfaces, one per module: request bodies to `InferenceRequest`s, engine output to responses."""

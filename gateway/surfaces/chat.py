@@ -1,4 +1,4 @@
-"""/v1/chat/completions: answers and stream chunks in OpenAI's shape."""
+"""/v1/chat/completions: responses and stream chunks in OpenAI's format."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -46,7 +46,7 @@ class ChatSurface:
 
 
 class ChatStream:
-    """The frame around each delta is made once a stream."""
+    """Encodes the constant part of the chunks once per stream."""
 
     def __init__(self, head: Head, *, include_usage: bool, logprobs: bool) -> None:
         self._codec = head.codec

@@ -1,4 +1,4 @@
-"""/v1/completions: answers and stream chunks in OpenAI's older shape."""
+"""/v1/completions: responses and stream chunks in OpenAI's legacy format."""
 
 from collections.abc import Sequence
 from typing import Any

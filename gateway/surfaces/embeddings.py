@@ -1,4 +1,4 @@
-"""/v1/embeddings in OpenAI's shape. Only upstreams make embeddings; the door does all the rest."""
+"""/v1/embeddings in OpenAI's format. Only upstream servers compute embeddings."""
 
 import base64
 import struct
@@ -21,7 +21,7 @@ class EmbeddingsSurface:
         return parse_embeddings(raw)
 
     def stream(self, head: Head, ask: Ask) -> StreamWriter:
-        raise InvariantBroken("Embeddings are not streamed: no body can ask for it.")
+        raise InvariantBroken("Embeddings are not streamed; EmbeddingsBody has no stream field.")
 
     def answer(
         self, head: Head, ask: Ask, choices: Sequence[ChoiceOutput], usage: Usage
@@ -42,8 +42,8 @@ class EmbeddingsSurface:
 
 
 def _in_form(vector: str | list[float], form: str) -> str | list[float]:
-    """As it was asked for, whatever form the upstream chose: base64 is of 32-bit little-endian
-    floats."""
+    """The vector in the requested format, whatever the upstream sent. base64 encodes 32-bit
+    little-endian floats."""
     if form == "base64" and not isinstance(vector, str):
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
     if form == "float" and isinstance(vector, str):

@@ -1,4 +1,4 @@
-"""Every inference surface there is. A route that generates and is not here does not exist."""
+"""The list of API surfaces. Every inference route is registered from it."""
 
 from gateway.surface import Surface
 from gateway.surfaces.chat import ChatSurface
@@ -19,5 +19,5 @@ def inference_surfaces() -> list[Surface]:
 
 
 def batch_surfaces() -> list[Surface]:
-    """Those that a batch may name, as at OpenAI."""
+    """The surfaces that batches support, as in OpenAI's API."""
     return [ChatSurface(), CompletionsSurface(), EmbeddingsSurface(), ResponsesSurface()]

@@ -1,6 +1,6 @@
-"""/v1/messages: answers, stream events, usage and errors in Anthropic's shapes.
+"""/v1/messages: responses, stream events, usage and errors in Anthropic's format.
 
-Anthropic's `input_tokens` excludes what was read from the cache.
+Anthropic's `input_tokens` excludes tokens read from the cache.
 """
 
 import json
@@ -60,7 +60,7 @@ class MessagesSurface:
 
 
 class MessageStream:
-    """Blocks are numbered from 0; with tools, the first is not known before it comes."""
+    """Blocks are numbered from 0. With tools, the type of the first is unknown until it arrives."""
 
     def __init__(self, head: Head, *, tools: bool = False) -> None:
         self._head = head
@@ -69,7 +69,7 @@ class MessageStream:
         self._open = False
 
     def begin(self) -> bytes:
-        # Provisional: message_delta is what counts.
+        # Provisional; the final usage is in message_delta.
         usage = Usage(self._head.prompt_tokens, 0, 0)
         message = _message(self._head, [], (None, None), usage)
         started = _event({"type": "message_start", "message": message})

@@ -1,4 +1,4 @@
-"""/v1/responses: answers and stream events in the shape of OpenAI's Responses API, for text."""
+"""/v1/responses: responses and stream events in the format of OpenAI's Responses API, text only."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -47,15 +47,15 @@ class ResponsesSurface:
 
 
 class ResponseStream:
-    """Events are numbered from 0 without a gap; with tools, the first item is not known before it
-    comes."""
+    """Events are numbered from 0 without gaps. With tools, the type of the first item is unknown until
+    it arrives."""
 
     def __init__(self, head: Head, ask: Ask) -> None:
         self._head = head
         self._ask = ask
         self._number = 0
-        self._text: list[str] | None = None  # of the message that is open
-        self._logprobs: list[dict[str, Any]] = []  # of its tokens, where they were asked for
+        self._text: list[str] | None = None  # of the open message
+        self._logprobs: list[dict[str, Any]] = []  # of its tokens, when requested
         self._output: list[dict[str, Any]] = []
 
     def begin(self) -> bytes:

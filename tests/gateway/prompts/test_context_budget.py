@@ -43,7 +43,7 @@ def test_what_fits_is_not_touched() -> None:
 
 
 def test_by_default_it_is_refused_with_the_numbers() -> None:
-    with pytest.raises(ContextLengthExceeded, match=rf"{count(CHAT)} tokens and at most 12"):
+    with pytest.raises(ContextLengthExceeded, match=rf"{count(CHAT)} tokens; at most 12"):
         fit(CHAT, 12, count, DISABLED)
 
 
@@ -85,7 +85,7 @@ def test_the_worst_ranked_blocks_go_first() -> None:
     chat = [{"role": "user", "content": parts}]
     assert fit(chat, 7, count, RANKED).messages[0]["content"] == [parts[0], parts[1], parts[3]]
     assert fit(chat, 2, count, RANKED).messages[0]["content"] == [parts[3]]
-    with pytest.raises(ContextLengthExceeded, match="2 tokens and at most 1"):
+    with pytest.raises(ContextLengthExceeded, match="2 tokens; at most 1"):
         fit(chat, 1, count, RANKED)
 
 
