@@ -1,1 +1,1 @@
-"""Routers, one file a surface."""
+"""FastAPI routers, one file per API."""

@@ -1,4 +1,4 @@
-"""How FastAPI routes come by the services and by the caller."""
+"""FastAPI dependencies: the services, and the principal that calls."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""/v1/batches in OpenAI's shapes: requests that nobody waits for, run behind all others."""
+"""/v1/batches in OpenAI's format: requests that run below all interactive ones."""
 
 import asyncio
 from datetime import datetime
@@ -22,7 +22,7 @@ from gateway.wiring import Services
 router = APIRouter(prefix="/v1", tags=["batches"])
 _ENDPOINTS = [surface.route for surface in batch_surfaces()]
 _MOST_LABELS = 16
-# The status in which a batch ended: the field that says when.
+# Final statuses; `<status>_at` says when a batch reached one.
 _ENDS = ("completed", "failed", "expired", "cancelled")
 
 
@@ -48,24 +48,30 @@ async def create_batch(request: Request, services: House, caller: Caller) -> dic
     body = await read_body(request, services, _decoder)
     if body.endpoint not in _ENDPOINTS:
         raise BadRequest(
-            f"endpoint must be one of {', '.join(_ENDPOINTS)}.",
-            next_step="Correct endpoint.",
+            f"endpoint is {body.endpoint[:80]!r}, which batches do not serve.",
+            next_step=f"Set endpoint to one of {', '.join(_ENDPOINTS)}.",
             param="endpoint",
             code="invalid_value",
         )
     if body.completion_window != "24h":
         raise BadRequest(
-            "completion_window must be 24h.", param="completion_window", code="invalid_value"
+            f"completion_window is {body.completion_window[:80]!r}; only 24h is supported.",
+            next_step="Set completion_window to 24h.",
+            param="completion_window",
+            code="invalid_value",
         )
     if body.output_expires_after is not None:
         raise UnsupportedParameter(
-            "output_expires_after cannot be set: results are kept for 30 days.",
-            next_step="Leave output_expires_after out.",
+            "output_expires_after is not supported: results are kept for 30 days.",
+            next_step="Remove output_expires_after.",
             param="output_expires_after",
         )
     if len(body.metadata or {}) > _MOST_LABELS:
         raise BadRequest(
-            f"metadata takes {_MOST_LABELS} pairs.", param="metadata", code="invalid_value"
+            f"metadata has {len(body.metadata or {})} pairs; at most {_MOST_LABELS} are allowed.",
+            next_step="Remove some.",
+            param="metadata",
+            code="invalid_value",
         )
     return await asyncio.to_thread(_create, services, caller, body)
 
@@ -127,7 +133,7 @@ def shown(batch: Batch) -> dict[str, Any]:
     for end in _ENDS:
         made[f"{end}_at"] = _seconds(batch.ended_at) if batch.status == end else None
     made["model"] = batch.model
-    # The document's fields are absent until they are known, not null.
+    # OpenAI's document omits fields that have no value yet; they are never null.
     return {name: value for name, value in made.items() if value is not None}
 
 

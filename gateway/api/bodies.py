@@ -1,4 +1,4 @@
-"""Bodies of the small JSON routes: bounded, typed, with errors that name the field."""
+"""Request bodies of the small JSON routes: limited in size, typed, with errors that name the field."""
 
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ async def read_body(
 
 
 async def read_raw(request: Request, services: Services) -> bytes:
-    """PayloadTooLarge past the bound, BadRequest where it does not come in time."""
+    """Raises PayloadTooLarge over the size limit, BadRequest if the body does not arrive in time."""
     exchange = Exchange(dict(request.scope), request.receive, None)
     try:
         return await exchange.body(services.pipeline.limits.max_body)

@@ -1,4 +1,4 @@
-"""Errors of the FastAPI side in OpenAI's shape, with a request id and no traceback."""
+"""Exception handlers of the FastAPI routes: OpenAI's error object, a request id, no traceback."""
 
 import difflib
 import logging
@@ -39,9 +39,7 @@ async def _invalid(_request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
     return answer(
-        BadRequest(
-            f"{where}: {first['msg']}.", next_step="Correct it; /docs has the form.", param=where
-        )
+        BadRequest(f"{where}: {first['msg']}.", next_step="Correct it; see /docs.", param=where)
     )
 
 
@@ -64,7 +62,7 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 
 
 def _no_such_path(request: Request) -> NotFound:
-    """Most such requests come from a base URL with one `/v1` too few or too many."""
+    """Most of these requests have a base URL with one `/v1` too few or too many."""
     path = "/" + request.url.path.strip("/")
     tried = path.removeprefix("/v1") if path.startswith("/v1/v1/") else path
     if not tried.startswith("/v1"):
@@ -73,7 +71,7 @@ def _no_such_path(request: Request) -> NotFound:
     near = difflib.get_close_matches(tried, known, 1, cutoff=0.85)
     hint = f"Did you mean {near[0]}?" if near else "See /docs."
     if near and path.startswith("/v1/v1/"):
-        hint += " This SDK adds /v1 itself: leave it out of the base URL."
+        hint += " This SDK adds /v1 itself: remove it from the base URL."
     elif near and near[0] == f"/v1{path}":
         hint += " End the base URL with /v1."
     return NotFound(f"There is no {request.url.path[:200]}.", next_step=hint)
@@ -84,5 +82,7 @@ def _paths(request: Request) -> list[str]:
 
 
 async def _fault(request: Request, error: Exception) -> JSONResponse:
-    log.error("%s failed by our fault", request.url.path, exc_info=error)
-    return answer(TollhouseError("The gateway failed at this request.", next_step="Try again."))
+    log.error("unhandled exception in %s", request.url.path, exc_info=error)
+    return answer(
+        TollhouseError("The gateway failed to process this request.", next_step="Try again.")
+    )

@@ -1,4 +1,4 @@
-"""/v1/files in OpenAI's shapes: the input of batches, and what came of them."""
+"""/v1/files in OpenAI's format: the input and output files of batches."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from gateway.uploads import bounded_form
 from gateway.wiring import Services
 
 router = APIRouter(prefix="/v1", tags=["files"])
-_FORM_ROOM = 64 << 10  # of a form besides its file
+_FORM_ROOM = 64 << 10  # bytes that a form may have besides its file
 _LIFETIME_S = (3_600, 2_592_000)
 _UPLOAD: dict[str, Any] = {
     "requestBody": {
@@ -45,12 +45,12 @@ async def upload(request: Request, services: House, caller: Caller) -> dict[str,
         purpose, given = form.get("purpose"), form.get("file")
         if purpose != "batch":
             raise UnsupportedParameter(
-                "purpose must be batch: files serve nothing else here.",
+                "purpose must be batch; no other purpose is supported.",
                 next_step="Send purpose=batch.",
                 param="purpose",
             )
         if not isinstance(given, UploadFile):
-            raise BadRequest("The form has no file.", next_step="Send it as `file`.", param="file")
+            raise BadRequest("The form has no file.", next_step="Add it as `file`.", param="file")
         return await asyncio.to_thread(_store, services, caller, given, _lifetime(form), most)
 
 
@@ -115,7 +115,7 @@ def shown(file: StoredFile) -> dict[str, Any]:
 
 
 def listed(data: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """A page out of one more than the limit."""
+    """One page of a list; `data` may have one item more than `limit`, which sets `has_more`."""
     page = data[:limit]
     return {
         "object": "list",
@@ -159,7 +159,8 @@ def _lifetime(form: FormData) -> int | None:
     number = int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 9 else 0
     if form.get("expires_after[anchor]") != "created_at" or not low <= number <= high:
         raise BadRequest(
-            f"expires_after takes the anchor created_at and {low} to {high} seconds.",
+            f"expires_after must have the anchor created_at and {low} to {high} seconds.",
+            next_step="Correct it, or remove it to keep the file.",
             param="expires_after",
             code="invalid_value",
         )

@@ -1,4 +1,4 @@
-"""/v1/organization/usage and /costs in OpenAI's shapes, and /v1/exports, streamed."""
+"""/v1/organization/usage and /costs in OpenAI's format, and /v1/exports as streamed files."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -30,7 +30,7 @@ Exports = Annotated[Visit, Depends(Allowed("exports", "read"))]
 
 @router.get("/organization/usage/completions")
 def completions_usage(request: Request, visit: ReadsUsage) -> Response:
-    """Tokens and requests of generations, in buckets of 1m, 1h or 1d."""
+    """Tokens and requests of generations in buckets of 1m, 1h or 1d."""
     parameters = _parameters(request)
     query, groups = shapes.usage_query(parameters, visit.services.clock.now())
     kinds = (UsageKind.GENERATION.value,)
@@ -39,7 +39,7 @@ def completions_usage(request: Request, visit: ReadsUsage) -> Response:
 
 @router.get("/organization/costs")
 def costs(request: Request, visit: ReadsCosts) -> Response:
-    """Charges by day, before tax and credits."""
+    """Charges per day, before tax and credits."""
     parameters = _parameters(request)
     query, groups = shapes.costs_query(parameters, visit.services.clock.now())
     return _json(shapes.costs_page(_buckets(visit, query, ()), groups))
@@ -50,10 +50,10 @@ def export(
     visit: Exports,
     what: Annotated[str, Query(description=f"One of {', '.join(NAMES)}.")] = "usage",
     format: Annotated[str, Query(description="csv, jsonl or parquet.")] = "csv",
-    start: Annotated[str | None, Query(description="First day, or moment, UTC.")] = None,
-    end: Annotated[str | None, Query(description="First day, or moment, not included.")] = None,
+    start: Annotated[str | None, Query(description="First day or time, UTC, inclusive.")] = None,
+    end: Annotated[str | None, Query(description="Last day or time, UTC, exclusive.")] = None,
 ) -> StreamingResponse:
-    """A file of the tenant's usage, charges, invoices or ledger, or a FOCUS 1.2 file."""
+    """Download the tenant's usage, charges, invoices or ledger, or a FOCUS 1.2 file."""
     check_name(what)
     form = format_of(format)
     period = _period(visit.services.clock.now(), start, end)
@@ -67,7 +67,7 @@ def export(
 
 @router.get("/exports/schedules")
 def export_schedules(visit: Exports) -> dict[str, Any]:
-    """Exports of this tenant that are on a schedule, and where each stands."""
+    """The tenant's export schedules and the state of each."""
     with visit.services.database.read() as session:
         rows = schedules.open_ones(session, visit.scope.tenant_id)
         return {"object": "list", "data": [schedule_json(row) for row in rows]}
@@ -75,7 +75,7 @@ def export_schedules(visit: Exports) -> dict[str, Any]:
 
 @router.get("/exports/jobs")
 def export_jobs(visit: Exports, limit: Annotated[int, Query(ge=1, le=500)] = 100) -> dict[str, Any]:
-    """Files that those schedules made, the newest first, with rows, bytes and SHA-256."""
+    """Export jobs of the tenant's schedules, newest first, with rows, bytes and SHA-256."""
     with visit.services.database.read() as session:
         rows = session.scalars(
             select(ExportJob)
@@ -99,11 +99,13 @@ def _buckets(visit: Visit, query: BucketQuery, kinds: tuple[str, ...]) -> Any:
 
 
 def _period(now: datetime, start: str | None, end: str | None) -> Period:
-    """The last 31 days by default."""
+    """By default the last 31 days."""
     until = _moment("end", end) or now
     since = _moment("start", start) or until - timedelta(days=31)
     if since >= until:
-        raise BadRequest("start is not before end.", param="start")
+        raise BadRequest(
+            "start is not before end.", next_step="Give a start before the end.", param="start"
+        )
     return Period(since, until)
 
 
@@ -119,5 +121,5 @@ def _parameters(request: Request) -> dict[str, list[str]]:
 
 
 def _json(page: dict[str, Any]) -> Response:
-    # Amounts are exact decimals; OpenAI's document says `number`.
+    # Amounts are exact decimals; OpenAI's schema requires `number`.
     return Response(orjson.dumps(page, default=float), media_type="application/json")

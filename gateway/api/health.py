@@ -1,5 +1,5 @@
-"""The way in for a browser; /healthz: the process lives; /readyz: it can serve, or what is missing;
-/metrics: Prometheus."""
+"""/healthz (liveness), /readyz (readiness, with what is missing), /metrics (Prometheus), and the
+redirect from / to the dashboard."""
 
 import os
 from typing import Any
@@ -17,7 +17,7 @@ router = APIRouter(tags=["operation"])
 @router.get("/dashboard", include_in_schema=False)
 @router.get("/", include_in_schema=False)
 async def front() -> RedirectResponse:
-    """Whoever types the address alone means the pages."""
+    """Redirect a browser to the dashboard."""
     return RedirectResponse("/dashboard/")
 
 

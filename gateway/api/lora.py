@@ -1,4 +1,4 @@
-"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them, but of one tenant each."""
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter as in vLLM, but for one tenant."""
 
 from typing import Annotated, Any
 
@@ -18,15 +18,15 @@ class LoadAdapter(BaseModel):
 
     lora_name: str = Field(min_length=1, max_length=120)
     lora_path: str = Field(min_length=1, max_length=1024)
-    base_model_name: str = Field("", max_length=120, description="Left out: the only model.")
-    load_inplace: bool = Field(False, description="Replace the weights under this name.")
+    base_model_name: str = Field("", max_length=120, description="Default: the only model served.")
+    load_inplace: bool = Field(False, description="Replace the adapter of this name.")
 
 
 class UnloadAdapter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     lora_name: str = Field(min_length=1, max_length=120)
-    lora_int_id: int | None = Field(None, description="Ignored: names are the tenant's own.")
+    lora_int_id: int | None = Field(None, description="Ignored: the name identifies the adapter.")
 
 
 @router.post("/load_lora_adapter")

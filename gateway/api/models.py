@@ -1,4 +1,4 @@
-"""/v1/models: what this key may name, adapters included; in Anthropic's shape for its clients."""
+"""/v1/models: the models and adapters that the key may use, in OpenAI's or Anthropic's format."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -9,7 +9,7 @@ from gateway.api.access import Caller, House
 from gateway.catalog.catalog import NamedAdapter, ServedModel
 
 router = APIRouter(prefix="/v1", tags=["models"])
-_ANTHROPIC = "anthropic-version"  # the header that its clients send
+_ANTHROPIC = "anthropic-version"  # the header that Anthropic's clients send
 
 
 @router.get("/models")

@@ -1,4 +1,4 @@
-"""/v1/moderations in OpenAI's shape, on our own classifier; limited, priced and metered as any call."""
+"""/v1/moderations in OpenAI's format, on the built-in classifier; limited, priced and metered."""
 
 import asyncio
 from typing import Any
@@ -40,7 +40,11 @@ async def moderate(request: Request, services: House, caller: Caller) -> JSONRes
     texts = texts_of(body.input)
     screener = services.screener
     if screener is None or screener.classifier is None:
-        raise Unavailable("No moderation classifier is loaded.", code="no_classifier")
+        raise Unavailable(
+            "No moderation classifier is loaded.",
+            next_step="Ask the operator to enable one.",
+            code="no_classifier",
+        )
     request_id = new_id(REQUEST)
     began = services.clock.monotonic()
     pipeline = services.pipeline

@@ -1,4 +1,4 @@
-"""/dashboard/sso: to the issuer and back, ending in a session of the dashboard."""
+"""/dashboard/sso: the OpenID Connect sign-in, which ends in a dashboard session."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ async def start(request: Request, services: House) -> RedirectResponse:
         max_age=TRIP_S,
         path=f"{_HOME}/sso",
         httponly=True,
-        samesite="lax",  # the issuer's redirect must carry it
+        samesite="lax",  # the browser must send it with the issuer's redirect
         secure=_secure(services),
     )
     return answer
@@ -76,7 +76,7 @@ def _sign_in(services: Services, identity: Identity) -> SignedIn:
 
 def _sso_of(services: Services) -> SingleSignOn:
     if services.single_sign_on is None:
-        raise NotFound("Single sign-on is not set up.", next_step="Sign in by password.")
+        raise NotFound("Single sign-on is not configured.", next_step="Sign in with a password.")
     return services.single_sign_on
 
 

@@ -1,4 +1,4 @@
-"""Texts and requests in tokens: /tokenize, /detokenize and what OpenAI and Anthropic count. Unbilled."""
+"""/tokenize, /detokenize and the token-count routes of OpenAI and Anthropic. None of them is billed."""
 
 from typing import Annotated, Any
 
@@ -46,7 +46,11 @@ async def tokenize(request: Request, services: House, caller: Caller) -> dict[st
     target = services.pipeline.catalog.resolve(caller, body.model)
     codec = _codec(target)
     if (body.prompt is None) == (body.messages is None):
-        raise BadRequest("Send either prompt or messages.", param="prompt")
+        raise BadRequest(
+            "Exactly one of prompt and messages is required.",
+            next_step="Send one of them.",
+            param="prompt",
+        )
     if body.messages is not None:
         messages = [parse_message(index, each) for index, each in enumerate(body.messages)]
         ask = Ask(route="/tokenize", model=body.model, messages=messages, max_tokens=1)
@@ -67,7 +71,8 @@ async def detokenize(request: Request, services: House, caller: Caller) -> dict[
     for token in body.tokens:
         if token >= codec.vocab_size:
             raise BadRequest(
-                f"tokens has {token}; this model knows 0 to {codec.vocab_size - 1}.",
+                f"tokens contains {token}; the model's token ids are 0 to {codec.vocab_size - 1}.",
+                next_step="Remove it.",
                 param="tokens",
             )
     return {"prompt": codec.tokenizer.decode(body.tokens, skip_special_tokens=False)}
@@ -76,8 +81,8 @@ async def detokenize(request: Request, services: House, caller: Caller) -> dict[
 def _codec(target: Target) -> TextCodec:
     if target.model.codec is None:
         raise BadRequest(
-            f"The tokenizer of {target.model.name} is not known here.",
-            next_step="Name its directory in TOLLHOUSE_UPSTREAMS.",
+            f"The gateway has no tokenizer for {target.model.name}.",
+            next_step="Set `tokenizer` in its TOLLHOUSE_UPSTREAMS entry.",
             param="model",
         )
     return target.model.codec

@@ -1,5 +1,5 @@
-"""Where payment providers send their events: verified on the raw body, kept, answered; the payments'
-queue applies them. What is answered with 200 is in the inbox.
+"""Webhooks of payment providers. An event is verified on its raw body and stored before the response
+is sent; the payment queue applies it later.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ MOST_BYTES = 2**20
 
 @router.post("/webhooks/stripe")
 async def stripe_event(request: Request, services: House) -> JSONResponse:
-    """One signed event of Stripe's. Twice is once; 400 where the signature is wrong."""
+    """Receive a signed Stripe event, idempotently. 400 means that the signature is invalid."""
     body = await _raw(request)
     signature = request.headers.get("stripe-signature")
 
@@ -34,17 +34,20 @@ async def stripe_event(request: Request, services: House) -> JSONResponse:
         metrics.payment_events.labels("refused").inc()
         raise BadRequest(
             str(error),
-            next_step="Compare TOLLHOUSE_STRIPE_WEBHOOK_SECRET with the endpoint's at Stripe.",
+            next_step="Compare TOLLHOUSE_STRIPE_WEBHOOK_SECRET with the endpoint's secret at Stripe.",
             code="invalid_webhook",
         ) from None
     return JSONResponse({"received": True, "new": new})
 
 
 async def _raw(request: Request) -> bytes:
-    """Byte for byte as it was signed."""
+    """The body byte for byte, since the signature covers it."""
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > MOST_BYTES:
-            raise PayloadTooLarge("An event is a megabyte at most.")
+            raise PayloadTooLarge(
+                f"The event is larger than {MOST_BYTES >> 20} MiB.",
+                next_step="Check that the sender is Stripe.",
+            )
     return bytes(body)

@@ -1,1 +1,1 @@
-"""Who comes in: from a header or a session to a principal."""
+"""Authentication: from a header or a session cookie to a principal."""

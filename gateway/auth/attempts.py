@@ -1,4 +1,4 @@
-"""Failed sign-ins and wrong keys, limited per address, so that guessing is slow and cheap to refuse."""
+"""A limit per address on failed sign-ins and wrong keys, which makes guessing slow."""
 
 import ipaddress
 from collections import OrderedDict
@@ -22,7 +22,7 @@ class FailedAttempts:
         self._blocked: OrderedDict[str, float] = OrderedDict()
 
     def check(self, address: str) -> None:
-        """RateLimited while the address is blocked. Before a password, and before a key's query."""
+        """Raises RateLimited while the address is blocked. Call it before checking a credential."""
         place = _network_of(address)
         until = self._blocked.get(place)
         if until is None:
@@ -33,7 +33,7 @@ class FailedAttempts:
         del self._blocked[place]
 
     async def failed(self, address: str) -> None:
-        """Count one failure. The one that empties the bucket blocks the address until it refills."""
+        """Count one failure. The failure that exceeds the limit blocks the address until it refills."""
         place = _network_of(address)
         wish = self._wish(place)
         try:
@@ -43,7 +43,7 @@ class FailedAttempts:
         self._judge(place, answer)
 
     def failed_here(self, address: str) -> None:
-        """The same, counted by this process alone: for callers without an event loop."""
+        """As `failed`, for callers without an event loop; only this process counts the failure."""
         place = _network_of(address)
         self._judge(place, self._own.reserve_now(self._wish(place)))
 
@@ -63,7 +63,7 @@ class FailedAttempts:
 
 
 def _network_of(address: str) -> str:
-    """One household or host: an IPv4 address, or the /64 that one IPv6 customer holds."""
+    """The unit that is limited: an IPv4 address, or the /64 network of an IPv6 address."""
     try:
         seen = ipaddress.ip_address(address)
     except ValueError:
@@ -76,7 +76,7 @@ def _network_of(address: str) -> str:
 def _refusal(seconds: float) -> RateLimited:
     return RateLimited(
         "Too many failed attempts from this address.",
-        next_step="Wait as retry-after says, then use the right credentials.",
+        next_step="Wait for the time in retry-after, then use the right credentials.",
         code="too_many_failed_attempts",
         retry_after_s=seconds,
     )

@@ -1,4 +1,4 @@
-"""From the header to a Principal. The keyring answers from memory; a new key costs one query."""
+"""Authenticates a request by its API key. Known keys are cached; a new key costs one query."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from gateway.auth.attempts import FailedAttempts
 from gateway.exchange import Exchange
 
 log = logging.getLogger("tollhouse.auth")
-# What a tenant needs to see what it owes and to pay it, and what costs nothing.
+# Routes that a suspended tenant may call: to see and pay what it owes, and routes that are free.
 WHILE_UNPAID = ("/admin/", "/v1/organization/", "/v1/exports", "/v1/models")
 
 
@@ -22,8 +22,8 @@ class Authenticator:
         self.attempts = attempts
 
     async def principal(self, exchange: Exchange, route: str) -> Principal:
-        """Unauthenticated, Forbidden by the key's scopes or the tenant's state, or RateLimited
-        where an address guesses."""
+        """Raises Unauthenticated, Forbidden (scopes or address), InsufficientQuota (suspended), or
+        RateLimited after too many failures from one address."""
         if exchange.principal is not None:
             if not exchange.principal.scopes.allows_route(route):
                 raise _not_this_route(route)
@@ -41,15 +41,15 @@ class Authenticator:
         if found.unpaid and not route.startswith(WHILE_UNPAID):
             raise InsufficientQuota(
                 "This organisation is suspended: an invoice is overdue.",
-                next_step="Pay it: GET /admin/v1/invoices shows which, "
-                "POST /admin/v1/payment-methods/setup leads to a page for a card.",
+                next_step="Pay it: GET /admin/v1/invoices lists invoices, and "
+                "POST /admin/v1/payment-methods/setup returns a page for adding a card.",
             )
         if not found.scopes.allows_route(route):
             raise _not_this_route(route)
         if not address_allowed(found.allowed_ips, exchange.address):
             raise Forbidden(
                 f"This key may not be used from {exchange.address}.",
-                next_step="Call from an address on the key's list.",
+                next_step="Call from an address on the key's allow list.",
             )
         return found
 
@@ -59,21 +59,23 @@ class Authenticator:
         except SQLAlchemyError as error:
             log.error("a key could not be looked up: %s", str(error).partition("\n")[0])
             raise DependencyDown(
-                "The key cannot be checked: the database does not answer.",
+                "The API key cannot be checked: the database does not answer.",
                 next_step="Try again shortly.",
                 retry_after_s=2.0,
             ) from None
 
 
 def _not_this_route(route: str) -> Forbidden:
-    return Forbidden(f"This key may not call {route}.", next_step="Use a key that may.")
+    return Forbidden(
+        f"This key may not call {route}.", next_step="Use a key whose scope includes the route."
+    )
 
 
 def secret_of(exchange: Exchange) -> str:
-    """`Authorization: Bearer …`, or Anthropic's `x-api-key`; two different answers are refused."""
+    """The key in `Authorization: Bearer …` or in Anthropic's `x-api-key`. Two keys are refused."""
     if b"authorization" in exchange.repeated or b"x-api-key" in exchange.repeated:
         raise Unauthenticated(
-            "The request carries its key more than once.", next_step="Send one header."
+            "The request has more than one header with an API key.", next_step="Send one header."
         )
     bearer = exchange.headers.get(b"authorization")
     other = exchange.headers.get(b"x-api-key")
@@ -82,13 +84,15 @@ def secret_of(exchange: Exchange) -> str:
         if kind.lower() == "bearer" and secret.strip():
             if other is not None and other.decode("latin-1").strip() != secret.strip():
                 raise Unauthenticated(
-                    "Authorization and x-api-key name two keys.", next_step="Send one of them."
+                    "Authorization and x-api-key contain different keys.",
+                    next_step="Send one of them.",
                 )
             return secret.strip()
     if other:
         return other.decode("latin-1").strip()
     if bearer is not None:
         raise Unauthenticated(
-            "The Authorization header holds no key.", next_step="Write it as `Bearer th_…`."
+            "The Authorization header contains no API key.",
+            next_step="Write it as `Bearer th_…`.",
         )
     raise Unauthenticated("No API key was sent.", next_step="Send `Authorization: Bearer th_…`.")

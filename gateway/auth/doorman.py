@@ -1,4 +1,4 @@
-"""Who may look at the dashboard: the doorman that its pages ask, on members, keys and roles."""
+"""Authentication and authorisation for the dashboard, based on members, keys and roles."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -27,7 +27,7 @@ class Doorman:
     def sign_in(
         self, session: Session, *, email: str, password: str, secret: str, address: str
     ) -> SignedIn:
-        """Unauthenticated, or RateLimited after too many failures from one address."""
+        """Raises Unauthenticated, or RateLimited after too many failures from one address."""
         self._attempts.check(address)
         try:
             cookie = self._begin(session, email, password, secret, address)
@@ -37,7 +37,7 @@ class Doorman:
         return self._signed_in(session, cookie)
 
     def sign_in_member(self, session: Session, member: Member) -> SignedIn:
-        """One whom single sign-on has identified."""
+        """Start a session for a member whom single sign-on has authenticated."""
         return self._signed_in(session, sessions.begin(session, self._clock, member_id=member.id))
 
     def find(self, session: Session, cookie: str) -> Viewer | None:
@@ -53,9 +53,11 @@ class Doorman:
         sessions.end(session, self._clock, cookie)
 
     def look_at(self, session: Session, viewer: Viewer, cookie: str, tenant: str) -> None:
-        """Show the operator the pages of a tenant, by name or id; the tenant's audit log says so."""
+        """Show the operator a tenant's pages, by name or id. The tenant's audit log records it."""
         if not viewer.operator:
-            raise Forbidden("Only the operator looks at other tenants.", next_step="Use your own.")
+            raise Forbidden(
+                "Only the operator may view other tenants.", next_step="View your own tenant."
+            )
         found = organisations.tenant_named(session, tenant)
         sessions.choose(session, cookie, found.id)
         scope = scope_for(THE_OPERATOR, found.id)
@@ -74,11 +76,13 @@ class Doorman:
             return sessions.begin(session, self._clock, operator=True)
         key = keys.find(session, secret, self._clock.now())
         if not keys.address_allowed(key.allowed_ips, address):
-            raise Unauthenticated("This key may not be used from here.", next_step="Use another.")
+            raise Unauthenticated(
+                f"This key may not be used from {address}.", next_step="Use another key."
+            )
         if key.scopes != keys.KeyScopes():
             raise Forbidden(
-                "This key is bound to some models or routes, so it opens no dashboard.",
-                next_step="Sign in with your e-mail address, or with an unbound key.",
+                "This key is restricted to some models or routes, so it cannot open the dashboard.",
+                next_step="Sign in with your e-mail address, or with an unrestricted key.",
             )
         return sessions.begin(session, self._clock, key_id=key.key_id)
 
@@ -107,7 +111,7 @@ def _tenant_of(session: Session, actor: Actor, cookie: str) -> Tenant | None:
     tenant_id = actor.tenant_id or sessions.chosen(session, cookie)
     if tenant_id is not None:
         return session.get(Tenant, tenant_id)
-    # The operator's own pages span all tenants; the others show the oldest until one is chosen.
+    # The operator's own pages span all tenants; the others show the oldest tenant until one is chosen.
     return session.scalars(select(Tenant).order_by(Tenant.created_at, Tenant.id)).first()
 
 

@@ -1,4 +1,4 @@
-"""The gateway's background care of its keys: the epoch polled, last use written."""
+"""Background work on API keys: polls the epoch of changes, and writes when each key was last used."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ FLUSH_EVERY_S = 30.0
 
 
 async def watch_keys(keyring: Keyring, stop: asyncio.Event) -> None:
-    """Runs until `stop` is set. A database that is down is tried again, and said once."""
+    """Run until `stop` is set. While the database is down, retry; log the first failure only."""
     loop = asyncio.get_running_loop()
     flushed, down = loop.time(), False
     while not stop.is_set():
@@ -22,7 +22,7 @@ async def watch_keys(keyring: Keyring, stop: asyncio.Event) -> None:
             down = False
         except Exception as error:
             if not down:
-                log.warning("keys cannot be refreshed, serving those already checked: %s", error)
+                log.warning("cannot refresh API keys; known keys stay valid: %s", error)
             down = True
         try:
             await asyncio.wait_for(stop.wait(), POLL_S)

@@ -1,7 +1,7 @@
-"""Single sign-on by OpenID Connect: code flow with PKCE, by authlib; the ID token checked by joserfc.
+"""Single sign-on by OpenID Connect: code flow with PKCE by authlib, ID token verified by joserfc.
 
-What must survive the trip to the issuer and back (state, nonce, verifier) is in a sealed cookie, so
-any worker can finish what another began.
+The state, nonce and verifier of a sign-in are kept in a signed cookie, so any worker can finish a
+sign-in that another worker began.
 """
 
 import base64
@@ -26,7 +26,7 @@ from core.errors import SettingError, Unauthenticated, Unavailable
 from core.settings import Settings
 
 TIMEOUT_S = 5.0
-TRIP_S = 600  # how long a person may take at the issuer
+TRIP_S = 600  # seconds that a person may take at the issuer
 _FRESH_S = 3_600.0
 _ALGORITHMS = [
     "RS256",
@@ -41,14 +41,14 @@ _ALGORITHMS = [
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    url: str  # of the issuer, to send the browser to
+    url: str  # of the issuer's sign-in page
     cookie: str
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
     subject: str  # unique over all issuers
-    email: str  # empty where the issuer has not verified it
+    email: str  # empty if the issuer has not verified it
 
 
 class SingleSignOn:
@@ -66,7 +66,7 @@ class SingleSignOn:
         self._read_at = float("-inf")
         if self._issuer and not self._client_id:
             raise SettingError(
-                "TOLLHOUSE_OIDC_ISSUER is set, TOLLHOUSE_OIDC_CLIENT_ID is not.",
+                "TOLLHOUSE_OIDC_ISSUER is set, but TOLLHOUSE_OIDC_CLIENT_ID is not.",
                 next_step="Set both, or neither.",
             )
 
@@ -80,10 +80,10 @@ class SingleSignOn:
         return Trip(url, self._sealed({"s": state, "n": nonce, "v": verifier, "e": ends}))
 
     def finish(self, redirect_uri: str, state: str, code: str, cookie: str) -> Identity:
-        """Unauthenticated whatever is wrong with the trip; Unavailable where the issuer is down."""
+        """Raises Unauthenticated if the sign-in is invalid, Unavailable if the issuer is down."""
         trip = self._opened(cookie)
         if not secrets.compare_digest(trip["s"].encode(), state.encode()):
-            raise _refused("it does not belong to this browser")
+            raise _refused("it was not started in this browser")
         try:
             with self._client(redirect_uri) as client:
                 token = client.fetch_token(
@@ -103,7 +103,7 @@ class SingleSignOn:
         try:
             claims = self._verified(id_token, nonce)
         except (JoseError, ValueError) as error:
-            raise _refused(f"the issuer's answer does not hold ({type(error).__name__})") from None
+            raise _refused(f"the issuer's ID token is invalid ({type(error).__name__})") from None
         subject = f"{self._issuer}#{claims['sub']}"
         if len(subject) > 255:
             subject = hashlib.sha256(subject.encode()).hexdigest()
@@ -114,7 +114,7 @@ class SingleSignOn:
         try:
             token = jwt.decode(id_token, self._key_set(), algorithms=_ALGORITHMS)
         except (JoseError, ValueError):
-            # The issuer may have turned its keys: read them once more.
+            # The issuer may have rotated its keys: fetch them once more.
             token = jwt.decode(id_token, self._key_set(fresh=True), algorithms=_ALGORITHMS)
         jwt.JWTClaimsRegistry(
             now=int(self._clock.now().timestamp()),
@@ -149,7 +149,7 @@ class SingleSignOn:
             return self._keys
 
     def _discover(self) -> None:
-        """The issuer's own description, read again every hour."""
+        """Fetch the issuer's discovery document, at most once an hour."""
         with self._lock:
             if self._clock.monotonic() - self._read_at < _FRESH_S:
                 return
@@ -201,7 +201,7 @@ def _refused(reason: str) -> Unauthenticated:
 
 def _issuer_down() -> Unavailable:
     return Unavailable(
-        "The single sign-on issuer does not answer as OpenID Connect asks.",
-        next_step="Sign in by password, or try again; the operator checks TOLLHOUSE_OIDC_ISSUER.",
+        "The single sign-on issuer does not answer, or not as OpenID Connect requires.",
+        next_step="Sign in with a password, or try again; operators: check TOLLHOUSE_OIDC_ISSUER.",
         code="sso_unavailable",
     )

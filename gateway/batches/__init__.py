@@ -1,1 +1,1 @@
-"""Requests from a file, through the same door behind all others."""
+"""The Batch API: requests of a file run through the same pipeline at the lowest priority."""

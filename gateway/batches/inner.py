@@ -1,4 +1,4 @@
-"""An exchange without a connection: the house itself asks, on behalf of a key that was checked."""
+"""An exchange without a connection, for requests that the batch runner sends on behalf of a key."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from gateway.exchange import Exchange, Headers, too_large
 
 
 class InnerExchange(Exchange):
-    """`status`, `told` and `content` are what was answered, once `serve` has returned."""
+    """`status`, `told` and `content` hold the response once `serve` has returned."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class InnerExchange(Exchange):
         self._call = call
 
     def hang_up(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Cancel the request as if its client had disconnected."""
         self.gone = True
         if self._call is not None:
             self._call()

@@ -1,4 +1,4 @@
-"""The input file of a batch: one JSON object a line, checked whole before anything runs."""
+"""The input file of a batch: one JSON object per line, validated in full before any request runs."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Checked:
 
 
 def check(lines: Iterable[bytes], endpoint: str, most_bytes: int) -> Checked:
-    """`errors` are in the form in which a failed batch shows them; `line` counts from 1."""
+    """Validate a file. `errors` have the form of OpenAI's batch errors; `line` counts from 1."""
     found, seen = Checked(), set[str]()
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -34,14 +34,15 @@ def check(lines: Iterable[bytes], endpoint: str, most_bytes: int) -> Checked:
         if len(found.errors) >= MOST_ERRORS or found.lines > MOST_LINES:
             break
     if found.lines == 0:
-        found.errors.append(_whole("empty_file", "The file has no requests."))
+        found.errors.append(_whole("empty_file", "The file contains no requests."))
     if found.lines > MOST_LINES:
-        found.errors.append(_whole("too_many_requests", f"A batch has {MOST_LINES} at most."))
+        message = f"The file has more than {MOST_LINES} requests, the most that a batch may have."
+        found.errors.append(_whole("too_many_requests", message))
     return found
 
 
 def requests(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
-    """(custom id, body as JSON) of each line of a file that was found right."""
+    """(custom id, body as JSON) of each line of a validated file."""
     for line in lines:
         if line.strip():
             told = orjson.loads(line)
@@ -64,16 +65,16 @@ def _wrong(
         told_so = f"custom_id must be 1 to {_LONGEST_ID} printable characters."
         return "invalid_custom_id", told_so, "custom_id"
     if name in seen:
-        return "duplicate_custom_id", f"custom_id {name[:80]!r} came before.", "custom_id"
+        return "duplicate_custom_id", f"custom_id {name[:80]!r} is used twice.", "custom_id"
     seen.add(name)
     if told.get("method") != "POST":
         return "invalid_method", "method must be POST.", "method"
     if told.get("url") != endpoint:
-        return "mismatched_url", f"url must be the batch's endpoint {endpoint}.", "url"
+        return "mismatched_url", f"url must be {endpoint}, the endpoint of the batch.", "url"
     if not isinstance(body, dict) or not isinstance(body.get("model"), str):
         return "invalid_body", "body must be an object that names a model.", "body"
     if body.get("stream"):
-        return "invalid_body", "Nothing is streamed in a batch.", "body.stream"
+        return "invalid_body", "stream must be false in a batch.", "body.stream"
     return None
 
 

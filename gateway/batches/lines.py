@@ -1,4 +1,4 @@
-"""One line of a batch through the door, and what its line of the output or error file says."""
+"""One line of a batch: its exchange with the pipeline, and its line of the output or error file."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -23,20 +23,20 @@ _LONGEST_PAUSE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """The house had no room: nothing was done, the line is tried again."""
+    """The request was limited or refused for capacity; the line is retried."""
 
     after_s: float
 
 
 def exchange_of(principal: Principal, line: BatchLine) -> InnerExchange:
-    """Behind everybody who waits for an answer."""
+    """The exchange of a line, at batch priority."""
     patient = replace(principal, plan=for_batches(principal.plan))
     told = partial(answered, line.number, line.custom_id, 200)
     return InnerExchange(patient, line.body.encode(), line.batch_id, told)
 
 
 def outcome(number: int, custom_id: str, exchange: InnerExchange) -> Answered | Later | None:
-    """None where the exchange was given up before it was answered."""
+    """None if the exchange was cancelled before it was answered."""
     if exchange.status == 0:
         return None
     body = orjson.loads(exchange.content) if exchange.content else {}
@@ -58,7 +58,7 @@ def answered(
 
 
 def refused(number: int, custom_id: str, error: TollhouseError) -> Answered:
-    """The key that made the batch may not run it."""
+    """The result of a line whose API key is no longer accepted."""
     response = {"status_code": int(error.status), "request_id": "", "body": error_object(error)}
     return Answered(number, False, _line("", custom_id, response, None))
 
@@ -85,7 +85,7 @@ def _line(
 
 
 def _tokens(usage: dict[str, Any]) -> tuple[int, int, int]:
-    """(input, cached, output), in the words of either of OpenAI's shapes."""
+    """(input, cached, output), read from Chat Completions' or Responses' field names."""
     read = usage.get("prompt_tokens", usage.get("input_tokens", 0))
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     written = usage.get("completion_tokens", usage.get("output_tokens", 0))

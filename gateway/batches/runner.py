@@ -1,8 +1,8 @@
-"""Runs batches in a gateway process: the same door as any request, behind all others.
+"""Runs batches in a gateway process, through the same pipeline as any request, at the lowest priority.
 
-A batch is leased by one process at a time. What a line was answered is durable in the spool in one
-commit with its bill, so after a crash another process goes on with the lines that have no answer:
-one that was under way runs again, and its first run is on the house.
+A batch is leased by one process at a time. The answer to a line goes to the spool in the same commit
+as its usage event, so after a crash another process continues with the unanswered lines. A line that
+was running then runs again, and its first run is not billed.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from gateway.surface import Surface
 
 log = logging.getLogger("tollhouse.batches")
 POLL_S = 1.0
-_MOST_BATCHES = 4  # that one process holds at once
+_MOST_BATCHES = 4  # that one process runs at once
 _KEEP_OUTPUT_S = 30 * 86_400
 _TIDY = timedelta(minutes=10)
 
@@ -63,16 +63,16 @@ class BatchRunner:
         self._principals: dict[str, tuple[float, Principal]] = {}
 
     async def run(self) -> None:
-        """For ever; 0 places at once run none."""
+        """Run until cancelled. With `at_once` 0 this process runs no batches."""
         while self._at_once:
             try:
                 await self._look()
             except Exception as error:
-                log.warning("batches could not be looked for: %s", error)
+                log.warning("cannot read the batch queue, again in %.0f s: %s", POLL_S, error)
             await asyncio.sleep(POLL_S)
 
     async def stop(self) -> None:
-        """Gives the batches back: another process, or the next start, goes on with them."""
+        """Release the leases: another process, or the next start, continues the batches."""
         for exchange in list(self._running):
             exchange.hang_up()
         for work in self._works.values():
@@ -106,13 +106,13 @@ class BatchRunner:
             if await self._lines(batch.id):
                 await asyncio.to_thread(self._finish, batch.id)
         except Exception:
-            log.exception("a batch stopped and will be taken up again: %s", batch.id)
+            log.exception("batch %s stopped and will be resumed", batch.id)
         finally:
-            with suppress(Exception):  # without it the lease runs out by itself
+            with suppress(Exception):  # if this fails, the lease expires by itself
                 await asyncio.shield(asyncio.to_thread(self._give_back, batch.id))
 
     async def _lines(self, batch_id: str) -> bool:
-        """Runs what waits; False where another process has taken the batch."""
+        """Run the waiting lines. False if another process has taken over the batch."""
         under_way: dict[asyncio.Task[Answered | Later | None], int] = {}
         found: list[Answered] = []
         not_before = 0.0
@@ -168,7 +168,7 @@ class BatchRunner:
         return batch_lines.outcome(line.number, line.custom_id, exchange)
 
     async def _principal(self, key_id: str) -> Principal:
-        """What the key may do, no older than a second."""
+        """The key's principal, cached for a second."""
         known = self._principals.get(key_id)
         if known is not None and self._clock.monotonic() - known[0] < 1.0:
             return known[1]
@@ -212,7 +212,7 @@ class BatchRunner:
             jobs.begin(session, batch, rows, checked.model, now)
 
     def _finish(self, batch_id: str) -> None:
-        """Output and error file, and the last status, in one commit."""
+        """Write the output file, the error file and the final status in one commit."""
         with self._database.transaction() as session:
             batch = jobs.renew(session, batch_id, self._owner, self._clock.now())
             if batch is None or batch.status not in jobs.OPEN:
@@ -228,7 +228,7 @@ class BatchRunner:
             session.execute(delete(BatchLine).where(BatchLine.batch_id == batch.id))
 
     def _expire(self, session: Session, batch: Batch) -> bool:
-        """Whether lines were left over."""
+        """Mark the waiting lines as expired; True if there were any."""
         left = False
         while lines := jobs.waiting(session, batch.id, 500):
             left = True
@@ -264,4 +264,5 @@ class BatchRunner:
 
 
 def _no_file() -> dict[str, object]:
-    return {"code": "no_file", "message": "The file is gone.", "param": None, "line": None}
+    message = "The input file was deleted or has expired."
+    return {"code": "no_file", "message": message, "param": None, "line": None}

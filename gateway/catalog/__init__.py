@@ -1,1 +1,1 @@
-"""Which models and adapters there are, and what each can do."""
+"""The models and adapters that the gateway serves, and their capabilities."""

@@ -1,4 +1,4 @@
-"""What only some engines can do: asked of one that cannot, it is refused by name, never ignored."""
+"""Parameters that only some engines support. Where one is not supported, the request is refused."""
 
 from operator import attrgetter
 
@@ -7,7 +7,7 @@ from gateway.ask import Ask
 from gateway.catalog.catalog import ServedModel
 from gateway.engines.openai_body import EXTRA
 
-# Of each parameter in `Ask.beyond`: the capability that an upstream must declare.
+# The capability that an upstream must declare for each parameter in `Ask.beyond`.
 _NEEDS = {
     "tool_choice": "tools",
     "strict": "tools",
@@ -20,14 +20,14 @@ _NOTHING = tuple(EXTRA.values())
 
 
 def refuse_lacking(ask: Ask, model: ServedModel) -> None:
-    """Of sampling parameters that an upstream does not take."""
+    """Raise UnsupportedParameter for a sampling parameter that the model's upstream lacks."""
     if model.parameters is None or _extra(ask) == _NOTHING:
         return
     for name, nothing in EXTRA.items():
         if getattr(ask, name) != nothing and name not in model.parameters:
             raise UnsupportedParameter(
-                f"{model.name} does not take {name}: its upstream lacks it.",
-                next_step=f"Leave {name} out; the operator can declare it in the upstream's entry.",
+                f"The upstream of {model.name} does not support {name}.",
+                next_step=f"Remove {name}; the operator can declare it in the upstream's entry.",
                 param=name,
             )
 
@@ -38,14 +38,14 @@ def refuse_beyond(ask: Ask, model: ServedModel) -> None:
             continue
         if name == "embeddings":
             raise NotFound(
-                f"{model.name} makes no embeddings.",
-                next_step="Name a model of an upstream that does: its entry declares embeddings.",
+                f"{model.name} does not support embeddings.",
+                next_step="Use a model whose upstream entry declares embeddings.",
                 code="embeddings_not_supported",
                 param="model",
             )
         shown = ask.extra.get("named", {}).get(name, name)
         raise UnsupportedParameter(
-            f"{model.name} cannot be made to obey {shown}: its engine writes freely.",
-            next_step=f"Leave {shown} out, or ask for it in words and check the answer.",
+            f"{model.name} does not support {shown}: its engine cannot constrain the output.",
+            next_step=f"Remove {shown}, or ask for it in the prompt and check the answer.",
             param=shown,
         )

@@ -1,4 +1,4 @@
-"""A LoRA adapter's directory in PEFT layout, read far enough to register it. No weights are loaded."""
+"""Reads what registering a LoRA adapter in PEFT layout needs. Weights are hashed, not loaded."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +11,13 @@ from engine.errors import AdapterError
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
     path: Path
-    digest: str  # the adapter's identity, as the engine names it
+    digest: str  # SHA-256 by which the engine identifies the adapter
     rank: int
     bytes: int
 
 
 def read_adapter(directory: Path) -> AdapterFiles:
-    """BadRequest where the directory is not an adapter; the paths of this machine are not told."""
+    """Raises BadRequest, without paths of this machine, if the directory is not an adapter."""
     try:
         digest, config = adapter_digest(directory), read_config(directory)
     except AdapterError as error:
@@ -31,7 +31,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
 def _invalid(problem: str) -> BadRequest:
     return BadRequest(
         f"This is not a LoRA adapter: {problem}.",
-        next_step="Give a directory in PEFT layout with safetensors weights.",
+        next_step="Name a directory in PEFT layout with safetensors weights.",
         param="lora_path",
         code="invalid_adapter",
     )

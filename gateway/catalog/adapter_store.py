@@ -1,5 +1,5 @@
-"""Where adapters come from: an upload that is unpacked into the data directory, or a directory of
-the operator's list. Names in archives are never used as paths, and pickles are refused by name.
+"""Stores uploaded adapters in the data directory, and reads adapters from directories that the
+operator allows. Names in archives are never used as paths; pickle files are refused.
 """
 
 import gzip
@@ -24,8 +24,8 @@ MAX_CONFIG_BYTES = 2**20
 _MAX_MEMBERS = 1_000
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _CHUNK = 2**20
-# What the readers raise for a file that is cut, encrypted, or not what it says. (RuntimeError and
-# NotImplementedError are zipfile's: a password, an unknown method.)
+# Raised by the archive readers for truncated, encrypted or invalid files. (zipfile raises
+# RuntimeError for a password and NotImplementedError for an unknown compression method.)
 _BROKEN = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -39,31 +39,32 @@ _BROKEN = (
 
 class AdapterStore:
     def __init__(self, root: Path, allowed: tuple[Path, ...]) -> None:
-        """`root` keeps uploads, by tenant and digest; `allowed` is TOLLHOUSE_ADAPTER_DIRS."""
+        """`root` holds uploads by tenant and digest; `allowed` is TOLLHOUSE_ADAPTER_DIRS."""
         self._root = root
         self._allowed = allowed
 
     def from_path(self, path: str) -> AdapterFiles:
-        """A directory inside one of the allowed ones, links resolved. One answer for every other."""
+        """Read an adapter below an allowed directory, after resolving links. Any other path raises
+        the same Forbidden, which does not reveal whether the path exists."""
         directory = Path(path).resolve() if "\0" not in path else Path("/")
         for each in self._allowed:
             if directory.is_relative_to(each.resolve()) and directory.is_dir():
                 return _checked(directory)
         raise Forbidden(
-            "lora_path is not a directory from which adapters may load.",
+            "lora_path is not below a directory from which adapters may be loaded.",
             next_step="Upload the adapter, or ask the operator about TOLLHOUSE_ADAPTER_DIRS.",
             param="lora_path",
         )
 
     def from_archive(self, tenant_id: str, stream: IO[bytes]) -> AdapterFiles:
-        """A tar (plain or gzip) or a zip with an adapter in PEFT layout, at its root or in one folder."""
+        """Unpack a tar (plain or gzip) or zip with an adapter in PEFT layout, at any depth."""
         with self._workplace() as place:
             members = _zip_members if zipfile.is_zipfile(stream) else _tar_members
             stream.seek(0)
             try:
                 _take(members(stream), place)
             except _BROKEN:
-                raise _invalid("the archive is no whole tar or zip file") from None
+                raise _invalid("the archive is not a complete tar or zip file") from None
             return self._keep(tenant_id, place)
 
     def from_files(self, tenant_id: str, config: IO[bytes], weights: IO[bytes]) -> AdapterFiles:
@@ -73,7 +74,7 @@ class AdapterStore:
             return self._keep(tenant_id, place)
 
     def _keep(self, tenant_id: str, place: Path) -> AdapterFiles:
-        """Moved to where its digest says, unless it is there already."""
+        """Move the adapter to the directory named by its digest, unless that exists."""
         found = _checked(place)
         home = self._root / tenant_id / found.digest
         if not home.exists():
@@ -92,7 +93,7 @@ class AdapterStore:
 
 
 def _checked(directory: Path) -> AdapterFiles:
-    """Read as safetensors, never unpickled; the engine checks shapes and values when it loads it."""
+    """Validate a directory. Weights are opened as safetensors; the engine checks shapes and values."""
     for file in directory.iterdir():
         _refuse_pickle(file.name)
     found = read_adapter(directory)
@@ -100,9 +101,9 @@ def _checked(directory: Path) -> AdapterFiles:
         with safe_open(directory / WEIGHTS, "numpy") as tensors:
             count = len(list(tensors.keys()))
     except (SafetensorError, OSError):
-        raise _invalid(f"{WEIGHTS} is not a whole safetensors file") from None
+        raise _invalid(f"{WEIGHTS} is not a complete safetensors file") from None
     if not count:
-        raise _invalid(f"{WEIGHTS} holds no tensors")
+        raise _invalid(f"{WEIGHTS} contains no tensors")
     return found
 
 
@@ -111,12 +112,14 @@ def _take(members: Iterator[tuple[str, int, IO[bytes]]], place: Path) -> None:
     for number, (name, size, stream) in enumerate(members):
         path = PurePosixPath(name.replace("\\", "/"))
         if path.is_absolute() or ".." in path.parts or number >= _MAX_MEMBERS:
-            raise _invalid(f"the archive has the member {name[:80]!r}")
+            raise _invalid(
+                f"the archive's member {name[:80]!r} has an unsafe path or is one too many"
+            )
         _refuse_pickle(path.name)
         if path.name not in caps:
-            continue  # a tokenizer, a README: not ours to keep
+            continue  # a tokenizer or a README, which is not stored
         if (place / path.name).exists():
-            raise _invalid(f"the archive holds {path.name} twice")
+            raise _invalid(f"the archive contains {path.name} twice")
         if size > caps[path.name]:
             raise _too_large(caps[path.name])
         _copy(stream, place / path.name, caps[path.name])
@@ -144,7 +147,7 @@ def _zip_members(stream: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
 
 
 def _copy(source: IO[bytes], target: Path, most: int) -> None:
-    """Counts what really comes out: the size that an archive states may be a lie."""
+    """Copy at most `most` bytes. The size that an archive declares is not trusted."""
     written = 0
     with target.open("xb") as file:
         while chunk := source.read(_CHUNK):
@@ -156,12 +159,12 @@ def _copy(source: IO[bytes], target: Path, most: int) -> None:
 
 def _refuse_pickle(name: str) -> None:
     if name.lower().endswith(_PICKLES):
-        raise _invalid(f"{name[:80]!r} may hold a pickle, which runs code when it is read")
+        raise _invalid(f"{name[:80]!r} may be a pickle, which can run code when it is loaded")
 
 
 def _invalid(problem: str) -> BadRequest:
     return BadRequest(
-        f"This is not an adapter that can be taken: {problem}.",
+        f"The adapter is invalid: {problem}.",
         next_step=f"Send {CONFIG} and {WEIGHTS} as PEFT saves them.",
         param="file",
         code="invalid_adapter",
@@ -170,5 +173,7 @@ def _invalid(problem: str) -> BadRequest:
 
 def _too_large(most: int) -> PayloadTooLarge:
     return PayloadTooLarge(
-        f"The adapter is larger than {most >> 20} MiB.", next_step="Use a lower rank.", param="file"
+        f"A file of the adapter is larger than {most >> 20} MiB.",
+        next_step="Use a lower rank.",
+        param="file",
     )

@@ -1,4 +1,4 @@
-"""Which models there are and which adapters each tenant may name: a view kept fresh off the path."""
+"""The models served and each tenant's adapters, in memory, refreshed in the background."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,18 +13,18 @@ from gateway.prompts.tokenizing import TextCodec
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A base model behind the door. `codec` is None where only the engine knows the tokenizer."""
+    """A base model. `codec` is None where only the engine has the tokenizer."""
 
     name: str
     codec: TextCodec | None
     context_length: int
     created: int  # Unix seconds
     owned_by: str = "tollhouse"
-    # Sampling parameters beyond OpenAI's that its engines take; None: all that the door knows.
+    # Sampling parameters beyond OpenAI's that its engines support; None: all that the gateway knows.
     parameters: frozenset[str] | None = None
-    # What its generation_config.json says of sampling, for requests that say nothing.
+    # Sampling defaults from its generation_config.json.
     defaults: Mapping[str, float] = field(default_factory=dict)
-    # Beyond plain text: tools (choosing them by force), json, embeddings.
+    # Besides text: tools (forced tool choice), json, embeddings.
     capabilities: frozenset[str] = frozenset()
 
 
@@ -38,15 +38,15 @@ class NamedAdapter:
 
 
 class Target(Struct, frozen=True):
-    """What a `model` field names: a base model, maybe with one of the tenant's adapters."""
+    """What a `model` field names: a base model, optionally with one of the tenant's adapters."""
 
-    public_name: str  # as the client wrote it; echoed in answers
+    public_name: str  # as the client wrote it; echoed in responses
     model: ServedModel
     adapter: NamedAdapter | None = None
 
 
 class Catalog:
-    """Look-ups are in memory; `adapters_of` is replaced whole by the refresher."""
+    """Look-ups are in memory; `set_adapters` replaces all adapters at once."""
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
         self._models = {model.name: model for model in models}
@@ -69,7 +69,7 @@ class Catalog:
         return self._models.get(name)
 
     def first(self) -> ServedModel:
-        """The model for what names none: an adapter's base, a moderation call's price."""
+        """The model for requests that name none, such as moderation calls."""
         return next(iter(self._models.values()))
 
     def adapters(self, principal: Principal) -> list[NamedAdapter]:
@@ -77,7 +77,7 @@ class Catalog:
         return [a for a in own if _adapter_allowed(principal, a)]
 
     def names(self, tenant_id: str) -> list[str]:
-        """Every name that the tenant as a whole may ask for."""
+        """Every model and adapter name of the tenant, before a key's scopes."""
         own = self._adapters.get(tenant_id, {}).values()
         return [*self._models, *(f"{each.base_model}:{each.name}" for each in own)]
 
@@ -88,7 +88,7 @@ class Catalog:
         return [each for own in self._adapters.values() for each in own.values()]
 
     def resolve(self, principal: Principal, name: str) -> Target:
-        """`<base>`, `<base>:<adapter>`, or an adapter's own name."""
+        """Resolve `<base>`, `<base>:<adapter>` or an adapter's own name."""
         own = self._adapters.get(principal.tenant_id, {})
         model = self._models.get(name)
         adapter = None
@@ -103,13 +103,13 @@ class Catalog:
         if principal.scopes.models is not None and model.name not in principal.scopes.models:
             raise Forbidden(
                 f"This key may not use the model {model.name}.",
-                next_step="Use a key whose scope has it.",
+                next_step="Use a key whose scopes include the model.",
                 param="model",
             )
         if adapter is not None and not _adapter_allowed(principal, adapter):
             raise Forbidden(
                 f"This key may not use the adapter {adapter.name}.",
-                next_step="Use a key whose scope has it.",
+                next_step="Use a key whose scopes include the adapter.",
                 param="model",
             )
         return Target(name, model, adapter)

@@ -1,4 +1,4 @@
-"""What the door needs of a model directory: its name, its context, its tokenizer. No weights."""
+"""Reads a model's name, context length and tokenizer from its directory, without the weights."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ _WANTED = ["*.json", "*.safetensors", "*.jinja"]
 
 
 def model_directory(settings: Settings) -> Path:
-    """SettingError where TOLLHOUSE_MODEL is neither a directory nor a hub id that can be had."""
+    """Raises SettingError if TOLLHOUSE_MODEL is neither a directory nor a hub id that downloads."""
     if not settings.model:
         return MODEL_DIR
     path = Path(settings.model)
@@ -25,7 +25,7 @@ def model_directory(settings: Settings) -> Path:
     if path.is_absolute() or settings.model.startswith("."):
         raise SettingError(
             f"TOLLHOUSE_MODEL names {settings.model}, which is not a directory.",
-            next_step="Give a directory in Hugging Face layout, or a hub id.",
+            next_step="Set it to a directory in Hugging Face layout, or to a hub id.",
         )
     try:
         from huggingface_hub import snapshot_download
@@ -36,8 +36,8 @@ def model_directory(settings: Settings) -> Path:
     except Exception as error:
         why = str(error).partition("\n")[0]
     raise SettingError(
-        f"TOLLHOUSE_MODEL is {settings.model!r}: no such directory, and it cannot be fetched: {why}.",
-        next_step="Give a directory in Hugging Face layout.",
+        f"TOLLHOUSE_MODEL is {settings.model!r}: no such directory, and the download failed: {why}.",
+        next_step="Set it to a directory in Hugging Face layout.",
     )
 
 
@@ -48,7 +48,7 @@ def model_name(settings: Settings) -> str:
 
 
 def served_names(settings: Settings) -> list[str]:
-    """Public names of what this start serves, the one for newcomers first."""
+    """Public names of the models served, the one used in examples first."""
     own = model_name(settings)
     found = [upstream.model or own for upstream in read_upstreams(settings.upstreams)] or [own]
     return sorted(dict.fromkeys(found), key=lambda name: name != own)
@@ -66,7 +66,7 @@ def served_model(settings: Settings, directory: Path) -> ServedModel:
         context = int(config["max_position_embeddings"])
     except (ValueError, KeyError, TypeError) as error:
         raise SettingError(
-            f"{config_file} cannot be read: {error!r}.", next_step="Replace it with a whole one."
+            f"{config_file} cannot be read: {error!r}.", next_step="Replace it with a valid file."
         ) from None
     created = int(config_file.stat().st_mtime)
     codec, defaults = load_codec(directory), sampling_defaults(directory)
@@ -74,7 +74,7 @@ def served_model(settings: Settings, directory: Path) -> ServedModel:
 
 
 def sampling_defaults(directory: Path) -> dict[str, float]:
-    """The publisher's own settings in generation_config.json, as vLLM and transformers read them."""
+    """The publisher's defaults in generation_config.json, read as vLLM and transformers do."""
     file = directory / "generation_config.json"
     if not file.is_file():
         return {}
@@ -82,7 +82,7 @@ def sampling_defaults(directory: Path) -> dict[str, float]:
         written = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise SettingError(
-            f"{file} is not JSON: {error}.", next_step="Replace it with a whole one."
+            f"{file} is not JSON: {error}.", next_step="Replace it with a valid file."
         ) from None
     found = {
         name: written[name] for name in _SAMPLING if isinstance(written.get(name), int | float)

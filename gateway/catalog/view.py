@@ -1,4 +1,4 @@
-"""Keeps the catalog's adapters as the database has them, off the path."""
+"""Refreshes the catalog's adapters from the database in the background."""
 
 from collections import defaultdict
 
@@ -15,7 +15,7 @@ class CatalogView:
         self._catalog = catalog
 
     def refresh(self) -> None:
-        """Blocking; run in a thread. Also right after an adapter was added or removed."""
+        """Blocks; run it in a thread. Also called right after an adapter is added or removed."""
         found: dict[str, dict[str, NamedAdapter]] = defaultdict(dict)
         with self._database.read() as session:
             for row in session.scalars(select(Adapter).where(Adapter.removed_at.is_(None))):

@@ -1,1 +1,1 @@
-"""The command line, one file a noun."""
+"""The subcommands of `tollhouse`, one file per noun."""

@@ -1,4 +1,4 @@
-"""The verbs of `tollhouse export` that have to do with schedules."""
+"""`tollhouse export`: the verbs for export schedules."""
 
 import argparse
 from typing import Any
@@ -25,32 +25,32 @@ def add_export_schedules(verbs: Any) -> None:
     )
     plan.add_argument("--every", choices=schedules.EVERY, default="day")
     plan.add_argument("--format", choices=list(Format), default="csv")
-    plan.add_argument("--tenant", help="name or id; every tenant without it")
+    plan.add_argument("--tenant", help="name or id; default: all tenants")
     plan.add_argument(
         "--delay-hours",
         type=int,
         default=schedules.USUAL_DELAY_HOURS,
-        help="wait so long after the end for usage that is still on its way",
+        help="hours to wait after the end of a period for late usage",
     )
     plan.set_defaults(run=_schedule)
-    planned = verbs.add_parser("schedules", help="what is scheduled, and the last error of each")
+    planned = verbs.add_parser("schedules", help="list schedules, with the last error of each")
     planned.set_defaults(run=_schedules)
-    rest = verbs.add_parser("pause", help="make no more files of a schedule until it is resumed")
+    rest = verbs.add_parser("pause", help="pause a schedule until it is resumed")
     rest.set_defaults(run=_change, change=schedules.pause, said="paused")
     go_on = verbs.add_parser(
-        "resume", help="go on with a paused schedule; what fell due meanwhile is left out"
+        "resume", help="resume a paused schedule; exports that fell due meanwhile are skipped"
     )
-    go_on.set_defaults(run=_change, change=schedules.resume, said="going on")
+    go_on.set_defaults(run=_change, change=schedules.resume, said="resumed")
     stop = verbs.add_parser("unschedule", help="end a schedule")
     stop.set_defaults(run=_change, change=schedules.end, said="ended")
     for each in (rest, go_on, stop):
-        each.add_argument("schedule", help="its id")
-    jobs = verbs.add_parser("jobs", help="files of the schedules, the newest first")
+        each.add_argument("schedule", help="the schedule's id")
+    jobs = verbs.add_parser("jobs", help="list export jobs, newest first")
     jobs.add_argument("--status", choices=("pending", "running", "done", "parked"))
     jobs.add_argument("--limit", type=int, default=50)
     jobs.set_defaults(run=_jobs)
-    again = verbs.add_parser("retry", help="try parked exports again, now")
-    again.add_argument("job", nargs="?", help="its id; all of them without it")
+    again = verbs.add_parser("retry", help="retry parked export jobs now")
+    again.add_argument("job", nargs="?", help="the job's id; default: all")
     again.set_defaults(run=_retry)
     for each in (plan, planned, rest, go_on, stop, jobs, again):
         add_json(each)

@@ -1,4 +1,4 @@
-"""What the commands of tenants, members, keys, limits and adapters share."""
+"""Helpers shared by the commands for tenants, members, keys, limits and adapters."""
 
 import argparse
 import sys
@@ -18,7 +18,7 @@ def add_tenant(parser: argparse.ArgumentParser) -> None:
 
 
 def scope_named(session: Session, tenant: str) -> TenantScope:
-    """Whoever may run commands on this machine is the operator."""
+    """The scope of a tenant, with the operator's rights: a user of this machine is the operator."""
     return scope_of_operator(organisations.tenant_named(session, tenant).id, ACTOR)
 
 
@@ -28,12 +28,13 @@ def project_named(session: Session, scope: TenantScope, name: str) -> str:
             return project.id
     raise BadRequest(
         f"There is no project {name!r}.",
-        next_step="`tollhouse tenant projects` lists them; `tollhouse tenant project-add` makes one.",
+        next_step="List projects with `tollhouse tenant projects`, or add one with "
+        "`tollhouse tenant project-add`.",
     )
 
 
 def password_from(source: str | None) -> str | None:
-    """`-` reads one line from stdin; a path reads a file: never an argument that `ps` shows."""
+    """Read a password from stdin (`-`, one line) or a file, since `ps` would show an argument."""
     if source is None:
         return None
     text = sys.stdin.readline() if source == "-" else Path(source).read_text()

@@ -1,4 +1,4 @@
-"""The verbs of `tollhouse policy` about what policies did: decisions, appeals, suspended keys."""
+"""`tollhouse policy`: the verbs for decisions, appeals and suspended keys."""
 
 import argparse
 import sys
@@ -13,18 +13,18 @@ from moderation import appeals, records, strikes
 
 
 def configure(verbs: Any) -> None:
-    decisions = verbs.add_parser("decisions", help="what was decided, the newest first")
+    decisions = verbs.add_parser("decisions", help="list moderation decisions, newest first")
     decisions.add_argument("--action", choices=("allow", "annotate", "redact", "block"))
-    decisions.add_argument("--acted", action="store_true", help="without what was simply allowed")
-    decisions.add_argument("--limit", type=int, default=50, help="rows at most (default 50)")
+    decisions.add_argument("--acted", action="store_true", help="only decisions other than allow")
+    decisions.add_argument("--limit", type=int, default=50, help="maximum rows (default 50)")
     decisions.set_defaults(run=_decisions)
-    export = verbs.add_parser("export", help="every decision as CSV on stdout")
+    export = verbs.add_parser("export", help="write every decision as CSV to stdout")
     export.add_argument("--days", type=int, default=31, help="how far back (default 31)")
     export.set_defaults(run=_export)
-    listing = verbs.add_parser("appeals", help="objections to decisions")
+    listing = verbs.add_parser("appeals", help="list appeals of decisions")
     listing.add_argument("--status", choices=appeals.STATUSES)
     listing.set_defaults(run=_appeals)
-    objection = verbs.add_parser("appeal", help="object to a decision")
+    objection = verbs.add_parser("appeal", help="appeal a decision")
     objection.add_argument("request", help="the request's id")
     objection.add_argument("--reason", required=True)
     objection.add_argument("--direction", choices=("input", "output"), default="input")
@@ -32,13 +32,13 @@ def configure(verbs: Any) -> None:
     ruling = verbs.add_parser("rule", help="grant or deny an appeal")
     ruling.add_argument("appeal", help="the appeal's id")
     word = ruling.add_mutually_exclusive_group(required=True)
-    word.add_argument("--grant", action="store_true", help="the strike is voided")
-    word.add_argument("--deny", action="store_true")
-    ruling.add_argument("--answer", default="", help="what the tenant is told")
+    word.add_argument("--grant", action="store_true", help="grant it and void the strike")
+    word.add_argument("--deny", action="store_true", help="deny it")
+    ruling.add_argument("--answer", default="", help="a message to the tenant")
     ruling.set_defaults(run=_rule)
-    suspended = verbs.add_parser("suspensions", help="keys that the strike rule suspended")
+    suspended = verbs.add_parser("suspensions", help="list keys that the strike rule suspended")
     suspended.set_defaults(run=_suspensions)
-    free = verbs.add_parser("free", help="let a suspended key go again")
+    free = verbs.add_parser("free", help="lift the suspension of a key")
     free.add_argument("key", help="the key's id")
     free.set_defaults(run=_free)
     for each in (decisions, listing, objection, ruling, suspended, free):

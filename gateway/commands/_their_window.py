@@ -1,4 +1,4 @@
-"""The span of the payment provider's records that a command compares with the ledger."""
+"""Options for the period of the payment provider's records to compare with the ledger."""
 
 import argparse
 from dataclasses import replace
@@ -14,10 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="since",
-        help="look at what the payment provider has from this day on, and at what of ours is still "
-        f"open; the last {theirs.USUAL_DAYS} days without it",
+        help="first day of the payment provider's records to compare, besides our open items; "
+        f"default: {theirs.USUAL_DAYS} days ago",
     )
-    parser.add_argument("--to", dest="until", help="until this day, not included")
+    parser.add_argument("--to", dest="until", help="day after the last; default: tomorrow")
 
 
 def fetch(
@@ -30,12 +30,12 @@ def fetch(
 
 
 def window_of(arguments: argparse.Namespace, usual: Window) -> Window:
-    """BadRequest if it is none."""
+    """The period of the options. Raises BadRequest if it is empty."""
     window = usual
     if arguments.since:
         window = replace(window, since=moment_of(arguments.since, "--from"))
     if arguments.until:
         window = replace(window, until=moment_of(arguments.until, "--to"))
     if window.since >= window.until:
-        raise BadRequest("--from is not before --to.")
+        raise BadRequest("--from is not before --to.", next_step="Give an earlier --from.")
     return window

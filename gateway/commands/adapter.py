@@ -1,4 +1,4 @@
-"""`tollhouse adapter`: LoRA adapters of a tenant."""
+"""`tollhouse adapter`: the LoRA adapters of a tenant."""
 
 import argparse
 from pathlib import Path
@@ -17,14 +17,14 @@ HELP = "add, list and remove a tenant's LoRA adapters"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    listed = verbs.add_parser("list", help="adapters of a tenant")
+    listed = verbs.add_parser("list", help="list the adapters of a tenant")
     listed.set_defaults(run=_list)
-    add = verbs.add_parser("add", help="copy an adapter into the data directory and register it")
+    add = verbs.add_parser("add", help="copy an adapter to the data directory and register it")
     add.add_argument("name")
     add.add_argument("path", type=Path, help="a PEFT directory, or a tar or zip of one")
-    add.add_argument("--base-model", default="", help="default: the model of the settings")
+    add.add_argument("--base-model", default="", help="default: TOLLHOUSE_MODEL")
     add.set_defaults(run=_add)
-    remove = verbs.add_parser("remove", help="take an adapter out of service")
+    remove = verbs.add_parser("remove", help="remove an adapter")
     remove.add_argument("name")
     remove.set_defaults(run=_remove)
     for each in (listed, add, remove):
@@ -77,10 +77,13 @@ def _files(tools: Toolbox, tenant_id: str, path: Path) -> AdapterFiles:
     if path.is_dir():
         config, weights = path / "adapter_config.json", path / "adapter_model.safetensors"
         if not (config.is_file() and weights.is_file()):
-            raise BadRequest(f"{path} is not a PEFT adapter: {config.name} and {weights.name}.")
+            raise BadRequest(
+                f"{path} is not a PEFT adapter: it lacks {config.name} or {weights.name}.",
+                next_step="Name a directory with both files.",
+            )
         with config.open("rb") as first, weights.open("rb") as second:
             return store.from_files(tenant_id, first, second)
     if not path.is_file():
-        raise BadRequest(f"There is no {path}.", next_step="Give a directory or an archive.")
+        raise BadRequest(f"{path} does not exist.", next_step="Name a directory or an archive.")
     with path.open("rb") as archive:
         return store.from_archive(tenant_id, archive)

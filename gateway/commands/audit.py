@@ -1,4 +1,4 @@
-"""`tollhouse audit`: compare every step of the chain; exit 1 on any difference."""
+"""`tollhouse audit`: compares usage, charges, ledger, invoices and payments; exits 1 on a difference."""
 
 import argparse
 from functools import partial
@@ -15,16 +15,14 @@ from gateway.metering.spool_watch import wait_until_shipped
 from gateway.payments import make_payments
 from gateway.toolbox import Toolbox, toolbox
 
-HELP = "prove that usage, charges, ledger, invoices and Stripe agree; exit 1 if they do not"
+HELP = "check that usage, charges, ledger, invoices and Stripe agree; exit 1 if they do not"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--keep", action="store_true", help="keep the report for the pages")
-    parser.add_argument(
-        "--as-is", action="store_true", help="do not first rate the usage that waits to be rated"
-    )
+    parser.add_argument("--keep", action="store_true", help="store the report for the dashboard")
+    parser.add_argument("--as-is", action="store_true", help="do not rate unrated usage first")
     their_window.add_arguments(parser)
-    parser.add_argument("--no-provider", action="store_true", help="leave the payment provider out")
+    parser.add_argument("--no-provider", action="store_true", help="skip the payment provider")
     add_json(parser)
     parser.set_defaults(run=_run)
 
@@ -72,11 +70,12 @@ def _theirs(tools: Toolbox, arguments: argparse.Namespace) -> Theirs | None:
     except TryLater as error:
         raise DependencyDown(
             f"{provider.name} does not answer: {error}",
-            next_step="Check TOLLHOUSE_STRIPE_API_KEY and _API_BASE, or audit with --no-provider.",
+            next_step="Check TOLLHOUSE_STRIPE_API_KEY and TOLLHOUSE_STRIPE_API_BASE, or use "
+            "--no-provider.",
         ) from None
 
 
 def _even(steps: dict[str, dict[str, int]]) -> list[tuple[str, dict[str, object]]]:
-    """Every row with every column, so that the table is one."""
+    """Give every row all columns, for one table."""
     names = list(dict.fromkeys(name for sums in steps.values() for name in sums))
     return [(step, {name: sums.get(name, "") for name in names}) for step, sums in steps.items()]

@@ -1,4 +1,4 @@
-"""`tollhouse demo`: sends a minute of mixed traffic and shows what it came to, tenant by tenant."""
+"""`tollhouse demo`: sends a minute of mixed traffic and shows the usage and cost of each tenant."""
 
 import argparse
 import asyncio
@@ -17,11 +17,11 @@ from gateway.demo import cast, house, traffic
 from gateway.metering.spool_watch import wait_until_shipped
 from gateway.toolbox import Toolbox, toolbox
 
-HELP = "send mixed traffic of several tenants and show tokens, cached share, cost, limits hit"
+HELP = "send mixed traffic of several tenants; show tokens, cached share, cost and limits hit"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=60, help="how long (default 60)")
+    parser.add_argument("--seconds", type=float, default=60, help="duration (default 60)")
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -53,7 +53,7 @@ def _send(
 
 
 def _settled(tools: Toolbox, tallies: dict[str, traffic.Tally]) -> dict[str, traffic.Tally]:
-    """Once every answer is in the books and rated."""
+    """Wait until every answer is recorded, then rate them."""
     wait_until_shipped(tools.settings, timeout_s=20)
     invoice_run.rate_all(tools.database, tools.clock)
     return tallies

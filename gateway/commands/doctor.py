@@ -1,4 +1,4 @@
-"""`tollhouse doctor`: looks at every part and says what to do."""
+"""`tollhouse doctor`: checks every part of the deployment and suggests fixes."""
 
 import argparse
 import dataclasses
@@ -9,10 +9,10 @@ from gateway.console import add_json, say, show
 from gateway.doctor import neighbours, payments, storage
 from gateway.doctor.check import Check, Health, examine, good
 
-HELP = "look at every part and say what to do"
+HELP = "check every part of the deployment and suggest fixes"
 
 CHECKS: dict[str, Check] = {
-    "settings": lambda settings, _clock: good("every TOLLHOUSE_ variable is known and valid"),
+    "settings": lambda settings, _clock: good("every TOLLHOUSE_ variable is valid"),
     "data directory": storage.data_directory,
     "database": storage.database,
     "clock": storage.clock_skew,
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when nothing is bad, 1 otherwise. A wrong setting is told before any check runs."""
+    """Exit status 0 if nothing is bad, else 1. Invalid settings are reported before any check runs."""
     reports = list(examine(CHECKS, load_settings(), SystemClock()))
     broken = [report for report in reports if report.finding.health is Health.BAD]
     if arguments.json:
@@ -43,5 +43,5 @@ def run(arguments: argparse.Namespace) -> int:
         show({"healthy": not broken, "parts": parts}, as_json=True)
         return 1 if broken else 0
     show([{"part": r.part, **dataclasses.asdict(r.finding)} for r in reports], as_json=False)
-    say("Everything that is used works." if not broken else f"{len(broken)} parts need mending.")
+    say("Everything in use works." if not broken else f"Checks that failed: {len(broken)}.")
     return 1 if broken else 0

@@ -1,4 +1,4 @@
-"""`tollhouse engine`: an engine worker of its own, for gateways to use. Options are the engine's."""
+"""`tollhouse engine`: runs an engine worker for gateways. The options are those of `engine.server`."""
 
 HELP = "run an engine worker; `tollhouse engine --help` shows its options"
 

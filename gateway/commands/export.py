@@ -1,6 +1,4 @@
-"""`tollhouse export`: writes usage, charges, invoices, the ledger or a FOCUS 1.2 file, now or on a
-schedule.
-"""
+"""`tollhouse export`: writes usage, charges, invoices, ledger or FOCUS 1.2, now or on a schedule."""
 
 import argparse
 import hashlib
@@ -31,15 +29,15 @@ HELP = "write usage, charges, invoices, the ledger or FOCUS 1.2, now or on a sch
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    kinds = verbs.add_parser("list", help="what can be exported, with its columns")
+    kinds = verbs.add_parser("list", help="list the exports and their columns")
     kinds.set_defaults(run=_list)
     write = verbs.add_parser("run", help="write one export")
     write.add_argument("what", choices=NAMES)
-    write.add_argument("--tenant", help="name or id; every tenant without it")
+    write.add_argument("--tenant", help="name or id; default: all tenants")
     write.add_argument("--format", choices=list(Format), default="csv")
     write.add_argument("--from", dest="start", metavar="DATE", help="first day, UTC")
     write.add_argument("--to", dest="end", metavar="DATE", help="day after the last, UTC")
-    write.add_argument("--output", metavar="FILE", help="where to; `-` or nothing is stdout")
+    write.add_argument("--output", metavar="FILE", help="default, and `-`: stdout")
     write.set_defaults(run=_run)
     add_export_schedules(verbs)
     for each in (kinds, write):
@@ -78,7 +76,7 @@ def _chunks(session: Session, arguments: argparse.Namespace, period: Period) -> 
 
 
 def _write(path: Path, chunks: Iterator[bytes]) -> dict[str, object]:
-    """Beside its name first, so that a half-written file never looks whole."""
+    """Write to a temporary name first, so that no partial file appears under `path`."""
     beside = path.with_name(f".{path.name}.part")
     digest, size = hashlib.sha256(), 0
     try:
@@ -110,5 +108,5 @@ def _period(now: datetime, start: str | None, end: str | None) -> Period:
     until = moment_of(end) if end else now
     since = moment_of(start) if start else until - timedelta(days=31)
     if since >= until:
-        raise BadRequest("--from is not before --to.")
+        raise BadRequest("--from is not before --to.", next_step="Give an earlier --from.")
     return Period(since, until)

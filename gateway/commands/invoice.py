@@ -1,4 +1,4 @@
-"""`tollhouse invoice`: run, list, show, and settle invoices."""
+"""`tollhouse invoice`: creates, shows and settles invoices."""
 
 import argparse
 import sys
@@ -18,33 +18,33 @@ from gateway.console import add_json, show
 from gateway.metering.spool_watch import wait_until_shipped
 from gateway.toolbox import Toolbox, toolbox
 
-HELP = "make, show and settle invoices"
+HELP = "create, show and settle invoices"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    run = verbs.add_parser("run", help="rate what waits, make due invoices final, draft the others")
-    run.add_argument("--tenant", help="only this one; else all")
-    run.add_argument("--closed-only", action="store_true", help="no draft of the running period")
+    run = verbs.add_parser("run", help="rate usage, finalise due invoices, draft the others")
+    run.add_argument("--tenant", help="name or id; default: all tenants")
+    run.add_argument("--closed-only", action="store_true", help="no draft of the current period")
     run.set_defaults(run=_run)
-    found = verbs.add_parser("list", help="list invoices, the newest first")
-    found.add_argument("--tenant", help="only this one's")
+    found = verbs.add_parser("list", help="list invoices, newest first")
+    found.add_argument("--tenant", help="name or id; default: all tenants")
     found.set_defaults(run=_list)
     one = verbs.add_parser("show", help="show one invoice with its lines")
     one.add_argument("invoice", help="id or number")
-    one.add_argument("--html", type=Path, metavar="FILE", help="write it as a printable page")
-    one.add_argument("--pdf", type=Path, metavar="FILE", help="write it as PDF")
+    one.add_argument("--html", type=Path, metavar="FILE", help="write a printable page")
+    one.add_argument("--pdf", type=Path, metavar="FILE", help="write a PDF")
     one.set_defaults(run=_show)
-    pay = verbs.add_parser("pay", help="book a payment that came outside of a payment provider")
+    pay = verbs.add_parser("pay", help="record a payment received outside the payment provider")
     pay.add_argument("invoice", help="id or number")
-    pay.add_argument("--amount", help="in major units; else all that is open")
-    pay.add_argument("--reference", required=True, help="bank reference; the same one books once")
+    pay.add_argument("--amount", help="in major units; default: the open amount")
+    pay.add_argument("--reference", required=True, help="bank reference; a repeated one is ignored")
     pay.set_defaults(run=_pay)
-    void = verbs.add_parser("void", help="take an unpaid invoice back")
+    void = verbs.add_parser("void", help="void an unpaid invoice")
     void.add_argument("invoice", help="id or number")
     void.add_argument("--reason", required=True)
     void.set_defaults(run=_void)
-    lost = verbs.add_parser("write-off", help="give up what is open on an invoice")
+    lost = verbs.add_parser("write-off", help="write off the open amount of an invoice")
     lost.add_argument("invoice", help="id or number")
     lost.set_defaults(run=_write_off)
     for each in (run, found, one, pay, void, lost):

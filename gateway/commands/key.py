@@ -1,4 +1,4 @@
-"""`tollhouse key`: API keys. A secret is printed once, when it is made."""
+"""`tollhouse key`: API keys. A key's secret is printed once, when it is issued."""
 
 import argparse
 from datetime import timedelta
@@ -16,25 +16,37 @@ HELP = "issue, list, rotate and revoke API keys"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    new = verbs.add_parser("new", help="issue a key; its secret is shown this once")
+    new = verbs.add_parser("new", help="issue a key; its secret is shown only once")
     new.add_argument("--project", default="default", help="name or id (default: default)")
     new.add_argument("--name", default="key")
     new.add_argument("--role", choices=MEMBER_ROLES, default="developer")
     new.add_argument("--model", action="append", metavar="NAME", help="only these models")
     new.add_argument("--adapter", action="append", metavar="NAME", help="only these adapters")
-    new.add_argument("--route", action="append", metavar="PATH", help="only these; * ends a prefix")
-    new.add_argument("--ip", action="append", default=[], metavar="CIDR", help="only from these")
+    new.add_argument(
+        "--route",
+        action="append",
+        metavar="PATH",
+        help="only these routes; PREFIX* matches a prefix",
+    )
+    new.add_argument(
+        "--ip", action="append", default=[], metavar="CIDR", help="only from these addresses"
+    )
     new.add_argument("--expires", metavar="WHEN", help="2027-01-31 or 2027-01-31T12:00:00+00:00")
     new.set_defaults(run=_new)
-    listed = verbs.add_parser("list", help="keys of a tenant")
+    listed = verbs.add_parser("list", help="list the keys of a tenant")
     listed.set_defaults(run=_list)
-    rotate = verbs.add_parser("rotate", help="a new key with the same rights")
+    rotate = verbs.add_parser(
+        "rotate", help="replace a key with a new one that has the same rights"
+    )
     rotate.add_argument("key_id")
     rotate.add_argument(
-        "--overlap-hours", type=int, default=24, help="how long the old one works on (default 24)"
+        "--overlap-hours",
+        type=int,
+        default=24,
+        help="hours that the old key stays valid (default 24)",
     )
     rotate.set_defaults(run=_rotate)
-    revoke = verbs.add_parser("revoke", help="end a key; every worker knows within a second")
+    revoke = verbs.add_parser("revoke", help="revoke a key; it takes effect within a second")
     revoke.add_argument("key_id")
     revoke.set_defaults(run=_revoke)
     for each in (new, listed, rotate, revoke):
@@ -101,7 +113,7 @@ def _tell(issued: keys.IssuedKey, *, as_json: bool) -> None:
     if as_json:
         show({"id": issued.id, "secret": issued.secret}, as_json=True)
         return
-    say(f"{issued.id}: keep the secret, it is not shown again.")
+    say(f"{issued.id}: save the secret; it is not shown again.")
     show(issued.secret, as_json=False)
 
 

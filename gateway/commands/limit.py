@@ -1,4 +1,4 @@
-"""`tollhouse limit`: what a tenant's plan sets, and limits of its own beside it."""
+"""`tollhouse limit`: the limits of a tenant's plan, and the tenant's own limits."""
 
 import argparse
 
@@ -14,19 +14,21 @@ _PERIODS = {"minute": MINUTE, "hour": HOUR, "day": DAY}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    listed = verbs.add_parser("list", help="what is in force")
+    listed = verbs.add_parser("list", help="list the limits in force")
     listed.set_defaults(run=_list)
-    change = verbs.add_parser("set", help="set a limit; it replaces the plan's of the same kind")
+    change = verbs.add_parser(
+        "set", help="set a limit, which overrides the plan's of the same kind"
+    )
     change.add_argument("limit", type=int)
-    change.add_argument("--shadow", action="store_true", help="count and report, refuse nothing")
+    change.add_argument("--shadow", action="store_true", help="count and report without refusing")
     change.set_defaults(run=_set)
-    remove = verbs.add_parser("remove", help="back to what the plan says")
+    remove = verbs.add_parser("remove", help="remove a limit, so that the plan's applies")
     remove.set_defaults(run=_remove)
     for each in (change, remove):
         each.add_argument("--scope", choices=[str(scope) for scope in Scope], default="tenant")
         each.add_argument("--unit", choices=[str(unit) for unit in Unit], default="requests")
         each.add_argument("--per", choices=sorted(_PERIODS), default="minute")
-        each.add_argument("--target", default="", help="one project, key or model; else each")
+        each.add_argument("--target", default="", help="one project, key or model; default: each")
     for each in (listed, change, remove):
         add_tenant(each)
         add_json(each)

@@ -1,4 +1,4 @@
-"""`tollhouse member`: the people of a tenant."""
+"""`tollhouse member`: the members of a tenant."""
 
 import argparse
 
@@ -14,20 +14,22 @@ from gateway.console import add_json, show
 from gateway.toolbox import toolbox
 
 HELP = "add, list and change the members of a tenant"
-_PASSWORD = "a file with the password, or - for one line of stdin"
+_PASSWORD = "a file with the password, or - to read a line from stdin"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    add = verbs.add_parser("add", help="add a member; without a password: single sign-on only")
+    add = verbs.add_parser("add", help="add a member; without a password, for single sign-on only")
     add.add_argument("email")
     add.add_argument("--role", choices=MEMBER_ROLES, default="viewer")
     add.add_argument("--name", default="")
     add.add_argument("--password-file", metavar="FILE", help=_PASSWORD)
     add.set_defaults(run=_add)
-    listed = verbs.add_parser("list", help="members of a tenant")
+    listed = verbs.add_parser("list", help="list the members of a tenant")
     listed.set_defaults(run=_list)
-    change = verbs.add_parser("set", help="change a role or a password, disable or enable")
+    change = verbs.add_parser(
+        "set", help="change a member's role or password; disable or enable it"
+    )
     change.add_argument("email")
     change.add_argument("--role", choices=MEMBER_ROLES)
     change.add_argument("--password-file", metavar="FILE", help=_PASSWORD)
@@ -92,4 +94,6 @@ def _named(session: Session, scope: TenantScope, email: str) -> Member:
     for member in members.all_of(session, scope):
         if email.lower() in (member.email, member.id):
             return member
-    raise NotFound(f"There is no member {email}.", next_step="`tollhouse member list` shows all.")
+    raise NotFound(
+        f"There is no member {email}.", next_step="List members with `tollhouse member list`."
+    )

@@ -1,16 +1,16 @@
-"""`tollhouse migrate`: brings the database's schema to the code's, or back to a revision."""
+"""`tollhouse migrate`: upgrades the database schema, or downgrades it to a revision."""
 
 import argparse
 
 from gateway.console import add_json, show
 from gateway.toolbox import toolbox
 
-HELP = "bring the database's schema up to date, or back to a revision"
+HELP = "upgrade the database schema, or downgrade it to a revision"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--to", default="head", metavar="REVISION", help="head, or one to stop at")
-    parser.add_argument("--down", action="store_true", help="go back to the revision (or `base`)")
+    parser.add_argument("--to", default="head", metavar="REVISION", help="default: head")
+    parser.add_argument("--down", action="store_true", help="downgrade to the revision (or `base`)")
     add_json(parser)
     parser.set_defaults(run=run)
 

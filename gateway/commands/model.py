@@ -1,4 +1,4 @@
-"""`tollhouse model`: what this house serves, and at which price."""
+"""`tollhouse model`: the models served, their prices, and draining of engines."""
 
 import argparse
 from typing import Any
@@ -11,23 +11,23 @@ from gateway.console import add_json, show
 from gateway.engines.upstreams import read_upstreams
 from gateway.toolbox import toolbox
 
-HELP = "show the models that this house serves, and take engines out of use and back"
+HELP = "show the models served; drain and resume engines"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    listing = verbs.add_parser("list", help="every model, where it runs, and its price")
+    listing = verbs.add_parser("list", help="list models, their engines and prices")
     add_json(listing)
     listing.set_defaults(run=_list)
-    engines = verbs.add_parser("engines", help="every engine, and whether it is drained")
+    engines = verbs.add_parser("engines", help="list engines and whether they are drained")
     add_json(engines)
     engines.set_defaults(run=_engines)
     for verb, act, said in (
-        ("drain", drains.drain, "send nothing new to an engine: for a deploy of it"),
+        ("drain", drains.drain, "send no new requests to an engine, for example to replace it"),
         ("resume", drains.resume, "send requests to a drained engine again"),
     ):
         order = verbs.add_parser(verb, help=said)
-        order.add_argument("engine", help="its name, as `model engines` shows it")
+        order.add_argument("engine", help="the engine's name, as listed by `model engines`")
         order.set_defaults(run=_order, act=act)
 
 
@@ -66,7 +66,7 @@ def _order(arguments: argparse.Namespace) -> int:
         if arguments.engine not in known:
             raise NotFound(
                 f"There is no engine {arguments.engine!r}; known: {', '.join(known)}.",
-                next_step="tollhouse model engines lists them.",
+                next_step="List engines with `tollhouse model engines`.",
             )
         with tools.database.transaction() as session:
             arguments.act(session, tools.clock, "operator", arguments.engine)

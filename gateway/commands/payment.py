@@ -1,4 +1,4 @@
-"""`tollhouse payment`: payments, refunds, and what goes between the books and the provider."""
+"""`tollhouse payment`: payments, refunds, and the queue between the ledger and the provider."""
 
 import argparse
 from typing import Any
@@ -17,41 +17,43 @@ from gateway.console import add_json, show
 from gateway.payments import make_payments
 from gateway.toolbox import Toolbox, toolbox
 
-HELP = "show and refund payments; see and retry what Stripe was told and what it told"
+HELP = "show and refund payments; inspect and retry commands to Stripe and its events"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    found = verbs.add_parser("list", help="payments, the newest first")
-    found.add_argument("--tenant", help="only this one's")
+    found = verbs.add_parser("list", help="list payments, newest first")
+    found.add_argument("--tenant", help="name or id; default: all tenants")
     found.set_defaults(run=_list)
-    setup = verbs.add_parser("setup", help="a link on which a tenant leaves a card")
+    setup = verbs.add_parser("setup", help="create a link for a tenant to add a card")
     setup.add_argument("--tenant", required=True)
-    setup.add_argument("--return-url", help="where the page leads back to")
+    setup.add_argument("--return-url", help="where the page redirects afterwards")
     setup.set_defaults(run=_setup)
-    refund = verbs.add_parser("refund", help="give back a payment, or part of it")
-    refund.add_argument("payment", help="id")
-    refund.add_argument("--amount", help="in major units; else all that is left")
-    refund.add_argument("--reference", required=True, help="the same one refunds once")
+    refund = verbs.add_parser("refund", help="refund a payment, in full or in part")
+    refund.add_argument("payment", help="the payment's id")
+    refund.add_argument("--amount", help="in major units; default: all that is left")
+    refund.add_argument(
+        "--reference", required=True, help="your reference; a repeated one is ignored"
+    )
     refund.add_argument("--reason", default="")
     refund.set_defaults(run=_refund)
-    sync = verbs.add_parser("sync", help="tell and ask the provider now, lost events too")
+    sync = verbs.add_parser("sync", help="send commands and fetch missed events now")
     sync.set_defaults(run=_sync)
     their_window.add_arguments(sync)
-    outbox = verbs.add_parser("outbox", help="what the provider must still be told")
-    outbox.add_argument("--all", action="store_true", help="what it was told as well")
+    outbox = verbs.add_parser("outbox", help="list commands that were not sent to the provider yet")
+    outbox.add_argument("--all", action="store_true", help="also those that were sent")
     outbox.set_defaults(run=_outbox)
-    events = verbs.add_parser("events", help="events that wait or are parked")
-    events.add_argument("--all", action="store_true", help="those that are done as well")
+    events = verbs.add_parser("events", help="list events that are pending or parked")
+    events.add_argument("--all", action="store_true", help="also those that were applied")
     events.set_defaults(run=_events)
-    retry = verbs.add_parser("retry", help="try a refused command or a parked event again")
+    retry = verbs.add_parser("retry", help="retry a refused command or a parked event")
     retry.add_argument("name", help="the command's key or the event's id")
     retry.set_defaults(run=_retry)
-    dismiss = verbs.add_parser("dismiss", help="nothing is to be done about a parked event")
-    dismiss.add_argument("event", help="its id")
+    dismiss = verbs.add_parser("dismiss", help="close a parked event without applying it")
+    dismiss.add_argument("event", help="the event's id")
     dismiss.set_defaults(run=_dismiss)
-    cases = verbs.add_parser("dunning", help="invoices that are late, and what was done")
-    cases.add_argument("--all", action="store_true", help="closed cases as well")
+    cases = verbs.add_parser("dunning", help="list overdue invoices and the dunning steps taken")
+    cases.add_argument("--all", action="store_true", help="also closed cases")
     cases.set_defaults(run=_dunning)
     for each in (found, setup, refund, sync, outbox, events, retry, dismiss, cases):
         add_json(each)
@@ -94,7 +96,8 @@ def _refund(arguments: argparse.Namespace) -> int:
         payment = session.get(Payment, arguments.payment)
         if payment is None:
             raise NotFound(
-                f"There is no payment {arguments.payment!r}.", next_step="tollhouse payment list"
+                f"There is no payment {arguments.payment!r}.",
+                next_step="List payments with `tollhouse payment list`.",
             )
         amount = minor_of(arguments.amount, payment.currency) if arguments.amount else None
         made = commands.request_refund(
@@ -200,7 +203,8 @@ def _collecting(tools: Toolbox) -> PaymentProvider:
     provider = make_payments(tools.settings)
     if not provider.collects:
         raise Conflict(
-            "Payments are booked by hand here.", next_step="Set TOLLHOUSE_STRIPE_API_KEY."
+            "No payment provider is configured; payments are recorded manually.",
+            next_step="Set TOLLHOUSE_STRIPE_API_KEY.",
         )
     return provider
 

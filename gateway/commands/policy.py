@@ -1,4 +1,4 @@
-"""`tollhouse policy`: a tenant's moderation policies, and what they did: decisions and appeals."""
+"""`tollhouse policy`: a tenant's moderation policies, decisions and appeals."""
 
 import argparse
 import json
@@ -20,21 +20,21 @@ from moderation.dry_run import dry_run
 from moderation.policy import Policy, default_policy
 from moderation.records import every_decision
 
-HELP = "a tenant's moderation policies: show, try, set, retire; decisions, appeals, suspensions"
+HELP = "show, try, set and retire moderation policies; decisions, appeals and suspensions"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    default = verbs.add_parser("default", help="the policy that holds where none is set")
+    default = verbs.add_parser("default", help="show the default policy")
     default.set_defaults(run=_default)
-    listing = verbs.add_parser("list", help="every version, the newest first")
+    listing = verbs.add_parser("list", help="list policy versions, newest first")
     listing.set_defaults(run=_list)
-    setting = verbs.add_parser("set", help="put a policy in force at once")
-    setting.add_argument("file", help="JSON document; `policy default --json` shows the form")
+    setting = verbs.add_parser("set", help="put a policy in force immediately")
+    setting.add_argument("file", help="JSON document in the form of `policy default --json`")
     setting.set_defaults(run=_set)
     retire = verbs.add_parser("retire", help="take a policy out of force")
     retire.set_defaults(run=_retire)
-    attempt = verbs.add_parser("try", help="what a policy would have done to recorded decisions")
+    attempt = verbs.add_parser("try", help="apply a policy to recorded decisions as a dry run")
     attempt.add_argument("file")
     attempt.add_argument("--days", type=int, default=30, help="how far back (default 30)")
     attempt.set_defaults(run=_try)
@@ -122,6 +122,6 @@ def _document(file: str) -> dict[str, Any]:
         raise BadRequest(f"{file} is not JSON: {error}.") from None
     if not isinstance(found, dict):
         raise BadRequest(
-            f"{file} is not a JSON object.", next_step="See `tollhouse policy default`."
+            f"{file} is not a JSON object.", next_step="See `tollhouse policy default --json`."
         )
     return found

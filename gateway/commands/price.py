@@ -1,4 +1,4 @@
-"""`tollhouse price`: set, list, compare, try; and price past usage anew."""
+"""`tollhouse price`: sets, lists, compares and tries prices; re-rates past usage."""
 
 import argparse
 import json
@@ -17,35 +17,35 @@ from gateway.console import add_json, say, show
 from gateway.moments import moment_of
 from gateway.toolbox import Toolbox, toolbox
 
-HELP = "set, list, compare and try prices; price past usage anew"
+HELP = "set, list, compare and try prices; re-rate past usage"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    save = verbs.add_parser("set", help="save a price, once it is tried")
+    save = verbs.add_parser("set", help="save a price, after a trial on sample usage")
     _draft_options(save)
     save.set_defaults(run=_set)
-    tried = verbs.add_parser("try", help="what a price would cost, without saving it")
+    tried = verbs.add_parser("try", help="calculate a cost with a price, without saving it")
     _draft_options(tried)
     tried.add_argument("--prompt-tokens", type=int, default=1_000_000)
     tried.add_argument("--cached-tokens", type=int, default=0)
     tried.add_argument("--output-tokens", type=int, default=1_000_000)
     tried.set_defaults(run=_try)
-    found = verbs.add_parser("list", help="list versions, the newest first")
+    found = verbs.add_parser("list", help="list price versions, newest first")
     found.add_argument("--model")
     found.set_defaults(run=_list)
     compare = verbs.add_parser("diff", help="compare two versions, component by component")
     compare.add_argument("version")
     compare.add_argument("other")
     compare.set_defaults(run=_diff)
-    anew = verbs.add_parser("rerate", help="price past usage of one version by another")
-    anew.add_argument("--version", required=True, help="the wrong one, as pinned on the usage")
-    anew.add_argument("--by", required=True, help="the right one")
+    anew = verbs.add_parser("rerate", help="re-rate past usage of one price version with another")
+    anew.add_argument("--version", required=True, help="the wrong version, pinned on the usage")
+    anew.add_argument("--by", required=True, help="the right version")
     anew.add_argument("--from", dest="start", required=True, metavar="DATE")
-    anew.add_argument("--to", dest="end", metavar="DATE", help="else now")
-    anew.add_argument("--tenant", help="only this one; else all")
-    anew.add_argument("--reason", default="", help="stands on the invoice")
-    anew.add_argument("--dry-run", action="store_true", help="show the difference, post nothing")
+    anew.add_argument("--to", dest="end", metavar="DATE", help="default: now")
+    anew.add_argument("--tenant", help="name or id; default: all tenants")
+    anew.add_argument("--reason", default="", help="shown on the invoice")
+    anew.add_argument("--dry-run", action="store_true", help="show the difference without posting")
     anew.set_defaults(run=_rerate)
     for each in (save, tried, found, compare, anew):
         add_json(each)
@@ -53,15 +53,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _draft_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="public name, or * for every model")
-    parser.add_argument("--adapter", default="*", help="only with this adapter; else any")
-    parser.add_argument("--tenant", help="negotiated with this one; else the list price")
+    parser.add_argument("--adapter", default="*", help="only with this adapter; default: any")
+    parser.add_argument("--tenant", help="a tenant's negotiated price; default: the list price")
     parser.add_argument("--currency", default="USD")
-    parser.add_argument("--from", dest="start", metavar="DATE", help="else now")
-    parser.add_argument("--to", dest="end", metavar="DATE", help="else open")
+    parser.add_argument("--from", dest="start", metavar="DATE", help="default: now")
+    parser.add_argument("--to", dest="end", metavar="DATE", help="default: open-ended")
     parser.add_argument("--discount", default="0", metavar="PERCENT")
     parser.add_argument("--note", default="")
     for component in Component:
-        unit = "a million tokens" if component in TOKENS else "each"
+        unit = "per million tokens" if component in TOKENS else "each"
         name = component.value.replace("_", "-")
         parser.add_argument(
             "--adapter-request" if component is Component.ADAPTER else f"--{name}",
@@ -101,7 +101,10 @@ def _price(component: str, value: str) -> Any:
     try:
         return json.loads(value)
     except ValueError as error:
-        raise BadRequest(f"--{component}: no JSON: {error}.") from None
+        raise BadRequest(
+            f"--{component} is not JSON: {error}.",
+            next_step="Give an amount, or JSON with scheme and tiers.",
+        ) from None
 
 
 def _set(arguments: argparse.Namespace) -> int:
@@ -223,5 +226,5 @@ def _rerate(arguments: argparse.Namespace) -> int:
         for each in changes
     ]
     show(rows, as_json=arguments.json, title="differences")
-    say("Nothing was posted." if arguments.dry_run else f"{len(rows)} adjustments are posted.")
+    say("Nothing was posted." if arguments.dry_run else f"Adjustments posted: {len(rows)}.")
     return 0

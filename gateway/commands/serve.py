@@ -1,4 +1,4 @@
-"""`tollhouse serve`: the whole house on this machine, until Ctrl-C or SIGTERM."""
+"""`tollhouse serve`: the gateway and its engines on this machine, until Ctrl-C or SIGTERM."""
 
 import argparse
 import contextlib
@@ -11,14 +11,14 @@ from core.database import Database
 from core.settings import Settings, load_settings
 from gateway.server import cores, one_thread
 
-HELP = "start the gateway, with an engine of its own unless TOLLHOUSE_UPSTREAMS names others"
+HELP = "start the gateway, with a local engine unless TOLLHOUSE_UPSTREAMS names others"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (TOLLHOUSE_HOST)")
     parser.add_argument("--port", type=int, help="port; 0 takes a free one (TOLLHOUSE_PORT)")
     parser.add_argument("--workers", type=int, help="gateway processes (TOLLHOUSE_WORKERS)")
-    parser.add_argument("--data-dir", type=Path, help="where data lies (TOLLHOUSE_DATA_DIR)")
+    parser.add_argument("--data-dir", type=Path, help="data directory (TOLLHOUSE_DATA_DIR)")
     parser.add_argument("--model", help="directory or hub id (TOLLHOUSE_MODEL)")
     parser.set_defaults(run=run)
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gateway.server.workers import serve_with_workers
     from gateway.wiring import make_counters
 
-    make_counters(settings, SystemClock())  # refuses what cannot be counted, before anything starts
+    make_counters(settings, SystemClock())  # raises on invalid settings before anything starts
     listener = listen(settings)
     url = url_of(listener, settings.host)
     database = Database(settings.effective_database_url)
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _engines(settings: Settings) -> Iterator[tuple[Settings, float | None]]:
-    """Settings that name the engines: those given, or the ones started here."""
+    """The settings with `upstreams` set, and the seconds that local engines took to start."""
     if settings.upstreams:
         yield settings, None
         return

@@ -1,4 +1,4 @@
-"""`tollhouse tenant`: organisations and their projects."""
+"""`tollhouse tenant`: tenants and their projects."""
 
 import argparse
 
@@ -7,32 +7,32 @@ from gateway.commands._people import ACTOR, add_tenant, scope_named
 from gateway.console import add_json, show
 from gateway.toolbox import toolbox
 
-HELP = "make, list and change tenants and their projects"
+HELP = "create, list and change tenants and their projects"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    new = verbs.add_parser("new", help="make a tenant and its default project")
-    new.add_argument("name", help="lower case, digits, hyphens")
+    new = verbs.add_parser("new", help="create a tenant and its default project")
+    new.add_argument("name", help="lower-case letters, digits and hyphens")
     new.add_argument("--display-name", default="")
-    new.add_argument("--plan", default="standard", help="free, standard, premium, or a stored one")
+    new.add_argument("--plan", default="standard", help="free, standard, premium or a stored plan")
     new.add_argument("--currency", default="USD")
     new.set_defaults(run=_new)
-    listed = verbs.add_parser("list", help="all tenants")
+    listed = verbs.add_parser("list", help="list all tenants")
     listed.set_defaults(run=_list)
-    one = verbs.add_parser("show", help="one tenant")
+    one = verbs.add_parser("show", help="show a tenant")
     add_tenant(one)
     one.set_defaults(run=_show)
-    change = verbs.add_parser("set", help="change the plan, the status or the name")
+    change = verbs.add_parser("set", help="change a tenant's plan, status or display name")
     add_tenant(change)
-    change.add_argument("--plan", help="free, standard, premium, or a stored one")
+    change.add_argument("--plan", help="free, standard, premium or a stored plan")
     change.add_argument("--status", choices=organisations.STATUSES)
     change.add_argument("--display-name")
     change.set_defaults(run=_set)
-    projects = verbs.add_parser("projects", help="projects of a tenant")
+    projects = verbs.add_parser("projects", help="list the projects of a tenant")
     add_tenant(projects)
     projects.set_defaults(run=_projects)
-    more = verbs.add_parser("project-add", help="make a project")
+    more = verbs.add_parser("project-add", help="create a project")
     add_tenant(more)
     more.add_argument("name")
     more.set_defaults(run=_project_add)

@@ -1,6 +1,4 @@
-"""`tollhouse usage`: what was used and what it cost, by day; events of other programs; what is parked;
-roll-ups made anew.
-"""
+"""`tollhouse usage`: usage and cost by day, imported events, parked events, and roll-ups."""
 
 import argparse
 import json
@@ -20,30 +18,30 @@ from gateway.metering.spool_watch import wait_until_shipped
 from gateway.moments import moment_of
 from gateway.toolbox import toolbox
 
-HELP = "show usage and cost by day, and events that wait for somebody"
+HELP = "show usage and cost by day; import events; handle parked events"
 _GROUPS = ("model", "project_id", "key_id", "adapter")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    days = verbs.add_parser("show", help="sums by day")
+    days = verbs.add_parser("show", help="show usage and cost by day")
     days.add_argument("--tenant", required=True)
     days.add_argument("--from", dest="start", metavar="DATE", help="first day, UTC")
     days.add_argument("--to", dest="end", metavar="DATE", help="day after the last, UTC")
-    days.add_argument("--by", choices=_GROUPS, default="model", help="group within the day")
+    days.add_argument("--by", choices=_GROUPS, default="model", help="group within a day")
     days.set_defaults(run=_show)
-    take = verbs.add_parser("import", help="store events of another program, from JSON Lines")
-    take.add_argument("file", help="one event a line; `-` is stdin")
+    take = verbs.add_parser("import", help="import usage events from JSON Lines")
+    take.add_argument("file", help="one event per line; `-` is stdin")
     take.set_defaults(run=_import)
-    parked = verbs.add_parser("parked", help="events that cannot be rated, with the reason")
+    parked = verbs.add_parser("parked", help="list events that cannot be rated, with the reason")
     parked.set_defaults(run=_parked)
-    release = verbs.add_parser("release", help="try the parked events again")
+    release = verbs.add_parser("release", help="retry the parked events")
     release.set_defaults(run=_release)
-    drop = verbs.add_parser("dismiss", help="settle a parked event without billing it")
+    drop = verbs.add_parser("dismiss", help="close a parked event without billing it")
     drop.add_argument("request_id")
-    drop.add_argument("--by", required=True, help="who decides; kept on record")
+    drop.add_argument("--by", required=True, help="who decides; recorded with the event")
     drop.set_defaults(run=_dismiss)
-    anew = verbs.add_parser("rebuild", help="make the roll-ups anew from the charges")
+    anew = verbs.add_parser("rebuild", help="rebuild the roll-ups from the charges")
     anew.set_defaults(run=_rebuild)
     for each in (days, take, parked, release, drop, anew):
         add_json(each)
@@ -81,7 +79,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    """Each line once, however often it is imported; what cannot be billed is parked."""
+    """Import idempotently; events that cannot be billed are parked."""
     with toolbox() as tools:
         text = sys.stdin.read() if arguments.file == "-" else _text(Path(arguments.file))
         with tools.database.transaction() as session:
@@ -101,7 +99,7 @@ def _text(path: Path) -> str:
 
 
 def _json(line: str) -> Any:
-    """What is not JSON is kept as the text that it is, so that it is parked and not lost."""
+    """Parse a line. A line that is not JSON is kept as text, so that it is parked and not lost."""
     try:
         return json.loads(line)
     except ValueError:

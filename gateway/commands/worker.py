@@ -1,4 +1,4 @@
-"""`tollhouse worker`: takes scheduled and enqueued work from the broker."""
+"""`tollhouse worker`: runs scheduled and queued tasks from the broker."""
 
 import argparse
 from pathlib import Path
@@ -14,14 +14,14 @@ HELP = "run tasks from the broker: rating, invoices, payments, exports"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--queues", default=",".join(QUEUES), help="which queues to serve, split by commas"
+        "--queues", default=",".join(QUEUES), help="queues to serve, separated by commas"
     )
-    parser.add_argument("--concurrency", type=int, default=2, help="processes")
-    parser.add_argument("--no-beat", action="store_true", help="leave the schedule to another")
-    parser.add_argument("--prefix", default="tollhouse", help="names of the queues begin with it")
-    parser.add_argument("--dead", action="store_true", help="list tasks that failed for good")
+    parser.add_argument("--concurrency", type=int, default=2, help="number of processes")
+    parser.add_argument("--no-beat", action="store_true", help="do not run the schedule here")
+    parser.add_argument("--prefix", default="tollhouse", help="prefix of the queues' names")
+    parser.add_argument("--dead", action="store_true", help="list tasks that failed permanently")
     parser.add_argument(
-        "--replay", nargs="*", type=int, metavar="ID", help="play such tasks again: these, or all"
+        "--replay", nargs="*", type=int, metavar="ID", help="rerun failed tasks: these, or all"
     )
     add_json(parser)
     parser.set_defaults(run=run)

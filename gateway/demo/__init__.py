@@ -1,1 +1,1 @@
-"""`tollhouse demo`: a minute of mixed traffic, and what it came to."""
+"""`tollhouse demo`: a minute of mixed traffic and a summary of its usage."""

@@ -1,4 +1,4 @@
-"""Who takes part: pretend tenants with a key each, what they ask, and how eagerly."""
+"""The demo's workload: tenants with a key each, their requests, and their request rates."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,18 +22,18 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tenant's way of asking."""
+    """The traffic of one tenant."""
 
     tenant: str
-    bodies: Callable[[], Iterator[Body]]  # without the model
-    at_once: int  # requests in flight
-    pause_s: float = 0.2  # between two requests of one of them
+    bodies: Callable[[], Iterator[Body]]  # request bodies without `model`
+    at_once: int  # concurrent requests
+    pause_s: float = 0.2  # between a response and the next request
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
     parts: tuple[Part, ...]
-    blocked: Body  # sent once by the first tenant
+    blocked: Body  # a request that moderation blocks; the first tenant sends it once
 
 
 def script() -> Script:
@@ -49,7 +49,7 @@ def script() -> Script:
 
 
 def hire(database: Database, clock: Clock, tenants: list[str]) -> dict[str, str]:
-    """A fresh key for each tenant; tenants that are not there yet are made, the noisy one as free."""
+    """Issue a key for each tenant, by name. Missing tenants are created; the noisy one is on `free`."""
     made: dict[str, str] = {}
     with database.transaction() as session:
         for name in tenants:

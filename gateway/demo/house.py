@@ -1,4 +1,4 @@
-"""The server that the traffic goes to: the one that runs here, or one started for the demo."""
+"""The server that receives the demo's traffic: a running one, or one started for the demo."""
 
 import json
 import os
@@ -18,7 +18,7 @@ START_S = 180
 
 @contextmanager
 def open_house(settings: Settings) -> Iterator[str]:
-    """Its address. A house that was started here is ended again, gracefully."""
+    """Yield the server's URL. A server that was started here is stopped gracefully."""
     url = f"http://127.0.0.1:{settings.port}"
     if _answers(url):
         yield url
@@ -51,7 +51,10 @@ def _url_of(process: "subprocess.Popen[str]") -> str:
     for line in process.stdout:
         if line.startswith("{"):
             return str(json.loads(line)["url"])
-    raise Unavailable("The server for the demo did not start.", next_step="Run `tollhouse serve`.")
+    raise Unavailable(
+        "The server for the demo did not start.",
+        next_step="Run `tollhouse serve` to see why, then run the demo again.",
+    )
 
 
 def _answers(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""Sends the parts' requests for a while and keeps what each answer said."""
+"""Sends the workload's requests and tallies the responses of each tenant."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from gateway.demo.cast import Body, Part, Script
 
 @dataclass(slots=True)
 class Tally:
-    """What one tenant's answers told."""
+    """Counts from the responses to one tenant."""
 
     answered: int = 0
     limited: int = 0
@@ -29,7 +29,7 @@ Told = Callable[[dict[str, Tally]], None]
 async def send(
     url: str, model: str, cast: Script, keys: dict[str, str], seconds: float, told: Told
 ) -> dict[str, Tally]:
-    """`told` is called about once a second with the tallies so far."""
+    """Send requests for `seconds`. `told` is called once a second with the tallies so far."""
     tallies = {part.tenant: Tally() for part in cast.parts}
     timeout = aiohttp.ClientTimeout(total=seconds + 180)
     async with aiohttp.ClientSession(timeout=timeout) as http:
@@ -72,7 +72,7 @@ async def _ask_on(
 async def _ask(
     http: aiohttp.ClientSession, url: str, model: str, body: Body, key: str, tally: Tally
 ) -> float:
-    """Returns how long the answer says to wait."""
+    """Send one request. Returns the seconds to wait before the next."""
     adapter = body.get("adapter")
     asked = {name: value for name, value in body.items() if name != "adapter"}
     asked["model"] = f"{model}:{adapter}" if adapter else model

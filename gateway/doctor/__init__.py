@@ -1,1 +1,1 @@
-"""What `tollhouse doctor` looks at: one file a part of the house."""
+"""The checks of `tollhouse doctor`."""

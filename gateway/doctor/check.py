@@ -1,4 +1,4 @@
-"""A check: one part of the house, what was found, and what to do about it."""
+"""A check of one part of the deployment: its state, a finding, and what to do about it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from core.settings import Settings
 
 class Health(StrEnum):
     GOOD = "good"
-    WARN = "warn"  # it works, and somebody should look
+    WARN = "warn"  # it works, but needs attention
     BAD = "bad"
     UNUSED = "unused"  # not configured, and not needed
 
@@ -53,7 +53,7 @@ def unused(says: str) -> Finding:
 
 
 def examine(checks: dict[str, Check], settings: Settings, clock: Clock) -> Iterator[Report]:
-    """One report a check, in order; a check that breaks is itself a finding."""
+    """Run the checks in order, with one report each. A check that raises is reported as bad."""
     for part, check in checks.items():
         try:
             finding = check(settings, clock)

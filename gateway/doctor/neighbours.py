@@ -1,4 +1,4 @@
-"""The servers beside the gateway: Redis, the broker, engines, Stripe, and the port itself."""
+"""Checks of what the gateway depends on: Redis, the broker, engines, Stripe, and its own port."""
 
 import json
 import socket
@@ -20,8 +20,8 @@ def counters(settings: Settings, _clock: Clock) -> Finding:
     if not settings.redis_url:
         if settings.workers > 1:
             return warn(
-                f"counted in memory by each of {settings.workers} workers",
-                "Set TOLLHOUSE_REDIS_URL so that they share one count.",
+                f"each of {settings.workers} workers counts limits in its own memory",
+                "Set TOLLHOUSE_REDIS_URL so that the workers share one count.",
             )
         return unused("limits are counted in memory")
     client = redis.Redis.from_url(
@@ -36,7 +36,10 @@ def counters(settings: Settings, _clock: Clock) -> Finding:
         client.close()
     if enabled != is_cluster(settings.redis_url):
         right = "redis+cluster://" if enabled else "redis://"
-        return bad("TOLLHOUSE_REDIS_URL has the wrong scheme", f"Write {right} for this server.")
+        return bad(
+            f"TOLLHOUSE_REDIS_URL does not begin with {right}",
+            f"Use the scheme {right} for this server.",
+        )
     return good(f"Redis {version}{', a cluster' if enabled else ''}")
 
 
@@ -55,7 +58,7 @@ def broker(settings: Settings, _clock: Clock) -> Finding:
 
 
 def model(settings: Settings, _clock: Clock) -> Finding:
-    """The files of a checkpoint, without loading it."""
+    """Check that the checkpoint's files are present, without loading it."""
     if settings.upstreams:
         return unused("engines run elsewhere")
     from gateway.catalog.model_files import model_directory
@@ -72,7 +75,9 @@ def model(settings: Settings, _clock: Clock) -> Finding:
     try:
         config = json.loads((directory / "config.json").read_text())
     except ValueError as error:
-        return bad(f"{directory}/config.json is not JSON: {error}", "Fetch the checkpoint again.")
+        return bad(
+            f"{directory}/config.json is not JSON: {error}", "Download the checkpoint again."
+        )
     kind = ", ".join(config.get("architectures", ["unknown architecture"]))
     return good(f"{directory.name}: {kind}")
 
@@ -93,14 +98,15 @@ def upstreams(settings: Settings, _clock: Clock) -> Finding:
             silent.append(f"{address} ({error.strerror or error})")
     if silent:
         return bad(
-            f"no answer from {', '.join(silent)}", "Start the engine, or mend TOLLHOUSE_UPSTREAMS."
+            f"no answer from {', '.join(silent)}",
+            "Start the engine, or correct TOLLHOUSE_UPSTREAMS.",
         )
     return good(f"{len(addresses)} reachable")
 
 
 def payments(settings: Settings, _clock: Clock) -> Finding:
     if not settings.stripe_api_key:
-        return unused("invoices are paid by hand")
+        return unused("payments are recorded manually")
     import stripe
 
     from billing.payments.stripe.client import make_client
@@ -110,25 +116,27 @@ def payments(settings: Settings, _clock: Clock) -> Finding:
         client.v1.balance.retrieve()
     except stripe.StripeError as error:
         return bad(
-            f"Stripe refuses: {error.user_message or error}", "Check TOLLHOUSE_STRIPE_API_KEY."
+            f"Stripe returned an error: {error.user_message or error}",
+            "Check TOLLHOUSE_STRIPE_API_KEY.",
         )
     if not settings.stripe_webhook_secret:
         return warn(
-            "Stripe answers", "Set TOLLHOUSE_STRIPE_WEBHOOK_SECRET, or payments stay pending."
+            "Stripe answers, but TOLLHOUSE_STRIPE_WEBHOOK_SECRET is not set",
+            "Set it; without webhooks payments stay pending.",
         )
     return good("Stripe answers")
 
 
 def port(settings: Settings, _clock: Clock) -> Finding:
     if settings.port == 0:
-        return good("a free one is taken at the start")
+        return good("a free port is chosen at startup")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((settings.host, settings.port))
         except OSError as error:
             return warn(
-                f"{settings.host}:{settings.port} is taken ({error.strerror})",
-                "A running Tollhouse is fine; otherwise choose another with TOLLHOUSE_PORT.",
+                f"{settings.host}:{settings.port} is in use ({error.strerror})",
+                "If Tollhouse is not running, choose another port with TOLLHOUSE_PORT.",
             )
     return good(f"{settings.host}:{settings.port} is free")

@@ -1,4 +1,4 @@
-"""What waits or was put aside between the books and Stripe."""
+"""Check of the queue between the ledger and Stripe: refused, parked and late items."""
 
 from datetime import timedelta
 
@@ -15,7 +15,7 @@ LATE = timedelta(hours=1)
 
 
 def queue(settings: Settings, clock: Clock) -> Finding:
-    """Refused commands and parked events, with the reasons, and what has waited for too long."""
+    """Report refused commands and parked events with their reasons, and commands that are late."""
     if not settings.stripe_api_key:
         return unused("nothing is sent to a payment provider")
     database = Database(settings.effective_database_url, connect_timeout_s=2)
@@ -46,6 +46,7 @@ def queue(settings: Settings, clock: Clock) -> Finding:
         reasons = list(dict.fromkeys(str(each) for each in (*refused, *parked)))[:3]
         return warn(
             "; ".join([said, *reasons]),
-            "`tollhouse payment outbox` and `payment events` list them; mend, then `payment retry`.",
+            "List them with `tollhouse payment outbox` and `tollhouse payment events`, fix the cause, "
+            "then run `tollhouse payment retry`.",
         )
     return good(said)

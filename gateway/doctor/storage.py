@@ -1,4 +1,4 @@
-"""The data directory, the database and its schema, the spools, and what lies aside in them."""
+"""Checks of the data directory, the database and its schema, the spools, and parked records."""
 
 import shutil
 from collections.abc import Iterator
@@ -32,14 +32,12 @@ def data_directory(settings: Settings, _clock: Clock) -> Finding:
     except OSError as error:
         return bad(
             f"{path} cannot be written: {error.strerror}.",
-            "Set TOLLHOUSE_DATA_DIR to one that can.",
+            "Set TOLLHOUSE_DATA_DIR to a writable directory.",
         )
     free = shutil.disk_usage(path).free
     said = f"{path.resolve()}, {free / 2**30:.1f} GiB free"
     if free < LEAST_FREE:
-        return warn(
-            said, "Free space: without it the gateway stops serving, since it cannot meter."
-        )
+        return warn(said, "Free disk space: the gateway stops serving when it cannot record usage.")
     return good(said)
 
 
@@ -49,10 +47,13 @@ def database(settings: Settings, _clock: Clock) -> Finding:
         at, wanted = current(db), head()
     if at is None:
         return warn(
-            f"{db.dialect} answers and is empty", "`tollhouse serve` or `migrate` fills it."
+            f"{db.dialect} answers and is empty",
+            "Run `tollhouse serve` or `tollhouse migrate` to create the schema.",
         )
     if at != wanted:
-        return bad(f"{db.dialect} stands at {at}, the code at {wanted}", "Run `tollhouse migrate`.")
+        return bad(
+            f"{db.dialect} has schema {at}, the code needs {wanted}", "Run `tollhouse migrate`."
+        )
     return good(f"{db.dialect}, schema {at}")
 
 
@@ -65,25 +66,25 @@ def clock_skew(settings: Settings, clock: Clock) -> Finding:
     skew = abs((clock.now() - theirs.astimezone(UTC)).total_seconds())
     said = f"{skew:.1f} s between this machine and the database"
     if skew > MOST_SKEW_S:
-        return bad(said, "Set both by NTP: periods and prices are decided by the time.")
+        return bad(said, "Synchronise both with NTP: billing periods and prices depend on time.")
     return good(said)
 
 
 def spools(settings: Settings, clock: Clock) -> Finding:
-    """Records that are on disk here and not yet in the database."""
+    """Report usage records that are in this machine's spools and not yet in the database."""
     found = spool_counts(settings)
     said = (
         f"{found.unshipped} records to ship, {found.running} requests open, {found.parked} parked"
     )
     if found.parked:
-        return bad(said, "Parked records could not be stored; the gateway's log says why.")
+        return bad(said, "The database refused the parked records; see the gateway's log.")
     if found.oldest is not None and clock.now().timestamp() - found.oldest > MOST_SPOOL_AGE_S:
-        return warn(said, "Start a gateway on this data directory: it ships what lies here.")
+        return warn(said, "Start a gateway with this data directory; it ships the records.")
     return good(said)
 
 
 def set_aside(settings: Settings, _clock: Clock) -> Finding:
-    """Events and tasks that need a person."""
+    """Report usage events and tasks that failed and need an operator's decision."""
     with _opened(settings) as db:
         if current(db) is None:
             return unused("the database is empty")
@@ -103,13 +104,14 @@ def set_aside(settings: Settings, _clock: Clock) -> Finding:
         reasons = [f"{count} {code}: {reason}" for code, count, reason in kinds]
         return warn(
             "; ".join([said, *reasons]),
-            "Mend the cause, then `tollhouse usage release` or `dismiss`, or replay the letters.",
+            "Fix the cause, then run `tollhouse usage release` (or `dismiss`) for events, and "
+            "`tollhouse worker --replay` for tasks.",
         )
     return good(said)
 
 
 def exports(settings: Settings, _clock: Clock) -> Finding:
-    """Scheduled exports whose destination is broken."""
+    """Report scheduled exports whose destination fails."""
     with _opened(settings) as db:
         if current(db) is None:
             return unused("the database is empty")
@@ -135,11 +137,11 @@ def exports(settings: Settings, _clock: Clock) -> Finding:
         reasons = [f"{count} for {where}: {reason}" for where, count, reason in parked]
         return bad(
             "; ".join(["exports are parked", *reasons]),
-            "Mend the destination, then run `tollhouse export retry`.",
+            "Fix the destination, then run `tollhouse export retry`.",
         )
     if failing:
         reasons = [f"{where}: {reason}" for where, reason in failing]
-        return warn("; ".join(reasons), "It is tried again; mend the destination.")
+        return warn("; ".join(reasons), "Fix the destination; the export is retried.")
     return good(f"{scheduled} scheduled") if scheduled else unused("no export is scheduled")
 
 

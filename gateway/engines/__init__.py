@@ -1,1 +1,1 @@
-"""Engine clients: one port, four implementations, and where they come from."""
+"""Upstreams: clients of the engines that generate, and the processes of local engines."""

@@ -1,7 +1,7 @@
-"""The port to whatever generates: one engine process, many, or someone else's server.
+"""The interface of engine clients: our engine over ZeroMQ, or any OpenAI-compatible server.
 
-A client gives a `Generation` per admitted request. Token engines answer in ids, which the door
-turns into text; text engines (OpenAI-compatible servers) answer in text with a count.
+A client returns a `Generation` for each admitted request. Token engines return token ids, which the
+gateway detokenises; text engines (OpenAI-compatible servers) return text with a token count.
 """
 
 import asyncio
@@ -13,25 +13,25 @@ from msgspec import Struct
 
 from core.errors import TollhouseError, Unavailable
 from engine.protocol import AdapterState, EngineInfo, EngineStats, GenerateRequest, Receipt
-from engine.protocol import TokenChunk as TokenChunk  # part of the port
+from engine.protocol import TokenChunk as TokenChunk  # re-exported: part of the interface
 from gateway.ask import Ask
 
 
 class TextChunk(Struct, frozen=True):
-    """New output of one choice from an engine that speaks text."""
+    """New output of one choice from a text engine."""
 
     request_id: str
     choice: int
     text: str
-    count: int  # tokens in it: exact where the engine says so, else one a chunk
-    finish_reason: str | None = None  # OpenAI's word
-    logprobs: dict[str, Any] | None = None  # OpenAI's object, passed on
-    calls: list[dict[str, Any]] | None = None  # OpenAI's tool calls, or pieces of them
-    vectors: list[Any] | None = None  # embeddings: lists of numbers or base64, in the inputs' order
+    count: int  # tokens in `text`: exact where the server reports them, else one per chunk
+    finish_reason: str | None = None  # OpenAI's value
+    logprobs: dict[str, Any] | None = None  # OpenAI's object, unchanged
+    calls: list[dict[str, Any]] | None = None  # OpenAI's tool calls, or deltas of them
+    vectors: list[Any] | None = None  # embeddings: lists of numbers or base64, in input order
 
     @property
     def plain(self) -> bool:
-        """Nothing but text in mid-answer."""
+        """Whether the chunk is text only, and not the last one."""
         return (
             self.finish_reason is None
             and self.logprobs is None
@@ -44,38 +44,38 @@ Chunk = TokenChunk | TextChunk
 
 
 class Job(Struct, frozen=True):
-    """One admitted request, with what each kind of engine needs."""
+    """One admitted request in the forms that token engines and text engines need."""
 
     request: GenerateRequest
     ask: Ask
-    parts: tuple["Job", ...] = ()  # of several prompts: one each, under names of their own
+    parts: tuple["Job", ...] = ()  # for several prompts: one job each, with its own request id
 
 
 class Generation(Protocol):
-    """One running request. `take` gives all that is ready, at least one chunk, and [] at the end."""
+    """A running request. `take` returns all chunks that are ready, at least one; [] means the end."""
 
     @property
     def receipt(self) -> Receipt | None:
-        """Once the engine has ended the request, also after a cancel."""
+        """The receipt, once the engine has ended the request (also after a cancellation)."""
 
     async def take(self) -> list[Chunk]: ...
 
     def cancel(self) -> None:
-        """Ask the engine to stop; its receipt still comes."""
+        """Tell the engine to stop. Its receipt still arrives."""
 
     def break_off(self, error: TollhouseError) -> None:
-        """Nobody waits for it any more: `take` raises the error, and the engine is told to stop."""
+        """Tell the engine to stop and make `take` raise the error, without waiting for a receipt."""
 
     async def ended(self, timeout_s: float) -> Receipt | None:
-        """Wait for the receipt, reading past what is left; None if it does not come in time."""
+        """Wait for the receipt, discarding remaining chunks. None if it does not arrive in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """An engine that is being started or loads its model."""
+    """Progress of an engine that is starting or loading its model."""
 
-    for_s: float  # so far
-    left_s: float  # as long as it took the last time; else as long again as it has been
+    for_s: float  # seconds so far
+    left_s: float  # estimate: the last start's duration, else as long again as it has taken
 
 
 class EngineClient(Protocol):
@@ -89,45 +89,45 @@ class EngineClient(Protocol):
     async def close(self) -> None: ...
 
     def info(self) -> EngineInfo | None:
-        """None until the engine has answered once."""
+        """None until the engine has responded once."""
 
     def stats(self) -> EngineStats | None: ...
 
     def healthy(self) -> bool: ...
 
     def silent(self) -> bool:
-        """Whether it is connected and owes a sign of life for longer than is usual with it."""
+        """Whether it is connected but its heartbeat is overdue."""
 
     def last_output(self) -> float:
-        """When (monotonic) a token or an answer of whichever request came; 0 before the first."""
+        """Monotonic time of the last output of any request; 0 before the first."""
 
     def coming(self) -> Coming | None:
-        """None of one that is there, and of one that nobody expects."""
+        """Progress of its start; None if it is up, or if it is not expected to come up."""
 
     def adapters(self) -> Mapping[str, AdapterState]:
-        """What it knows of adapters now, by digest. Empty after the process behind it restarted."""
+        """Registered adapters, by digest. Empty after the engine process restarted."""
 
     async def generate(self, job: Job) -> Generation:
-        """Raises a TollhouseError where the engine refuses or does not answer."""
+        """Raises a TollhouseError if the engine refuses the request or does not respond."""
 
     async def load_adapter(self, path: str, digest: str) -> AdapterState:
-        """Read, check and register. A text engine cannot tell the digest and is given it."""
+        """Load and register an adapter. Token engines compute the digest; text engines trust it."""
 
     async def unload_adapter(self, digest: str) -> None: ...
 
     async def receipt(self, request_id: str) -> Receipt | None:
-        """What the engine recorded for an ended request; None if it knows nothing of it."""
+        """The receipt of an ended request; None if the engine has none for this id."""
 
     async def acknowledge(self, request_ids: list[str]) -> None:
-        """These receipts are durable on our side; the engine may forget them."""
+        """Tell the engine that these receipts are durable here, so that it may drop them."""
 
 
 class RequestStillRuns(TollhouseError):
-    """Its receipt is not written yet: ask again later."""
+    """The request is still running, so its receipt does not exist yet."""
 
 
 class Mailbox:
-    """A Generation that a client fills as the engine's messages come in."""
+    """A Generation that a client fills from the engine's messages."""
 
     def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
         self.request_id = request_id
@@ -199,7 +199,7 @@ class Mailbox:
 def engine_gone(engine_id: str, why: str) -> Unavailable:
     return Unavailable(
         f"The engine {engine_id} does not answer: {why}.",
-        next_step="Try again; what was delivered is all that is charged.",
+        next_step="Try again; only delivered tokens are charged.",
         code="engine_unavailable",
         retry_after_s=1.0,
     )

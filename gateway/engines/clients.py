@@ -1,4 +1,4 @@
-"""From upstreams to engine clients and the models that they serve."""
+"""Builds engine clients and served models from the configured upstreams."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -41,7 +41,8 @@ def make_engines(
     on_kv_events: Callable[[str, list[KvEvent]], None],
     counters: Counters | None = None,
 ) -> Engines:
-    """`on_kv_events` gets the engine's name too; an engine without a sister is not asked for any."""
+    """Build a client for each upstream. KV events are requested only from models with several
+    replicas; `on_kv_events` is called with the replica's name and the events."""
     sisters = Counter(upstream.model or model_name(settings) for upstream in upstreams)
     clients: dict[str, list[EngineClient]] = {}
     models: dict[str, ServedModel] = {}
@@ -67,7 +68,7 @@ def make_engines(
         clients.setdefault(name, []).append(client)
         if name not in models:
             models[name] = _model(settings, upstream, name)
-        # What every replica can do, for any may be chosen.
+        # A model has the capabilities that all of its replicas share, since any may be chosen.
         able = frozenset(upstream.capabilities) if upstream.is_http else frozenset()
         abilities[name] = abilities.get(name, able) & able
         takes = _parameters(upstream)
@@ -80,7 +81,7 @@ def make_engines(
 
 
 def _parameters(upstream: Upstream) -> frozenset[str] | None:
-    """None of our own engine: it has them all."""
+    """Sampling parameters that an upstream supports; None: all, since it is our own engine."""
     if not upstream.is_http:
         return None
     named = frozenset(upstream.parameters)
@@ -112,14 +113,14 @@ def _model(settings: Settings, upstream: Upstream, name: str) -> ServedModel:
 
 
 def _keys(settings: Settings, upstream: Upstream) -> ClientKeys | None:
-    """CURVE, where the settings name keys. ipc never needs them: the file system guards it."""
+    """CURVE keys for a tcp:// upstream, if configured. File permissions protect ipc:// sockets."""
     public_key = upstream.public_key or settings.engine_public_key
     file = settings.engine_secret_key_file
     if not public_key or not upstream.url.startswith("tcp://"):
         return None
     if file is None:
         raise SettingError(
-            "TOLLHOUSE_ENGINE_PUBLIC_KEY needs this side's own keys.",
+            "TOLLHOUSE_ENGINE_PUBLIC_KEY is set, but the gateway has no key pair of its own.",
             next_step="Set TOLLHOUSE_ENGINE_SECRET_KEY_FILE.",
         )
     try:
@@ -127,8 +128,11 @@ def _keys(settings: Settings, upstream: Upstream) -> ClientKeys | None:
     except (OSError, ValueError) as error:
         raise SettingError(
             f"TOLLHOUSE_ENGINE_SECRET_KEY_FILE {file} cannot be read: {error}.",
-            next_step="Make a pair as docs/production.md shows.",
+            next_step="Create a key pair with zmq.auth.create_certificates.",
         ) from None
     if secret is None:
-        raise SettingError(f"{file} has no secret key.", next_step="Give the secret's file.")
+        raise SettingError(
+            f"TOLLHOUSE_ENGINE_SECRET_KEY_FILE {file} contains no secret key.",
+            next_step="Name the file with the secret key.",
+        )
     return ClientKeys(public_key.encode(), public, secret)

@@ -1,7 +1,7 @@
-"""An engine without a model: it repeats the prompt's own ids, at a set pace. Demos and tests use it.
+"""An engine without a model, for demos and tests: it repeats the prompt's ids at a fixed rate.
 
-Its counts are exact; a prompt that the same namespace sent before counts as cached, in whole
-blocks of 16 tokens.
+Its counts are exact. A prompt that the same namespace has sent before counts as cached, in blocks
+of 16 tokens.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ class FakeEngine:
     ) -> None:
         self.engine_id = engine_id
         self.token_delay_s = token_delay_s
-        self.load_s = load_s  # from its start until it is there
+        self.load_s = load_s  # seconds from the start until it is healthy
         self.adapter_load_s = adapter_load_s
         self._started = time.monotonic()
-        self.hangs = False  # owes signs of life
+        self.hangs = False  # simulates a missing heartbeat
         self._last_output = 0.0
-        self.script: list[int] | None = None  # ids to answer with instead of the prompt's
+        self.script: list[int] | None = None  # ids to generate instead of the prompt's
         self.submitted: list[GenerateRequest] = []
         self.receipts_given: dict[str, Receipt] = {}
         self._info = EngineInfo(
@@ -136,7 +136,7 @@ class FakeEngine:
             self._receipts.pop(request_id, None)
 
     def die(self) -> None:
-        """As a killed process: every stream breaks, no receipt is written."""
+        """Simulate a killed process: every stream fails and no receipt is written."""
         self._alive = False
         for task, mailbox in list(self._running.values()):
             task.cancel()
@@ -191,7 +191,7 @@ class FakeEngine:
         mailbox.finish(receipt)
 
     def _logprobs(self, token: int, alternatives: int | None) -> list[TokenLogprob] | None:
-        """The token itself is the likeliest of them, and the ids after it come next."""
+        """The token itself is the most likely alternative, followed by the next ids."""
         if alternatives is None:
             return None
         others = [(token + i) % self._info.vocab_size for i in range(alternatives)]

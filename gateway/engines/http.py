@@ -1,8 +1,8 @@
-"""HTTP/1.1 to one server over kept connections: a call's answer goes to its receiver as it comes.
+"""An HTTP/1.1 client for one server, with a connection pool. Responses are streamed to a receiver.
 
-By hand over httptools although aiohttp does it: a session, a task and a stream reader a call cost
-more than all of admission. Only what an engine's API needs is here: POST, no redirects, no
-compression, no proxy.
+It uses httptools rather than aiohttp because aiohttp's session, task and stream reader per call
+cost more than all of admission. It supports only what an engine's API needs: POST, without
+redirects, compression or proxies.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import httptools
 
 CONNECT_S = 5.0
-_IDLE_S = 50.0  # servers close what was quiet for a minute or more
+_IDLE_S = 50.0  # servers usually close a connection that was idle for a minute
 
 
 class Receiver(Protocol):
-    """What comes of one call; after `ended` or `failed` nothing more does."""
+    """Callbacks for one call. `ended` or `failed` is the last."""
 
     def begun(self, status: int, content_type: str) -> None: ...
 
@@ -31,12 +31,12 @@ class Receiver(Protocol):
 
 
 class ServerLeft(ConnectionError):
-    """The connection ended before the answer did."""
+    """The server closed the connection before the end of the response."""
 
 
 class HttpPool:
     def __init__(self, url: str, headers: dict[str, str]) -> None:
-        """`url` is scheme, host and port; `headers` go with every call."""
+        """`url` is scheme, host, port and an optional path prefix; `headers` go with every call."""
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
@@ -49,13 +49,13 @@ class HttpPool:
         self._headers = lines.encode("latin-1")
         self._idle: list[Line] = []
         self._lines: set[Line] = set()
-        self.heard_at = 0.0  # monotonic: the last byte of an answer
+        self.heard_at = 0.0  # monotonic time of the last byte received
         self._again: set[asyncio.Task[None]] = set()
 
     async def post(self, path: str, body: bytes, receiver: Receiver) -> Callable[[], None]:
-        """Send; the answer comes to `receiver`. Returns what breaks the call off.
+        """Send a request whose response goes to `receiver`. Returns a function that cancels the call.
 
-        OSError or TimeoutError where no connection comes about.
+        Raises OSError or TimeoutError if no connection can be made.
         """
         request = b"POST %b%b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (
             self._prefix,
@@ -84,7 +84,7 @@ class HttpPool:
             self._idle.remove(line)
 
     def send_again(self, call: "Call") -> None:
-        """A kept connection turned out to be closed before the call reached its server."""
+        """Retry a call whose pooled connection was closed before the server received it."""
         task = asyncio.ensure_future(self._send_anew(call))
         self._again.add(task)
         task.add_done_callback(self._again.discard)
@@ -122,7 +122,7 @@ class HttpPool:
 
 
 class Call:
-    """One request and who waits for its answer."""
+    """One request and the receiver of its response."""
 
     def __init__(self, receiver: Receiver, request: bytes) -> None:
         self.receiver = receiver
@@ -131,7 +131,7 @@ class Call:
         self.over = False
 
     def break_off(self) -> None:
-        """The receiver hears no more of it."""
+        """Cancel: close the connection; the receiver gets no more callbacks."""
         self.over = True
         if self.line is not None:
             self.line.close()
@@ -143,7 +143,7 @@ class Call:
 
 
 class Line(asyncio.Protocol):
-    """One connection: one call at a time."""
+    """A connection, which carries one call at a time."""
 
     def __init__(self, pool: HttpPool) -> None:
         self._pool = pool
@@ -151,8 +151,8 @@ class Line(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._call: Call | None = None
         self._served = 0
-        self._touched = False  # a byte of the answer came
-        self._framed = False  # the answer says itself where it ends
+        self._touched = False  # a byte of the response was received
+        self._framed = False  # the response has a content-length or is chunked
         self._content_type = ""
         self.idle_since = 0.0
 
@@ -190,7 +190,7 @@ class Line(asyncio.Protocol):
         if not self._touched and self._served:
             self._pool.send_again(call)
         elif self._touched and not self._framed and exc is None:
-            call.over = True  # an answer without a length ends with its connection
+            call.over = True  # a response without a length ends with its connection
             call.receiver.ended()
         else:
             call.fail(ServerLeft(str(exc) if exc else "it closed the connection"))

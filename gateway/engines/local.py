@@ -1,4 +1,4 @@
-"""An engine process of this machine's own: started, watched, started again when it dies."""
+"""Supervises an engine process on this machine: starts it, and restarts it when it exits."""
 
 import json
 import logging
@@ -17,16 +17,16 @@ from gateway.server import cores
 log = logging.getLogger("tollhouse.engine")
 STOP_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
-_STEADY_S = 60.0  # a process that lived so long starts anew without a pause
+_STEADY_S = 60.0  # a process that ran this long resets the restart back-off
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     model: str
-    address: str  # ipc://…: stays the same over restarts
+    address: str  # ipc://…, stable across restarts
     receipts: Path
     dtype: str = "auto"
-    kv_memory_mb: int = 0  # 0: the engine decides
+    kv_memory_mb: int = 0  # MiB; 0: the engine decides
     extra: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
@@ -39,12 +39,12 @@ class EngineOptions:
 
 
 class EngineProcess:
-    """One slot for an engine. A thread waits on the process and replaces it when it ends."""
+    """One supervised engine. A thread waits for the process and restarts it when it exits."""
 
     def __init__(self, options: EngineOptions, *, on_give_up: Callable[[str], None] | None = None):
         self.options = options
         self.starts = 0
-        self.problem = ""  # the last line that a process that never got ready wrote to stderr
+        self.problem = ""  # the last error line of a process that did not become ready
         self._on_give_up = on_give_up
         self._process: subprocess.Popen[str] | None = None
         self._ready = threading.Event()
@@ -60,7 +60,7 @@ class EngineProcess:
         self._thread.start()
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """False when it is not ready by then, or has failed at its first start (see `problem`)."""
+        """False if it is not ready in time, or if its first start failed (see `problem`)."""
         deadline = time.monotonic() + timeout_s
         while not self._ready.wait(0.1):
             if self.problem or time.monotonic() > deadline:
@@ -68,7 +68,7 @@ class EngineProcess:
         return True
 
     def stop(self) -> None:
-        """Let running requests finish within the engine's own bound, then end it."""
+        """Ask the engine to drain and exit; kill it after STOP_S seconds."""
         self._stopping.set()
         process = self._process
         if process is not None and process.poll() is None:
@@ -89,7 +89,7 @@ class EngineProcess:
                 return
             pause = _FIRST_PAUSE_S if time.monotonic() - began > _STEADY_S else pause * 2
             pause = min(pause, _LONGEST_PAUSE_S)
-            log.error("the engine ended; starting it again in %.1f s", pause)
+            log.error("the engine exited; restarting it in %.1f s", pause)
             self._stopping.wait(pause)
 
     def _run_once(self) -> None:
@@ -118,7 +118,7 @@ class EngineProcess:
             if pipe is not None:
                 pipe.close()
         if not self._ready.is_set() and not self._stopping.is_set():
-            self.problem = self.problem or f"it ended with code {code}"
+            self.problem = self.problem or f"it exited with code {code}"
         self._ready.clear()
 
     def _echo_errors(self, process: "subprocess.Popen[str]") -> None:

@@ -1,4 +1,4 @@
-"""The engines that a start spawns on this machine: one slot each, shared by all gateway processes."""
+"""The engine processes that `serve` starts on this machine; all gateway processes share them."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ _SAY_EVERY_S = 10.0
 
 class LocalEngines:
     def __init__(self, settings: Settings) -> None:
-        # A short path: the name of an ipc socket has about a hundred characters.
+        # A short path: a Unix socket's path is limited to about 100 characters.
         self._home = Path(tempfile.mkdtemp(prefix="tollhouse-"))
         self._settings = settings
         directory = model_directory(settings)
@@ -36,7 +36,7 @@ class LocalEngines:
         ]
 
     def upstreams(self) -> str:
-        """As TOLLHOUSE_UPSTREAMS, for the gateway processes."""
+        """A value of TOLLHOUSE_UPSTREAMS that names these engines, for the gateway processes."""
         return json.dumps(
             [
                 {"url": each.options.address, "name": f"local-{slot}"}
@@ -49,7 +49,7 @@ class LocalEngines:
             each.start()
 
     def wait_ready(self, timeout_s: float = 1800.0) -> float:
-        """Seconds until all are ready. Unavailable, with the engine's own words, if one fails."""
+        """Wait for all engines; returns the seconds it took. Raises Unavailable if one fails."""
         began = time.monotonic()
         for each in self.processes:
             while not each.wait_ready(_SAY_EVERY_S):
@@ -57,11 +57,14 @@ class LocalEngines:
                 if each.problem:
                     raise Unavailable(
                         f"The engine cannot start: {each.problem}",
-                        next_step="Correct TOLLHOUSE_MODEL, or see the engine's log above.",
+                        next_step="Check TOLLHOUSE_MODEL, and see the engine's log above.",
                     )
                 if waited > timeout_s:
-                    raise Unavailable("The engine did not get ready in time.")
-                log.info("loading %s, %.0f s so far", model_name(self._settings), waited)
+                    raise Unavailable(
+                        f"The engine was not ready after {waited:.0f} s.",
+                        next_step="See the engine's log above.",
+                    )
+                log.info("loading %s for %.0f s so far", model_name(self._settings), waited)
         return time.monotonic() - began
 
     def stop(self) -> None:

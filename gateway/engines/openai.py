@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server as an engine: text in, text out, usage asked for on every stream."""
+"""Client of any OpenAI-compatible server: text in, text out, with usage requested on every stream."""
 
 import asyncio
 import contextlib
@@ -25,18 +25,18 @@ from gateway.engines.upstreams import Upstream
 log = logging.getLogger("tollhouse.upstream")
 _CHECK_S = 5.0
 _LOAD_EVERY_S = 1.0
-_PROMPT_S = 2.0  # for a page of its state; longer is silence
+_PROMPT_S = 2.0  # a state request unanswered for longer counts as silence
 
 
 class OpenAIEngine:
-    """One server. Its last usage is the receipt; without one, what came is counted by chunks."""
+    """One server. Its final `usage` is the receipt; without one, each chunk counts as a token."""
 
     speaks_text = True
 
     def __init__(
         self, upstream: Upstream, model: str, limits: UpstreamLimits | None = None
     ) -> None:
-        """Without `limits` those of its entry are this process's own."""
+        """Without `limits`, the limits of the upstream's entry apply to this process alone."""
         self.engine_id = upstream.place
         self._upstream = upstream
         self._model = model
@@ -51,8 +51,8 @@ class OpenAIEngine:
         self._running: dict[str, _Answer] = {}
         self._well = True
         self._adapters: dict[str, AdapterState] = {}
-        self._told: EngineStats | None = None  # by its /metrics
-        self._asked_at: float | None = None  # monotonic: for its state, unanswered yet
+        self._told: EngineStats | None = None  # from its /metrics
+        self._asked_at: float | None = None  # monotonic time of an unanswered state request
         clock = SystemClock()
         self._limits = limits or UpstreamLimits(upstream, MemoryCounters(clock), clock)
 
@@ -79,14 +79,14 @@ class OpenAIEngine:
         return None
 
     def stats(self) -> EngineStats | None:
-        """As its metrics tell; of a server without them, what this process has there."""
+        """From its /metrics; without them, the requests of this process."""
         return self._told or EngineStats(len(self._running), 0, 0, 0, 0)
 
     def healthy(self) -> bool:
         return self._session is not None and self._well
 
     def silent(self) -> bool:
-        """It takes calls, and has not answered the one that asks for its state."""
+        """Whether it accepts connections but leaves a state request unanswered."""
         asked = self._asked_at
         if asked is None or self._pool.heard_at > asked:
             return False
@@ -139,14 +139,13 @@ class OpenAIEngine:
             return
 
     async def receipt(self, request_id: str) -> Receipt | None:
-        return None  # a server that is not ours keeps none
+        return None  # OpenAI's API has no receipts
 
     async def acknowledge(self, request_ids: list[str]) -> None:
         return
 
     async def _check(self) -> None:
-        """Its load, its adapters, and whether it is there: one that refuses connections is left
-        alone until it takes them again."""
+        """Poll its models, adapters and load. It is unhealthy while it refuses connections."""
         listed = 0.0
         while True:
             now = time.monotonic()
@@ -160,11 +159,11 @@ class OpenAIEngine:
                     self._told = stats_of(page.decode("utf-8", "replace"))
             except (aiohttp.ClientError, TimeoutError, OSError):
                 self._well, self._told = False, None
-                self._adapters.clear()  # it may come back as a new process that has none
+                self._adapters.clear()  # it may restart without any adapter
             await asyncio.sleep(_LOAD_EVERY_S)
 
     async def _get(self, path: str) -> bytes:
-        """Empty where the server has no such page."""
+        """The page's body; empty if the server has no such page."""
         assert self._session is not None
         timeout = aiohttp.ClientTimeout(total=_CHECK_S)
         self._asked_at = self._asked_at or time.monotonic()
@@ -174,7 +173,7 @@ class OpenAIEngine:
         return page
 
     def _list(self, page: bytes) -> None:
-        """What it says to serve: adapters that are not listed have to be loaded again."""
+        """Read /v1/models. Adapters that it no longer lists must be loaded again."""
         self._well = True
         if not page:
             return
@@ -183,7 +182,7 @@ class OpenAIEngine:
         except (ValueError, KeyError, TypeError, AttributeError):
             return
         for digest in [each for each in self._adapters if lora_name(each) not in names]:
-            log.warning("%s has lost the adapter %s", self.engine_id, digest[:12])
+            log.warning("%s no longer lists the adapter %s", self.engine_id, digest[:12])
             del self._adapters[digest]
 
     def _left(self, permit: Permit | None, request_id: str) -> None:
@@ -198,8 +197,8 @@ class OpenAIEngine:
 
 
 class _Answer:
-    """What comes of one call, into the request's mailbox. The answer says itself what it is: some
-    servers stream, or do not, whatever was asked."""
+    """Parses the response to one call into the request's mailbox. The content type decides whether it
+    is a stream, since some servers ignore the `stream` field."""
 
     def __init__(
         self, engine_id: str, job: Job, mailbox: Mailbox, over: Callable[[str], None]
@@ -212,7 +211,7 @@ class _Answer:
         self._over: Callable[[str], None] | None = over
         self._status = 0
         self._streams = False
-        self._rest = b""  # of a stream: a line under way; else all that came
+        self._rest = b""  # an incomplete line of a stream; else the body so far
 
     def begun(self, status: int, content_type: str) -> None:
         self._status = status
@@ -259,7 +258,7 @@ class _Answer:
         except TollhouseError as error:
             self._fail(error)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self._fail(engine_gone(self._engine_id, f"its answer makes no sense ({error!r})"))
+            self._fail(engine_gone(self._engine_id, f"its response is malformed ({error!r})"))
 
     def _finish(self, reason: FinishReason) -> None:
         if self._leave():
@@ -272,7 +271,7 @@ class _Answer:
             self._mailbox.fail(error)
 
     def _leave(self) -> bool:
-        """True for the first that ends it."""
+        """Mark the call as ended. True at the first call only."""
         over, self._over = self._over, None
         if over is not None:
             over(self._mailbox.request_id)
@@ -347,7 +346,7 @@ def _whole(answer: dict[str, Any], mailbox: Mailbox, count: _Count) -> None:
         message = choice.get("message")
         text = (message.get("content") if message is not None else choice.get("text")) or ""
         calls = message.get("tool_calls") if message is not None else None
-        # The server tells one sum: it is spread, so that it comes out whole.
+        # The server reports one total: divide it among the choices so that the shares add up to it.
         share = total // len(choices) + (1 if position < total % len(choices) else 0)
         count.seen += share
         mailbox.put(

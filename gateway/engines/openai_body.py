@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server is asked: our Ask in its words, and the parameters that it has."""
+"""The request body for an OpenAI-compatible server, and the parameters that each server supports."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from typing import Any
 from gateway.ask import Ask
 from gateway.engines.base import Job
 
-# Marks for the door: no server's business, and some refuse what they do not know.
+# Hints of ours for prompt order: removed, since some servers refuse unknown fields.
 DOOR_MARKS = ("volatile", "rank")
-# OpenAI's own, which every server that speaks its API has.
+# OpenAI's own parameters, which every compatible server has.
 _OWN = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
-# Beyond OpenAI's: the field of `Ask`, and what it is when nobody asked for anything.
+# Parameters beyond OpenAI's: the field of `Ask`, and its value when it is not set.
 EXTRA: Mapping[str, Any] = MappingProxyType(
     {
         "top_k": None,
@@ -29,7 +29,7 @@ _TUNING = (*_OWN, *EXTRA)
 _UNTUNED = (*(None for _ in _OWN), *EXTRA.values())
 _tuning = attrgetter(*_TUNING)
 _MOST = frozenset(EXTRA) - {"top_n_sigma"}
-# What servers of each kind take beyond OpenAI's parameters, by their own documentation.
+# Parameters beyond OpenAI's that each kind of server supports, from its documentation.
 KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "": frozenset(),
@@ -47,7 +47,7 @@ _RENAMED = {("llama.cpp", "repetition_penalty"): "repeat_penalty"}
 
 
 def lora_name(digest: str) -> str:
-    """By its weights, for two tenants may call different adapters by one name."""
+    """A name from the weights' digest, since two tenants may use one name for different adapters."""
     return f"tollhouse-{digest[:32]}"
 
 
@@ -77,7 +77,7 @@ def upstream_body(job: Job, model: str, kind: str = "") -> dict[str, Any]:
     if ask.stream:
         body["stream_options"] = {"include_usage": True}
     if kind == "vllm":
-        # Tenants do not share its prefix cache: whether a prompt was seen shows in the time it takes.
+        # Isolate tenants in its prefix cache: latency would reveal whether a prompt was seen before.
         body["cache_salt"] = hashlib.sha256(job.request.namespace.encode()).hexdigest()[:32]
     return body
 

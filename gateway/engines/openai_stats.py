@@ -1,11 +1,11 @@
-"""The load of a server that is not ours, out of its own /metrics page."""
+"""Reads the load of an OpenAI-compatible server from its /metrics page."""
 
 import math
 import re
 
 from engine.protocol import EngineStats
 
-# vLLM, SGLang, llama.cpp, TGI; the first that is there counts.
+# vLLM, SGLang, llama.cpp, TGI; the first that is present counts.
 _RUNNING = (
     "vllm:num_requests_running",
     "sglang:num_running_reqs",
@@ -22,12 +22,12 @@ _KV_USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:tok
 _PROMPTS = ("vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_count")
 _CONFIG = re.compile(r'^vllm:cache_config_info\{.*?num_gpu_blocks="(\d+)"', re.MULTILINE)
 _WANTED = frozenset((*_RUNNING, *_WAITING, *_KV_USED, *_PROMPTS))
-_PROMPT_TOKENS = 256.0  # of a waiting request, where the server does not tell what they have
+_PROMPT_TOKENS = 256.0  # assumed for a waiting request if the server reports no prompt lengths
 
 
 def stats_of(page: str) -> EngineStats | None:
-    """None of a page that tells nothing of load. `tokens_waiting` is the waiting requests times the
-    mean prompt that the server has seen."""
+    """None for a page without load metrics. `tokens_waiting` is the number of waiting requests times
+    the server's mean prompt length."""
     found = _values(page)
     running = next((found[name] for name in _RUNNING if name in found), None)
     waiting = next((found[name] for name in _WAITING if name in found), None)
@@ -48,7 +48,7 @@ def stats_of(page: str) -> EngineStats | None:
 
 
 def _values(page: str) -> dict[str, float]:
-    """Summed over labels: one server may run several engines behind one port."""
+    """Values summed over labels, since one server may run several engines."""
     found: dict[str, float] = {}
     for line in page.splitlines():
         name = line.partition("{")[0].partition(" ")[0]

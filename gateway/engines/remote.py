@@ -1,4 +1,4 @@
-"""An engine worker in another process, spoken to over ZeroMQ."""
+"""Client of an engine worker in another process, over ZeroMQ."""
 
 import asyncio
 import logging
@@ -30,11 +30,11 @@ from gateway.engines.base import Coming, Generation, Job, Mailbox, RequestStillR
 log = logging.getLogger("tollhouse.engine")
 _RETRY_S = 5.0
 _LOOK_S = 0.2
-_EXPECTED_S = 1800.0  # one that is away for longer is not waited for
+_EXPECTED_S = 1800.0  # an engine that is away for longer is not expected back
 
 
 class _Sink:
-    """The engine client's items into the door's mailbox."""
+    """Passes the items of the engine's client to a request's mailbox."""
 
     def __init__(
         self, mailbox: Mailbox, translated: Callable[[EngineError], TollhouseError]
@@ -53,7 +53,7 @@ class _Sink:
 
 
 class RemoteEngine:
-    """`engine_id` is the name of the place, which outlives the process that serves there."""
+    """`engine_id` is the replica's name, which stays the same when its process restarts."""
 
     speaks_text = False
 
@@ -73,7 +73,7 @@ class RemoteEngine:
         self._stray = on_stray_receipt
         self._wire: Wire | None = None
         self._away_since = time.monotonic()
-        self._took_s = 0.0  # to come (back), the last time
+        self._took_s = 0.0  # seconds that the last start or reconnect took
         self._connecting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -165,13 +165,13 @@ class RemoteEngine:
             raise self._translated(error) from None
 
     async def _connect(self, wire: Wire) -> None:
-        """Says when the engine comes, goes, and how long it has been awaited."""
+        """Keep connected; log when the engine connects or disconnects."""
         while True:
             try:
                 info = await wire.connect(_RETRY_S)
             except ConnectionLost:
                 away = time.monotonic() - self._away_since
-                log.info("waiting for the engine %s, %.0f s so far", self.engine_id, away)
+                log.info("waiting for the engine %s for %.0f s so far", self.engine_id, away)
                 continue
             self._took_s = time.monotonic() - self._away_since
             known = (self.engine_id, info.model, info.dtype, self._took_s)
@@ -179,7 +179,7 @@ class RemoteEngine:
             while wire.connected:
                 await asyncio.sleep(_LOOK_S)
             self._away_since = time.monotonic()
-            log.warning("the engine %s is away", self.engine_id)
+            log.warning("the engine %s has disconnected", self.engine_id)
 
     def _abort(self, request_id: str) -> None:
         if self._wire is not None:
@@ -194,14 +194,16 @@ class RemoteEngine:
         message = error.message[:1].upper() + error.message[1:].rstrip(".") + "."
         match error.code:
             case "context_length_exceeded":
-                return ContextLengthExceeded(message, next_step="Shorten it.", param="messages")
+                return ContextLengthExceeded(
+                    message, next_step="Shorten the prompt.", param="messages"
+                )
             case "queue_full":
                 return Unavailable(
                     message, next_step="Try again shortly.", code="engine_full", retry_after_s=1.0
                 )
             case "tenant_queue_full":
                 return RateLimited(message, next_step="Try again shortly.", retry_after_s=1.0)
-            case "duplicate_request":  # of a process before this one, whose receipt it keeps
+            case "duplicate_request":  # the engine still holds a receipt with this id
                 return engine_gone(self.engine_id, message)
             case "draining":
                 return Unavailable(message, code="engine_draining", retry_after_s=1.0)

@@ -1,4 +1,4 @@
-"""How the engine samples for a request: what was asked for, over the model's defaults."""
+"""Sampling parameters of a request: its own values over the model's defaults."""
 
 from collections.abc import Mapping
 from operator import attrgetter
@@ -9,7 +9,7 @@ from gateway.ask import Ask
 
 
 def sampling_params(ask: Ask, max_tokens: int, defaults: Mapping[str, Any]) -> SamplingParams:
-    """What was given replaces the model's default, and that the engine's."""
+    """A value in the request overrides the model's default, which overrides the engine's."""
     given = _NOTHING_GIVEN if _sampling(ask) == _NOTHING_ASKED else _given(ask)
     return SamplingParams(**{"max_tokens": max_tokens, **defaults, **given})
 

@@ -1,7 +1,6 @@
-"""Several prompts of one request: each runs at the engine by itself, and together they are one.
+"""Runs the several prompts of one request as separate generations and merges them into one.
 
-To whoever delivers and bills them they are one generation, whose choices come prompt by prompt, and
-whose receipt is the sum of theirs.
+The merged generation numbers its choices prompt by prompt, and its receipt is the sum of theirs.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 async def generate(client: EngineClient, job: Job) -> Generation:
-    """Raises a TollhouseError where the engine refuses any of it; nothing of it runs on then."""
+    """Start all parts. If the engine refuses one, the others are cancelled and its error is raised."""
     if not job.parts:
         return await client.generate(job)
     started: list[Generation] = []
@@ -34,10 +33,10 @@ async def generate(client: EngineClient, job: Job) -> Generation:
 
 
 class Several:
-    """Takes from whichever has something: one that has ended has nothing more."""
+    """A Generation that merges several others; `take` waits for the first that has chunks."""
 
     def __init__(self, request_id: str, parts: Sequence[Generation], choices: int) -> None:
-        """`choices` of each part: those of part k are numbered from k * choices."""
+        """`choices` is the number per part: the choices of part k are numbered from k * choices."""
         self._request_id = request_id
         self._parts = parts
         self._choices = choices
@@ -93,14 +92,14 @@ class Several:
 
 
 def _heard(task: "asyncio.Task[list[Chunk]]") -> None:
-    """Where one part fails, nobody asks the others what became of them."""
+    """Retrieve the exception: asyncio logs one that is never retrieved."""
     if not task.cancelled():
         task.exception()
 
 
 def summed(request_id: str, receipts: Sequence[Receipt]) -> Receipt:
-    """Tokens add up; of times the longest counts, for they ran side by side, and of reasons the
-    first that is no proper end."""
+    """Merge receipts: the sum of the tokens, the longest time (the parts ran in parallel), and the
+    first finish reason other than stop or length."""
     first = receipts[0]
     broken = [each for each in receipts if each.finish_reason not in _WHOLE]
     counts: dict[str, Any] = {

@@ -1,5 +1,4 @@
-"""How much an upstream's entry lets through, counted over all gateway processes where they share
-counters."""
+"""The limits in an upstream's entry, counted over all gateway processes that share counters."""
 
 import asyncio
 
@@ -12,11 +11,11 @@ from gateway.engines.upstreams import Upstream
 from gateway.limits.leases import Leases
 from gateway.limits.wishes import LEASE_MS
 
-_FULL_WAIT_S = 1.0  # nobody knows when one of those that run there will end
+_FULL_WAIT_S = 1.0  # retry-after when full: it is unknown when a running request ends
 
 
 class UpstreamLimits:
-    """Of one upstream. While the shared counters are down, each process lets its share through."""
+    """The limits of one upstream. While the shared counters are down, each process applies its share."""
 
     def __init__(
         self, upstream: Upstream, counters: Counters, clock: Clock, *, processes: int = 1
@@ -45,7 +44,7 @@ class UpstreamLimits:
             await asyncio.gather(self._keeper, return_exceptions=True)
 
     async def enter(self) -> "Permit":
-        """RateLimited, code upstream_busy, where the entry allows no more now."""
+        """Raises RateLimited with the code upstream_busy when a limit is reached."""
         home, wish = self._shared, self._wish(1)
         try:
             answer = await home.reserve(wish)
@@ -60,7 +59,7 @@ class UpstreamLimits:
 
     def leave(self, home: Counters, wish: Wish) -> None:
         if not wish.slots:
-            return  # what a minute allows is spent, and that is all
+            return  # a request of this minute is not given back
         amounts = [take.amount for take in wish.takes]
         work = self._leases.end(home, self._group, wish.id, amounts, 0)
         task = asyncio.ensure_future(work)
@@ -70,7 +69,7 @@ class UpstreamLimits:
     def _wish(self, shares: int) -> Wish:
         takes: tuple[Take, ...] = ()
         if self._per_minute:
-            # A second's worth at once, one at least.
+            # The burst is one second's worth, at least one request.
             rate = max(1, self._per_minute // shares)
             capacity = max(1, rate // 60)
             takes = (Take("requests", capacity, -(-capacity * 60_000 // rate), 1, 1),)
@@ -79,13 +78,16 @@ class UpstreamLimits:
 
     def _busy(self, denial: Denial) -> TollhouseError:
         if "in_flight" in denial.keys:
-            why = f"{self._most} requests are under way there, the most that its entry allows"
+            why = f"{self._most} requests are running there, the maximum of its entry"
             return busy(why, _FULL_WAIT_S)
-        return busy("its requests of this minute are used up", (denial.wait_ms or 1000) / 1000)
+        return busy(
+            f"it has had its {self._per_minute} requests per minute",
+            (denial.wait_ms or 1000) / 1000,
+        )
 
 
 class Permit:
-    """To be there: given back once."""
+    """Permission to send one request, released once."""
 
     def __init__(self, limits: UpstreamLimits, home: Counters, wish: Wish) -> None:
         self._limits: UpstreamLimits | None = limits

@@ -1,6 +1,7 @@
-"""TOLLHOUSE_UPSTREAMS, read: which engines there are, where they are, and how they are spoken to.
+"""Parses TOLLHOUSE_UPSTREAMS: the engines, their addresses and their options.
 
-Addresses split by commas or spaces, a JSON list of objects, or the path of a JSON file with one.
+The value is a list of addresses separated by commas or spaces, a JSON list of objects, or the path
+of a file with one.
 """
 
 import json
@@ -16,28 +17,27 @@ HTTP = ("http://", "https://")
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """`model` is the public name (empty: TOLLHOUSE_MODEL's), `upstream_model` the server's own."""
+    """`model` is the public name (empty: TOLLHOUSE_MODEL's), `upstream_model` the server's name."""
 
     url: str
-    name: str = ""  # of the place; stays the same over restarts
+    name: str = ""  # of the replica; stays the same when its process restarts
     model: str = ""
     upstream_model: str = ""
     api_key: str = ""
-    tokenizer: str = ""  # a model directory; empty: TOLLHOUSE_MODEL's where it is served, else none
+    tokenizer: str = ""  # a model directory; empty: TOLLHOUSE_MODEL's if it is served, else none
     context_length: int = 0  # 0: the tokenizer directory's, or 8192
     public_key: str = ""  # CURVE, Z85; empty: TOLLHOUSE_ENGINE_PUBLIC_KEY
-    engine: str = ""  # vllm, sglang, llama.cpp, tgi, tensorrt-llm, dynamo: its parameters
-    parameters: tuple[
-        str, ...
-    ] = ()  # that it takes beyond OpenAI's and its kind's: top_k, min_p, …
-    price: dict[str, Any] = field(default_factory=dict)  # the model's, as `tollhouse price` has it
-    max_in_flight: int = 0  # requests at once, of all gateway processes; 0 is no bound
-    requests_per_minute: int = 0  # likewise
-    capabilities: tuple[str, ...] = ()  # beyond plain text: tools, json, embeddings, adapters
+    engine: str = ""  # vllm, sglang, llama.cpp, tgi, tensorrt-llm or dynamo
+    # Parameters that it supports beyond OpenAI's and those of its `engine`: top_k, min_p, …
+    parameters: tuple[str, ...] = ()
+    price: dict[str, Any] = field(default_factory=dict)  # in the form of `tollhouse price`
+    max_in_flight: int = 0  # concurrent requests of all gateway processes; 0: no limit
+    requests_per_minute: int = 0  # of all gateway processes; 0: no limit
+    capabilities: tuple[str, ...] = ()  # besides text: tools, json, embeddings, adapters
 
     @property
     def place(self) -> str:
-        """What it is called in usage events, metrics and orders."""
+        """The replica's name in usage events, metrics and commands."""
         return (self.name or self.url)[:80]
 
     @property
@@ -62,7 +62,7 @@ def _from_json(text: str, where: str) -> list[Upstream]:
     except ValueError as error:
         raise _wrong(f"{where} is not JSON: {error}") from None
     if not isinstance(listed, list):
-        raise _wrong(f"{where} must be a list of objects")
+        raise _wrong(f"{where} is not a list of objects")
     return _checked([_one(each, index) for index, each in enumerate(listed)])
 
 
@@ -100,10 +100,10 @@ def _checked(found: list[Upstream]) -> list[Upstream]:
     names: set[str] = set()
     for each in found:
         if not each.url.startswith((*WIRE, *HTTP)):
-            raise _wrong(f"{each.url!r} begins with none of {', '.join((*WIRE, *HTTP))}")
+            raise _wrong(f"{each.url!r} does not begin with one of {', '.join((*WIRE, *HTTP))}")
         name = each.name or each.url
         if name in names:
-            raise _wrong(f"two entries are called {name!r}")
+            raise _wrong(f"two entries have the name {name!r}")
         names.add(name)
     _check_prices(found)
     return found
@@ -114,13 +114,13 @@ def _check_prices(found: list[Upstream]) -> None:
     for each in found:
         if each.price and priced.setdefault(each.model, each.price) != each.price:
             raise _wrong(
-                f"two entries of the model {each.model!r} have different prices: give each a model "
-                "name, and join them by TOLLHOUSE_FALLBACKS"
+                f"two entries of the model {each.model!r} have different prices: give each its own "
+                "model name, and connect them with TOLLHOUSE_FALLBACKS"
             )
 
 
 def _wrong(problem: str) -> SettingError:
     return SettingError(
-        f"TOLLHOUSE_UPSTREAMS is wrong: {problem}.",
-        next_step='Write addresses, or [{"url": "tcp://host:5555"}]; docs/settings.md says more.',
+        f"TOLLHOUSE_UPSTREAMS is invalid: {problem}.",
+        next_step='Write addresses, or [{"url": "tcp://host:5555"}]; see docs/operator.md.',
     )

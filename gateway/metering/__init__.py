@@ -1,1 +1,1 @@
-"""What is billed and what is waived, and its way to the books."""
+"""Metering: what is billed and what is waived, the durable spool, and shipping to the database."""

@@ -1,4 +1,4 @@
-"""Where the shipper delivers: the counting-house's and the safety desk's tables, in one commit."""
+"""The usage sink of the shipper: writes usage and moderation events to the database in one commit."""
 
 from operator import attrgetter
 

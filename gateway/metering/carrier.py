@@ -1,9 +1,9 @@
-"""What takes a piece of the outbox to the books: here, or in a process of its own under load.
+"""Ships a batch of the outbox to the usage sink, in this process or, under load, in a child process.
 
-Decoding, checking and inserting costs a fifth of what the requests themselves cost, and in the
-gateway's own process it takes the interpreter from them. `Helper` is a child process that reads the
-same spool file; it holds nothing that cannot be lost: killed at any moment, the piece that it had
-is carried again, and what was recorded before is known by its request ids.
+Decoding, checking and inserting cost a fifth of what the requests themselves cost, and in the
+gateway's process they hold the GIL that requests need. `Helper` is a child process that reads the
+same spool file and has no state of its own: if it is killed, its batch is shipped again, and rows
+that were already inserted are recognised by their request ids.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ from gateway.server import cores
 
 
 class Books(Protocol):
-    """Where events go. One call is one transaction; a replay changes nothing."""
+    """The destination of usage events. A call is one transaction and idempotent."""
 
     def record(self, batch: Outgoing) -> None: ...
 
 
 class Carried(Struct, frozen=True):
-    """The rows that were taken, from `first` to `last` (0 when there were none), and at what cost.
-    Where the database refuses them for good, `refused` says why."""
+    """The outbox rows that were read, from `first` to `last` (0 if there were none), and the CPU time
+    that it took. `refused` is the reason if the database refused them permanently."""
 
     first: int
     last: int
@@ -47,11 +47,11 @@ class Carried(Struct, frozen=True):
 
 class Carrier(Protocol):
     def carry(self, after: int, limit: int) -> Carried:
-        """Raises whatever passes by itself: the database is away, the helper was killed."""
+        """Raises on temporary failures: the database is down, or the helper process was killed."""
 
 
 class Porter:
-    """Carries in the caller's thread."""
+    """Ships in the caller's thread."""
 
     def __init__(self, reader: sqlite3.Connection, books: Books) -> None:
         self._reader = reader
@@ -72,11 +72,11 @@ class Porter:
 
 
 class HelperFailed(Exception):
-    """What the helper said of it, or that it has gone. The next call starts another."""
+    """The helper process reported an error or exited. The next call starts another."""
 
 
 class Helper:
-    """Carries in a child process, started at the first call and ended with its standard input."""
+    """Ships in a child process, which starts at the first call and ends when its stdin closes."""
 
     def __init__(self, spool: Path, database_url: str, log_level: str, log_format: str) -> None:
         told = {"spool": str(spool), "database": database_url, "level": log_level}
@@ -89,12 +89,12 @@ class Helper:
 
     def carry(self, after: int, limit: int) -> Carried:
         line = b""
-        # Broken off in mid-word or before the first: it has ended either way.
+        # An error or an incomplete line means that the process has ended.
         with contextlib.suppress(OSError):
             line = self._asked(json.dumps([after, limit]).encode() + b"\n")
         if not line.endswith(b"\n"):
             self.close()
-            raise HelperFailed("the shipping process has ended; another is started")
+            raise HelperFailed("the shipping process exited; the next attempt starts another")
         answer = json.loads(line)
         if "failed" in answer:
             raise HelperFailed(answer["failed"])
@@ -123,7 +123,7 @@ class Helper:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "gateway.metering.carrier"]
-        # Its metrics would be those of one more gateway.
+        # Otherwise its metrics would appear as those of another gateway process.
         kept = {k: v for k, v in os.environ.items() if k != "PROMETHEUS_MULTIPROC_DIR"}
         pipe = subprocess.PIPE
         with cores.as_for_children():
@@ -135,7 +135,7 @@ def brief(error: Exception) -> str:
 
 
 def serve(read: Callable[[], bytes], write: Callable[[bytes], object], carrier: Carrier) -> None:
-    """A line of JSON for each that came, until there are no more."""
+    """Answer each line of JSON with one line, until the input ends."""
     while line := read():
         after, limit = json.loads(line)
         try:
@@ -149,7 +149,7 @@ def serve(read: Callable[[], bytes], write: Callable[[bytes], object], carrier: 
 def main() -> None:
     from gateway.metering.books import SqlBooks
 
-    # A stop goes to the whole group; this process ends when its gateway has no more to ship.
+    # Signals go to the whole process group, but this process must outlive its gateway's last batch.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     told = json.loads(sys.stdin.buffer.readline())

@@ -1,7 +1,7 @@
-"""From what happened to one usage event: the rules of what is billed and what is waived.
+"""Turns the outcome of a request into one usage event: the rules of what is billed and waived.
 
-Billed output is what was delivered to the client; the rest of what the engine generated is waived,
-so generated = billed + waived. Billed input is what the engine processed.
+Output tokens that were delivered to the client are billed, and other generated tokens are waived,
+so generated = billed + waived. Prompt tokens that the engine processed are billed.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from core.events import EngineCount, OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import Receipt
 from gateway.metering.spool import Spool, Statement
 
-_LEFT = 499  # nobody waited for the answer any more
+_LEFT = 499  # the client closed the connection (nginx's code)
 
 
 class Counts(Struct, frozen=True):
@@ -29,25 +29,25 @@ class Counts(Struct, frozen=True):
 
 
 class Ending(Struct, frozen=True):
-    """What the door knows when a request is over."""
+    """What the gateway knows of a request at its end."""
 
-    delivered: int  # tokens whose text went to the client
-    seen: int  # tokens that the engine handed to us
+    delivered: int  # tokens whose text was sent to the client
+    seen: int  # tokens that the gateway received from the engine
     finish_reason: str
     status: int
-    prompt_done: bool  # a token came, so the prompt was processed whole
-    paid_by: str | None = None  # where the policy blocked the prompt or cut the answer
-    quantity: int = 1  # 0: not even the request's fee is charged
+    prompt_done: bool  # a token arrived, so the whole prompt was processed
+    paid_by: str | None = None  # set if the policy blocked the prompt or stopped the answer
+    quantity: int = 1  # requests to charge the fee for; 0: no fee
 
 
 def blocked(paid_by: str) -> Ending:
-    """A prompt that the policy refused: its tokens and fee where the tenant pays, else nothing."""
+    """The ending of a blocked prompt. Its tokens and fee are billed only if the tenant pays."""
     pays = paid_by == "tenant"
     return Ending(0, 0, "content_filter", 400, pays, paid_by=paid_by, quantity=int(pays))
 
 
 def counts_of(prompt_tokens: int, ending: Ending, receipt: Receipt | None) -> Counts:
-    """The engine's receipt decides where there is one; without it, what the door itself saw."""
+    """Counts from the engine's receipt; without one, from what the gateway saw."""
     if receipt is None:
         entered = prompt_tokens if ending.prompt_done else 0
         return Counts(entered, 0, ending.delivered, max(0, ending.seen - ending.delivered))
@@ -57,7 +57,7 @@ def counts_of(prompt_tokens: int, ending: Ending, receipt: Receipt | None) -> Co
 
 
 class Meter:
-    """The account of one request, from its opening to its one event."""
+    """Meters one request, from its opened record to its usage event."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Meter:
         self.reordered_cached_tokens = 0
         self.truncated: str | None = None
         self.routed: str | None = None
-        self.fell_from: tuple[str, ...] = ()  # models that could not answer
+        self.fell_from: tuple[str, ...] = ()  # models that failed before this one
         self._spool = spool
         self._clock = clock
         self._started = clock.monotonic()
@@ -82,11 +82,11 @@ class Meter:
         self.event: UsageEvent | None = None
 
     async def open(self, *, again: bool = False) -> None:
-        """`again`: the request is open already, for a model that could not answer."""
+        """Write the opened record. `again`: replace the one of a model that failed."""
         await (self._spool.reopen(self.opened) if again else self._spool.open(self.opened))
 
     async def moved(self, engine_id: str) -> None:
-        """Another engine has the request now: its receipt is the one that counts."""
+        """Note that another engine runs the request, so that recovery asks it for the receipt."""
         self.opened = replace(self.opened, engine_id=engine_id)
         await self._spool.reopen(self.opened)
 
@@ -107,8 +107,9 @@ class Meter:
         receipt: Receipt | None,
         also: Callable[[UsageEvent], Sequence[Statement]] | None = None,
     ) -> UsageEvent:
-        """Durable when it returns, unless the disk is full: then the engine keeps its receipt until
-        the record is. Called twice, the first call counts. `also` goes to the same commit."""
+        """Write the closed record. It is durable on return, unless the disk refuses it: then the
+        engine keeps its receipt until it is. Only the first call counts. `also` returns statements
+        for the same commit."""
         if self.event is not None:
             return self.event
         self.event = event = self._event(ending, receipt)
@@ -118,7 +119,7 @@ class Meter:
         return event
 
     def close_soon(self, ending: Ending, receipt: Receipt | None) -> None:
-        """For a request that is being cancelled and cannot wait: durable at the next flush."""
+        """As `close`, without waiting, for a cancelled request: durable at the next flush."""
         if self.event is None:
             self.event = self._event(ending, receipt)
             count = engine_count(self.event, receipt)
@@ -126,8 +127,8 @@ class Meter:
             _count(self.event)
 
     def _release(self, receipt: Receipt | None) -> Callable[[], None] | None:
-        """Lets the engine forget the receipt: to be called when the record is durable. Of several
-        prompts some may have one where the request as a whole has none."""
+        """The acknowledgement that lets the engine drop the receipt; call it once the record is
+        durable. With several prompts, some may have a receipt although the request has none."""
         if receipt is None and self.opened.prompts == 1:
             return None
         return partial(self._acknowledge, *self.opened.engine_names)
@@ -159,7 +160,7 @@ class Meter:
 
 
 def on_the_house(counts: Counts) -> Counts:
-    """A batch's line that was not answered runs again: only the run that answers it is billed."""
+    """Waive everything: an unanswered line of a batch runs again, and only that run is billed."""
     return Counts(0, 0, 0, counts.output + counts.waived)
 
 

@@ -1,9 +1,9 @@
-"""What a dead gateway process left in its spool file is settled by a living one.
+"""Settles what a dead gateway process left in its spool file.
 
-A file whose lock can be taken has no owner. Its outbox is shipped; each opened record without its
-close is settled from the engine's receipt. An engine that answers but knows nothing of the request
-will never bill it, so it closes at zero output; an engine that does not answer is waited for until
-the request's longest life has passed.
+A file whose lock is free has no owner. Its outbox is shipped, and each opened record without a
+closed one is settled from the engine's receipt. If the engine answers but has no receipt, the request
+is closed with zero tokens; if the engine does not answer, recovery waits until the request's maximum
+lifetime has passed.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ log = logging.getLogger("tollhouse.recovery")
 
 class ReceiptSource(Protocol):
     async def receipt_of(self, opened: OpenedRequest) -> Receipt | None:
-        """Raises RequestStillRuns, or another TollhouseError where the engine does not answer."""
+        """Raises RequestStillRuns, or another TollhouseError if the engine does not answer."""
 
     async def acknowledge(self, request_ids: list[str]) -> None: ...
 
@@ -45,7 +45,7 @@ class Recovery:
         longest_life_s: float,
         on_settled: Callable[[UsageEvent], Awaitable[None]],
     ) -> None:
-        """`on_settled` gives back what the dead process had reserved."""
+        """`on_settled` releases what the dead process had reserved."""
         self._directory = directory
         self._own = own
         self._books = books
@@ -54,7 +54,9 @@ class Recovery:
         self._on_settled = on_settled
         self._longest_life = timedelta(seconds=longest_life_s + 60)
         self._adopted: dict[Path, SpoolFile] = {}
-        self.looked = asyncio.Event()  # what was left here before the start is in the books
+        self.looked = (
+            asyncio.Event()
+        )  # set after the first round: older records are in the database
 
     async def run(self, every_s: float = 5.0) -> None:
         while True:
@@ -62,11 +64,13 @@ class Recovery:
                 await self.round()
                 self.looked.set()
             except Exception as error:
-                log.warning("recovery of spool files failed, again in %.0f s: %s", every_s, error)
+                log.warning(
+                    "recovery of spool files failed; retrying in %.0f s: %s", every_s, error
+                )
             await asyncio.sleep(every_s)
 
     async def round(self) -> int:
-        """Adopt and settle what can be settled now; returns how many requests it settled."""
+        """Adopt orphaned files and settle what can be settled; returns the number of requests."""
         self._adopt()
         settled = 0
         for path, file in list(self._adopted.items()):
@@ -91,9 +95,9 @@ class Recovery:
                 continue
             try:
                 file = SpoolFile(path)
-            except OSError:  # its process lives
+            except OSError:  # locked: its process is alive
                 continue
-            log.info("adopted %s, left by a process that ended", path.name)
+            log.info("adopted %s, left by a process that exited", path.name)
             self._adopted[path] = file
 
     def _ship(self, file: SpoolFile) -> None:

@@ -1,9 +1,9 @@
-"""Takes what the spool holds to the database, in bulk, from a thread of its own; once there is much
-to take, that thread has a process do it.
+"""Ships the spool's records to the database in bulk, from a thread, which under load delegates to a
+child process.
 
-Idempotent: rows are inserted by request id, and a batch is forgotten only after its commit. While
-the database is down the spool grows and the shipper tries again; a single record that the database
-refuses for good is parked with the reason, so that it holds up nothing behind it.
+Shipping is idempotent: rows are inserted by request id, and a batch leaves the spool only after its
+commit. While the database is down the spool grows and the shipper retries. A record that the database
+refuses permanently is parked with the reason, so that it does not block the others.
 """
 
 import logging
@@ -19,11 +19,11 @@ from gateway.metering.spool import Spool, connect, read_outbox
 log = logging.getLogger("tollhouse.shipper")
 BATCH = 5000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
-# A round costs the same few milliseconds of the interpreter for one record as for a hundred: under
-# load rounds are so far apart that they take this share of the time that requests run in.
+# A round takes a few milliseconds of CPU for one record as for a hundred, so under load rounds are
+# spaced to use this share of the process's time.
 _SHARE = 0.01
 _LONGEST_GATHER_S = 1.5
-_MANY = 600  # rows in one round: from then on the helper carries; a calm house starts none
+_MANY = 600  # rows in one round from which on the helper process ships; light load starts none
 
 
 class Shipper:
@@ -34,18 +34,18 @@ class Shipper:
         self._books = books
         self._helper = helper
         self._busy = False
-        self._pause_s = pause_s  # lets a batch gather
+        self._pause_s = pause_s  # at least this long between rounds, so that records accumulate
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tollhouse-shipper", daemon=True)
         self._shipped = 0
-        self._cost_s = 0.0  # of this round
+        self._cost_s = 0.0  # CPU seconds of this round
         self._ill_since: float | None = None
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """One more attempt to ship, then the end. What stays is adopted at the next start."""
+        """Make a last attempt to ship, then stop. What remains is adopted at the next start."""
         self._stopping.set()
         self._spool.arrived.set()
         if self._thread.is_alive():
@@ -67,9 +67,7 @@ class Shipper:
                     self._ill_since = None
                     pause = FIRST_PAUSE_S
                 except Exception as error:
-                    log.warning(
-                        "usage cannot be shipped now, again in %.1f s: %s", pause, brief(error)
-                    )
+                    log.warning("cannot ship usage; retrying in %.1f s: %s", pause, brief(error))
                     if last_round:
                         return
                     self._watch()
@@ -89,7 +87,7 @@ class Shipper:
                 self._helper.close()
 
     def _watch(self) -> None:
-        """For the alert on a database that has been away for long."""
+        """Update the metrics behind the alert on a database that is down."""
         now = time.monotonic()
         waiting = self.backlog()
         if waiting and self._ill_since is None:
@@ -98,8 +96,8 @@ class Shipper:
         metrics.spool_age_seconds.set(now - self._ill_since if self._ill_since else 0)
 
     def _drain(self, reader: sqlite3.Connection, *, whole: bool) -> None:
-        """What there is. Unless it must be the `whole`, the few that came meanwhile wait for the
-        next round: they would cost as much as many."""
+        """Ship the outbox. Unless `whole`, records that arrive meanwhile wait for the next round,
+        since shipping a few costs as much as shipping many."""
         here = Porter(reader, self._books)
         while True:
             carrier: Carrier = self._helper if self._busy and self._helper is not None else here
@@ -109,7 +107,7 @@ class Shipper:
             self._cost_s += carried.cpu_s
             self._busy |= carried.rows >= _MANY
             if carried.refused:
-                log.error("a batch of usage was refused, trying one by one: %s", carried.refused)
+                log.error("the database refused a batch; shipping rows singly: %s", carried.refused)
                 self._one_by_one(carrier, carried)
             self._shipped = carried.last
             self._spool.forget_shipped(carried.last)
@@ -121,12 +119,12 @@ class Shipper:
         for seq in range(batch.first, batch.last + 1):
             single = carrier.carry(seq - 1, 1)
             if single.last == seq and single.refused:
-                log.error("one record was refused and parked: %s", single.refused)
+                log.error("the database refused a record; it is parked: %s", single.refused)
                 self._spool.park(seq, single.refused)
 
 
 def ship_file(connection: sqlite3.Connection, books: Books, forget: Callable[[int], None]) -> int:
-    """Ship all of a dead process's outbox; returns how many rows went."""
+    """Ship the whole outbox of an adopted file; returns the number of rows."""
     total, after = 0, 0
     while True:
         batch = read_outbox(connection, BATCH, after=after)

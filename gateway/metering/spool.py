@@ -1,9 +1,10 @@
-"""The durable spool: one SQLite file (WAL) a process, written before a token leaves and at its end.
+"""The durable spool: one SQLite file (WAL) per process, written before the first token is sent and
+at the end of the request.
 
-Records of all requests that come in the same turn of the event loop share one commit, which takes
-tens of microseconds because WAL in `normal` mode leaves the fsync to the checkpoint. A killed
-process loses nothing; a machine that loses its power may lose the last moments since the
-checkpoint. `opened` holds running requests, `outbox` holds what the shipper takes to the database.
+Records of one turn of the event loop share a commit, which takes tens of microseconds because WAL in
+`normal` mode leaves the fsync to the checkpoint. A killed process loses nothing; a power failure may
+lose what was written since the last checkpoint. `opened` holds running requests, `outbox` holds
+records to ship to the database, and `parked` holds records that the database refused.
 """
 
 import asyncio
@@ -50,18 +51,18 @@ Statement = tuple[str, tuple[object, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """What one read of the outbox gave, in order, and the rows it spans."""
+    """The records of one read of the outbox, in order, and the range of rows."""
 
     first: int
-    last: int  # 0 when there is nothing
+    last: int  # 0 if the outbox is empty
     usage: list[UsageEvent]
     receipts: list[EngineCount]
     moderation: list[ModerationEvent]
-    lines: list[tuple[str, Answered]]  # of batches, by the batch's id
+    lines: list[tuple[str, Answered]]  # answered lines of batches: (batch id, answer)
 
 
 class SpoolFile:
-    """The file itself, under an exclusive lock that the system drops when its process dies."""
+    """The SQLite file, under an exclusive lock that the system releases when the process ends."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,8 +75,8 @@ class SpoolFile:
             raise
         self.connection = connect(path)
         self.connection.executescript(_SCHEMA)
-        # Numbers that are shipped never come again while this file is open, and `autoincrement`
-        # would keep that in a table of its own: a third of what a request writes.
+        # Row numbers must not be reused while the file is open. `autoincrement` would ensure that
+        # with a table of its own, which is a third of what a request writes.
         [(last,)] = self.connection.execute("select coalesce(max(seq), 0) from outbox")
         self.connection.create_function("next_seq", 0, count(last + 1).__next__)
 
@@ -158,7 +159,7 @@ def noting(events: Sequence[ModerationEvent]) -> Statement:
 
 
 def answering(batch_id: str, answered: Answered) -> Statement:
-    """To be committed with the line's bill: then neither is ever without the other."""
+    """The answer to a line of a batch, to be committed together with its usage event."""
     return _TO_OUTBOX, (LINE, _encode((batch_id, answered)))
 
 
@@ -178,7 +179,7 @@ def parking(seq: int, reason: str) -> list[Statement]:
 
 
 class Spool:
-    """The event loop's side: gathers what one turn brings and commits it together."""
+    """The event loop's side: collects the statements of one loop turn and commits them together."""
 
     def __init__(self, file: SpoolFile) -> None:
         self.file = file
@@ -186,15 +187,15 @@ class Spool:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._batch: list[Statement] = []
         self._waiters: list[asyncio.Future[None]] = []
-        self._retry: list[Statement] = []  # closings that the disk refused: kept and tried again
-        self._then: list[Callable[[], None]] = []  # to do once all that was queued is durable
+        self._retry: list[Statement] = []  # statements that the disk refused, to be retried
+        self._then: list[Callable[[], None]] = []  # called once everything queued is durable
 
     async def open(self, record: OpenedRequest) -> None:
-        """Returns when the record is durable; Unavailable if the disk refuses it."""
+        """Returns when the record is durable; raises Unavailable if the disk refuses it."""
         await self._add([opening(record)])
 
     async def reopen(self, record: OpenedRequest) -> None:
-        """As `open`, for a request that is open already and goes on elsewhere."""
+        """As `open`, for an open request that moves to another engine or model."""
         await self._add([reopening(record)])
 
     async def close(
@@ -204,8 +205,9 @@ class Spool:
         then: Callable[[], None] | None = None,
         also: Sequence[Statement] = (),
     ) -> None:
-        """Never raises: what the disk refuses now is kept and goes with a later commit. `then` is
-        called once the record is durable, be it late; `also` is durable with it."""
+        """Never raises Unavailable: what the disk refuses goes into a later commit.
+
+        `then` is called once the record is durable; `also` goes into the same commit."""
         if then is not None:
             self._then.append(then)
         with contextlib.suppress(Unavailable):
@@ -222,23 +224,23 @@ class Spool:
         self._queue(closing(event, receipt))
 
     def note(self, events: Sequence[ModerationEvent]) -> None:
-        """One row, however many they are."""
+        """Queue moderation events, as one row."""
         self._queue([noting(events)])
 
     def forget_shipped(self, last: int) -> None:
-        """From the shipper's thread."""
+        """Delete shipped rows. Called in the shipper's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._call_in_loop(lambda: self._queue([shipped(last)]))
 
     def park(self, seq: int, reason: str) -> None:
-        """From the shipper's thread."""
+        """Move a row to `parked`. Called in the shipper's thread."""
         self._call_in_loop(lambda: self._queue(parking(seq, reason)))
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
     def flush(self) -> None:
-        """Commit what waits, now."""
+        """Commit everything that is queued."""
         batch, self._batch = self._retry + self._batch, []
         waiters, self._waiters = self._waiters, []
         if not batch:
@@ -261,13 +263,13 @@ class Spool:
         self, batch: list[Statement], waiters: list[asyncio.Future[None]], error: sqlite3.Error
     ) -> None:
         log.error("the spool %s cannot be written: %s", self.file.path, error)
-        # Openings are refused to their callers; everything else must not be lost.
+        # The callers of `open` get an error; every other statement must not be lost.
         self._retry = [each for each in batch if not each[0].startswith("insert into opened")]
         if self._retry and self._loop is not None:
             self._loop.call_later(_RETRY_S, self.flush)
         failure = Unavailable(
-            "The gateway cannot record usage on its disk, so it serves nothing new.",
-            next_step="Free space in TOLLHOUSE_DATA_DIR; records kept in memory follow then.",
+            "The gateway cannot record usage on its disk, so it accepts no new requests.",
+            next_step="Free disk space in TOLLHOUSE_DATA_DIR; pending records are then written.",
             code="spool_unavailable",
             retry_after_s=5.0,
         )

@@ -1,4 +1,4 @@
-"""What lies in the spool files of this machine's gateways, read without taking their locks."""
+"""Counts records in the spool files on this machine, without taking their locks."""
 
 import sqlite3
 import time
@@ -11,10 +11,10 @@ from core.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class SpoolCounts:
-    running: int = 0  # requests that are open now
-    unshipped: int = 0  # ended, on their way to the database
-    parked: int = 0  # refused by the database for good
-    oldest: float | None = None  # when a file with unshipped records last changed, Unix seconds
+    running: int = 0  # open requests
+    unshipped: int = 0  # ended requests that are not in the database yet
+    parked: int = 0  # refused permanently by the database
+    oldest: float | None = None  # oldest change of a file with unshipped records, Unix seconds
 
 
 def spool_counts(settings: Settings) -> SpoolCounts:
@@ -26,13 +26,13 @@ def spool_counts(settings: Settings) -> SpoolCounts:
             if found[1]:
                 changed.append(path.stat().st_mtime)
         except (sqlite3.Error, FileNotFoundError):
-            continue  # it was just removed by its owner, empty
+            continue  # its owner has just removed it
         running, unshipped, parked = running + found[0], unshipped + found[1], parked + found[2]
     return SpoolCounts(running, unshipped, parked, min(changed, default=None))
 
 
 def wait_until_shipped(settings: Settings, timeout_s: float = 5.0) -> SpoolCounts:
-    """Give the shippers a moment, so that a command sees the requests that were just answered."""
+    """Wait briefly for the shippers, so that a command sees requests that have just ended."""
     deadline = time.monotonic() + timeout_s
     while True:
         counts = spool_counts(settings)

@@ -1,1 +1,1 @@
-"""Which replica gets a request, and what is known of each."""
+"""Routing: which replica serves a request, and the state of each replica."""

@@ -1,18 +1,18 @@
-"""Which adapters are asked for lately, and how often."""
+"""Recent use of adapters."""
 
 from core.clock import Clock
 
 HALF_LIFE_S = 300.0
-MOST = 16  # adapters of a model that are kept ready everywhere
-_ENOUGH = 2.0  # requests, each worth less as it ages
+MOST = 16  # adapters of a model that are kept loaded on every replica
+_ENOUGH = 2.0  # decayed count of requests from which on an adapter is kept loaded
 
 
 class AdapterHeat:
-    """A count of each adapter's requests that halves every five minutes."""
+    """A request count per adapter, with a half-life of five minutes."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._heat: dict[str, tuple[float, float]] = {}  # digest -> (count, when it was true)
+        self._heat: dict[str, tuple[float, float]] = {}  # digest -> (count, at monotonic time)
 
     def note(self, digest: str, times: float = 1.0) -> None:
         now = self._clock.monotonic()

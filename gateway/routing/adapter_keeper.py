@@ -1,7 +1,7 @@
-"""Adapters before they are asked for, by recent traffic: a replica that was just started, or has not
-served one yet, has read it when the next request for it comes. Off the path.
+"""Preloads recently used adapters on all replicas of their model in the background, so that a request
+rarely waits for a load.
 
-An adapter that left the catalog leaves the engines too.
+Adapters that were removed from the catalog are unloaded.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from gateway.routing.router import Router
 
 log = logging.getLogger("tollhouse.routing")
 EVERY_S = 2.0
-_AGAIN_S = 60.0  # after a load that failed
+_AGAIN_S = 60.0  # before a failed load is retried
 _LOOK_BACK = timedelta(hours=1)
 
 
@@ -41,16 +41,18 @@ class AdapterKeeper:
             for digest, times in await asyncio.to_thread(self._recent):
                 self._router.heat.note(digest, float(times))
         except Exception as error:
-            log.warning("recent traffic could not be read, adapters load as they come: %s", error)
+            log.warning("cannot read recent traffic; adapters load on first use: %s", error)
         while True:
             await asyncio.sleep(EVERY_S)
             try:
                 await self.round()
             except Exception:
-                log.exception("keeping adapters ready failed")
+                log.exception("preloading adapters failed")
 
     async def round(self) -> int:
-        """Loads made, one replica beside the other, one adapter of a replica after the other."""
+        """Preload and unload, in parallel over replicas and one adapter at a time on each.
+
+        Returns the number of loads."""
         known = {each.digest: each for each in self._catalog.every_adapter()}
         gone, self._known = self._known.keys() - known.keys(), known
         if not known and not gone:
@@ -67,7 +69,7 @@ class AdapterKeeper:
             try:
                 await place.client.unload_adapter(digest)
             except TollhouseError as error:
-                log.info("%s keeps the adapter %s: %s", place.name, digest[:12], error.message)
+                log.info("%s cannot unload %s: %s", place.name, digest[:12], error.message)
         loaded = 0
         for adapter in hot:
             if not place.has(adapter.digest) and self._may_try(place, adapter):
@@ -89,7 +91,7 @@ class AdapterKeeper:
         return failed is None or self._clock.monotonic() - failed > _AGAIN_S
 
     def _recent(self) -> list[tuple[str, int]]:
-        """The adapters of the last hour's requests. Request ids begin with their time."""
+        """(digest, requests) of the last hour's adapters. Request ids begin with a timestamp."""
         since = floor_id(REQUEST, self._clock.now() - _LOOK_BACK)
         count = func.count()
         query = (

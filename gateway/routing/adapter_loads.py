@@ -1,4 +1,4 @@
-"""Adapters on their way to engines: each is loaded once, however many requests wait for it."""
+"""Loads adapters on replicas, once each, however many requests wait for the load."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ class AdapterLoads:
         self._since: dict[tuple[str, str], float] = {}
 
     async def ensure(self, place: Place, adapter: NamedAdapter) -> None:
-        """The engine knows the adapter when this returns."""
+        """Load the adapter on the replica unless it is registered there."""
         if place.has(adapter.digest):
             return
         key = (place.name, adapter.digest)
@@ -32,7 +32,7 @@ class AdapterLoads:
                 self._locks.pop(key, None)
 
     def under_way(self) -> list[dict[str, object]]:
-        """What is being loaded now, and for how many seconds."""
+        """The loads in progress and their durations in seconds."""
         now = self._clock.monotonic()
         return [
             {"engine": engine, "adapter": digest[:12], "for_s": round(now - since, 1)}
@@ -50,7 +50,7 @@ class AdapterLoads:
         spent = self._clock.monotonic() - began
         if state.digest != adapter.digest:
             raise Unavailable(
-                f"The files of the adapter {adapter.name} changed since it was registered.",
+                f"The files of the adapter {adapter.name} have changed since it was registered.",
                 next_step="Register the adapter again.",
                 code="adapter_changed",
             )

@@ -1,4 +1,4 @@
-"""A circuit breaker: after repeated failures a replica is left alone, then tried with one request."""
+"""A circuit breaker: after repeated failures a replica gets no requests, then a single probe."""
 
 from collections import deque
 from enum import StrEnum
@@ -13,7 +13,7 @@ class State(StrEnum):
 
 
 class Breaker:
-    """Opens after `failures` failures within `window_s`; each opening doubles the pause to a cap."""
+    """Opens after `failures` failures within `window_s`. A failed probe doubles the pause, to a cap."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Breaker:
         return State.HALF_OPEN if waited >= self._pause_s else State.OPEN
 
     def allows(self) -> bool:
-        """Whether a request may go. In the half-open state exactly one may, until it has ended."""
+        """Whether a request may be sent. Half open, only one may be in progress."""
         state = self.state
         return state is State.CLOSED or (state is State.HALF_OPEN and not self._probing)
 
@@ -56,7 +56,7 @@ class Breaker:
         self._pause_s = self._first_pause_s
 
     def released(self) -> None:
-        """The request ended without saying anything of the replica (the client left, say)."""
+        """The request ended without a verdict on the replica, for example because the client left."""
         self._probing = False
 
     def failed(self) -> None:
@@ -75,7 +75,7 @@ class Breaker:
             self._opened_at = now
 
     def trip(self) -> None:
-        """Open at once: a replica that hangs costs every request its patience."""
+        """Open at once, since every request to a hanging replica waits for a timeout."""
         if self._opened_at is None:
             self._failed.clear()
             self._opened_at = self._clock.monotonic()

@@ -1,7 +1,7 @@
-"""Where a conversation's last turn ran: found by its messages, for no client says which turn it is.
+"""Remembers which replica served a conversation's last turn, identified by its messages.
 
-A turn begins with all messages of the turn before. The map holds one hash a conversation, of this
-process and keyed at random, and only breaks ties: a collision costs nothing but a cold start.
+A turn begins with all messages of the turn before. The map holds one hash per conversation (Python's
+per-process hash) and only breaks ties, so a collision costs a cold start at most.
 """
 
 from collections import OrderedDict
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _KEPT = 50_000
-_LOOK_BACK = 8  # messages that one turn adds at most, tool calls and their results among them
+_LOOK_BACK = 8  # messages that a turn may add, including tool calls and their results
 
 
 class Conversations:
@@ -18,7 +18,7 @@ class Conversations:
         self._ran: OrderedDict[int, str] = OrderedDict()
 
     def last(self, marks: Sequence[int]) -> str | None:
-        """The replica of the latest turn that these messages continue."""
+        """The replica of the latest known turn that these messages continue."""
         for mark in reversed(marks[-_LOOK_BACK - 1 : -1]):
             found = self._ran.get(mark)
             if found is not None:
@@ -36,7 +36,7 @@ class Conversations:
 def marks_of(
     namespace: str, model: str, adapter: str | None, messages: Sequence[Mapping[str, Any]] | None
 ) -> list[int]:
-    """One number for every beginning of the list of messages."""
+    """A hash of every prefix of the list of messages."""
     mark = hash((namespace, model, adapter))
     found = []
     for message in messages or ():

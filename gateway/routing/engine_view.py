@@ -1,4 +1,4 @@
-"""The engines as an operator sees them, and his word on which are drained."""
+"""The engines' state for readiness and the admin API, and the operator's drains."""
 
 import logging
 from typing import Any
@@ -17,7 +17,7 @@ class EngineView:
         self._router = router
 
     def refresh(self) -> None:
-        """Blocking; run in a thread. Also right after a drain was ordered or lifted."""
+        """Read drains from the database. Blocks; run it in a thread."""
         with self._database.read() as session:
             drained = set(drains.drained(session))
         for place in self._router.places():
@@ -26,7 +26,7 @@ class EngineView:
                 log.warning("%s is %s", place.name, "drained" if place.draining else "in use again")
 
     def readiness(self) -> dict[str, dict[str, Any]]:
-        """`needed` is false of an engine without which all of its models are served."""
+        """The parts of /readyz. An engine is not `needed` while other replicas serve its models."""
         served: dict[str, bool] = {}
         for model, places in self._router.models():
             served[model] = any(place.serves() for place in places)
@@ -41,7 +41,7 @@ class EngineView:
         return parts
 
     def listed(self) -> list[dict[str, Any]]:
-        """With the load that the engine told last; `under_way` is of this gateway process."""
+        """Engines with the load that they last reported; `under_way` counts this process's requests."""
         found = []
         for place in self._router.places():
             models = [model for model, places in self._router.models() if place in places]

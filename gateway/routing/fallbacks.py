@@ -1,7 +1,7 @@
-"""Which model answers when none of a model's replicas can: chains that the operator sets and that a
-tenant may replace or turn off (`fallback` in its settings: "off", or {"model": ["next", …]}).
+"""Fallback models for when no replica of a model can answer. The operator sets chains; a tenant may
+override them or turn them off (`fallback` in its settings: "off", or {"model": ["next", …]}).
 
-What really served is what the event names and what is charged, at its own price.
+The usage event names the model that answered, and its price applies.
 """
 
 import json
@@ -17,7 +17,7 @@ OFF = "off"
 
 
 class FallThrough(Exception):
-    """No replica of this model gave a byte, and another model may answer."""
+    """No replica of the model produced output, and another model may answer."""
 
     def __init__(self, error: TollhouseError) -> None:
         super().__init__(error.message)
@@ -30,8 +30,8 @@ class Fallbacks:
         self._chains = chains
 
     def after(self, principal: Principal, target: Target) -> list[Target]:
-        """Those that may follow, in order: only what this key may use. An adapter has none, for no
-        other base can stand in for it."""
+        """The fallbacks that this key may use, in order. Adapters have none, since they need their
+        base model."""
         wanted = principal.settings.get("fallback") if principal.settings else None
         if target.adapter is not None or wanted == OFF or not (self._chains or wanted):
             return []
@@ -49,7 +49,7 @@ class Fallbacks:
 
 
 def read_fallbacks(setting: str) -> dict[str, tuple[str, ...]]:
-    """`small=large,other; large=other`, or a JSON object of lists."""
+    """Parse `small=large,other; large=other`, or a JSON object of lists."""
     text = setting.strip()
     if text.startswith("{"):
         try:
@@ -69,6 +69,6 @@ def read_fallbacks(setting: str) -> dict[str, tuple[str, ...]]:
 
 def _wrong(problem: str) -> SettingError:
     return SettingError(
-        f"TOLLHOUSE_FALLBACKS is wrong: {problem}.",
-        next_step="Write small=large,other; large=other.",
+        f"TOLLHOUSE_FALLBACKS is invalid: {problem}.",
+        next_step="Write it like small=large,other; large=other.",
     )

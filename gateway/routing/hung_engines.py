@@ -1,10 +1,9 @@
-"""Engines that hang with their connection open: found by what they owe, and left alone until they
-speak again.
+"""Detects engines that hang while their connection stays open.
 
-An engine owes signs of life (heartbeats, a page of its own) and a first token. One that is silent
-gets nothing new while another serves its model; what waits there for its first token goes to that
-other. One that is alive, yet gives nobody a token for far longer than was expected, has its breaker
-opened too.
+An engine must send heartbeats (or answer a state request) and a first token for each request. A
+silent engine gets no new requests while another replica serves its model, and requests that wait
+there for their first token move to another replica. The circuit breaker also opens for an engine that
+is alive but produces no token for much longer than expected.
 """
 
 import asyncio
@@ -17,8 +16,8 @@ from gateway.routing.router import Router
 
 log = logging.getLogger("tollhouse.routing")
 LOOK_S = 0.25
-_LATE_S = 0.5  # where this process itself was held up, it knows nothing of others' silence
-# So many times the expected seconds to the first token, and so many seconds at least.
+_LATE_S = 0.5  # a check that is later than this is skipped: this process itself was blocked
+# Multiples of the expected time to the first token, and minimum seconds.
 _SILENT_FACTOR, _SILENT_LEAST_S = 2.0, 2.0
 _STUCK_FACTOR, _STUCK_LEAST_S = 10.0, 5.0
 
@@ -29,7 +28,7 @@ class HungEngines:
         self._clock = router.clock
 
     async def run(self) -> None:
-        """For ever."""
+        """Run until cancelled."""
         while True:
             began = self._clock.monotonic()
             await asyncio.sleep(LOOK_S)
@@ -48,10 +47,10 @@ class HungEngines:
     def _note(self, place: Place, *, silent: bool) -> None:
         if silent != place.silent:
             place.silent = silent
-            log.warning("%s %s", place.name, "fell silent" if silent else "is heard of again")
+            log.warning("%s %s", place.name, "stopped responding" if silent else "responds again")
 
     def _relieve(self, place: Place, places: list[Place], now: float) -> None:
-        """Only where another can take what waits there."""
+        """Move overdue requests away, if another replica can take them."""
         overdue = [each for each in place.waiting.values() if _overdue(place, each, now)]
         if not overdue or not any(p.serves() and not p.silent for p in places if p is not place):
             return

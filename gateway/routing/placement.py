@@ -1,8 +1,8 @@
-"""Which replica: the one with the lowest expected time to first token. Pure functions on snapshots.
+"""Chooses the replica with the lowest expected time to first token. Pure functions on snapshots.
 
-The estimate is a sum of seconds, so that every term can be read and argued with: the prompts that
-wait in front, the part of this prompt that is not cached there, the adapter if it must be loaded,
-and the blocks that must be freed first.
+The estimate is a sum of seconds, so that every term can be checked: the prompts queued before this
+one, the part of this prompt that is not cached, the adapter if it must be loaded, and the blocks
+that must be freed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,32 +10,33 @@ from dataclasses import dataclass, field
 
 from engine.protocol import AdapterState, EngineStats
 
-# What is left of loading an adapter: nothing, the copy to the device, or the reading from disk too.
+# The share of an adapter's load time that remains in each state: copying to the device, or reading
+# from disk as well.
 _SHARE_OF_LOAD = {"resident": 0.0, "loading": 0.1, "host": 0.2, "draining": 0.5, "absent": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     prompt_tokens: int
-    output_tokens: int = 0  # expected, for the blocks that it will need
+    output_tokens: int = 0  # expected; they need blocks too
     adapter: str | None = None  # digest
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica as the router sees it now."""
+    """The state of a replica at one moment."""
 
     engine_id: str
     stats: EngineStats | None
     block_size: int = 16
-    prefill_tokens_s: float = 2000.0  # measured, a moving average
-    adapter_load_s: float = 0.3  # likewise
-    unseen_tokens: int = 0  # what waits there beyond the stats; below 0 where less does by now
-    held_blocks: int = 0  # that its cache is known to hold
-    under_way: int = 0  # requests of this process, known without waiting for the stats
+    prefill_tokens_s: float = 2000.0  # a moving average
+    adapter_load_s: float = 0.3  # a moving average
+    unseen_tokens: int = 0  # correction of the reported queue, in prompt tokens; may be negative
+    held_blocks: int = 0  # blocks that its cache is known to hold
+    under_way: int = 0  # requests of this process, which the stats may not include yet
     available: bool = True  # healthy, not draining, breaker allows
-    sticky: bool = False  # this conversation's last turn ran there
-    # By digest, in the newest generation that the replica told of.
+    sticky: bool = False  # it served the conversation's last turn
+    # By digest, in the newest generation that the replica reported.
     adapters: Mapping[str, AdapterState] = field(default_factory=dict)
 
 
@@ -55,11 +56,11 @@ class Estimate:
 
 def estimate(replica: Replica, ask: Ask, cached_blocks: int) -> Estimate:
     rate = max(replica.prefill_tokens_s, 1.0)
-    # The last prompt token is always computed: its logits give the first token.
+    # The last prompt token is always computed, since its logits give the first token.
     cached = min(cached_blocks * replica.block_size, max(ask.prompt_tokens - 1, 0))
     stats = replica.stats
     waiting = replica.unseen_tokens + (stats.tokens_waiting if stats else 0)
-    # A step's budget is first spent on the running sequences, one token each.
+    # A step's budget goes first to the running sequences, one token each.
     running = stats.running if stats else 0
     return Estimate(
         replica.engine_id,
@@ -76,9 +77,9 @@ def choose(
 ) -> list[tuple[Replica, Estimate]]:
     """The available replicas, best first; the rest of the list is the order of retries.
 
-    Within a tenth the estimates are equal: then the sticky one goes first, then the one that holds
-    most of the prompt, then the one with the least to do, then the one whose cache holds least, so
-    that tenants spread over idle replicas.
+    Estimates within a tenth of the best count as equal. Ties are broken by stickiness, then by the
+    cached part of the prompt, then by load, then by the emptier cache, so that tenants spread over
+    idle replicas.
     """
     judged = [
         (replica, estimate(replica, ask, overlap.get(replica.engine_id, 0)))
@@ -110,8 +111,8 @@ def _state_of(replica: Replica, adapter: str | None) -> str:
 
 
 def _missing_tokens(replica: Replica, ask: Ask, cached: int) -> int:
-    """Tokens of room that others must give back before this request fits."""
+    """Tokens' worth of blocks that must be freed before this request fits."""
     if replica.stats is None or not replica.stats.blocks_total:
-        return 0  # a server that does not tell
+        return 0  # the server does not report its blocks
     needed = ask.prompt_tokens - cached + ask.output_tokens
     return max(0, needed - replica.stats.blocks_free * replica.block_size)

@@ -1,7 +1,7 @@
-"""Block keys of prompts, made as far down as somebody asks, and remembered in strides.
+"""Block keys of prompts, computed lazily and cached in strides.
 
-A prompt of a conversation begins as the one before it did: its first strides are found by one hash of
-their bytes, without hashing every block again.
+A turn of a conversation begins like the turn before it. Its first strides are found in the cache by
+one hash of their bytes, without hashing every block again.
 """
 
 from array import array
@@ -12,8 +12,8 @@ from itertools import chain
 from engine.prefix import PrefixNames
 from engine.protocol import EngineInfo
 
-STRIDE = 16  # blocks that are remembered together
-_KEPT = 4096  # strides; about 2 KiB each
+STRIDE = 16  # blocks per cache entry
+_KEPT = 4096  # cache entries of about 2 KiB each
 
 Scope = tuple[str, str, str, int]  # tenant, adapter, base and dtype, public blocks
 
@@ -26,8 +26,8 @@ class PrefixChains:
     def keys(
         self, info: EngineInfo, ids: Sequence[int], namespace: str, adapter: str | None
     ) -> Iterator[bytes]:
-        """Of the full blocks, in order; lazily. They hold for every engine of the same base, dtype,
-        block size and public prefixes."""
+        """Keys of the full blocks in order, computed lazily. They are valid for every engine with the
+        same base model, dtype, block size and public prefixes."""
         return chain.from_iterable(self._strides(info, ids, namespace, adapter))
 
     def _strides(

@@ -1,7 +1,8 @@
-"""Which replica holds which blocks of which prefix: a mirror of the engines' own caches.
+"""Which replica caches which blocks of which prefix: a mirror of the engines' prefix caches.
 
-It is fed by their KV events (stored, removed, cleared), so an evicted block is gone here too; nothing
-is guessed from what was sent. Keys are those of `engine.prefix`, rooted in the tenant and adapter.
+It follows the engines' KV events (stored, removed, cleared), so evicted blocks disappear here too; it
+does not infer anything from requests. Keys are those of `engine.prefix`, rooted in the tenant and
+adapter.
 """
 
 from collections.abc import Iterable
@@ -10,10 +11,10 @@ from engine.protocol import KvEvent
 
 
 class PrefixIndex:
-    """A bit a replica and a mask a block: a walk down a chain costs one look-up and one `and` each."""
+    """A bit per replica and a mask per block: walking a chain takes one look-up and one `and` each."""
 
     def __init__(self) -> None:
-        self._names: list[str] = []  # the place in this list is the replica's bit
+        self._names: list[str] = []  # the index in this list is the replica's bit
         self._bits: dict[str, int] = {}
         self._masks: dict[bytes, int] = {}
         self._blocks: dict[str, int] = {}
@@ -31,15 +32,15 @@ class PrefixIndex:
                 self.forget(replica)
 
     def forget(self, replica: str) -> None:
-        """The replica restarted, or events of it were missed: nothing is known of its cache."""
+        """Drop everything about a replica that restarted or whose events were missed."""
         if self._blocks.get(replica):
             bit = self._bits[replica]
             for key in [key for key, mask in self._masks.items() if mask & bit]:
                 self._drop(key, bit, replica)
 
     def overlap(self, keys: Iterable[bytes]) -> dict[str, int]:
-        """For each replica that has any, how many leading blocks of the chain it holds. Reads no
-        further than the first block that nobody holds."""
+        """The number of leading blocks of the chain that each replica holds, where it holds any.
+        Reads keys up to the first block that no replica holds."""
         found: dict[str, int] = {}
         alive, depth = (1 << len(self._names)) - 1, 0
         for key in keys:

@@ -1,4 +1,4 @@
-"""One engine as the router knows it: its client, its breaker, and what was measured of it."""
+"""A replica: an engine's client, its circuit breaker, and measurements of its speed."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -13,35 +13,35 @@ from gateway.routing.placement import Replica
 
 log = logging.getLogger("tollhouse.routing")
 _LEARN = 0.1
-_LEAST_TOKENS = 64  # a shorter prompt says more of the step's overhead than of its speed
+_LEAST_TOKENS = 64  # shorter prompts measure the overhead of a step rather than its speed
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request that was sent to a replica and has no first token from there yet."""
+    """A request that was sent to a replica and has no first token yet."""
 
     generation: Generation
-    since: float  # monotonic
-    expected_s: float  # to its first token
-    whole: bool  # nothing comes before the whole answer
+    since: float  # monotonic time
+    expected_s: float  # seconds to the first token
+    whole: bool  # not streamed: no output before the complete answer
 
 
 class Place:
-    """Its name outlives the process that serves there."""
+    """One replica of a model. Its name stays the same when its process restarts."""
 
     def __init__(self, client: EngineClient, clock: Clock) -> None:
         self.client = client
         self.name = client.engine_id
         self.breaker = Breaker(clock)
-        self.draining = False  # by an operator's word: what runs ends, nothing new comes
-        self.prefill_tokens_s = 0.0  # 0: not measured yet
+        self.draining = False  # set by the operator: running requests finish, no new ones are sent
+        self.prefill_tokens_s = 0.0  # tokens per second; 0: not measured yet
         self._measured = 0
         self.adapter_load_s = 0.3
         self.under_way = 0
-        self.silent = False  # owes a sign of life
+        self.silent = False  # its heartbeat is overdue
         self.waiting: dict[object, Waiting] = {}  # by route
-        self._pending = 0  # prompt tokens of ours that have not given their first token
-        self._others = 0  # that waited there besides ours when the stats were taken
+        self._pending = 0  # prompt tokens of this process's requests without a first token
+        self._others = 0  # prompt tokens of other processes that were queued in the last stats
         self._stats: EngineStats | None = None
         self._gauge = metrics.breaker_open.labels(self.name)
         self._gauge.set(0)
@@ -59,7 +59,7 @@ class Place:
         return "ready" if self.breaker.state is State.CLOSED else f"breaker {self.breaker.state}"
 
     def seen(self, *, sticky: bool, held_blocks: int, usual_rate: float) -> Replica:
-        """`usual_rate` (tokens a second) is taken of one that was not measured yet."""
+        """A snapshot. `usual_rate` is the prefill speed to assume if none was measured (tokens/s)."""
         info, stats = self.client.info(), self.client.stats()
         if stats is not self._stats:
             self._stats = stats
@@ -78,27 +78,27 @@ class Place:
         )
 
     def process(self) -> str:
-        """Another one after a restart, where the engine tells."""
+        """The id of the engine process, which changes at a restart; empty if it is not known."""
         info = self.client.info()
         return info.engine_id if info is not None else ""
 
     def has(self, digest: str) -> bool:
-        """Whether it knows the adapter; one that it read before may still have to load."""
+        """Whether the adapter is registered there; it may still have to be loaded to the device."""
         known: Mapping[str, AdapterState] = self.client.adapters()
         return digest in known
 
     def sent(self, tokens: int) -> None:
-        """`tokens` are those of the prompt that its cache does not hold."""
+        """A request was sent; `tokens` is the number of its prompt tokens that are not cached."""
         self.under_way += 1
         self._pending += tokens
         self.breaker.sent()
 
     def begun(self, tokens: int) -> None:
-        """The request that was sent with so many has its first token, or is over without one."""
+        """A request that was sent with `tokens` has its first token, or ended without one."""
         self._pending -= tokens
 
     def answered(self) -> None:
-        """It gave a first token."""
+        """The replica produced a first token."""
         if self.breaker.state is not State.CLOSED:
             log.info("%s answers again", self.name)
             self._gauge.set(0)
@@ -113,13 +113,13 @@ class Place:
         if self.breaker.state is State.OPEN and was is not State.OPEN:
             metrics.breaker_openings.labels(self.name).inc()
             self._gauge.set(1)
-            log.warning("%s is left alone for a while: %s", self.name, why)
+            log.warning("%s: circuit breaker opened: %s", self.name, why)
 
     def hangs(self, why: str) -> None:
         self._open(self.breaker.trip, why)
 
     def ended(self, receipt: Receipt | None) -> None:
-        """The request is over there, however it went."""
+        """A request has ended on the replica, with any outcome."""
         self.under_way -= 1
         self.breaker.released()
         if receipt is not None and receipt.computed >= _LEAST_TOKENS and receipt.prefill_s > 0:

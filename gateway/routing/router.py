@@ -1,4 +1,4 @@
-"""Which engine a request goes to: the one that will give its first token soonest, by what is known."""
+"""The router: sends a request to the replica with the lowest expected time to first token."""
 
 import asyncio
 from collections.abc import Container, Iterable, Sequence
@@ -23,12 +23,12 @@ from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.replicas import Place, Waiting
 
 _LOOK_S = 0.05
-_USUAL_RATE = 2000.0  # prompt tokens a second, until one replica was measured
-_EXPECTED_OUTPUT = 256  # tokens for which a replica should have room; few answers are longer
+_USUAL_RATE = 2000.0  # prompt tokens per second, assumed until a replica was measured
+_EXPECTED_OUTPUT = 256  # output tokens for which a replica should have free blocks
 
 
 class Query(Struct, frozen=True):
-    """What is to be placed."""
+    """A request to be placed."""
 
     target: Target
     ids: list[int]
@@ -44,12 +44,12 @@ class Query(Struct, frozen=True):
 class Pick(Struct, frozen=True):
     place: Place
     why: str
-    new_tokens: int  # of the prompt, that it must compute
-    expected_s: float = 0.0  # to the first token; 0 where nothing was compared
+    new_tokens: int  # prompt tokens that the replica must compute
+    expected_s: float = 0.0  # seconds to the first token; 0 if only one replica was available
 
 
 class Router:
-    """The replicas of every model, and what their caches hold."""
+    """The replicas of every model, and the index of their prefix caches."""
 
     def __init__(self, clock: Clock | None = None, *, cold_start_s: float = 60.0) -> None:
         self.clock = clock or SystemClock()
@@ -84,7 +84,7 @@ class Router:
         return Route(self, query)
 
     def best(self, query: Query, shut: Container[str]) -> "Pick | None":
-        """The replica to try now; None where no other can take the request."""
+        """The best replica outside `shut`; None if no replica can take the request."""
         places = [p for p in self.of(query.target.model.name) if p.name not in shut and p.serves()]
         if len(places) > 1:
             places = [place for place in places if not place.silent] or places
@@ -109,7 +109,7 @@ class Router:
         return Pick(place, why, new, guess.total_s)
 
     def refusal(self, model: str) -> Unavailable:
-        """Says when it is worth asking again, by what the replicas themselves wait for."""
+        """The error when no replica can serve, with a retry-after from the replicas' own states."""
         waits, code, state = [], "engine_unavailable", "is ready"
         for place in self.of(model):
             coming = place.client.coming()
@@ -122,17 +122,21 @@ class Router:
                 waits.append(place.breaker.retry_after_s())
         return Unavailable(
             f"No engine of {model} {state}.",
-            next_step="Wait as retry-after says; /readyz says what is missing.",
+            next_step="Wait for the time in retry-after; /readyz shows what is missing.",
             code=code,
             retry_after_s=max(0.5, min(waits, default=2.0)),
         )
 
     async def receipt_of(self, opened: OpenedRequest) -> Receipt | None:
-        """Asks the engine that had the request; if it is not among ours, all of them."""
+        """The receipt from the engine that ran the request, or from any if that one is unknown."""
         named = [c for c in self.engines() if c.engine_id == opened.engine_id]
         asked = [client for client in named or self.engines() if client.healthy()]
         if not asked:
-            raise Unavailable("The engine does not answer.", code="engine_unavailable")
+            raise Unavailable(
+                f"No engine answers that may have the receipt of {opened.request_id}.",
+                next_step="Wait until the engine is back; /readyz shows its state.",
+                code="engine_unavailable",
+            )
         for client in asked:
             asked_for = [await client.receipt(name) for name in opened.engine_names]
             if found := [receipt for receipt in asked_for if receipt is not None]:
@@ -140,7 +144,7 @@ class Router:
         return None
 
     def acknowledge_soon(self, *engine_names: str) -> None:
-        """Gathers what one turn of the event loop settles into one message."""
+        """Acknowledge receipts, with one message per engine for those of the next 0.2 s."""
         if not self._settled:
             asyncio.get_running_loop().call_later(0.2, self._send_settled)
         self._settled += engine_names
@@ -156,7 +160,7 @@ class Router:
             try:
                 await client.acknowledge(request_ids)
             except TollhouseError:
-                continue  # a receipt kept too long costs memory only
+                continue  # a receipt that is kept longer costs only memory
 
     def _marks(self, query: Query) -> list[int]:
         model = query.target.model.name
@@ -174,7 +178,7 @@ class Router:
 
 
 class Route:
-    """The way of one request: the replicas that it tried, and the one where it is."""
+    """The route of one request: the replicas that it tried, and the current one."""
 
     def __init__(self, router: Router, query: Query) -> None:
         self._router = router
@@ -182,15 +186,15 @@ class Route:
         self.place: Place | None = None
         self.tried: dict[str, str] = {}  # replica -> code of what went wrong there
         self._pick: Pick | None = None
-        self._shut: dict[str, tuple[Place, str | None]] = {}  # and the process that was lost
-        self._process = ""  # at the replica, when it was chosen
+        self._shut: dict[str, tuple[Place, str | None]] = {}  # with the process that was lost
+        self._process = ""  # the replica's process when it was chosen
         self._lost = 0
         self._pending = 0
-        self._on: Place | None = None  # where it counts as under way
+        self._on: Place | None = None  # the replica whose count includes this request
 
     def next(self) -> Place | None:
-        """The replica to send to now; None where there is none. One whose process was lost is
-        another once it was started anew."""
+        """Choose the replica to send to; None if there is none. A replica whose process was lost is
+        eligible again after a restart."""
         shut = {name for name, (p, lost) in self._shut.items() if lost in (None, p.process())}
         found = self._router.best(self.query, shut)
         if found is None:
@@ -200,7 +204,7 @@ class Route:
         return self.place
 
     def coming(self) -> bool:
-        """Whether a replica is being started or loads its model."""
+        """Whether a replica is starting or loading its model."""
         return any(
             place.client.coming() is not None and not place.draining
             for place in self._router.of(self.query.target.model.name)
@@ -208,7 +212,7 @@ class Route:
         )
 
     async def wait(self) -> Place:
-        """Until a replica has come. Unavailable where none is expected, or it takes too long."""
+        """Wait for a replica. Raises Unavailable if none is starting, or if it takes too long."""
         clock = self._router.clock
         until = clock.monotonic() + self._router.cold_start_s
         while (place := self.next()) is None:
@@ -218,7 +222,7 @@ class Route:
         return place
 
     async def load_adapter(self, place: Place) -> None:
-        """The replica knows the adapter when this returns."""
+        """Load the request's adapter on the replica unless it is registered there."""
         adapter = self.query.target.adapter
         if adapter is None or place.has(adapter.digest):
             return
@@ -228,7 +232,7 @@ class Route:
         except TimeoutError:
             raise Unavailable(
                 f"The adapter {adapter.name} is still being loaded.",
-                next_step="Wait as retry-after says.",
+                next_step="Wait for the time in retry-after, then try again.",
                 code="adapter_loading",
                 retry_after_s=max(1.0, place.adapter_load_s),
             ) from None
@@ -237,12 +241,12 @@ class Route:
         return self._router.refusal(self.query.target.model.name)
 
     def why(self) -> str:
-        """At most 120 characters, for the usage event."""
+        """The reason for the choice, in at most 120 characters, for the usage event."""
         past = "".join(f"{code} at {name}; " for name, code in self.tried.items())
         return (past + (self._pick.why if self._pick is not None else ""))[:120]
 
     def sent(self, generation: Generation | None = None) -> None:
-        """With a generation, it may be broken off where the replica hangs."""
+        """The request was sent. A `generation` is broken off if the replica hangs."""
         pick = self._pick
         if pick is not None:
             self._on, self._pending = pick.place, pick.new_tokens
@@ -255,7 +259,7 @@ class Route:
                 self._router.heat.note(self.query.adapter)
 
     def begun(self) -> None:
-        """Its first token came."""
+        """The first token arrived."""
         if self._on is not None:
             self._on.begun(self._pending)
             self._on.waiting.pop(self, None)
@@ -266,15 +270,15 @@ class Route:
             self.place.answered()
 
     def left(self, receipt: Receipt | None) -> None:
-        """The request is over at the replica, however it went."""
+        """The request has ended on the replica, with any outcome."""
         self.begun()
         if self._on is not None:
             self._on.ended(receipt)
             self._on = None
 
     def failed(self, error: TollhouseError) -> bool:
-        """Note what went wrong at the present replica. True where another may be tried: the fault
-        is the replica's, and the request has not taken two engines down with it."""
+        """Note a failure of the current replica. True if another may be tried: the fault lies with
+        the replica, and fewer than two engines were lost while they ran this request."""
         place = self.place
         self.left(None)
         if place is None or error.code not in ELSEWHERE:
@@ -283,7 +287,7 @@ class Route:
         lost = error.code == "engine_unavailable"
         self._shut[place.name] = (place, self._process if lost else None)
         self._lost += lost
-        # With an adapter the fault may be in its files: no reason to shun the engine.
+        # With an adapter, the fault may be in its files, so it does not count against the engine.
         if error.code == "engine_unavailable" or (
             error.code == "engine_failed" and self.query.adapter is None
         ):
@@ -291,7 +295,7 @@ class Route:
         return self._lost < 2 and len(self.tried) < 4
 
 
-# Another replica may do better.
+# Codes of errors for which another replica is tried.
 ELSEWHERE = frozenset(
     (
         "engine_unavailable",
@@ -303,7 +307,7 @@ ELSEWHERE = frozenset(
     )
 )
 
-# No replica could: another model may do better.
+# Codes of errors for which a fallback model is tried.
 MODEL_AWAY = ELSEWHERE | {"model_loading", "adapter_loading"}
 
 

@@ -1,1 +1,1 @@
-"""The socket and the processes behind it."""
+"""The HTTP server: listening socket, worker processes, startup."""

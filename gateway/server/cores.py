@@ -1,7 +1,7 @@
-"""Each gateway process on one core of its own, where TOLLHOUSE_PIN_WORKERS says so.
+"""CPU affinity: pins each gateway process to one core where TOLLHOUSE_PIN_WORKERS is set.
 
-One interpreter runs one thread at a time. Spread over the cores, its threads hand it from one to
-another, and each that gets it finds another core's caches.
+An interpreter runs one thread at a time. With its threads spread over several cores, each switch
+moves to a core whose caches are cold.
 """
 
 import contextlib
@@ -10,18 +10,18 @@ import os
 from collections.abc import Iterator
 
 log = logging.getLogger("tollhouse.workers")
-_all_cores: set[int] = set()  # what this process might use before it kept to one; empty: it did not
+_all_cores: set[int] = set()  # the cores available before pinning; empty: not pinned
 
 
 def keep_to_one(place: int) -> None:
-    """Worker `place` (from 0) to that core from the last; more workers than cores begin anew.
+    """Pin worker `place` (from 0) to a core, counted from the last one; the count wraps around.
 
-    The system keeps cores by thread, and a thread has those of the one that made it: this is for
-    the main thread, before there are others.
+    Affinity belongs to a thread and is inherited, so call this in the main thread before any other
+    thread starts.
     """
     global _all_cores
     if not hasattr(os, "sched_setaffinity"):
-        log.warning("TOLLHOUSE_PIN_WORKERS does nothing here: this system gives no cores to choose")
+        log.warning("TOLLHOUSE_PIN_WORKERS is ignored: this system has no sched_setaffinity")
         return
     _all_cores = os.sched_getaffinity(0)
     cores = sorted(_all_cores, reverse=True)
@@ -30,7 +30,7 @@ def keep_to_one(place: int) -> None:
 
 @contextlib.contextmanager
 def as_for_children() -> Iterator[None]:
-    """For the start of a process: it gets the cores that this thread has meanwhile, which are all."""
+    """Restore all cores while a child process starts, since it inherits this thread's affinity."""
     if not _all_cores:
         yield
         return

@@ -1,4 +1,4 @@
-"""What a start makes sure of: directories, an up-to-date schema, tokens, and the demo house."""
+"""Startup work: creates the data directory, migrates the schema, and sets up the demo tenant."""
 
 import contextlib
 import os
@@ -31,12 +31,12 @@ DEMO_CREDIT = Money(units_of("10"), "USD")
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """What a start knows to say about itself."""
+    """What the ready message shows."""
 
     embedded: bool
-    tenant: str  # the demo tenant's name; empty where there is none
-    key: str  # its owner's key
-    fresh: bool  # made at this start
+    tenant: str  # the demo tenant's name; empty if there is none
+    key: str  # the demo owner's API key
+    fresh: bool  # whether this start created the demo tenant
 
 
 def prepare(settings: Settings, database: Database, clock: Clock) -> House:
@@ -70,7 +70,7 @@ def prepare(settings: Settings, database: Database, clock: Clock) -> House:
 
 
 def _ensure_price(session: Session, clock: Clock, settings: Settings, name: str) -> None:
-    """Of an upstream's entry where it has one; else the default, where the model has none."""
+    """Save the price of the model's upstream entry, or the default price if the model has none."""
     for each in read_upstreams(settings.upstreams):
         if each.price and (each.model or model_name(settings)) == name:
             ensure_price(session, clock, name, each.price, "of the upstream's entry")
@@ -87,12 +87,12 @@ def make_data_dir(path: Path) -> None:
     except OSError as error:
         raise SettingError(
             f"TOLLHOUSE_DATA_DIR {path} cannot be written: {error.strerror}.",
-            next_step="Give a directory that this user may write.",
+            next_step="Set it to a directory that this user may write.",
         ) from None
 
 
 def write_secret(file: Path, secret: str) -> None:
-    """Mode 0600 from its first byte; replaces what was there."""
+    """Write atomically, with mode 0600 from the first byte."""
     beside = file.with_name(f".{file.name}-{os.getpid()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as stream:
@@ -101,7 +101,7 @@ def write_secret(file: Path, secret: str) -> None:
 
 
 def _demo_key(session: Session, clock: Clock, data_dir: Path, made: bootstrap.DemoTenant) -> str:
-    """The key that the file holds while it opens the door; else the new one, kept there."""
+    """The key in the `demo-key` file if it is valid; otherwise a new key, saved there."""
     file = data_dir / "demo-key"
     if made.secret is not None:
         write_secret(file, made.secret)
@@ -123,7 +123,7 @@ def _demo_key(session: Session, clock: Clock, data_dir: Path, made: bootstrap.De
 
 
 def _ensure_demo_adapters(session: Session, clock: Clock, tenant_id: str, base: str) -> None:
-    """Registered for the demo tenant; one whose files changed takes its new digest."""
+    """Register the demo adapters, and update the digest of any whose files changed."""
     query = select(Adapter).where(Adapter.tenant_id == tenant_id)
     known = {row.name: row for row in session.scalars(query)}
     for name, path in ADAPTERS.items():
@@ -152,4 +152,4 @@ def _ensure_demo_adapters(session: Session, clock: Clock, tenant_id: str, base: 
             )
         )
     if session.new or session.dirty:
-        epochs.move(session)  # processes that run already read the adapters again
+        epochs.move(session)  # running processes reload the adapters

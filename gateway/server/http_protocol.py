@@ -1,5 +1,5 @@
-"""uvicorn's HTTP over httptools, with a bound on headers, which it lacks, and a short way to the
-inference routes."""
+"""uvicorn's httptools protocol with a limit on headers, which uvicorn lacks, and a direct path to
+the inference routes."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from gateway.server.direct import DirectCycle, DirectExchange
 
 log = logging.getLogger("tollhouse.http")
 MAX_HEADERS = 65_536  # bytes of one request's head
-HEAD_TIMEOUT_S = 30.0  # for a request's head to arrive, once the connection or its first byte came
+HEAD_TIMEOUT_S = 30.0  # for a request's head, from the connection or from its first byte
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
     b"content-type: application/json\r\ncontent-length: 120\r\n\r\n"
@@ -23,13 +23,13 @@ _TOO_LARGE = (
 )
 
 
-# Behind a trusted proxy these say who the client is: uvicorn's own middleware reads them.
+# Headers that uvicorn or its proxy middleware must handle.
 _PROXY_HEADERS = frozenset((b"x-forwarded-for", b"x-forwarded-proto", b"expect"))
 Open = Callable[[Exchange], Coroutine[Any, Any, None]]
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """An application that has `doors` (path -> what serves an exchange) gets POSTs to them straight."""
+    """Passes POST requests for the paths in the app's `doors` directly to their handlers."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -46,7 +46,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
 
     def _head_is_late(self) -> None:
-        """Whoever sends a head byte by byte would hold its connection for ever."""
+        """Close the connection, so that a slow sender cannot hold it open (Slowloris)."""
         self.transport.close()
 
     def on_message_begin(self) -> None:
@@ -94,7 +94,7 @@ class BoundedHttp(HttpToolsProtocol):
             self.cycle.left()
 
     def _ordinary(self) -> bool:
-        """Nothing that only the whole of uvicorn and its middleware knows how to treat."""
+        """Whether the request needs none of uvicorn's other features or middleware."""
         return (
             self.parser.get_method() == b"POST"
             and self.parser.get_http_version() == "1.1"
@@ -108,7 +108,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.tasks.discard(task)
         if task.cancelled() or task.exception() is not None:
             if not task.cancelled():
-                log.error("an exchange failed by our fault", exc_info=task.exception())
+                log.error("unhandled exception in an exchange", exc_info=task.exception())
             self.transport.close()
 
     def on_body(self, body: bytes) -> None:
@@ -124,7 +124,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         super().data_received(data)
         if self._in_head and not self._refused:
-            # The head is not whole yet: what came so far is kept in memory.
+            # The head is incomplete, and its bytes so far are held in memory.
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEADERS:
                 self._refuse()

@@ -1,7 +1,7 @@
-"""Numpy's linear algebra on one thread, in the processes that serve.
+"""Limits numpy's linear algebra to one thread in the gateway processes.
 
-The moderation classifier multiplies small matrices. OpenBLAS would spread them over the cores and
-spin while it waits, which takes the cores from what serves: half of all throughput on two cores.
+The moderation classifier multiplies small matrices. OpenBLAS would spread them over all cores and
+busy-wait, which halves the throughput of a gateway on two cores.
 """
 
 import os
@@ -11,9 +11,10 @@ _NAME = "OPENBLAS_NUM_THREADS"
 
 
 def load_numpy() -> None:
-    """Before anything else imports numpy; OpenBLAS reads the variable once, when it is loaded.
+    """Import numpy with one OpenBLAS thread. Call this before anything else imports numpy.
 
-    The variable is taken back, so that an engine that is started here keeps all its threads.
+    OpenBLAS reads the variable once, when it is loaded. The variable is then removed, so that an
+    engine process that is started from here uses all threads.
     """
     if _NAME in os.environ:
         return

@@ -1,4 +1,4 @@
-"""The ready line: said once the socket listens and a first answer came; every value is the live one."""
+"""The ready message, printed once the socket listens and a warm-up request was answered."""
 
 import json
 import logging
@@ -20,7 +20,9 @@ log = logging.getLogger("tollhouse.start")
 
 
 def warm_up(url: str, house: House, model: str) -> None:
-    """A first answer through the whole house; without a key, readiness alone."""
+    """Wait for a first answer through the whole pipeline; without a demo key, for /readyz alone.
+
+    Raises Unavailable after two minutes."""
     deadline = time.monotonic() + _WARM_UP_S
     say_at = time.monotonic() + _SAY_EVERY_S
     last = ""
@@ -35,11 +37,11 @@ def warm_up(url: str, house: House, model: str) -> None:
             say_at += _SAY_EVERY_S
             log.warning("not ready yet: %s", last)
         time.sleep(0.2)
-    raise Unavailable(f"The house did not get ready: {last}", next_step="See the log above.")
+    raise Unavailable(f"The gateway did not become ready: {last}", next_step="See the log above.")
 
 
 def announce(url: str, settings: Settings, house: House, engine_s: float | None) -> None:
-    """For people on a terminal; otherwise one JSON line and no key in it."""
+    """Print a page for a terminal; otherwise one line of JSON, without the key."""
     if not sys.stdout.isatty():
         sys.stdout.write(ready_line(url) + "\n")
     else:
@@ -73,7 +75,7 @@ def _page(url: str, settings: Settings, house: House, engine_s: float | None) ->
         lines += [
             f"  tenant     {house.tenant}{credit}",
             f"  key        {house.key}",
-            f"             kept in {settings.data_dir / 'demo-key'}; `tollhouse key new` makes more",
+            f"             saved in {settings.data_dir / 'demo-key'}; `tollhouse key new` makes more",
             "",
             "Try it:",
             "",
@@ -91,7 +93,7 @@ def _page(url: str, settings: Settings, house: House, engine_s: float | None) ->
 
 
 def _try(url: str, house: House, model: str) -> str:
-    """Empty where it answered, else what is missing."""
+    """An empty string if the gateway answered, otherwise the reason why not."""
     with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
         answer = client.get("/readyz")
         if answer.status_code != 200 or not house.key:

@@ -1,4 +1,4 @@
-"""One gateway process on a listening socket: uvicorn with uvloop and httptools, ended gracefully."""
+"""One gateway process on a listening socket: uvicorn with uvloop and httptools, graceful shutdown."""
 
 import asyncio
 import errno
@@ -19,18 +19,18 @@ from gateway.server.http_protocol import BoundedHttp
 from gateway.wiring import build
 
 _BACKLOG = 2048
-# Whoever comes back from a system call waits this long for a thread that computes: the default of
-# 5 ms is five answers' time.
+# Seconds that a thread waits for the GIL after a system call. The default of 5 ms is as long as
+# five responses take.
 _SWITCH_S = 0.0005
-# Objects between two looks for cycles: a request makes hundreds, and hardly any lie in a cycle.
+# New objects between two garbage collections: a request makes hundreds, hardly any in a cycle.
 _YOUNG = 20_000
 
 
 def listen(settings: Settings) -> socket.socket:
-    """SettingError where the port is taken, with the command that takes another."""
+    """Bind and listen. Raises SettingError if the port is in use, with a command that uses another."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # With its protocol named, asyncio turns Nagle's algorithm off: without, each answer on a kept
-    # connection waits 40 ms for the client's delayed acknowledgement.
+    # asyncio disables Nagle's algorithm only on sockets with an explicit protocol; with it, each
+    # response on a kept-alive connection waits 40 ms for the client's delayed acknowledgement.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -44,7 +44,7 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def url_of(listener: socket.socket, host: str) -> str:
-    """With the live port; an address that means every interface is shown as the local one."""
+    """The URL with the port in use. A wildcard address is shown as the loopback address."""
     port = listener.getsockname()[1]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     return (
@@ -61,8 +61,10 @@ def serve_on(
     ready: Callable[[], None] | None = None,
     parent: int | None = None,
 ) -> None:
-    """Until SIGTERM or SIGINT; running streams get `drain_timeout_s` to finish. `ready` is called
-    in a thread once the socket is served; `parent` is a process to end with."""
+    """Serve until SIGTERM or SIGINT; running streams get `drain_timeout_s` to finish.
+
+    `ready` is called in a thread once the server accepts requests. When the process `parent` ends,
+    this one does too."""
     services = build(settings)
     sys.setswitchinterval(_SWITCH_S)
     config = uvicorn.Config(
@@ -77,7 +79,7 @@ def serve_on(
         backlog=_BACKLOG,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn raises again what ended it, into these: a graceful end is no failure.
+        # uvicorn re-raises the signal that stopped it; these handlers make that a clean exit.
         signal.signal(number, _ignore)
     server = _Server(config, lambda: setattr(services.pipeline, "draining", True))
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
@@ -115,7 +117,7 @@ async def _watch(
 ) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
-    # What the start made lives as long as the process: no collection needs to look at it again.
+    # Objects from startup live as long as the process: exempt them from garbage collection.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, 20, 20)
@@ -135,8 +137,8 @@ async def _watch(
 def _cannot_listen(settings: Settings, error: OSError) -> SettingError:
     if error.errno == errno.EADDRINUSE:
         return SettingError(
-            f"Port {settings.port} on {settings.host} is taken.",
-            next_step=f"Take another: tollhouse serve --port {settings.port + 1}",
+            f"Port {settings.port} on {settings.host} is already in use.",
+            next_step=f"Use another port: tollhouse serve --port {settings.port + 1}",
         )
     return SettingError(
         f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.",

@@ -1,4 +1,4 @@
-"""One of several gateway processes, which `serve` starts as
+"""One of several gateway processes; `tollhouse serve` starts it as
 `python -m gateway.server.worker_process FD PLACE`.
 """
 

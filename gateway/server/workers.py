@@ -1,4 +1,4 @@
-"""Several gateway processes on one socket: started, watched, replaced, and ended together."""
+"""Supervises several gateway processes on one socket: starts, restarts and stops them."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ _LONGEST_PAUSE_S = 10.0
 def serve_with_workers(
     listener: socket.socket, settings: Settings, ready: Callable[[], None]
 ) -> int:
-    """Until SIGTERM or SIGINT. `ready` runs once, when the workers serve."""
+    """Run until SIGTERM or SIGINT. `ready` is called once, in a thread, after the workers start."""
     crew = _Crew(listener, settings)
     signal.signal(signal.SIGTERM, crew.on_signal)
     signal.signal(signal.SIGINT, crew.on_signal)
@@ -60,14 +60,14 @@ class _Crew:
         self.stopping.set()
 
     def watch(self) -> None:
-        """Replace the dead until told to stop; then let the living finish what they have."""
+        """Restart workers that end, until `stopping` is set; then let the workers finish and stop."""
         pause = 0.1
         while not self.stopping.wait(0.2):
             for place, worker in enumerate(self._workers):
                 code = worker.poll()
                 if code is None:
                     continue
-                log.error("gateway worker %d ended with %s; starting another", worker.pid, code)
+                log.error("gateway worker %d exited with %s; restarting it", worker.pid, code)
                 self.stopping.wait(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_S)
                 if not self.stopping.is_set():

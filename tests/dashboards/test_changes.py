@@ -168,7 +168,7 @@ def test_an_adapter_is_checked_uploaded_and_removed_by_name(owner: httpx.Client)
 
     refused = _send(b"not an archive")
     assert refused.status_code == 400
-    assert "This is not an adapter that can be taken" in refused.text
+    assert "The adapter is invalid" in refused.text
     taken = _send(_adapter())
     assert "The adapter is valid and registered" in taken.text and "tiny:poet" in taken.text
     assert "tiny:poet" in owner.get("/dashboard/playground").text

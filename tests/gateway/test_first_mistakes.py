@@ -44,7 +44,7 @@ def test_sdks_with_a_wrong_base_url_are_told_how_to_mend_it(house: House) -> Non
         client.chat.completions.create(**GOOD)
     url = f"{house.url}/v1"
     claude = anthropic.Anthropic(base_url=url, api_key=house.key, max_retries=0)
-    with claude, pytest.raises(anthropic.NotFoundError, match="leave it out of the base URL"):
+    with claude, pytest.raises(anthropic.NotFoundError, match="remove it from the base URL"):
         claude.messages.create(**GOOD)
 
 

@@ -1,6 +1,6 @@
-"""Who may call an admin route: the operator's token, an API key, or a dashboard session; casbin decides.
+"""Access to admin routes: by the operator's token, an API key or a dashboard session; casbin decides.
 
-Every route names an object and an act by `Allowed` or `OperatorOnly`; a test walks all of them.
+Every route names an object and an action with `Allowed` or `OperatorOnly`; a test walks them.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ Which = Annotated[str | None, Query(description="Id or name of the tenant; your 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """An admin call that was allowed, on one tenant."""
+    """An authorised admin call on one tenant."""
 
     services: Services
     actor: Actor
@@ -34,7 +34,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class OperatorVisit:
-    """An admin call that was allowed, on what belongs to no tenant."""
+    """An authorised admin call on resources that belong to no tenant."""
 
     services: Services
     actor: Actor
@@ -81,7 +81,10 @@ async def actor_of(request: Request, services: Services) -> Actor:
             next_step="Send `Authorization: Bearer` with an API key or the operator's token.",
         )
     if request.method not in ("GET", "HEAD") and not _same_origin(request):
-        raise Forbidden("This call was sent from another site.", next_step="Use an API key.")
+        raise Forbidden(
+            "The Origin header is missing or names another site, so the session cookie is refused.",
+            next_step="Send the call from the dashboard, or use an API key.",
+        )
     found = await asyncio.to_thread(_by_cookie, services, cookie)
     if found is None:
         raise Unauthenticated("The session has ended.", next_step="Sign in again.")

@@ -1,4 +1,4 @@
-"""/admin/v1/adapters: uploaded, or taken from a directory of the operator's list."""
+"""/admin/v1/adapters: adapters are uploaded, or registered from a directory that the operator allows."""
 
 import asyncio
 from typing import Annotated, Any
@@ -23,7 +23,10 @@ _FORM = {
     "required": ["name"],
     "properties": {
         "name": {"type": "string"},
-        "base_model": {"type": "string", "description": "Left out: the one model of the house."},
+        "base_model": {
+            "type": "string",
+            "description": "May be omitted where the deployment serves a single model.",
+        },
         "file": {"type": "string", "format": "binary", "description": "tar, tar.gz or zip"},
         "config": {"type": "string", "format": "binary", "description": "adapter_config.json"},
         "weights": {"type": "string", "format": "binary", "description": "…safetensors"},
@@ -44,7 +47,7 @@ def list_adapters(visit: Reads) -> dict[str, Any]:
     openapi_extra={"requestBody": {"content": {"multipart/form-data": {"schema": _FORM}}}},
 )
 async def upload_adapter(request: Request, visit: Writes) -> dict[str, Any]:
-    """An archive in `file`, or the two files of a PEFT adapter in `config` and `weights`."""
+    """Send an archive as `file`, or the two files of a PEFT adapter as `config` and `weights`."""
     services = visit.services
     async with bounded_form(request, MAX_BYTES + 2**20) as form:
         name = adapters.check_name(str(form.get("name", "")))
@@ -71,14 +74,14 @@ def store_of(services: Services) -> AdapterStore:
 
 
 def base_model(services: Services, name: str) -> str:
-    """The one that is named, or the only one there is."""
+    """The base model called `name`; with an empty name, the only model served."""
     known = services.catalog.model_names()
     if not name and len(known) == 1:
         return known[0]
     if name not in known:
         raise ModelNotFound(
             f"There is no base model {name[:120]!r}; there are: {', '.join(known) or 'none'}.",
-            next_step="Name one as base_model.",
+            next_step="Set base_model to one of them.",
             param="base_model",
         )
     return name
@@ -118,7 +121,7 @@ def _stored(store: AdapterStore, tenant_id: str, form: FormData) -> AdapterFiles
     if isinstance(config, UploadFile) and isinstance(weights, UploadFile):
         return store.from_files(tenant_id, config.file, weights.file)
     raise BadRequest(
-        "The form has no adapter in it.",
+        "The form contains no adapter.",
         next_step="Send an archive as `file`, or `config` and `weights`.",
         param="file",
     )

@@ -1,4 +1,4 @@
-"""/admin/v1/appeals and /admin/v1/suspensions: objections to decisions, and keys that rules stopped."""
+"""/admin/v1/appeals and /admin/v1/suspensions: appeals of decisions, and keys that were suspended."""
 
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/admin/v1", tags=["moderation"])
 Reads = Annotated[Visit, Depends(Allowed("moderation", "read"))]
 Writes = Annotated[Visit, Depends(Allowed("moderation", "write"))]
 Reviews = Annotated[OperatorVisit, Depends(OperatorOnly("operations", "write"))]
-Status = Annotated[str | None, Query(description="open, granted or denied; all without it.")]
+Status = Annotated[str | None, Query(description="open, granted or denied; default: all.")]
 
 
 @router.get("/appeals")
@@ -37,7 +37,7 @@ def open_appeal(body: NewAppeal, visit: Writes) -> dict[str, Any]:
 
 @router.post("/appeals/{appeal_id}/ruling")
 def rule_on_appeal(appeal_id: str, body: Ruling, visit: Reviews) -> dict[str, Any]:
-    """The operator's word, so that nobody judges his own case. A granted appeal voids its strike."""
+    """Only the operator decides, so no tenant rules on its own case. Granting voids the strike."""
     services = visit.services
     with services.database.transaction() as session:
         scope = _reviewer(session, visit, appeals.tenant_of(session, appeal_id))
@@ -56,7 +56,7 @@ def list_suspensions(visit: Reads) -> dict[str, Any]:
 
 @router.delete("/suspensions/{key_id}")
 def lift_suspension(key_id: str, visit: Reviews) -> dict[str, Any]:
-    """The key works again; strikes from before no longer count."""
+    """Lift the suspension. Earlier strikes no longer count."""
     services = visit.services
     with services.database.transaction() as session:
         scope = _reviewer(session, visit, strikes.tenant_of(session, key_id))

@@ -1,4 +1,4 @@
-"""/admin/v1/audit: who changed what, newest first."""
+"""/admin/v1/audit: the audit log, newest first."""
 
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ router = APIRouter(prefix="/admin/v1/audit", tags=["audit"])
 def list_entries(
     visit: Annotated[Visit, Depends(Allowed("audit", "read"))],
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    before: Annotated[int | None, Query(ge=0, description="Continue below this id.")] = None,
+    before: Annotated[int | None, Query(ge=0, description="List entries below this id.")] = None,
     action: Annotated[str | None, Query(max_length=80)] = None,
 ) -> dict[str, Any]:
     with visit.services.database.read() as session:

@@ -1,4 +1,4 @@
-"""/admin/v1 on a tenant's money: its account, invoices, credit and budgets."""
+"""/admin/v1: a tenant's billing account, invoices, credit and budgets."""
 
 from typing import Annotated, Any
 
@@ -26,7 +26,7 @@ SetsBudgets = Annotated[Visit, Depends(Allowed("budgets", "write"))]
 
 @router.get("/billing")
 def get_account(visit: SeesInvoices) -> dict[str, Any]:
-    """The billing account and the credit that is left."""
+    """The billing account and its remaining credit."""
     with visit.services.database.read() as session:
         account = session.get(BillingAccount, visit.scope.tenant_id)
         if account is None:
@@ -54,7 +54,7 @@ def list_invoices(visit: SeesInvoices, limit: int = 100) -> dict[str, Any]:
 
 @router.get("/invoices/{reference}")
 def get_invoice(reference: str, visit: SeesInvoices) -> dict[str, Any]:
-    """By id or number, with every line and the usage that it opens to."""
+    """Get an invoice by id or number, with every line and its usage."""
     with visit.services.database.read() as session:
         return invoice_json(session, _own(session, visit, reference))
 
@@ -156,13 +156,17 @@ def _own(session: Session, visit: Visit, reference: str) -> Invoice:
 
 
 def _target(session: Session, tenant_id: str, body: NewBudget) -> str:
-    """What the budget is for, if the tenant has it."""
+    """The id that the budget applies to. BadRequest where the tenant has no such project or key."""
     if body.scope == "tenant":
         return tenant_id
     table = Project if body.scope == "project" else ApiKey
     found: Any = session.get(table, body.scope_id)
     if found is None or found.tenant_id != tenant_id:
-        raise BadRequest(f"There is no {body.scope} {body.scope_id!r}.", param="scope_id")
+        raise BadRequest(
+            f"There is no {body.scope} {body.scope_id!r}.",
+            next_step=f"Set scope_id to the id of one of the tenant's {body.scope}s.",
+            param="scope_id",
+        )
     return body.scope_id
 
 

@@ -1,4 +1,4 @@
-"""/admin/v1 on money, for the operator: prices, plans, taxes, and what is given or taken back."""
+"""/admin/v1 billing for the operator: prices, plans, subscriptions, credits, taxes, credit notes."""
 
 from typing import Annotated, Any
 
@@ -37,7 +37,7 @@ def list_prices(visit: Reads, model: str = "") -> dict[str, Any]:
 
 @router.post("/prices", status_code=201)
 def save_price(body: bodies.NewPrice, visit: Writes, tenant: str = "") -> dict[str, Any]:
-    """Tried on samples first; 400 says what is wrong with it, 409 which version it overlaps."""
+    """Save a price after a trial on sample usage. 400: the price is invalid; 409: it overlaps another."""
     clock = visit.services.clock
     with visit.services.database.transaction() as session:
         draft = prices.PriceDraft(
@@ -78,13 +78,13 @@ def create_plan(body: bodies.NewPlan, visit: Writes) -> dict[str, Any]:
             return _plan(made)
     except IntegrityError:
         raise Conflict(
-            f"There already is a plan {body.name!r}.", next_step="Choose another name."
+            f"A plan called {body.name!r} already exists.", next_step="Choose another name."
         ) from None
 
 
 @router.post("/tenants/{tenant}/subscription", status_code=201)
 def subscribe(tenant: str, body: bodies.Subscribe, visit: Writes) -> dict[str, Any]:
-    """From now on; what the tenant was on before is prorated."""
+    """Move the tenant to the plan now; the previous plan's fee is prorated."""
     now = visit.services.clock.now()
     with visit.services.database.transaction() as session:
         tenant_id = _account(session, visit, tenant)
@@ -176,7 +176,7 @@ def _tenant(session: Session, named: str) -> str:
 
 
 def _account(session: Session, visit: OperatorVisit, named: str) -> str:
-    """The tenant's id, with its billing account opened."""
+    """The tenant's id. Opens its billing account if it has none."""
     tenant_id = _tenant(session, named)
     accounts.ensure_account(session, tenant_id, visit.services.clock.now())
     return tenant_id
@@ -190,7 +190,7 @@ def _record(
     target: str,
     after: dict[str, Any],
 ) -> None:
-    """On the log of the tenant that it concerns, in the same transaction."""
+    """Write to the audit log of the tenant concerned, in the same transaction."""
     session.add(
         AuditEntry(
             tenant_id=tenant_id or None,

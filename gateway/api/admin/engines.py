@@ -1,4 +1,4 @@
-"""/admin/v1/engines: where requests go, and taking an engine out of use for a deploy."""
+"""/admin/v1/engines: list engines, and drain or resume one."""
 
 import asyncio
 from typing import Annotated, Any
@@ -23,7 +23,7 @@ async def list_engines(visit: Reads) -> dict[str, Any]:
 
 @router.post("/drain")
 async def drain(body: EngineName, visit: Writes) -> dict[str, Any]:
-    """What runs there ends; nothing new is sent. It is empty when `running` and `waiting` are 0."""
+    """Send no new requests to the engine; running ones finish. Drained at 0 `running` and `waiting`."""
     return await _order(visit, body.engine, drains.drain)
 
 

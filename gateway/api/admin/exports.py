@@ -1,4 +1,4 @@
-"""/admin/v1 on exports that run on a schedule."""
+"""/admin/v1/export-schedules: exports that run on a schedule."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -21,7 +21,7 @@ Changes = Annotated[Visit, Depends(Allowed("exports", "write"))]
 
 @router.get("/export-schedules")
 def list_schedules(visit: Sees) -> dict[str, Any]:
-    """This tenant's, also those that are paused and those that the operator made for it."""
+    """The tenant's schedules, including paused ones and those that the operator created for it."""
     with visit.services.database.read() as session:
         rows = schedules.open_ones(session, visit.scope.tenant_id)
         return {"object": "list", "data": [schedule_json(each) for each in rows]}
@@ -29,8 +29,8 @@ def list_schedules(visit: Sees) -> dict[str, Any]:
 
 @router.post("/export-schedules", status_code=201)
 def create_schedule(body: NewExportSchedule, visit: Changes) -> dict[str, Any]:
-    """From the current day, week or month on. The destination is tried first; 400 says what is wrong.
-    A tenant names a folder of its own, only the operator any directory or bucket.
+    """Export each day, week or month, starting with the current one. The destination is checked first.
+    A tenant may only name a folder of its own; the operator may name any directory or bucket.
     """
     services = visit.services
 
@@ -67,7 +67,7 @@ def create_schedule(body: NewExportSchedule, visit: Changes) -> dict[str, Any]:
 
 @router.patch("/export-schedules/{schedule_id}")
 def pause_or_resume(schedule_id: str, body: ExportScheduleChange, visit: Changes) -> dict[str, Any]:
-    """What falls due while a schedule is paused is left out."""
+    """Pause or resume a schedule. Exports that fall due while it is paused are skipped."""
     if body.paused:
         return _changed(visit, schedule_id, "pause", schedules.pause)
     return _changed(visit, schedule_id, "resume", schedules.resume)
@@ -75,7 +75,7 @@ def pause_or_resume(schedule_id: str, body: ExportScheduleChange, visit: Changes
 
 @router.delete("/export-schedules/{schedule_id}")
 def end_schedule(schedule_id: str, visit: Changes) -> dict[str, Any]:
-    """Files that it made stay; jobs that it has put down are still done."""
+    """End a schedule. Its files stay, and its pending jobs still run."""
     return _changed(visit, schedule_id, "end", schedules.end)
 
 

@@ -1,4 +1,4 @@
-"""/admin/v1/keys. The secret is in the answer that makes it, and in no other."""
+"""/admin/v1/keys. Only the response that creates a key contains its secret."""
 
 from datetime import timedelta
 from typing import Annotated, Any
@@ -27,7 +27,11 @@ def list_keys(visit: Reads) -> dict[str, Any]:
 def issue_key(body: NewKey, visit: Writes) -> dict[str, Any]:
     services = visit.services
     if body.expires_at is not None and body.expires_at.tzinfo is None:
-        raise BadRequest("expires_at needs its zone: `2027-01-31T00:00:00Z`.", param="expires_at")
+        raise BadRequest(
+            "expires_at has no time zone.",
+            next_step="Write it like 2027-01-31T00:00:00Z.",
+            param="expires_at",
+        )
     with services.database.transaction() as session:
         issued = keys.issue(
             session,

@@ -1,4 +1,4 @@
-"""/admin/v1/limits and /plans: what a tenant's plan sets, and what is set beside it."""
+"""/admin/v1/plans and /admin/v1/limits: plans, and limits of a tenant that override its plan."""
 
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ def list_plans(visit: Reads) -> dict[str, Any]:
 
 @router.put("/plans/{name}")
 def save_plan(name: str, body: PlanBody, visit: Operator) -> dict[str, Any]:
-    """A new plan, or another form of one that there is; its tenants have it within a second."""
+    """Create or replace a plan. A change reaches its tenants within a second."""
     plan = plan_store.from_body(organisations.check_slug(name), body.model_dump())
     with visit.services.database.transaction() as session:
         plan_store.save(session, visit.services.clock, visit.actor.id, plan)
@@ -40,7 +40,7 @@ def remove_plan(name: str, visit: Operator) -> dict[str, Any]:
 
 @router.get("/limits")
 def list_limits(visit: Reads) -> dict[str, Any]:
-    """What is in force, the tenant's own among it."""
+    """The limits in force: the plan's, and the tenant's own."""
     with visit.services.database.read() as session:
         tenant = organisations.get_tenant(session, visit.scope)
         own = limits.own_rules(session, visit.scope)
@@ -63,7 +63,7 @@ def set_limit(body: NewLimit, visit: Writes) -> dict[str, Any]:
 def remove_limit(
     visit: Writes, scope: Scope, unit: Unit, period_s: int = 60, target: str = ""
 ) -> dict[str, Any]:
-    """Back to what the plan says."""
+    """Remove the tenant's own limit; the plan's applies again."""
     rule = LimitRule(scope, unit, 1, period_s, target)
     with visit.services.database.transaction() as session:
         limits.remove_rule(session, visit.scope, visit.services.clock, rule)

@@ -1,4 +1,4 @@
-"""/admin/v1/members."""
+"""/admin/v1/members: the members of a tenant."""
 
 from typing import Annotated, Any
 

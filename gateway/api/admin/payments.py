@@ -1,4 +1,4 @@
-"""/admin/v1 on payments: what was paid, the methods that a tenant left, the page to leave one on."""
+"""/admin/v1: payments, refunds and payment methods."""
 
 from typing import Annotated, Any
 
@@ -47,14 +47,14 @@ def list_methods(visit: Sees) -> dict[str, Any]:
 
 @router.post("/payment-methods/setup")
 def setup_method(visit: Changes, body: SetupLink | None = None) -> dict[str, str]:
-    """A page of the payment provider on which the tenant leaves a card; no number passes by us."""
+    """The URL of the provider's page for adding a card. Card numbers never reach the gateway."""
     link = setup_link(visit.services, visit.scope, (body.return_url if body else None) or "")
     return {"url": link}
 
 
 @router.post("/payments/{payment_id}/refunds", status_code=201)
 def refund(payment_id: str, body: NewRefund, visit: Operates) -> dict[str, Any]:
-    """Booked at once, and asked of the provider; `pending` until it says so."""
+    """Post the refund to the ledger and request it; it is `pending` until the provider confirms."""
     with visit.services.database.transaction() as session:
         made = commands.request_refund(
             session,

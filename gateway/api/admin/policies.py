@@ -1,4 +1,4 @@
-"""/admin/v1/policies and /admin/v1/decisions: what the screen does for a tenant, and what it did."""
+"""/admin/v1/policies and /admin/v1/decisions: a tenant's moderation policies and their decisions."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -16,11 +16,11 @@ from moderation.records import decisions, describe, every_decision, export_csv
 router = APIRouter(prefix="/admin/v1", tags=["moderation"])
 Reads = Annotated[Visit, Depends(Allowed("moderation", "read"))]
 Writes = Annotated[Visit, Depends(Allowed("moderation", "write"))]
-Document = Annotated[dict[str, Any], Body(description="A policy, as `GET` shows one.")]
+Document = Annotated[dict[str, Any], Body(description="A policy, in the form that `GET` returns.")]
 Level = Annotated[str, Query(description="key, project or tenant.")]
 Target = Annotated[str | None, Query(description="Id of the project or key.")]
 
-Since = Annotated[str | None, Query(description="A moment; UTC where it names no zone.")]
+Since = Annotated[str | None, Query(description="ISO 8601 time; UTC without an offset.")]
 
 
 @router.get("/policies")
@@ -69,7 +69,7 @@ def list_decisions(
     visit: Reads,
     since: Since = None,
     action: Annotated[str | None, Query(description="allow, annotate, redact or block.")] = None,
-    acted: Annotated[bool, Query(description="Leave out what was simply allowed.")] = False,
+    acted: Annotated[bool, Query(description="Only decisions other than allow.")] = False,
     before_id: int | None = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def list_decisions(
 
 @router.get("/decisions/export")
 def export_decisions(visit: Reads, since: Since = None, until: Since = None) -> StreamingResponse:
-    """CSV of every decision of a span of time, the last 31 days by default."""
+    """Every decision of a period as CSV; by default the last 31 days."""
     end = _moment("until", until) or visit.services.clock.now()
     start = _moment("since", since) or end - timedelta(days=31)
 

@@ -1,4 +1,4 @@
-"""/admin/v1/roles: the policy that casbin reads. The operator's alone."""
+"""/admin/v1/roles: the casbin policy. Only the operator may read or change it."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""All routers of people, limits and money under `/admin/v1`, for the app to include."""
+"""All routers under `/admin/v1`, for the app to include."""
 
 from gateway.api.admin import (
     adapters,
