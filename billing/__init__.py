@@ -1,1 +1,1 @@
-"""From usage events to invoices that can be proved."""
+"""Rating, ledger, invoices and payments: from usage events to reconciled invoices."""

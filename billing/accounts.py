@@ -1,4 +1,4 @@
-"""A tenant as finance sees it: the billing account, its lock, and its periods."""
+"""Billing accounts of tenants: their creation, their locks and their periods."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from core.ids import new_id
 from core.tenants.models import Tenant
 
 HOUSE = "house"
-# Made once, since every posting runs them.
+# Built once: every posting runs them.
 _WANTED = BillingAccount.tenant_id.in_(bindparam("wanted", expanding=True))
 _KNOWN = select(BillingAccount.tenant_id).where(_WANTED)
 _LOCKED = (
@@ -28,7 +28,7 @@ _LOCKED = (
 
 
 def ensure_accounts(session: Session, tenant_ids: Iterable[str], now: datetime) -> None:
-    """Open the accounts that are missing, in the currency and zone of the tenant."""
+    """Create missing accounts, in the tenant's currency and time zone."""
     wanted = set(tenant_ids)
     known = set(session.scalars(_KNOWN, {"wanted": list(wanted)}))
     missing = wanted - known
@@ -70,7 +70,7 @@ def ensure_account(session: Session, tenant_id: str, now: datetime) -> BillingAc
 
 
 def lock_accounts(session: Session, tenant_ids: Iterable[str]) -> dict[str, BillingAccount]:
-    """Lock in one order: rating, closing and re-rating of a tenant take turns."""
+    """Lock in the order of tenant ids. Serializes rating, closing and re-rating of a tenant."""
     rows = session.scalars(_LOCKED, {"wanted": list(set(tenant_ids))})
     return {account.tenant_id: account for account in rows}
 
@@ -79,16 +79,17 @@ def lock_account(session: Session, tenant_id: str) -> BillingAccount:
     found = lock_accounts(session, [tenant_id])
     if tenant_id not in found:
         raise NotFound(
-            f"Tenant {tenant_id} has no billing account.", next_step="It opens with the first use."
+            f"Tenant {tenant_id} has no billing account.",
+            next_step="Send a request with one of its keys: its first usage creates the account.",
         )
     return found[tenant_id]
 
 
 def set_anchor(session: Session, account: BillingAccount, day: int, now: datetime) -> None:
-    """From the end of the current period on, periods begin on this day; one may be short."""
+    """Start periods on this day of the month after the current one; the first may be short."""
     if not 1 <= day <= 31:
-        raise BadRequest("An anchor day lies between 1 and 31.", param="anchor_day")
-    Periods(session).around(account, now)  # the current one keeps the bounds that it began with
+        raise BadRequest(f"anchor_day is {day}; it must be 1 to 31.", param="anchor_day")
+    Periods(session).around(account, now)  # creates the current period with its old bounds
     account.anchor_day, account.anchored_at = day, now
 
 
@@ -100,14 +101,16 @@ def set_timezone(session: Session, account: BillingAccount, name: str, now: date
 
 @dataclass
 class Periods:
-    """The periods of tenants, found or made. Hold the tenants' locks while one lives."""
+    """Finds or creates tenants' billing periods. Hold the tenants' locks while using it."""
 
     session: Session
     _known: dict[str, list[tuple[datetime, datetime, BillingPeriod]]] = field(default_factory=dict)
-    _whole_from: dict[str, datetime] = field(default_factory=dict)  # all that end later are known
+    _whole_from: dict[str, datetime] = field(
+        default_factory=dict
+    )  # every period that ends later is loaded
 
     def load(self, tenant_ids: Iterable[str], since: datetime) -> None:
-        """One query for many tenants."""
+        """Load the periods that end after `since`, in one query for all tenants."""
         wanted = set(tenant_ids)
         for tenant_id in wanted:
             self._known.setdefault(tenant_id, [])
@@ -121,7 +124,7 @@ class Periods:
             self._keep(row)
 
     def around(self, account: BillingAccount, at: datetime) -> BillingPeriod:
-        """The period that holds the moment. A new one never overlaps one that is there."""
+        """The period that contains `at`. A new period never overlaps an existing one."""
         for start, end, period in self._known.get(account.tenant_id, ()):
             if start <= at < end:
                 return period
@@ -161,7 +164,7 @@ class Periods:
     def billed_in(
         self, account: BillingAccount, usage: BillingPeriod, now: datetime
     ) -> BillingPeriod:
-        """Where usage of a period is invoiced: in it, or in the first open one if it is closed."""
+        """The period on whose invoice usage is billed: its own, or the first open one after it."""
         if usage.closed_at is None:
             return usage
         period = self.around(account, max(now, usage.ends_at))

@@ -1,4 +1,4 @@
-"""Checks of the second half of the chain: ledger, wallets, invoices, what is owed, numbers."""
+"""Audit checks of ledger, wallets, invoices, receivables and invoice numbers."""
 
 from collections import defaultdict
 
@@ -48,7 +48,11 @@ def balances_are_sums(session: Session) -> list[Difference]:
     )
     return [
         amount(
-            "ledger", f"{kind} says {kept}, its entries {int(total)}", kept - int(total), (), who
+            "ledger",
+            f"account {kind} has balance {kept}, its entries sum to {int(total)}",
+            kept - int(total),
+            (),
+            who,
         )
         for who, kind, kept, total in rows
         if kept != int(total)
@@ -56,7 +60,7 @@ def balances_are_sums(session: Session) -> list[Difference]:
 
 
 def charges_and_ledger(session: Session) -> list[Difference]:
-    """What charges and adjustments name a transaction for is the revenue in it."""
+    """The revenue of a transaction equals its charges and adjustments."""
     expected: dict[str, int] = defaultdict(int)
     for table in (Charge, Adjustment):
         rows = session.execute(
@@ -80,13 +84,13 @@ def charges_and_ledger(session: Session) -> list[Difference]:
         ids = session.scalars(
             select(Charge.request_id).where(Charge.transaction_id == transaction_id).limit(20)
         )
-        message = f"transaction {transaction_id} earns {have}, its charges say {want}"
+        message = f"transaction {transaction_id} has revenue {have}, its charges sum to {want}"
         found.append(amount("charges/ledger", message, have - want, ids))
     return found
 
 
 def wallets_and_grants(session: Session) -> list[Difference]:
-    """What is left on the grants is what the ledger owes."""
+    """The remaining credit of the grants equals the ledger's wallet balances."""
     left: dict[tuple[str, str, str], int] = defaultdict(int)
     rows = session.execute(
         select(
@@ -107,7 +111,7 @@ def wallets_and_grants(session: Session) -> list[Difference]:
     found = [
         amount(
             "grants/ledger",
-            f"{key[1]} grants hold {left.get(key, 0)}, the ledger {owed.get(key, 0)}",
+            f"{key[1]} grants have {left.get(key, 0)} left, the ledger has {owed.get(key, 0)}",
             left.get(key, 0) - owed.get(key, 0),
             (),
             key[0],
@@ -125,7 +129,7 @@ def wallets_and_grants(session: Session) -> list[Difference]:
     )
     for grant_id, tenant_id, gone, uses in drawn:
         if int(gone) != int(uses):
-            message = f"grant {grant_id} lost {int(gone)}, its uses are {int(uses)}"
+            message = f"grant {grant_id} is {int(gone)} lower, its uses sum to {int(uses)}"
             found.append(amount("grants/uses", message, int(gone) - int(uses), (), tenant_id))
     return found
 
@@ -157,13 +161,13 @@ def charges_and_invoices(session: Session) -> list[Difference]:
             ids = session.scalars(
                 select(Charge.request_id).where(Charge.bill_period_id == period_id).limit(20)
             )
-            message = f"period {period_id} is billed {have}, its charges are {want}"
+            message = f"the invoice of period {period_id} bills {have}, its charges sum to {want}"
             found.append(amount("charges/invoices", message, have - want, ids))
     return found
 
 
 def invoices_add_up(session: Session) -> list[Difference]:
-    """The figures of an invoice follow from its lines."""
+    """The totals of an invoice equal the sums of its lines."""
     found = []
     rows = session.execute(
         select(
@@ -186,13 +190,13 @@ def invoices_add_up(session: Session) -> list[Difference]:
         )
         units = units_of_minor(off, invoice.currency) + abs(int(exact) - invoice.exact)
         if units:
-            message = f"the figures of invoice {invoice.label} do not follow from its lines"
+            message = f"the totals of invoice {invoice.label} do not equal the sums of its lines"
             found.append(amount("invoices", message, units, (), invoice.tenant_id))
     return found
 
 
 def receivables_are_open_amounts(session: Session) -> list[Difference]:
-    """What the ledger says a tenant owes: its unpaid invoices, and what is not yet invoiced."""
+    """A tenant's receivable equals its open invoices plus usage that is not yet invoiced."""
     owed: dict[str, int] = defaultdict(int)
     for invoice in session.scalars(select(Invoice).where(Invoice.status != DRAFT)):
         if invoice.status in (VOID, UNCOLLECTIBLE):
@@ -220,7 +224,7 @@ def receivables_are_open_amounts(session: Session) -> list[Difference]:
     return [
         amount(
             "invoices/ledger",
-            f"receivable is {there.get(who, 0)}, open and not yet invoiced is {owed.get(who, 0)}",
+            f"receivable is {there.get(who, 0)}, open and uninvoiced amounts sum to {owed.get(who, 0)}",
             there.get(who, 0) - owed.get(who, 0),
             (),
             who,

@@ -1,4 +1,4 @@
-"""Checks of the first half of the chain: receipts, batches, events, charges, prices, roll-ups."""
+"""Audit checks of receipts, batches, events, charges, prices and roll-ups."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ from billing.pricing import Component
 from billing.tables.columns import AMOUNT_COLUMNS
 
 E, C, R, A = UsageEventRow, Charge, EngineReceipt, Adjustment
-# The quantity and the amount of each component in a charge or a roll-up.
+# The quantity of each component in a row of charges or of a roll-up.
 _COUNTS: dict[Component, Any] = {
     Component.INPUT: lambda table: table.input_tokens - table.cached_tokens,
     Component.CACHED_INPUT: lambda table: table.cached_tokens,
@@ -40,14 +40,16 @@ _AMOUNT = dict(zip(Component, AMOUNT_COLUMNS, strict=False))
 
 
 def receipts_and_events(session: Session) -> list[Difference]:
-    """Each receipt has its event, and both count alike."""
+    """Each receipt has an event with the same token counts."""
     orphans = session.scalars(
         select(R.request_id)
         .outerjoin(E, E.request_id == R.request_id)
         .outerjoin(ParkedEvent, ParkedEvent.request_id == R.request_id)
         .where(E.request_id.is_(None), ParkedEvent.request_id.is_(None))
     )
-    found = lost("receipts/events", "the engine has a receipt, billing no event", orphans)
+    found = lost(
+        "receipts/events", "the engine has a receipt, but there is no usage event", orphans
+    )
     unequal = session.execute(
         select(R.request_id)
         .join(E, E.request_id == R.request_id)
@@ -60,14 +62,14 @@ def receipts_and_events(session: Session) -> list[Difference]:
         )
     ).all()
     if unequal:
-        message = "the engine counted other tokens than the event says"
+        message = "the token counts of the engine's receipt and of the event differ"
         ids = [row[0] for row in unequal]
         found.append(Difference("receipts/events", "amount", message, len(ids), 0, tuple(ids[:20])))
     return found
 
 
 def batches_and_events(session: Session) -> list[Difference]:
-    """Each batch still has as many events as were stored with it."""
+    """Each batch has as many events as it was stored with."""
     counted = (
         select(E.batch_id, func.count().label("events")).group_by(E.batch_id).subquery("counted")
     )
@@ -79,13 +81,13 @@ def batches_and_events(session: Session) -> list[Difference]:
     found = []
     for batch_id, stored, there in rows:
         kind = "lost" if there < stored else "duplicated"
-        message = f"batch {batch_id} was stored with {stored} events and has {there}"
+        message = f"batch {batch_id} was stored with {stored} events, it has {there}"
         found.append(Difference("batches/events", kind, message, abs(stored - there)))
     return found
 
 
 def events_and_charges(session: Session) -> list[Difference]:
-    """Each event of a rated batch has one charge with the same counts, and no charge is alone."""
+    """Each event of a rated batch has one charge with the same counts, and vice versa."""
     missing = session.scalars(
         select(E.request_id)
         .join(UsageBatch, UsageBatch.id == E.batch_id)
@@ -97,7 +99,7 @@ def events_and_charges(session: Session) -> list[Difference]:
             UsageBatch.rated_at.is_not(None),
         )
     )
-    found = lost("events/charges", "the event is rated and has no charge", missing)
+    found = lost("events/charges", "the event is in a rated batch but has no charge", missing)
     dropped = partitions.kept_from(session)
     alone = session.scalars(
         select(C.request_id)
@@ -120,7 +122,7 @@ def events_and_charges(session: Session) -> list[Difference]:
         )
     ).all()
     if unequal:
-        message = "the charge does not count what its event counts"
+        message = "the counts of the charge differ from those of its event"
         found.append(
             Difference("events/charges", "amount", message, len(unequal), 0, tuple(unequal[:20]))
         )
@@ -128,7 +130,7 @@ def events_and_charges(session: Session) -> list[Difference]:
 
 
 def charges_and_prices(session: Session) -> list[Difference]:
-    """The charges of a period sum to the price of its whole quantity, component by component."""
+    """The charges of a period sum to the price of its total quantity, by component."""
     counts = {name: count(C) for name, count in _COUNTS.items()}
     sums: list[Any] = []
     for component in Component:
@@ -153,7 +155,7 @@ def charges_and_prices(session: Session) -> list[Difference]:
         for index, component in enumerate(Component):
             quantity, units = int(values[2 * index]), int(values[2 * index + 1])
             if not tokens and component not in (Component.GPU_SECOND, Component.MODERATION):
-                quantity = 0  # counted for the record, not priced
+                quantity = 0  # counted but not priced
             entry = totals.setdefault((period_id, version_id, tenant_id, component), [0, 0])
             entry[0] += quantity
             entry[1] += units
@@ -170,13 +172,13 @@ def charges_and_prices(session: Session) -> list[Difference]:
             .order_by(C.request_id)
             .limit(20)
         )
-        message = f"{quantity} {component} by {version_id} cost {expected}, charged are {units}"
+        message = f"{quantity} {component} at {version_id} cost {expected}, but {units} is charged"
         found.append(amount("charges/prices", message, units - expected, ids, tenant_id))
     return found
 
 
 def charges_and_roll_ups(session: Session) -> list[Difference]:
-    """Both roll-ups hold, for each tenant and bill, what charges and adjustments hold."""
+    """Both roll-ups equal charges plus adjustments, per tenant and pair of periods."""
     expected = _by_bill(session, C)
     changed = (A.tenant_id, A.usage_period_id, A.bill_period_id, A.component)
     for row in session.execute(select(*changed, func.sum(A.amount)).group_by(*changed)):
@@ -191,20 +193,20 @@ def charges_and_roll_ups(session: Session) -> list[Difference]:
         for key in expected.keys() | there.keys():
             want, have = expected.get(key, ()), there.get(key, ())
             if want != have:
-                message = f"{table.__tablename__} holds {have}, charges and adjustments {want}"
+                message = f"{table.__tablename__} sums to {have}, charges and adjustments to {want}"
                 units = (have[-1] if have else 0) - (want[-1] if want else 0)
                 found.append(amount("charges/roll-ups", message, units, tenant_id=key[0]))
     return found + _house_and_days(session)
 
 
 def _house_and_days(session: Session) -> list[Difference]:
-    """The roll-up of the whole house holds, for each tenant, what its days hold."""
+    """The daily tenant roll-up equals the daily roll-up, per tenant."""
     days, house = (_by_tenant(session, table) for table in (DailyUsage, HouseUsage))
     found = []
     for tenant_id in days.keys() | house.keys():
         want, have = days.get(tenant_id, ()), house.get(tenant_id, ())
         if want != have:
-            message = f"usage_house_daily holds {have}, usage_daily {want}"
+            message = f"usage_house_daily sums to {have}, usage_daily to {want}"
             units = (have[-1] if have else 0) - (want[-1] if want else 0)
             found.append(amount("charges/roll-ups", message, units, tenant_id=tenant_id))
     return found

@@ -1,7 +1,7 @@
-"""Usage and costs in time buckets, for the finance API, the pages and the exports alike.
+"""Usage and costs in time buckets, for the finance API, the pages and the exports.
 
-Days and hours are read from the roll-ups, minutes from the events, and whatever tells batches from
-the rest. Every query takes a TenantScope; buckets are in UTC and aligned to their width.
+Days and hours come from the roll-ups; minutes, and every query that filters or groups by batch, come
+from the events. Every query takes a TenantScope. Buckets are in UTC and aligned to their width.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from core.tenants.scope import TenantScope
 
 
 class Width(Enum):
-    """Bucket widths: seconds, buckets a page by default, and at most."""
+    """Bucket widths: label, seconds, default and maximum number of buckets per page."""
 
     MINUTE = ("1m", 60, 60, 1440)
     HOUR = ("1h", 3600, 24, 168)
@@ -50,13 +50,13 @@ class BucketQuery:
     end: datetime
     width: Width
     group_by: tuple[str, ...] = ()  # of DIMENSIONS
-    limit: int | None = None  # buckets a page
+    limit: int | None = None  # buckets per page
     project_ids: tuple[str, ...] = ()
     key_ids: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     member_ids: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-    batch: bool | None = None  # of batches alone, or of everything else
+    batch: bool | None = None  # True: only batch requests; False: only others
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class BucketPage:
 
 
 def usage_buckets(session: Session, scope: TenantScope, query: BucketQuery) -> BucketPage:
-    """Every bucket between start and end is there, also an empty one. BadRequest names the field."""
+    """Every bucket from start to end, including empty ones. Raises BadRequest with the field."""
     _check(query)
     step = timedelta(seconds=query.width.seconds)
     start = floor_to(query.start, query.width)
@@ -113,14 +113,15 @@ def floor_to(moment: datetime, width: Width) -> datetime:
 
 def _check(query: BucketQuery) -> None:
     if query.end <= query.start:
-        raise BadRequest("end_time is not after start_time.", param="end_time")
+        raise BadRequest("end_time must be after start_time.", param="end_time")
     for name in query.group_by:
         if name not in DIMENSIONS:
             known = ", ".join(DIMENSIONS)
-            raise BadRequest(f"Cannot group by {name!r}; known: {known}.", param="group_by")
+            raise BadRequest(f"group_by is {name!r}; it must be one of {known}.", param="group_by")
     if query.limit is not None and not 1 <= query.limit <= query.width.most:
         raise BadRequest(
-            f"limit is {query.limit}; with {query.width.label} buckets it is 1 to {query.width.most}.",
+            f"limit is {query.limit}; with {query.width.label} buckets it must be 1 to "
+            f"{query.width.most}.",
             param="limit",
         )
 

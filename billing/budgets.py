@@ -1,8 +1,9 @@
-"""How much may still be spent: budgets and wallets as the limiter's caps, and alerts on thresholds.
+"""Spending limits from budgets and wallets, and alerts on budget thresholds.
 
-Holds live in the counters; here is what billing knows. Both figures of a limit only ever rise within
-its key, and the key names the window, so no job resets anything. A correction that gives back
-therefore raises the cap of the window in which it was posted, and one that takes more is spent.
+The limiter's counters hold the cost of running requests; this module supplies caps and rated spend.
+Both only rise under one limit key. The key names the window, so no job has to reset anything. A
+refunding correction therefore raises the cap of the window in which it is posted; a charging one
+counts as spend.
 """
 
 from dataclasses import dataclass
@@ -27,27 +28,27 @@ SCOPES = ("tenant", "project", "key")
 
 @dataclass(frozen=True, slots=True)
 class MoneyLimit:
-    """`spent_units` of `cap_units` picounits are gone, as far as billing knows."""
+    """`spent_units` of `cap_units` picounits are spent, counting rated usage only."""
 
     key: str
     cap_units: int
     spent_units: int
     currency: str
     kind: str  # budget | wallet
-    hard: bool  # a soft one never refuses
+    hard: bool  # a soft limit never rejects a request
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     name: str  # part of the limit's key
-    starts_at: datetime | None  # None is since ever
+    starts_at: datetime | None  # None: no start
     ends_at: datetime | None
 
 
 def money_limits(
     session: Session, tenant_id: str, project_id: str, key_id: str, at: datetime
 ) -> list[MoneyLimit]:
-    """Every cap that a request of this key must stay below at this moment."""
+    """Every spending limit that applies to a request of this key at this moment."""
     account = session.get(BillingAccount, tenant_id)
     zone = account.timezone if account else "UTC"
     scopes = {"tenant": tenant_id, "project": project_id, "key": key_id}
@@ -72,7 +73,7 @@ def money_limits(
 
 
 def wallet_limit(session: Session, account: BillingAccount, at: datetime) -> MoneyLimit:
-    """All credit ever granted against all that is gone, by use, expiry or refund."""
+    """All credit ever granted, against all that was used, expired or refunded."""
     gone_by_expiry = (CreditGrant.expires_at.is_not(None)) & (CreditGrant.expires_at <= at)
     row = session.execute(
         select(
@@ -105,18 +106,20 @@ def create(
 ) -> Budget:
     if scope not in SCOPES or window not in WINDOWS:
         raise BadRequest(
-            f"A budget has a scope of {', '.join(SCOPES)} and a window of {', '.join(WINDOWS)}.",
-            next_step="Correct it and save again.",
+            f"scope is {scope!r} and window is {window!r}.",
+            next_step=f"Use scope {' or '.join(SCOPES)} and window {' or '.join(WINDOWS)}.",
         )
     if cap.units <= 0 or any(not 0 < each <= 1000 for each in thresholds):
-        raise BadRequest("A budget and its thresholds are above zero.", param="cap")
+        raise BadRequest(
+            "The cap must be above zero, and each threshold 1 to 1000 percent.", param="cap"
+        )
     for url in webhooks:
         check_address(url)
     account = session.get(BillingAccount, tenant_id)
     if account is not None and account.currency != cap.currency:
         raise BadRequest(
             f"The account is in {account.currency}, the budget in {cap.currency}.",
-            next_step=f"Write it in {account.currency}.",
+            next_step=f"Give the cap in {account.currency}.",
             code="currency_mismatch",
         )
     made = Budget(
@@ -140,7 +143,7 @@ def create(
 
 
 def window_of(kind: str, at: datetime, timezone: str) -> Window:
-    """The window that holds a moment, from local midnight on; weeks begin on Monday."""
+    """The window that contains `at`. Windows start at local midnight, weeks on Monday."""
     if kind == "total":
         return Window("total", None, None)
     if kind == "month":
@@ -156,8 +159,8 @@ def window_of(kind: str, at: datetime, timezone: str) -> Window:
 
 
 def spent_in(session: Session, budget: Budget, window: Window) -> tuple[int, int]:
-    """Picounits of rated usage, by whole hours, with what corrections took; and what they gave back.
-    Corrections name a project and no key, so the budget of a key does not see them.
+    """(spent, refunded) picounits: rated usage by whole hours plus charging corrections, and
+    refunding corrections. Corrections name no key, so a key's budget does not include them.
     """
     table, changed = HourlyUsage, Adjustment
     used = select(func.coalesce(func.sum(table.amount), 0)).where(
@@ -186,7 +189,7 @@ def spent_in(session: Session, budget: Budget, window: Window) -> tuple[int, int
 
 
 def send_alerts(session: Session, clock: Clock) -> int:
-    """Queue an alert for each threshold that was passed, once a window; returns how many are new."""
+    """Queue one alert per reached threshold and window; returns the number of new ones."""
     now = clock.now()
     budgets = session.scalars(
         select(Budget).where(Budget.ended_at.is_(None)).order_by(Budget.id)
@@ -224,7 +227,7 @@ def _alert(
         "currency": budget.currency,
         "hard": budget.hard,
     }
-    subject = f"{percent} % of budget {budget.name or budget.id} is spent"
+    subject = f"Budget {budget.name or budget.id} has reached {percent} % of its cap"
     key = f"{budget.id}:{window.name}:{percent}"
     told = [webhooks.Cause(budget.tenant_id, "budget.threshold", subject, key, payload)]
     return webhooks.tell(session, told, now) + outbox.put(

@@ -1,16 +1,16 @@
-"""How a worker takes its share of the batches that wait: what one holds, the others pass over."""
+"""Claims waiting usage batches for a worker; other workers skip the claimed rows."""
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from billing.models import UsageBatch
 
-_LOOKED_AT = 200  # batches in one go
+_LOOKED_AT = 200  # batches per query
 
 
 def claim_batches(session: Session, *waiting: ColumnElement[bool], most_events: int) -> list[int]:
-    """Ids of batches that no other worker holds, oldest first, at least one if there is any. They
-    are held until the transaction ends."""
+    """Ids of unclaimed batches, oldest first, up to `most_events` events but at least one batch.
+    The rows stay locked until the transaction ends."""
     found = session.execute(
         select(UsageBatch.id, UsageBatch.events)
         .where(*waiting)

@@ -1,4 +1,4 @@
-"""The postings that make an invoice final: fees, tax, rounding, credit, and what goes back."""
+"""The ledger postings of a final invoice: fees, tax, rounding, credit used and surplus credit."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,12 +13,12 @@ from billing.totals import Totals
 from core.ids import TRANSACTION, new_id
 from core.money import Money, units_of_minor
 
-# Rating and re-rating have posted these already.
+# Rating and re-rating post these kinds of lines.
 POSTED_BEFORE = ("usage", "late_usage", "adjustment")
 
 
 def close_books(session: Session, sheets: Sequence[Sheet], now: datetime) -> None:
-    """After this each tenant owes for the period exactly what the invoice says is due."""
+    """Post what is missing, so that each tenant owes exactly the amount due of its invoice."""
     transactions: list[Transaction] = []
     uses: list[dict[str, object]] = []
     for sheet in sheets:
@@ -63,7 +63,7 @@ def _entries(sheet: Sheet) -> list[Entry]:
 
 
 def _give_back(session: Session, invoice: Invoice, totals: Totals, now: datetime) -> None:
-    """More credit than debt: gifts return as a gift, the rest goes to the wallet."""
+    """Return surplus credit: promotional credit first, the rest as prepaid credit."""
     surplus = -units_of_minor(totals.due_minor, invoice.currency)
     gift = min(surplus, units_of_minor(max(0, totals.net.promo_minor), invoice.currency))
     for kind, units in ((credits.PROMO, gift), (credits.PREPAID, surplus - gift)):
@@ -75,7 +75,7 @@ def _give_back(session: Session, invoice: Invoice, totals: Totals, now: datetime
                 money=Money(units, invoice.currency),
                 reference=f"surplus:{kind}:{invoice.id}",
                 at=now,
-                note="more credit than debt on an invoice",
+                note="credit exceeded the invoice amount",
                 funded_by=AccountKind.RECEIVABLE,
             )
     invoice.prepaid_minor += totals.due_minor

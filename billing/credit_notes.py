@@ -1,7 +1,7 @@
-"""Credit notes: they take back part or all of a final invoice, which itself never changes.
+"""Credit notes: they reverse part or all of a final invoice, which itself never changes.
 
-The net amount takes its share of the tax with it. What it lowers first is what is still to be paid;
-the rest goes to the wallet, or, if the payment is being refunded, is owed to who paid.
+A credit note includes the tax on its net amount. It first lowers the open amount; the rest goes to
+the wallet, or to the payer if the payment is refunded.
 """
 
 from datetime import datetime
@@ -31,15 +31,18 @@ def issue(
     at: datetime,
     refund: bool = False,
 ) -> CreditNote:
-    """One note per reference. With `refund` the part that was paid is left for a refund of the
-    payment to return; else it goes to the wallet.
+    """Issue one note per reference. With `refund` the paid part is left to a refund of the
+    payment; otherwise it goes to the wallet.
     """
     known = session.scalar(select(CreditNote).where(CreditNote.reference == reference))
     if known is not None:
         return known
     invoice = session.get(Invoice, invoice_id)
     if invoice is None:
-        raise NotFound(f"There is no invoice {invoice_id!r}.", next_step="tollhouse invoice list")
+        raise NotFound(
+            f"There is no invoice {invoice_id!r}.",
+            next_step="List invoices with: tollhouse invoice list",
+        )
     lock_account(session, invoice.tenant_id)
     session.refresh(invoice, with_for_update=True)
     _refuse_too_much(session, invoice, net_minor)
@@ -90,25 +93,29 @@ def issue(
 def _refuse_too_much(session: Session, invoice: Invoice, net_minor: int) -> None:
     if invoice.status not in (FINAL, PAID):
         raise Conflict(
-            f"Invoice {invoice.label or invoice.id} is {invoice.status}.",
-            next_step="A credit note corrects a final invoice.",
+            f"Invoice {invoice.label or invoice.id} is {invoice.status}; only final and paid invoices "
+            "can be credited.",
+            next_step="Finalize a draft first; a void or uncollectible invoice needs no credit note.",
         )
     left = invoice.subtotal_minor - invoice.promo_minor - _noted(session, invoice)[0]
     if not 0 < net_minor <= left:
         raise Conflict(
-            f"Of invoice {invoice.label} {left} minor units net are left to credit.",
-            next_step="Credit at most that.",
+            f"net_minor is {net_minor}; invoice {invoice.label} has {left} minor units net left to "
+            "credit.",
+            next_step=f"Credit 1 to {left} minor units."
+            if left > 0
+            else "Nothing is left to credit.",
         )
 
 
 def _noted(session: Session, invoice: Invoice) -> tuple[int, int]:
-    """Net and tax of the notes so far."""
+    """Net and tax, in minor units, of the invoice's notes so far."""
     notes = session.scalars(select(CreditNote).where(CreditNote.invoice_id == invoice.id)).all()
     return sum(note.net_minor for note in notes), sum(note.tax_minor for note in notes)
 
 
 def _tax_share(session: Session, invoice: Invoice, net_minor: int) -> int:
-    """Cumulative, so that the notes of a whole invoice take back all of its tax, to the cent."""
+    """Computed cumulatively, so that notes over the whole invoice reverse all of its tax."""
     net_before, tax_before = _noted(session, invoice)
     taxable = invoice.subtotal_minor - invoice.promo_minor
     return invoice.tax_minor * (net_before + net_minor) // taxable - tax_before

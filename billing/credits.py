@@ -1,6 +1,6 @@
-"""Prepaid and promotional credit: granted, drawn by priority and expiry, expired.
+"""Prepaid and promotional credit: grants, draws by priority and expiry, and expiration.
 
-What is left on a tenant's grants of a kind is the balance of the ledger account of that kind.
+The remaining credit of a tenant's grants of a kind equals the balance of that kind's ledger account.
 """
 
 from collections.abc import Iterable
@@ -40,11 +40,15 @@ def grant(
     note: str = "",
     funded_by: AccountKind | None = None,
 ) -> CreditGrant:
-    """Add credit once per reference: paid money for prepaid, a gift of ours for promo, unless it is
-    said what account funds it.
+    """Add credit once per reference. Cash funds prepaid credit and promotion cost funds promo
+    credit, unless `funded_by` names another account.
     """
     if kind not in (PREPAID, PROMO) or money.units <= 0:
-        raise BadRequest("Credit is a positive amount, prepaid or promo.", param="amount")
+        raise BadRequest(
+            f"Credit of kind {kind!r} over {money.units} units cannot be granted.",
+            next_step="Use kind prepaid or promo and an amount above zero.",
+            param="amount",
+        )
     account = lock_account(session, tenant_id)
     if account.currency != money.currency:
         raise BadRequest(
@@ -79,7 +83,7 @@ def grant(
 def open_grants(
     session: Session, tenant_ids: Iterable[str], at: datetime
 ) -> dict[str, list[CreditGrant]]:
-    """By tenant, in the order of use: priority, then what expires first, then gifts, then age."""
+    """By tenant, in order of use: priority, expiry, promo before prepaid, age."""
     rows = session.scalars(
         select(CreditGrant)
         .where(CreditGrant.tenant_id.in_(set(tenant_ids)), CreditGrant.remaining > 0)
@@ -97,7 +101,7 @@ def open_grants(
 def draw(
     grants: list[CreditGrant], units: int, kinds: tuple[str, ...] = (PREPAID, PROMO)
 ) -> list[Draw]:
-    """Take up to this much from the grants; what they do not hold stays owed."""
+    """Draw up to `units` from the grants; the result may be less."""
     taken = []
     for each in grants:
         part = min(units, each.remaining) if each.kind in kinds else 0
@@ -109,14 +113,14 @@ def draw(
 
 
 def draw_whole(grants: list[CreditGrant], units: int, kind: str) -> list[Draw]:
-    """Take all of it from grants of this kind, or nothing."""
+    """Draw exactly `units` from grants of this kind, or nothing."""
     if sum(each.remaining for each in grants if each.kind == kind) < units:
         return []
     return draw(grants, units, (kind,))
 
 
 def draw_entries(draws: Iterable[Draw], currency: str) -> list[Entry]:
-    """Credit pays what is owed: less in the wallet, less receivable."""
+    """Ledger entries that pay the receivable from the wallets."""
     entries: list[Entry] = []
     for each in draws:
         money = Money(each.units, currency)
@@ -150,13 +154,13 @@ def uses_of(
 
 
 def keep_uses(session: Session, uses: list[dict[str, object]]) -> None:
-    """One statement for the draws of many."""
+    """Insert the rows in one statement."""
     if uses:
         session.execute(insert(CreditUse), uses)
 
 
 def expire(session: Session, now: datetime) -> int:
-    """Take back what expired. Gifts return to us; unused prepaid money becomes revenue."""
+    """Expire grants: promo credit reverses its cost, prepaid credit becomes revenue."""
     due = session.execute(
         select(CreditGrant.tenant_id, CreditGrant.id)
         .where(

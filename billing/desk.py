@@ -1,4 +1,4 @@
-"""Where many periods' invoices are drawn up in one transaction, by a few statements in all."""
+"""Builds the invoices of many periods in one transaction, with a fixed number of statements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -20,14 +20,14 @@ from core.ids import INVOICE, new_id
 from core.money import units_of_minor
 
 DRAFT, FINAL, PAID = "draft", "final", "paid"
-GRACE_HOURS = 24  # without a plan
-TERMS_DAYS = 14
+GRACE_HOURS = 24  # default without a plan
+TERMS_DAYS = 14  # default without a plan
 _LINE = tuple(each.name for each in fields(lines.Line) if each.name != "minor")
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """An invoice with what goes on it."""
+    """An invoice with its computed lines, taxes, totals and credit draws."""
 
     invoice: Invoice
     built: list[lines.Line]
@@ -38,7 +38,7 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Work on periods of different tenants, whose locks are held until the transaction ends."""
+    """Periods of several tenants and their inputs; the tenants stay locked until commit."""
 
     session: Session
     now: datetime
@@ -48,17 +48,17 @@ class Desk:
     taxes: TaxService
 
     def plan_of(self, period: BillingPeriod) -> Plan | None:
-        """The plan that its last moment was on."""
+        """The plan at the last moment of the period."""
         return plan_at(self.facts.subscriptions.get(period.tenant_id, ()), last_moment(period))
 
     def final_from(self, period: BillingPeriod) -> datetime:
-        """When late events have had their time and the invoice may become final."""
+        """The end of the grace period for late events, when the invoice may become final."""
         plan = self.plan_of(period)
         return period.ends_at + timedelta(hours=plan.grace_hours if plan else GRACE_HOURS)
 
     def sheet(self, period: BillingPeriod, *, closing: bool) -> Sheet | None:
-        """The period's invoice as of now, None if nothing is in it. `closing` draws credit for what
-        usage has not drawn already.
+        """The period's invoice as of now; None if it would be empty. `closing` draws credit for
+        the part of the invoice that rating has not paid from credit.
         """
         account = self.accounts[period.tenant_id]
         currency = account.currency
@@ -85,7 +85,7 @@ class Desk:
         return Sheet(invoice, built, taxed, totals, draws + tax_draws)
 
     def write(self, sheets: Sequence[Sheet]) -> None:
-        """Put figures and lines on the drafts, in place of those that were there."""
+        """Store totals and lines of the drafts, replacing earlier lines."""
         for each in sheets:
             _put_figures(each.invoice, each.totals)
         self.session.flush()
@@ -99,8 +99,8 @@ class Desk:
             self.session.execute(insert(InvoiceLine), rows)
 
     def number(self, sheets: Sequence[Sheet]) -> None:
-        """The next numbers of the sellers, whose rows stay locked until this commits: no gap, no
-        twin.
+        """Assign the sellers' next numbers. Their rows stay locked until commit, so numbers have
+        no gap and no duplicate.
         """
         sellers = {
             row.id: row
@@ -140,11 +140,11 @@ class Desk:
 def open_desk(
     session: Session, period_ids: Sequence[str], now: datetime, taxes: TaxService
 ) -> Desk:
-    """Lock the tenants of the periods, and read all that their invoices are made from."""
+    """Lock the tenants of the periods and read the inputs of their invoices."""
     wanted = select(BillingPeriod).where(BillingPeriod.id.in_(period_ids))
     tenants = set(session.scalars(wanted.with_only_columns(BillingPeriod.tenant_id)))
     accounts = lock_accounts(session, tenants)
-    # Only now does nobody else close them.
+    # Read after locking: no other transaction can close these periods now.
     ordered = wanted.order_by(BillingPeriod.tenant_id, BillingPeriod.starts_at)
     periods = list(session.scalars(ordered.execution_options(populate_existing=True)))
     return Desk(session, now, periods, accounts, read_facts(session, periods, now), taxes)

@@ -1,4 +1,4 @@
-"""An invoice as data: what the API, the commands and the printed page all show."""
+"""Invoices and prices as JSON, for the API, the commands and the printed page."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from core.tenants.models import Project, Tenant
 
 
 def invoice_json(session: Session, invoice: Invoice) -> dict[str, Any]:
-    """`amount` is exact, in major units; `minor` is what is billed, in whole minor units."""
+    """The full invoice. `amount` is exact, in major units; `minor` is rounded, in minor units."""
     currency = invoice.currency
     lines = lines_of(session, invoice.id)
     projects = project_names(session, {line.project_id for line in lines})
@@ -65,12 +65,12 @@ def invoice_summary(invoice: Invoice) -> dict[str, Any]:
 
 
 def money(units: int, currency: str) -> dict[str, Any]:
-    """An exact amount: as a decimal of major units and in whole picounits."""
+    """An exact amount: a decimal of major units, and whole picounits."""
     return {"amount": decimal_of(units), "units": str(units), "currency": currency}
 
 
 def minor(amount: int, currency: str) -> dict[str, Any]:
-    """A billed amount: the same three, and the whole minor units."""
+    """A rounded amount: the fields of `money`, plus minor units and a formatted text."""
     exact = money(units_of_minor(amount, currency), currency)
     return {"minor": amount, "text": format_minor(amount, currency), **exact}
 
@@ -98,7 +98,7 @@ def _line(line: InvoiceLine, currency: str, projects: dict[str, str]) -> dict[st
 
 
 def _usage(lines: list[InvoiceLine]) -> dict[str, int]:
-    """Tokens of the whole invoice, in the words of the API's `usage`."""
+    """Token counts of the whole invoice, with the field names of the API's `usage`."""
     sums = dict.fromkeys(("input", "cached_input", "output", "waived"), 0)
     for line in lines:
         if line.kind in ("usage", "late_usage") and line.component in sums:

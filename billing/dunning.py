@@ -1,8 +1,8 @@
-"""What happens to an invoice that is not paid in time: reminders, another try at the card, and after
-the plan's days the door closes; it opens as soon as the invoice is paid, written off or void.
+"""Dunning of overdue invoices: reminders, card retries, and suspension after the plan's grace days.
+Service resumes as soon as the invoice is paid, written off or void.
 
-A case is opened when the invoice is past its date or its card was refused, whichever is first. Every
-step follows from the case's age, so a run that died is simply run again.
+A case opens when the invoice is overdue or its card is declined, whichever comes first. Every step
+depends only on the age of the case, so a run that was interrupted can be repeated.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from core.database import Database
 from core.money import format_minor
 from core.tenants.organisations import set_unpaid
 
-# Days after a case was opened on which the tenant is reminded and a refused card tried again.
+# Days after a case opens on which the tenant is reminded and a declined card is retried.
 REMINDERS = (0, 3, 7, 14, 21)
 METERED = "stripe_meters"  # Stripe prices and bills these accounts itself
 ACTIVE, PAST_DUE, SUSPENDED = "active", "past_due", "suspended"
@@ -40,7 +40,7 @@ class Ran:
 def run(
     database: Database, clock: Clock, provider: PaymentProvider, *, retries: bool = True
 ) -> Ran:
-    """`retries`: try refused cards again; False leaves that to the provider."""
+    """Advance every open case. `retries=False` leaves retrying declined cards to the provider."""
     ran = Ran()
     with database.transaction() as session:
         ran.opened = open_cases(session, clock.now())
@@ -57,8 +57,8 @@ def run(
 
 
 def open_cases(session: Session, now: datetime) -> int:
-    """One for each invoice that is owed and late or refused; a closed one is opened anew where money
-    that had come was taken back.
+    """Open a case for each open invoice that is overdue or whose card was declined. A closed case
+    reopens if a payment was reversed.
     """
     refused = exists(
         select(Payment.id).where(
@@ -94,7 +94,7 @@ def open_cases(session: Session, now: datetime) -> int:
 
 
 def settle(database: Database, clock: Clock, tenant_ids: Iterable[str] | None = None) -> int:
-    """Close the cases whose invoices are owed no more, and open the door again; returns how many."""
+    """Close the cases of settled invoices and resume service; returns how many were closed."""
     query = (
         select(DunningCase.invoice_id)
         .join(Invoice, Invoice.id == DunningCase.invoice_id)
@@ -116,7 +116,7 @@ def settle(database: Database, clock: Clock, tenant_ids: Iterable[str] | None = 
 
 
 def suspend_at(session: Session, invoice: Invoice, now: datetime) -> datetime | None:
-    """When the door closes if the invoice stays unpaid; None is never."""
+    """When the tenant is suspended if the invoice stays unpaid; None is never."""
     held = subscriptions.read_subscriptions(session, [invoice.tenant_id])
     plan = subscriptions.plan_at(held.get(invoice.tenant_id, []), now)
     if plan is None or plan.suspend_after_days is None or invoice.due_at is None:
@@ -165,7 +165,7 @@ def _advance(
 
 
 def _next(case: DunningCase, now: datetime) -> datetime | None:
-    """The next reminder's day; what a long pause has skipped is not made up for."""
+    """The day of the next reminder; reminders missed in a long outage are skipped."""
     for step in range(case.step, len(REMINDERS)):
         at = case.opened_at + timedelta(days=REMINDERS[step])
         if at > now:
@@ -215,13 +215,13 @@ def _tell(
     now: datetime,
     closes: datetime | None,
 ) -> None:
-    """The account's address and whoever listens, once a step of a case."""
+    """Notify the account's email address and webhooks, once per step of a case."""
     left = format_minor(settlement.open_minor(invoice), invoice.currency)
     subjects = {
-        "suspended": f"Service is suspended: invoice {invoice.label} is not paid",
-        "reinstated": f"Service is open again: invoice {invoice.label} is settled",
+        "suspended": f"Service is suspended: invoice {invoice.label} is unpaid",
+        "reinstated": f"Service is restored: invoice {invoice.label} is settled",
     }
-    plain = f"Invoice {invoice.label} is not paid: {left} {invoice.currency}"
+    plain = f"Invoice {invoice.label} is unpaid: {left} {invoice.currency}"
     event = f"invoice.{what.partition(' ')[0]}"
     payload = {
         "event": event,

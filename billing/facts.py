@@ -1,4 +1,4 @@
-"""What invoices are made from, read once for many periods: a few queries however many they are."""
+"""The inputs of invoices, read for many periods at once with a fixed number of queries."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -41,16 +41,18 @@ _LAST_MOMENT = timedelta(microseconds=1)
 
 @dataclass(slots=True)
 class Facts:
-    """Hold the tenants' locks from before it is read until what is made of it is written."""
+    """Hold the tenants' locks from before reading until the invoices are written."""
 
-    usage: dict[str, list[Any]] = field(default_factory=dict)  # by period of the bill: KEY, SUMS
+    usage: dict[str, list[Any]] = field(
+        default_factory=dict
+    )  # by bill period id; columns KEY, SUMS
     adjustments: dict[str, list[Adjustment]] = field(default_factory=dict)
     bounds: dict[str, tuple[datetime, datetime]] = field(default_factory=dict)
     subscriptions: Subscriptions = field(default_factory=dict)
-    invoices: dict[str, Invoice] = field(default_factory=dict)  # by period
-    used: dict[tuple[str, str], int] = field(default_factory=dict)  # (period, kind of credit)
-    grants: dict[str, list[CreditGrant]] = field(default_factory=dict)  # by tenant
-    unrated: set[str] = field(default_factory=set)  # periods with usage that waits to be rated
+    invoices: dict[str, Invoice] = field(default_factory=dict)  # by period id
+    used: dict[tuple[str, str], int] = field(default_factory=dict)  # by (period id, kind of credit)
+    grants: dict[str, list[CreditGrant]] = field(default_factory=dict)  # by tenant id
+    unrated: set[str] = field(default_factory=set)  # ids of periods with unrated usage
 
 
 def read_facts(session: Session, periods: Sequence[BillingPeriod], now: datetime) -> Facts:
@@ -80,7 +82,9 @@ def _usage(session: Session, ids: Sequence[str]) -> dict[str, list[Any]]:
     columns = [func.sum(column) for _, count, amount in SUMS for column in (count, amount)]
     rows = session.execute(
         select(*KEY, *columns, _D.bill_period_id)
-        .where(_D.bill_period_id.in_(ids), _D.kind != ADJUSTMENT)  # they have lines of their own
+        .where(
+            _D.bill_period_id.in_(ids), _D.kind != ADJUSTMENT
+        )  # adjustments have their own lines
         .group_by(_D.bill_period_id, *KEY)
         .order_by(_D.bill_period_id, *KEY)
     )
@@ -108,7 +112,7 @@ def _invoices(session: Session, ids: Sequence[str]) -> dict[str, Invoice]:
 
 
 def _used_credit(session: Session, ids: Sequence[str]) -> dict[tuple[str, str], int]:
-    """Picounits of each kind of credit that usage of a period has used."""
+    """Picounits of credit that usage of each period has drawn, by kind."""
     rows = session.execute(
         select(CreditUse.bill_period_id, CreditUse.kind, func.sum(CreditUse.units))
         .where(CreditUse.bill_period_id.in_(ids), CreditUse.purpose == "usage")
@@ -118,8 +122,8 @@ def _used_credit(session: Session, ids: Sequence[str]) -> dict[tuple[str, str], 
 
 
 def _unrated(session: Session, ids: Sequence[str]) -> set[str]:
-    """Found from the few batches that wait, by their numbers: from the periods' side it would be
-    found by reading a month of events, whenever anything at all waits.
+    """Starts from the few unrated batches: starting from the periods would scan a month of events
+    whenever any batch is unrated.
     """
     waiting = session.scalars(select(UsageBatch.id).where(UsageBatch.rated_at.is_(None))).all()
     if not waiting:

@@ -1,4 +1,4 @@
-"""What an audit finds."""
+"""Differences that an audit reports."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ MOST_NAMED = 20
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    check: str  # which two steps disagree
+    check: str  # the two steps compared, e.g. events/charges
     kind: str  # lost | duplicated | amount
     message: str
     count: int = 1
-    units: int = 0  # picounits by which they disagree
-    request_ids: tuple[str, ...] = ()  # the first of them
+    units: int = 0  # size of the difference in picounits
+    request_ids: tuple[str, ...] = ()  # at most MOST_NAMED
     tenant_id: str = ""
 
 

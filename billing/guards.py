@@ -1,7 +1,7 @@
-"""What the database itself refuses: changes of append-only rows and of final invoices.
+"""Triggers that reject changes of append-only rows and of final invoices.
 
-The statements are run by the migration. A retention job or a test that must delete says so for its
-own transaction by `allow_maintenance`.
+The migration runs the statements. A retention job or a test that must delete rows calls
+`allow_maintenance` in its transaction.
 """
 
 from sqlalchemy import text
@@ -35,12 +35,12 @@ _FROZEN = (
 
 
 def statements(dialect: str) -> list[str]:
-    """DDL that sets the guards up, in order."""
+    """DDL that creates the triggers, in order."""
     return _postgresql() if dialect == "postgresql" else _sqlite()
 
 
 def drop_statements(dialect: str) -> list[str]:
-    """What is left once the tables, and with them their triggers, are dropped."""
+    """DDL that drops the trigger functions, which remain after the tables are dropped."""
     if dialect != "postgresql":
         return []
     return [
@@ -51,7 +51,7 @@ def drop_statements(dialect: str) -> list[str]:
 
 
 def allow_maintenance(session: Session) -> None:
-    """Lift the append-only guard until this transaction ends (PostgreSQL: retention and repair)."""
+    """Disable the append-only triggers for this transaction. PostgreSQL only; used by retention."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("set local tollhouse.maintenance = 'on'"))
 

@@ -1,5 +1,5 @@
-"""The invoice run: every tenant's periods, some tenants in a transaction, so that it takes few round
-trips and can be killed and run again. A period that is done is skipped; running again is a no-op.
+"""The invoice run: drafts and finalizes every tenant's due periods, many tenants per transaction to
+save round trips. It can be killed and rerun at any time: finished periods are skipped.
 """
 
 import logging
@@ -21,10 +21,10 @@ from core.database import Database
 from core.errors import TollhouseError
 
 log = logging.getLogger("tollhouse.billing")
-TENANTS_AT_ONCE = 100  # their locks are held together, for some tenths of a second
+TENANTS_AT_ONCE = 100  # locked together, for a few tenths of a second
 RECENT = timedelta(days=45)
-LONGEST = timedelta(days=32)  # no period is longer
-# Refusals, and what broken rows of a tenant lead to. A database that is gone stops the whole run.
+LONGEST = timedelta(days=32)  # upper bound of a period
+# Rejections, and errors caused by one tenant's broken rows. A lost database stops the whole run.
 _OF_ONE_TENANT = (
     TollhouseError,
     ArithmeticError,
@@ -35,17 +35,17 @@ _OF_ONE_TENANT = (
     TypeError,
     ValueError,
 )
-Progress = Callable[[int, int], None]  # tenants done, tenants in all
+Progress = Callable[[int, int], None]  # tenants done, tenants in total
 
 
 @dataclass
 class RunResult:
-    """Ids of the invoices that the run looked at, by what it did, and what went wrong."""
+    """Invoice ids by what the run did with them, and the failures."""
 
     drafted: list[str] = field(default_factory=list)
     finalised: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)  # tenant id -> why
+    failed: dict[str, str] = field(default_factory=dict)  # tenant id -> reason
 
     @property
     def all_ids(self) -> list[str]:
@@ -53,7 +53,7 @@ class RunResult:
 
 
 def rate_all(database: Database, clock: Clock) -> int:
-    """Rate everything that waits, batch by batch."""
+    """Rate all waiting batches; returns the number of events."""
     events = 0
     while True:
         with database.transaction() as session:
@@ -72,7 +72,7 @@ def run(
     current: bool = True,
     progress: Progress | None = None,
 ) -> RunResult:
-    """Make final what is due, draft what is not yet; `current` drafts the running period too."""
+    """Finalize due periods and draft the others; `current` includes the running period."""
     rate_all(database, clock)
     chosen = sorted(tenant_ids) if tenant_ids is not None else _everybody(database)
     job = _Job(database, clock, RunResult(), final, current)
@@ -91,12 +91,12 @@ class _Job:
     result: RunResult
     final: bool
     current: bool
-    seen: set[str] = field(default_factory=set)  # invoices that are in the result
+    seen: set[str] = field(default_factory=set)  # invoice ids already in the result
 
     def bill(self, tenants: list[str]) -> None:
-        """One period of each tenant in a transaction, the oldest first, since what the invoice of
-        one period leaves of the credit is for the next. Where one cannot be made, each is tried
-        alone, so that only that one waits.
+        """One period of each tenant per transaction, oldest first, because an invoice uses credit
+        before later ones. If a transaction fails, each tenant is retried alone, so that only the
+        failing one is left out.
         """
         try:
             with self.database.transaction() as session:
@@ -137,8 +137,8 @@ class _Job:
 def due_periods(
     session: Session, tenant_ids: list[str], now: datetime, *, current: bool
 ) -> dict[str, list[str]]:
-    """Ids of each tenant's periods up to now that are not closed, in order; periods that nothing
-    was used in are made. Without `current` only those that have ended.
+    """Ids of each tenant's open periods up to now, in order; creates periods without usage.
+    Without `current`, only periods that have ended.
     """
     ensure_accounts(session, tenant_ids, now)
     accounts = lock_accounts(session, tenant_ids)
@@ -166,7 +166,7 @@ def due_periods(
 
 
 def _made_until(session: Session, tenant_ids: list[str], now: datetime) -> dict[str, datetime]:
-    """Where each tenant's periods end so far, or where its first subscription begins."""
+    """The end of each tenant's latest period, or the start of its first subscription."""
     last_ends = session.execute(
         select(BillingPeriod.tenant_id, func.max(BillingPeriod.ends_at))
         .where(BillingPeriod.tenant_id.in_(tenant_ids), BillingPeriod.starts_at <= now)

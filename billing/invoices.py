@@ -1,7 +1,7 @@
-"""Invoices: draft -> final -> paid, void or uncollectible. Drawing one up again changes nothing.
+"""Invoices: draft -> final -> paid, void or uncollectible.
 
-A draft is made anew each time from what is rated. Final ones have a number without gaps and never
-change; closing the period and the postings are in the same transaction.
+A draft is recomputed from rated usage each time. Final invoices have gapless numbers and never
+change; the period is closed and the postings are made in the same transaction.
 """
 
 from sqlalchemy import select
@@ -23,7 +23,7 @@ __all__ = ["DRAFT", "FINAL", "PAID", "UNCOLLECTIBLE", "VOID", "draft", "finalise
 def draft(
     session: Session, clock: Clock, period_id: str, taxes: TaxService | None = None
 ) -> Invoice | None:
-    """The period's invoice as of now; a final one is left as it is; None if there is nothing in it."""
+    """The period's invoice as of now, None if it would be empty. A final invoice is unchanged."""
     desk = _desk(session, clock, period_id, taxes)
     return next(iter(draft_all(desk, desk.periods)), None)
 
@@ -31,8 +31,8 @@ def draft(
 def finalise(
     session: Session, clock: Clock, period_id: str, taxes: TaxService | None = None
 ) -> Invoice | None:
-    """Close the period and make its invoice final. None if nothing is in it. Conflict if it cannot
-    be closed yet.
+    """Close the period and finalize its invoice; None if it would be empty. Raises Conflict if
+    the period cannot be closed yet.
     """
     desk = _desk(session, clock, period_id, taxes)
     return next(iter(finalise_all(desk, desk.periods)), None)
@@ -54,7 +54,9 @@ def draft_all(desk: Desk, periods: list[BillingPeriod]) -> list[Invoice]:
 
 
 def finalise_all(desk: Desk, periods: list[BillingPeriod]) -> list[Invoice]:
-    """One period a tenant: what one invoice gives back, the next may draw. Conflict closes none."""
+    """At most one period per tenant, because an invoice may return credit that the next one uses.
+    Conflict closes none of them.
+    """
     found: list[Invoice] = []
     sheets: list[Sheet] = []
     for period in periods:
@@ -90,13 +92,13 @@ def _made(invoice: Invoice) -> webhooks.Cause:
 def _refuse_early(desk: Desk, period: BillingPeriod) -> None:
     if desk.now < period.ends_at:
         raise Conflict(
-            f"The period ends only at {period.ends_at:%Y-%m-%d %H:%M} UTC.",
-            next_step="Make it final then; a draft shows the amounts so far.",
+            f"The period ends at {period.ends_at:%Y-%m-%d %H:%M} UTC and cannot be closed before.",
+            next_step="Finalize it after that; a draft shows the amounts so far.",
         )
     if period.id in desk.facts.unrated:
         raise Conflict(
-            "Usage of the period is not rated yet.",
-            next_step="Run the rating task, then make the invoice final.",
+            f"Some usage of period {period.id} is not rated yet.",
+            next_step="Run the rating task, then finalize the invoice.",
         )
 
 
@@ -111,12 +113,15 @@ def lines_of(session: Session, invoice_id: str) -> list[InvoiceLine]:
 
 
 def get(session: Session, reference: str) -> Invoice:
-    """By id or by its printed number."""
+    """Look up by id or by printed number."""
     found = session.get(Invoice, reference) or session.scalar(
         select(Invoice).where(Invoice.label == reference)
     )
     if found is None:
-        raise NotFound(f"There is no invoice {reference!r}.", next_step="tollhouse invoice list")
+        raise NotFound(
+            f"There is no invoice {reference!r}.",
+            next_step="List invoices with: tollhouse invoice list",
+        )
     return found
 
 

@@ -1,5 +1,5 @@
-"""Double entry. Every transaction sums to zero per currency, is posted once per reference, and is
-never changed: a mistake is reversed by a new one.
+"""The double-entry ledger. Every transaction sums to zero per currency and is posted once per
+reference. Transactions never change: a mistake is reversed by a new transaction.
 """
 
 from collections import defaultdict
@@ -25,14 +25,14 @@ ENTRIES: Table = LedgerEntry.__table__  # type: ignore[assignment]
 
 
 class AccountKind(StrEnum):
-    RECEIVABLE = "receivable"  # what the tenant owes us; debit
-    PREPAID = "prepaid"  # what the tenant paid ahead; credit, never negative for the tenant
-    PROMO = "promo"  # what we gave; credit, likewise
+    RECEIVABLE = "receivable"  # what the tenant owes us; debit balance
+    PREPAID = "prepaid"  # what the tenant paid ahead; credit balance only
+    PROMO = "promo"  # what we granted; credit balance only
     REVENUE = "revenue"
     TAX = "tax"
     ROUNDING = "rounding"
     CASH = "cash"
-    PROMOTION = "promotion"  # what gifts cost us
+    PROMOTION = "promotion"  # cost of promotional credit
     BAD_DEBT = "bad_debt"
 
 
@@ -46,7 +46,7 @@ class Entry:
 class Transaction:
     tenant_id: str
     kind: str  # usage | topup | grant | credit | invoice | payment | refund | reversal …
-    reference: str  # names the cause, so that the cause is posted once
+    reference: str  # names the cause; each reference is posted once
     at: datetime
     entries: tuple[Entry, ...]
     memo: str = ""
@@ -59,7 +59,7 @@ def transfer(debit: AccountKind, credit: AccountKind, money: Money) -> tuple[Ent
 
 
 def post(session: Session, transaction: Transaction) -> str:
-    """Post, or find what was posted under the reference; returns its id."""
+    """Post unless the reference is already posted; returns the transaction's id."""
     known = session.scalar(
         select(LedgerTransaction.id).where(LedgerTransaction.reference == transaction.reference)
     )
@@ -70,7 +70,7 @@ def post(session: Session, transaction: Transaction) -> str:
 
 
 def post_many(session: Session, transactions: Sequence[Transaction]) -> None:
-    """Post transactions whose references are new. InsufficientQuota if a wallet would go below 0."""
+    """Post transactions with new references. InsufficientQuota if a wallet would be overdrawn."""
     if not transactions:
         return
     for transaction in transactions:
@@ -98,7 +98,7 @@ def post_many(session: Session, transactions: Sequence[Transaction]) -> None:
 
 
 def balance(session: Session, tenant_id: str, kind: AccountKind, currency: str) -> int:
-    """Picounits; debits count up, so a wallet with money in it is below zero."""
+    """Picounits, debits positive: a wallet with credit in it has a negative balance."""
     found = session.scalar(
         select(LedgerAccount.balance).where(
             LedgerAccount.tenant_id == tenant_id,
@@ -110,7 +110,7 @@ def balance(session: Session, tenant_id: str, kind: AccountKind, currency: str) 
 
 
 def summed_balance(session: Session, tenant_id: str, kind: AccountKind, currency: str) -> int:
-    """The same from the entries themselves: what the audit compares with."""
+    """`balance`, summed from the entries, for comparison."""
     found = session.scalar(
         select(func.coalesce(func.sum(LedgerEntry.units), 0))
         .join(LedgerAccount, LedgerAccount.id == LedgerEntry.account_id)
@@ -124,7 +124,7 @@ def summed_balance(session: Session, tenant_id: str, kind: AccountKind, currency
 
 
 def posted_to(session: Session, reference: str, kind: AccountKind) -> int:
-    """Picounits that the transaction of a cause has put on accounts of a kind."""
+    """Picounits that the transaction with this reference posted to accounts of this kind."""
     found = session.scalar(
         select(func.coalesce(func.sum(LedgerEntry.units), 0))
         .join(LedgerAccount, LedgerAccount.id == LedgerEntry.account_id)
@@ -135,10 +135,10 @@ def posted_to(session: Session, reference: str, kind: AccountKind) -> int:
 
 
 def reverse(session: Session, transaction_id: str, at: datetime, memo: str) -> str:
-    """Post the opposite entries; once, however often it is asked for."""
+    """Post the opposite entries, once per transaction."""
     original = session.get(LedgerTransaction, transaction_id)
     if original is None:
-        raise NotFound(f"There is no transaction {transaction_id!r}.")
+        raise NotFound(f"There is no ledger transaction {transaction_id!r}.")
     rows = session.execute(
         select(LedgerAccount.kind, LedgerEntry.units, LedgerEntry.currency)
         .join(LedgerAccount, LedgerAccount.id == LedgerEntry.account_id)
@@ -169,7 +169,7 @@ def _refuse_unbalanced(transaction: Transaction) -> None:
     if wrong or not transaction.entries:
         raise InvariantBroken(
             f"Transaction {transaction.reference} does not sum to zero: {wrong or 'no entries'}.",
-            next_step="Nothing was posted. This is a fault of the program: report it.",
+            next_step="Nothing was posted. This is a bug: report it.",
         )
 
 
@@ -209,7 +209,7 @@ def _known_accounts(
 def _move_balances(session: Session, changes: dict[int, int]) -> None:
     moved = update(ACCOUNTS).where(ACCOUNTS.c.id == bindparam("number"))
     moved = moved.values(balance=ACCOUNTS.c.balance + bindparam("units", type_=Units))
-    # In one order, whoever posts: no deadlocks.
+    # Always in the same order, to avoid deadlocks.
     rows = [{"number": key, "units": changes[key]} for key in sorted(changes) if changes[key]]
     if not rows:
         return
@@ -217,5 +217,5 @@ def _move_balances(session: Session, changes: dict[int, int]) -> None:
         session.connection().execute(moved, rows)
     except IntegrityError as error:
         raise InsufficientQuota(
-            "The wallet does not hold that much.", next_step="Top it up and try again."
+            "The wallet balance is too low.", next_step="Top up the wallet and try again."
         ) from error

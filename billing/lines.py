@@ -1,4 +1,4 @@
-"""The lines of a period's invoice, exact: usage from the roll-ups, adjustments, and the plan's fees."""
+"""Exact lines of a period's invoice: usage from the roll-ups, adjustments and plan fees."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -31,7 +31,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`exact` picounits; `minor` is its one rounding."""
+    """`exact` is in picounits; `minor` is `exact` rounded to minor units."""
 
     kind: str
     description: str
@@ -51,7 +51,7 @@ class Line:
 
 
 def build(facts: Facts, period: BillingPeriod, currency: str) -> list[Line]:
-    """Everything that the period's invoice bills before credit and tax."""
+    """All lines of the period's invoice before credit and tax."""
     usage = usage_lines(facts, period, currency)
     changes = adjustment_lines(facts, period, currency)
     spent = sum(line.exact for line in usage + changes)
@@ -119,7 +119,7 @@ def adjustment_lines(facts: Facts, period: BillingPeriod, currency: str) -> list
 def plan_lines(
     parts: list[Segment], period: BillingPeriod, spent: int, currency: str
 ) -> list[Line]:
-    """Fees and seats by segment; included usage and the commitment over the whole period."""
+    """Fees and seats per segment; included usage and commitment over the whole period."""
     found = []
     for part in parts:
         plan = part.plan
@@ -142,7 +142,7 @@ def plan_lines(
     committed = sum(part.share(part.plan.minimum_commitment) for part in parts)
     missing = committed - (spent - covered)
     if committed and missing > 0:
-        text = "Minimum commitment, part that usage did not reach"
+        text = "Minimum commitment, shortfall"
         found.append(_whole_line("commitment", text, missing, currency, period))
     return found
 

@@ -1,4 +1,4 @@
-"""Every table of billing, under one roof. Each subject has its file in `billing/tables`."""
+"""All billing tables, re-exported from `billing/tables`."""
 
 from billing.tables.budgets import Budget, OutboxMessage, WebhookEndpoint
 from billing.tables.invoices import AuditRun, BillingPeriod, CreditNote, Invoice, InvoiceLine

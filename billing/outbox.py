@@ -1,5 +1,5 @@
-"""Webhooks and mails that must go out once their cause is committed: put down first, sent later,
-tried again with growing pauses, given up on the record after a day.
+"""Transactional outbox for webhooks and emails: queued with their cause, sent after commit, retried
+with exponential backoff, marked as failed after `MOST_ATTEMPTS` (about two hours).
 """
 
 import random
@@ -26,7 +26,7 @@ TIMEOUT_S = 10.0
 
 class Sender(Protocol):
     def send(self, message: OutboxMessage) -> None:
-        """Returns once it is delivered; any exception means that it is not."""
+        """Deliver the message; raises if it is not delivered."""
         ...
 
 
@@ -42,8 +42,8 @@ def put(
     endpoints: Iterable[tuple[str, str]] = (),
     now: datetime,
 ) -> int:
-    """Queue one message a target, once per `dedupe`; returns how many are new. `endpoints` are pairs
-    of id and address, whose messages are signed."""
+    """Queue one message per target and `dedupe`; returns the number of new ones. `endpoints` are
+    (id, url) pairs; their messages are signed."""
     targets = [
         *(("webhook", url, None) for url in webhooks),
         *(("email", to, None) for to in emails),
@@ -69,7 +69,7 @@ def put(
 
 
 def deliver(database: Database, clock: Clock, sender: Sender, limit: int = 100) -> int:
-    """Send what is due, each in a transaction of its own; returns how many went out."""
+    """Send due messages, one per transaction; returns how many were delivered."""
     sent = 0
     for _ in range(limit):
         with database.transaction() as session:
@@ -103,7 +103,7 @@ def _try(message: OutboxMessage, clock: Clock, sender: Sender) -> int:
 
 
 def _signed(message: OutboxMessage, now: datetime) -> dict[str, str]:
-    """Nothing for the address of a budget, which has no secret."""
+    """Signature headers of an endpoint's message; a budget's URL has no secret."""
     session = object_session(message)
     if message.endpoint_id is None or session is None:
         return {}
@@ -113,7 +113,7 @@ def _signed(message: OutboxMessage, now: datetime) -> dict[str, str]:
 
 
 class NetworkSender:
-    """HTTP POST of JSON for webhooks; SMTP for mails."""
+    """Sends webhooks as JSON by HTTP POST and emails by SMTP."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class NetworkSender:
         networks: tuple[str, ...] = (),
         clock: Clock | None = None,
     ) -> None:
-        """`networks` are private ones that webhooks may reach besides public addresses."""
+        """`networks` are private networks that webhooks may reach in addition to public addresses."""
         self._networks = networks
         self._clock = clock or SystemClock()
         self._smtp = urlsplit(smtp_url) if smtp_url else None
@@ -144,7 +144,7 @@ class NetworkSender:
             private=self._networks,
         )
         if status >= 300:
-            raise OSError(f"the webhook answered {status}")
+            raise OSError(f"the webhook returned status {status}")
 
     def _mail(self, message: OutboxMessage) -> None:
         if self._smtp is None or self._smtp.hostname is None:

@@ -1,7 +1,7 @@
-"""Partitions of `usage_events` by month, on PostgreSQL: made ahead, dropped when retention ends.
+"""Monthly partitions of `usage_events` on PostgreSQL: created ahead, dropped after retention.
 
-Request ids begin with their time, so the id itself is the partition key and is unique over all of
-them. What lies in no month's range, such as ids of another program, lies in the default partition.
+Request ids begin with their time, so the id is the partition key and is unique across partitions.
+Ids outside every month's range, such as those of another program, go to the default partition.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def month_of(at: datetime) -> Month:
 
 
 def ensure_ahead(session: Session, now: datetime) -> list[str]:
-    """Make the partitions from this month on that are missing; returns their names."""
+    """Create missing partitions from this month on; returns their names."""
     if session.get_bind().dialect.name != "postgresql":
         return []
     made = []
@@ -57,8 +57,9 @@ def ensure_ahead(session: Session, now: datetime) -> list[str]:
 
 
 def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
-    """Retention: drop the months before this one whose usage is rated; returns how many events went.
-    The charges, roll-ups, ledger and invoices stay. SQLite keeps everything.
+    """Retention: drop whole months before `keep_from`; returns the number of dropped events.
+    Conflict if any of them is not rated. Charges, roll-ups, ledger and invoices stay. SQLite keeps
+    everything.
     """
     if session.get_bind().dialect.name != "postgresql":
         return 0
@@ -72,7 +73,7 @@ def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
     if unrated:
         raise Conflict(
             f"{unrated} events before {last.year}-{last.month:02d} are not rated.",
-            next_step="Rate them first; usage that is not billed is never dropped.",
+            next_step="Run the rating task first; unbilled usage is never dropped.",
         )
     gone = 0
     for name in _existing(session):
@@ -89,12 +90,12 @@ def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
 
 
 def kept_from(session: Session) -> UsageRetention | None:
-    """What retention has dropped, if it has."""
+    """The latest retention record, if any events were dropped."""
     return session.scalar(select(UsageRetention).order_by(UsageRetention.floor_id.desc()).limit(1))
 
 
 def _make(session: Session, month: Month) -> None:
-    """What the default partition holds of the month moves into the new one."""
+    """Create the partition and move the month's rows into it from the default partition."""
     start, end = _floor(month), _floor(month.next())
     allow_maintenance(session)
     session.execute(text(f"create table {month.table} (like usage_events including all)"))
@@ -125,7 +126,7 @@ def _existing(session: Session) -> list[str]:
 
 
 def _recount_batches(session: Session) -> None:
-    """A batch says how many of its events are still kept; the audit compares the two."""
+    """Update the event count of each batch, which the audit compares with the stored events."""
     session.execute(
         text(
             "update usage_batches set events = coalesce((select count(*) from usage_events e"
@@ -139,7 +140,7 @@ def _floor(month: Month) -> str:
 
 
 def retention_start(now: datetime, months: int) -> datetime:
-    """The first moment that is kept when so many whole months are."""
+    """The first kept moment when the last `months` whole months are kept."""
     at = month_of(now).starts_at
     for _ in range(months):
         at = month_of(at - timedelta(days=1)).starts_at

@@ -1,4 +1,4 @@
-"""When billing periods begin and end: at local midnight of the anchor day. Pure."""
+"""Bounds of billing periods: local midnight of the anchor day. Pure functions."""
 
 from calendar import monthrange
 from datetime import UTC, datetime, tzinfo
@@ -15,12 +15,13 @@ def zone_of(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError):
         raise BadRequest(
-            f"There is no time zone {name!r}.", next_step="Use a name like Europe/Berlin."
+            f"There is no time zone {name!r}.",
+            next_step="Use an IANA name such as Europe/Berlin.",
         ) from None
 
 
 def period_around(at: datetime, anchor_day: int, timezone: str) -> tuple[datetime, datetime]:
-    """Start and end, in UTC, of the month from anchor day to anchor day that holds the moment."""
+    """Start and end, in UTC, of the anchor-day month that contains `at`."""
     zone = zone_of(timezone)
     local = at.astimezone(zone)
     start = _anchor(local.year, local.month, anchor_day, timezone)
@@ -32,7 +33,7 @@ def period_around(at: datetime, anchor_day: int, timezone: str) -> tuple[datetim
 
 @lru_cache(maxsize=4096)
 def _anchor(year: int, month: int, anchor_day: int, timezone: str) -> datetime:
-    """The 31st of a short month is its last day."""
+    """Midnight of the anchor day; in a shorter month, of its last day."""
     day = min(anchor_day, monthrange(year, month)[1])
     return datetime(year, month, day, tzinfo=zone_of(timezone)).astimezone(UTC)
 

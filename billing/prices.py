@@ -1,4 +1,4 @@
-"""The price book as it is stored: saved once tried, never changed, only superseded."""
+"""The stored price book: versions are validated, saved, and superseded but never changed."""
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from core.errors import BadRequest, Conflict, NotFound
 from core.ids import PRICE, new_id
 from core.money import units_of
 
-# What a model costs until somebody sets a price: US dollars, a million tokens.
+# Prices of a model until one is set: US dollars, per million tokens for token components.
 DEFAULT_TERMS: dict[str, Any] = {
     "input": "0.15",
     "cached_input": "0.075",
@@ -31,7 +31,7 @@ _EVER = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class PriceDraft:
-    """A price as somebody wants it. `written` is the form of `billing.terms`."""
+    """A price to be validated and saved. `written` has the form described in `billing.terms`."""
 
     model: str
     written: dict[str, Any]
@@ -71,35 +71,37 @@ def get_version(session: Session, version_id: str) -> PriceVersion:
     if row is None:
         raise NotFound(
             f"There is no price version {version_id!r}.",
-            next_step="tollhouse price list shows all.",
+            next_step="List prices with: tollhouse price list",
         )
     return version_of(row)
 
 
 def trial(draft: PriceDraft) -> PriceVersion:
-    """The version that the draft would become, tried on samples; BadRequest says what is wrong."""
+    """The version that the draft would become, validated on samples; BadRequest if it is invalid."""
     rates = terms.parse(draft.written)
     return _checked(draft, rates, _ppm(draft.discount_percent))
 
 
 def save(session: Session, clock: Clock, draft: PriceDraft) -> PriceVersion:
-    """Try, then store. An open version of the same scope ends where this one begins."""
+    """Validate and store. An open version of the same scope ends where this one begins."""
     version = trial(draft)
     _end_predecessor(session, version)
     return _insert(session, clock, version, draft)
 
 
 def discount(session: Session, clock: Clock, draft: PriceDraft, base: PriceVersion) -> PriceVersion:
-    """A negotiated discount: the base's terms, less the draft's percentage, for one tenant."""
+    """A negotiated discount for one tenant: the base's rates less the draft's percentage."""
     if not draft.tenant_id:
-        raise BadRequest("A discount is negotiated with one tenant.", next_step="Name the tenant.")
+        raise BadRequest(
+            "A discount needs a tenant.", next_step="Name the tenant that negotiated it."
+        )
     version = replace(_checked(draft, base.rates, _ppm(draft.discount_percent)))
     _end_predecessor(session, version)
     return _insert(session, clock, version, draft)
 
 
 def ensure_default_prices(session: Session, clock: Clock, model: str) -> PriceVersion:
-    """The list price of a model that has none yet, in force since ever; else the one it has."""
+    """The model's list price; creates the default one, without a start, if there is none."""
     try:
         return load_price_book(session).pin("", model, None, clock.now())
     except NotFound:
@@ -110,8 +112,8 @@ def ensure_default_prices(session: Session, clock: Clock, model: str) -> PriceVe
 def ensure_price(
     session: Session, clock: Clock, model: str, written: dict[str, Any], note: str
 ) -> PriceVersion:
-    """The list price that the operator's configuration gives: a new version where it has changed.
-    One that somebody set since (its note is another) stands."""
+    """The list price from the operator's configuration: saved as a new version if it has changed.
+    A price set by hand since then (its note differs) stays in force."""
     row = session.scalars(
         select(PriceVersionRow)
         .where(
@@ -134,7 +136,11 @@ def _checked(
     draft: PriceDraft, rates: MappingProxyType[Component, Rate], discount_ppm: int
 ) -> PriceVersion:
     if draft.effective_to is not None and draft.effective_to <= draft.effective_from:
-        raise BadRequest("The price ends before it begins.", next_step="Swap the dates.")
+        raise BadRequest(
+            f"effective_to {draft.effective_to:%Y-%m-%d} is not after effective_from "
+            f"{draft.effective_from:%Y-%m-%d}.",
+            next_step="Swap the dates.",
+        )
     version = PriceVersion(
         new_id(PRICE),
         draft.currency,
@@ -172,7 +178,7 @@ def _end_predecessor(session: Session, version: PriceVersion) -> None:
             raise Conflict(
                 f"The price overlaps version {row.id}, in force from {row.effective_from:%Y-%m-%d} "
                 f"to {_shown(row.effective_to)}.",
-                next_step="Begin after it, or end before it.",
+                next_step="Start the price after that version ends, or end it before that one starts.",
                 code="price_overlap",
             )
     session.flush()
@@ -200,12 +206,15 @@ def _insert(
 
 
 def _ppm(percent: str) -> int:
-    """Millionths of a percentage with up to four decimals."""
+    """Parts per million of a percentage with up to four decimals."""
     units = units_of(percent) * PPM
     if units % (100 * 10**12):
-        raise BadRequest(f"A discount of {percent}% has more than four decimals.")
+        raise BadRequest(
+            f"A discount of {percent}% has more than four decimals.",
+            next_step="Round it to four decimals.",
+        )
     return units // (100 * 10**12)
 
 
 def _shown(moment: datetime | None) -> str:
-    return "the end of time" if moment is None else f"{moment:%Y-%m-%d}"
+    return "no end date" if moment is None else f"{moment:%Y-%m-%d}"

@@ -1,8 +1,8 @@
-"""What usage costs: pure functions of whole quantities and picounits, no database, no rounding.
+"""Prices of usage: pure functions on whole quantities and picounits, without database or rounding.
 
-The price of a quantity is a function of the whole quantity of a billing period, `Rate.total`. An
-event costs the difference that it makes: total(before + quantity) - total(before). So the charges of
-a period always sum to the price of its whole quantity, in whatever order the events came.
+`Rate.total` prices the total quantity of a billing period. An event costs the increase that it
+causes: total(before + quantity) - total(before). The charges of a period therefore sum to the price
+of its total quantity, in any order of events.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class Component(StrEnum):
     OUTPUT = "output"  # delivered to the client
     WAIVED = "waived"  # generated, not delivered
     REQUEST = "request"
-    ADAPTER = "adapter"  # a request that used an adapter
+    ADAPTER = "adapter"  # requests that used an adapter
     GPU_SECOND = "gpu_second"
-    MODERATION = "moderation"  # a call of the moderation endpoint
+    MODERATION = "moderation"  # calls of the moderation endpoint
 
 
 TOKENS = (Component.INPUT, Component.CACHED_INPUT, Component.OUTPUT, Component.WAIVED)
@@ -34,27 +34,27 @@ TOKENS = (Component.INPUT, Component.CACHED_INPUT, Component.OUTPUT, Component.W
 
 class Scheme(StrEnum):
     FLAT = "flat"
-    GRADUATED = "graduated"  # each tier prices the part of the quantity within it
-    VOLUME = "volume"  # the tier that the whole quantity reaches prices all of it
-    PACKAGE = "package"  # whole packages, a begun one counts
+    GRADUATED = "graduated"  # each tier prices the part of the quantity inside it
+    VOLUME = "volume"  # the tier of the total quantity prices all of it
+    PACKAGE = "package"  # whole packages; a started one counts
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    up_to: int | None  # last quantity of the tier; None has no end
-    unit: int  # picounits a unit
-    flat: int = 0  # picounits once the tier is entered
+    up_to: int | None  # last quantity of the tier; None is unbounded
+    unit: int  # picounits per unit
+    flat: int = 0  # picounits charged once when the tier is reached
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
     scheme: Scheme
     tiers: tuple[Tier, ...]
-    package: int = 1  # units a package
-    free: int = 0  # units a period that cost nothing
+    package: int = 1  # units per package
+    free: int = 0  # free units per period
 
     def total(self, quantity: int) -> int:
-        """Picounits for the whole quantity of a period."""
+        """Picounits for the total quantity of a period."""
         billable = max(0, quantity - self.free)
         if billable == 0:
             return 0
@@ -77,7 +77,7 @@ class Rate:
         return total
 
     def most(self, quantity: int) -> int:
-        """No quantity costs more than this, wherever on the tiers the tenant stands."""
+        """Upper bound in picounits for a quantity, at any position on the tiers."""
         if quantity == 0:
             return 0
         if self.scheme is Scheme.PACKAGE:
@@ -88,7 +88,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What one event used, by component. `of_event` and `of_answer` are the only ways to make one."""
+    """Quantities of one event by component. Create it with `of_event` or `of_answer`."""
 
     by_component: tuple[tuple[Component, int], ...]
 
@@ -141,7 +141,7 @@ def counted(
     quantity: int,
     status: int,
 ) -> tuple[tuple[Component, int], ...]:
-    """Quantities by component. A fault of ours (5xx) costs no fee; tokens count as delivered."""
+    """Quantities by component. A 5xx status costs no request fee; delivered tokens count."""
     if kind == UsageKind.GPU_SECONDS:
         return ((Component.GPU_SECOND, quantity),)
     fee = 0 if status >= 500 else quantity
@@ -159,7 +159,7 @@ def counted(
 
 @dataclass(frozen=True)
 class PriceVersion:
-    """Terms of one price. `id` is pinned on a request at admission, and rating uses no other."""
+    """The terms of one price. Admission pins `id` on a request, and rating uses that version."""
 
     id: str
     currency: str
@@ -172,7 +172,7 @@ class PriceVersion:
     effective_to: datetime | None = None
 
     def total(self, component: Component, quantity: int) -> int:
-        """Picounits for the whole quantity of a period, with the discount off."""
+        """Picounits for the total quantity of a period, after the discount."""
         rate = self.rates.get(component)
         if rate is None:
             return 0
@@ -184,7 +184,7 @@ class PriceVersion:
 
     @cached_property
     def linear(self) -> MappingProxyType[Component, int]:
-        """Picounits a unit, of the components whose price does not depend on what came before."""
+        """Picounits per unit of the components whose price does not depend on earlier usage."""
         found = {}
         for component, rate in self.rates.items():
             kept = rate.tiers[0].unit * (PPM - self.discount_ppm)
@@ -193,17 +193,17 @@ class PriceVersion:
         return MappingProxyType(found)
 
     def cost(self, counts: Counts) -> int:
-        """Picounits of an event that is the first of its period; exact always if prices are flat."""
+        """Picounits of an event as the first of its period; exact for any event if rates are flat."""
         total = 0
         for component, quantity in counts.by_component:
-            if quantity:  # none of it costs nothing, whatever the rate
+            if quantity:  # a quantity of zero costs nothing at any rate
                 total += self.total(component, quantity)
         return total
 
     def upper_bound(
         self, prompt_tokens: int, max_output_tokens: int, *, adapter: bool = True
     ) -> int:
-        """Picounits that a request can cost at most, whatever is cached or waived: the hold."""
+        """The most picounits a request can cost, however many tokens are cached or waived."""
         rates = self.rates
         total = _dearer(
             prompt_tokens, rates.get(Component.INPUT), rates.get(Component.CACHED_INPUT)
@@ -216,7 +216,7 @@ class PriceVersion:
 
 
 def _dearer(quantity: int, one: Rate | None, other: Rate | None) -> int:
-    """The most that a quantity costs when any part of it may fall under either rate."""
+    """The most a quantity can cost when any part of it may be priced by either rate."""
     known = [rate for rate in (one, other) if rate is not None]
     if quantity == 0 or not known:
         return 0
@@ -227,7 +227,7 @@ def _dearer(quantity: int, one: Rate | None, other: Rate | None) -> int:
 
 @dataclass(frozen=True)
 class PriceBook:
-    """An immutable snapshot of all versions."""
+    """An immutable snapshot of all price versions."""
 
     versions: tuple[PriceVersion, ...]
 
@@ -245,8 +245,8 @@ class PriceBook:
         return found
 
     def pin(self, tenant_id: str, model: str, adapter: str | None, at: datetime) -> PriceVersion:
-        """The most particular version in force: the tenant's before the list, the model's and the
-        adapter's before `*`. NotFound with the next step where there is none.
+        """The most specific version in force: the tenant's before the list price, the model's and
+        the adapter's before `*`. Raises NotFound if there is none.
         """
         adapters = (adapter, ANY) if adapter else (ANY,)
         for tenant in (tenant_id, ""):

@@ -1,4 +1,4 @@
-"""An invoice on paper: one HTML template, and the same page as PDF by WeasyPrint."""
+"""Printable invoices: one HTML template, rendered to PDF by WeasyPrint."""
 
 from datetime import datetime
 from functools import lru_cache
@@ -11,12 +11,12 @@ from billing.periods import zone_of
 
 
 def as_html(document: dict[str, Any]) -> str:
-    """A page of its own, without a script or anything from elsewhere."""
+    """A self-contained page: no scripts, no external resources."""
     return _template().render(invoice=document, day=_day_in(document["timezone"]))
 
 
 def as_pdf(document: dict[str, Any]) -> bytes:
-    from weasyprint import HTML  # heavy, and it loads system libraries: only who prints needs it
+    from weasyprint import HTML  # slow to import, and loads system libraries
 
     return bytes(HTML(string=as_html(document), base_url=".").write_pdf())
 

@@ -1,7 +1,7 @@
-"""Events into charges, ledger, roll-ups and used-up credit: one transaction for a few whole batches.
+"""Rating: turns usage events into charges, ledger postings, roll-ups and credit draws.
 
-A batch is rated once: its mark, the charges and the postings are committed together, so a worker
-that dies in the middle leaves nothing, and the next one starts the batch anew.
+One transaction rates a few whole batches and marks them as rated. A worker that dies leaves nothing
+behind, and the next worker rates the batches again.
 """
 
 from collections.abc import Iterable
@@ -80,7 +80,7 @@ class Rated:
 
 @dataclass(slots=True)
 class _Bill:
-    """What one tenant owes for one period because of these batches."""
+    """The amount that these batches add to one tenant's period."""
 
     transaction_id: str
     currency: str
@@ -89,7 +89,7 @@ class _Bill:
 
 @dataclass
 class _Work:
-    """What every event of the batches is rated with."""
+    """Shared state for rating the events of the batches."""
 
     accounts: dict[str, BillingAccount]
     periods: Periods
@@ -101,7 +101,7 @@ class _Work:
 
 
 def rate(session: Session, clock: Clock, *, most_events: int = 20_000) -> Rated:
-    """Rate the oldest waiting batches, up to about so many events. Empty-handed: Rated(0, 0)."""
+    """Rate the oldest waiting batches, about `most_events` events; Rated(0, 0) if none waits."""
     batches = claim_batches(session, UsageBatch.rated_at.is_(None), most_events=most_events)
     if not batches:
         return Rated()
@@ -114,7 +114,7 @@ def rate(session: Session, clock: Clock, *, most_events: int = 20_000) -> Rated:
 
 
 def release_stored(session: Session, clock: Clock) -> int:
-    """Rate events that lie in rated batches without a charge, because their price was unknown."""
+    """Rate parked events of rated batches whose price version is now known."""
     parked = select(ParkedEvent.request_id).where(
         ParkedEvent.released_at.is_(None), ParkedEvent.dismissed_by.is_(None)
     )
@@ -162,13 +162,13 @@ def _ratable(work: _Work, event: Any) -> bool:
 
 
 def _park(session: Session, events: list[Any], now: datetime) -> None:
-    """Stored without the checks of `usage.record`: kept aside, so that the others go on."""
+    """Park events whose price is unknown or in another currency, so that the others are rated."""
     rows = [
         {
             "request_id": event[0],
             "tenant_id": event[1],
             "code": "unknown_price",
-            "reason": f"price version {event[7]!r} is unknown or in another currency",
+            "reason": f"price version {event[7]!r} is unknown, or not in the account's currency",
             "payload": {"request_id": event[0]},
             "parked_at": now,
         }
@@ -233,7 +233,7 @@ def _charge(work: _Work, event: Any) -> tuple[Any, ...]:
 def _quantities(
     kind: str, counts: tuple[int, ...], adapter: bool, quantity: int, status: int
 ) -> tuple[int, ...]:
-    """In the order of QUANTITY_COLUMNS. What failed by our fault is no billable request."""
+    """In the order of QUANTITY_COLUMNS. A 5xx request does not count as a billable request."""
     answered = 0 if status >= 500 else quantity
     if kind == UsageKind.GPU_SECONDS:
         return (0, *counts, 0, quantity, 0)

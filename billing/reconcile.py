@@ -1,7 +1,7 @@
-"""The audit: receipts, events, charges, ledger, invoices, each compared with the one before.
+"""The audit compares receipts, events, charges, ledger and invoices, each with the step before it.
 
-Every check is a query over the whole of its tables, and every difference names its request ids, up
-to a number that a person can read. Nothing is repaired here.
+Every check queries its whole tables, and every difference names its first request ids. The audit
+repairs nothing.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from core.clock import Clock
 from core.money import decimal_of
 
 Check = Callable[[Session], list[Difference]]
-Steps = dict[str, dict[str, int]]  # of each step its counts and sums
+Steps = dict[str, dict[str, int]]  # counts and sums by step
 CHECKS: tuple[Check, ...] = (
     audit_usage.receipts_and_events,
     audit_usage.batches_and_events,
@@ -48,10 +48,10 @@ CHECKS: tuple[Check, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    steps: dict[str, dict[str, int]]  # counts and sums of each step of the chain
+    steps: dict[str, dict[str, int]]  # counts and sums by step
     differences: tuple[Difference, ...]
-    pending: int  # events that wait to be rated
-    parked: int  # events that wait for somebody
+    pending: int  # events that are not rated yet
+    parked: int  # events that need attention
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -64,7 +64,7 @@ class AuditReport:
 
     @property
     def ledger_error(self) -> int:
-        """Picounits by which any two steps disagree."""
+        """Sum of all differences in picounits."""
         return sum(abs(each.units) for each in self.differences)
 
     @property
@@ -89,7 +89,7 @@ class AuditReport:
 def audit(
     session: Session, *, more: tuple[Check, ...] = (), steps: Steps | None = None
 ) -> AuditReport:
-    """Compare every step. `more` are further checks, such as the payment provider's, and `steps`
+    """Compare every step. `more` adds checks, such as the payment provider's, and `steps` adds
     their counts.
     """
     differences = [each for check in (*CHECKS, *more) for each in check(session)]

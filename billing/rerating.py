@@ -1,8 +1,8 @@
-"""Past usage, priced anew: first the difference, then adjustments. No charge is ever changed.
+"""Re-rating: prices past usage again and posts adjustments. Charges are never changed.
 
-The difference is made where prices are defined: per tenant, billing period and component, on the
-whole quantity that was pinned to the wrong version. Earlier re-ratings of the same usage count as
-charged, so posting the same request twice posts nothing the second time.
+The difference is computed per tenant, billing period and component, on the total quantity that was
+pinned to the wrong version. Earlier re-ratings of the same usage count as charged, so repeating a
+request posts nothing.
 """
 
 from collections import defaultdict
@@ -57,7 +57,7 @@ class Change:
     usage_period_id: str
     component: Component
     quantity: int
-    before: int  # picounits charged so far, with earlier re-ratings
+    before: int  # picounits charged so far, including earlier re-ratings
     after: int
     currency: str
 
@@ -67,16 +67,19 @@ class Change:
 
 
 def plan(session: Session, wanted: Request) -> list[Change]:
-    """What would change, per tenant, project, model, period and component; nothing is written."""
+    """The changes per tenant, project, model, period and component. Writes nothing."""
     wrong, right = (get_version(session, each) for each in (wanted.from_version, wanted.to_version))
     if wrong.currency != right.currency:
         raise BadRequest(
             f"{wrong.id} is in {wrong.currency}, {right.id} in {right.currency}.",
-            next_step="Re-rate by a version in the same currency.",
+            next_step="Choose a version in the same currency.",
             code="currency_mismatch",
         )
     if wanted.ends_at <= wanted.starts_at:
-        raise BadRequest("The range ends before it begins.", next_step="Swap the dates.")
+        raise BadRequest(
+            f"ends_at {wanted.ends_at:%Y-%m-%d} is not after starts_at {wanted.starts_at:%Y-%m-%d}.",
+            next_step="Swap the dates.",
+        )
     _refuse_half_overlaps(session, wanted)
     return _changes(session, wanted, right)
 
@@ -85,7 +88,7 @@ def post_all(session: Session, clock: Clock, wanted: Request) -> list[Change]:
     """Post an adjustment for each change, on the open period of each tenant."""
     changes = [each for each in plan(session, wanted) if each.difference]
     accounts = lock_accounts(session, {each.tenant_id for each in changes})
-    changes = [each for each in plan(session, wanted) if each.difference]  # now nothing moves
+    changes = [each for each in plan(session, wanted) if each.difference]  # again, under the locks
     if not changes:
         return []
     now = clock.now()
@@ -175,7 +178,7 @@ def _changes(session: Session, wanted: Request, right: PriceVersion) -> list[Cha
 
 
 def _refuse_half_overlaps(session: Session, wanted: Request) -> None:
-    """What an earlier re-rating added can only be told apart if it lies inside this one."""
+    """Earlier adjustments can be deducted only if their range lies inside this one."""
     for each in session.scalars(select(Rerate).where(Rerate.from_version == wanted.from_version)):
         apart = each.ends_at <= wanted.starts_at or each.starts_at >= wanted.ends_at
         other = each.tenant_id and wanted.tenant_id and each.tenant_id != wanted.tenant_id
@@ -184,13 +187,13 @@ def _refuse_half_overlaps(session: Session, wanted: Request) -> None:
         if not (apart or other or (inside and within)):
             raise BadRequest(
                 f"Re-rating {each.id} from {each.starts_at:%Y-%m-%d} to {each.ends_at:%Y-%m-%d} "
-                "overlaps this range in part.",
-                next_step="Choose a range that holds all of it, or none of it.",
+                "partly overlaps this range.",
+                next_step="Choose a range that contains all of it or none of it.",
             )
 
 
 def _earlier(session: Session, wanted: Request) -> dict[tuple[str, str, str, str, Component], int]:
-    """What earlier re-ratings of the same usage have added."""
+    """Picounits that earlier re-ratings of the same usage added."""
     key = (
         Adjustment.tenant_id,
         Adjustment.project_id,

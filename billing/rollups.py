@@ -1,6 +1,7 @@
-"""Sums of charges and adjustments by hour, by day and for the whole house, kept up as they are posted,
-and rebuilt from them on demand. An adjustment counts in the hour in which it was posted, as a kind of
-its own.
+"""Roll-ups of charges and adjustments by hour, by day, and by day and tenant for operator pages.
+
+They are updated as charges are posted and can be rebuilt from them. An adjustment counts in the hour
+in which it is posted, as a kind of its own.
 """
 
 from collections.abc import Iterable, Mapping
@@ -50,13 +51,13 @@ _ADJUSTED = (
 _AMOUNT_OF = {
     component.value: len(QUANTITY_COLUMNS) + index for index, component in enumerate(Component)
 }
-_FIRST_SUM = 7  # of a charge's row, after its names
+_FIRST_SUM = 7  # index of the first quantity in a charge's row
 ADJUSTMENT = "adjustment"
 Sums = dict[tuple[Any, ...], list[int]]
 
 
 def add_charges(session: Session, rated: Iterable[tuple[Any, tuple[Any, ...]]]) -> None:
-    """Add new charges to their hours and days. Hold the tenants' locks."""
+    """Add new charges to all roll-ups. Hold the tenants' locks."""
     hours: Sums = {}
     for event, charge in rated:
         _, tenant_id, project_id, key_id, kind, model, adapter, version, at, *_ = event
@@ -83,13 +84,13 @@ def add_charges(session: Session, rated: Iterable[tuple[Any, tuple[Any, ...]]]) 
 
 
 def add_adjustments(session: Session, adjustments: Iterable[Mapping[str, Any]]) -> None:
-    """Rows of the table, that were just inserted. Hold the tenants' locks."""
+    """Add newly inserted rows of `adjustments`. Hold the tenants' locks."""
     _add_all(session, _hours_of(adjustments))
 
 
 def rebuild(session: Session) -> tuple[int, int]:
-    """Make the tables anew from what is charged; returns the hours and days. Where retention
-    has dropped events, from the second day that is kept on.
+    """Rebuild the tables from charges and adjustments; returns the numbers of hourly and daily
+    rows. If retention has dropped events, rebuilding starts at the second kept day.
     """
     dropped = partitions.kept_from(session)
     start = dropped.kept_from + timedelta(days=1) if dropped else datetime.min.replace(tzinfo=UTC)
@@ -102,14 +103,14 @@ def rebuild(session: Session) -> tuple[int, int]:
 
 
 def anew(session: Session) -> Sums:
-    """Hourly sums as charges and adjustments themselves say."""
+    """Hourly sums, computed from charges and adjustments."""
     names = [Adjustment.__table__.c[name] for name in _ADJUSTED]
     rows = session.execute(select(*names).order_by(Adjustment.id)).mappings().all()
     return from_charges(session) | _hours_of([dict(row) for row in rows])
 
 
 def from_charges(session: Session) -> Sums:
-    """Hourly sums as the charges themselves say, grouped by the database."""
+    """Hourly sums, computed from charges by the database."""
     event, charge = UsageEventRow, Charge
     dialect = session.get_bind().dialect.name
     if dialect == "postgresql":
@@ -177,7 +178,7 @@ def by_day(hours: Sums) -> Sums:
 
 
 def for_house(days: Sums) -> Sums:
-    """By HOUSE_KEY, with HOUSE_SUMS."""
+    """HOUSE_SUMS by HOUSE_KEY."""
     found: Sums = {}
     for key, values in days.items():
         tenant_id, at, model, currency = key[0], key[1], key[4], key[len(KEY)]
@@ -192,7 +193,7 @@ def hour_of(at: datetime) -> datetime:
 
 
 def stored(session: Session, table: Table) -> Sums:
-    """The table as it stands, in the form of `from_charges`."""
+    """The stored rows, in the form of `from_charges`."""
     rows = session.execute(select(*[table.c[name] for name in _COLUMNS]))
     return {tuple(row[: len(KEY) + 1]): list(row[len(KEY) + 1 :]) for row in rows}
 

@@ -1,5 +1,5 @@
-"""How usage was served, rolled up by hour and day: by member, by outcome, by time to first token and by
-speed. Whole rated batches are summed once, in the database, behind rating and out of its way.
+"""Service roll-ups by hour and day: usage by member and outcome, with histograms of time to first
+token and decoding speed. Each rated batch is summed once, in the database, separately from rating.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _EVENT: Any = UsageEventRow
 
 
 def sum_all(database: Database, clock: Clock) -> int:
-    """Sum every rated batch that is not summed yet; returns the number of batches."""
+    """Sum every rated batch not summed yet; returns the number of batches."""
     batches = 0
     while True:
         with database.transaction() as session:
@@ -51,13 +51,13 @@ def sum_all(database: Database, clock: Clock) -> int:
 
 
 def add_released(session: Session, request_ids: Sequence[str]) -> None:
-    """Events that were charged only after their batch was summed."""
+    """Add events that were charged after their batch was summed."""
     summed = select(UsageBatch.id).where(UsageBatch.summed_at.is_not(None))
     _add(session, _EVENT.request_id.in_(request_ids) & _EVENT.batch_id.in_(summed))
 
 
 def rebuild(session: Session, clock: Clock) -> None:
-    """Both tables anew from all that is charged and not yet dropped by retention."""
+    """Rebuild both tables from all charges whose events retention has not dropped."""
     oldest = session.scalar(select(func.min(_EVENT.occurred_at)))
     for table in (HourlyService, DailyService):
         gone = delete(table)
@@ -122,12 +122,12 @@ def _sums(chosen: ColumnElement[bool], width: str, postgres: bool) -> Any:
         .join(charge, charge.request_id == event.request_id)
         .where(chosen)
         .group_by(*group)
-        .order_by(*group)  # the same order everywhere: no deadlocks
+        .order_by(*group)  # always in the same order, to avoid deadlocks
     )
 
 
 def _classes(value: Any, divisor: Any, bounds: tuple[int, ...], counted: Any) -> list[Any]:
-    """1 for the class that value / divisor lies in, 0 for the others; the upper bound is inside."""
+    """One-hot columns for the bucket of value / divisor; upper bounds are inclusive."""
     found = []
     for index in range(len(bounds) + 1):
         inside = counted
@@ -144,8 +144,8 @@ def _one_if(condition: Any) -> Any:
 
 
 def percentile(counts: Sequence[int], bounds: Sequence[int], share: float) -> float | None:
-    """Of a histogram, straight within its class; None without a count. Beyond the last bound it is that
-    bound: the class has no end."""
+    """Percentile of a histogram, interpolated linearly inside its bucket; None if it is empty. In the
+    unbounded last bucket it is the last bound."""
     total = sum(counts)
     if not total:
         return None

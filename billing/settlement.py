@@ -1,4 +1,4 @@
-"""What happens to a final invoice: payments, refunds, void, write-off. Each cause is posted once."""
+"""Payments, refunds, voids and write-offs of final invoices, each posted once per reference."""
 
 from datetime import datetime
 
@@ -34,7 +34,7 @@ PENDING, SUCCEEDED, FAILED = "pending", "succeeded", "failed"
 
 
 def open_minor(invoice: Invoice) -> int:
-    """What is still to be paid."""
+    """The open amount in minor units."""
     if invoice.status in (DRAFT, VOID, UNCOLLECTIBLE):
         return 0
     return invoice.due_minor - invoice.paid_minor - invoice.credited_minor
@@ -52,12 +52,14 @@ def begin_payment(
     at: datetime,
     external_id: str | None = None,
 ) -> Payment:
-    """A pending payment, one per reference. Without an invoice it is a top-up of the wallet."""
+    """Create a pending payment, one per reference. Without an invoice it is a wallet top-up."""
     known = session.scalar(select(Payment).where(Payment.reference == reference))
     if known is not None:
         return known
     if amount_minor <= 0:
-        raise BadRequest("A payment is a positive amount.", param="amount")
+        raise BadRequest(
+            f"amount is {amount_minor} minor units; a payment must be above zero.", param="amount"
+        )
     account = lock_account(session, tenant_id)
     if account.currency != currency:
         raise BadRequest(
@@ -83,7 +85,7 @@ def begin_payment(
 
 
 def succeed(session: Session, payment: Payment, at: datetime) -> None:
-    """The money came. What is above the invoice's open amount goes to the wallet. Twice is once."""
+    """Post a received payment. Any excess over the open amount goes to the wallet. Idempotent."""
     lock_account(session, payment.tenant_id)
     session.refresh(payment)
     if payment.status == SUCCEEDED:
@@ -110,14 +112,14 @@ def succeed(session: Session, payment: Payment, at: datetime) -> None:
             money=Money(units_of_minor(rest, payment.currency), payment.currency),
             reference=f"payment:{payment.id}",
             at=at,
-            note="top-up" if payment.invoice_id is None else "paid more than was due",
+            note="top-up" if payment.invoice_id is None else "overpayment",
         )
     session.flush()
     _tell(session, payment, "payment.succeeded", at)
 
 
 def fail(session: Session, payment: Payment, reason: str, at: datetime) -> None:
-    """The money did not come. A payment that succeeded before stays so."""
+    """Mark a payment as failed, unless it has succeeded."""
     if payment.status != SUCCEEDED:
         payment.status, payment.failure, payment.settled_at = FAILED, reason, at
         session.flush()
@@ -125,7 +127,7 @@ def fail(session: Session, payment: Payment, reason: str, at: datetime) -> None:
 
 
 def _tell(session: Session, payment: Payment, event: str, at: datetime) -> None:
-    """Whoever listens, once a payment and outcome."""
+    """Notify webhooks, once per payment and outcome."""
     amount = format_minor(payment.amount_minor, payment.currency)
     payload = {
         "payment_id": payment.id,
@@ -150,9 +152,9 @@ def refund(
     external_id: str | None = None,
     status: str = SUCCEEDED,
 ) -> Refund:
-    """Money goes back, once per reference: of a top-up from the wallet, of an invoice it is owed
-    again, unless a credit note has taken it off before. A pending one is booked as well, so that
-    what is on its way cannot be spent; `refund_failed` takes it back.
+    """Post a refund, once per reference. A top-up is refunded from the wallet; an invoice becomes
+    open again, unless a credit note covers the amount. A pending refund is posted too, so that its
+    money cannot be spent; `refund_failed` reverses it.
     """
     known = session.scalar(select(Refund).where(Refund.reference == reference))
     if known is not None:
@@ -162,8 +164,9 @@ def refund(
     left = payment.amount_minor - payment.refunded_minor
     if payment.status != SUCCEEDED or not 0 < amount_minor <= left:
         raise Conflict(
-            f"Of this payment {max(0, left) if payment.status == SUCCEEDED else 0} can be refunded.",
-            next_step="Refund at most that, in minor units.",
+            f"amount_minor is {amount_minor}; of payment {payment.id} "
+            f"{max(0, left) if payment.status == SUCCEEDED else 0} minor units can be refunded.",
+            next_step="Refund at most that amount.",
         )
     withdraw(session, payment, amount_minor, f"refund:{reference}", at, reason=reason)
     payment.refunded_minor += amount_minor
@@ -186,7 +189,7 @@ def refund(
 
 
 def refund_failed(session: Session, made: Refund, reason: str, at: datetime) -> None:
-    """The money came back to us: as if the refund had never been. Twice is once."""
+    """Reverse a refund that the bank returned or the provider rejected. Idempotent."""
     payment = session.get_one(Payment, made.payment_id)
     lock_account(session, payment.tenant_id)
     session.refresh(payment)
@@ -210,8 +213,8 @@ def withdraw(
     reason: str = "",
     beyond_wallet: bool = False,
 ) -> None:
-    """Money of a payment leaves again. `beyond_wallet`: what a wallet does not hold any more is our
-    loss, since a bank does not ask. Hold the account's lock.
+    """Post money of a payment that leaves again. With `beyond_wallet` (disputes), whatever the wallet
+    no longer holds is written off as bad debt. Hold the account's lock.
     """
     money = Money(units_of_minor(amount_minor, payment.currency), payment.currency)
     if payment.invoice_id is None:
@@ -228,7 +231,7 @@ def withdraw(
 def give_back(
     session: Session, payment: Payment, amount_minor: int, reference: str, at: datetime
 ) -> None:
-    """What was withdrawn under the reference comes again. Hold the account's lock."""
+    """Reverse the withdrawal posted under the reference. Hold the account's lock."""
     currency = payment.currency
     money = Money(units_of_minor(amount_minor, currency), currency)
     again = f"back:{reference}"
@@ -252,16 +255,20 @@ def give_back(
             money=Money(money.units - lost, currency),
             reference=again,
             at=at,
-            note="money that was taken back and came again",
+            note="withdrawn payment returned",
         )
 
 
 def write_off(session: Session, invoice_id: str, at: datetime) -> None:
-    """Nobody expects the rest any more: final -> uncollectible."""
+    """Write off the open amount: final -> uncollectible."""
     invoice = _locked(session, invoice_id)
     left = open_minor(invoice)
     if invoice.status != FINAL or left <= 0:
-        raise Conflict(f"Invoice {invoice.label} is {invoice.status}: nothing to write off.")
+        raise Conflict(
+            f"Invoice {invoice.label} is {invoice.status} with {left} minor units open; there is "
+            "nothing to write off.",
+            next_step="Write off final invoices with an open amount only.",
+        )
     money = Money(units_of_minor(left, invoice.currency), invoice.currency)
     entries = transfer(AccountKind.BAD_DEBT, AccountKind.RECEIVABLE, money)
     reference = f"write-off:{invoice.id}"
@@ -271,13 +278,14 @@ def write_off(session: Session, invoice_id: str, at: datetime) -> None:
 
 
 def void(session: Session, invoice_id: str, at: datetime, reason: str) -> None:
-    """As if it had never been sent: what is due is taken back, used credit returns as a grant."""
+    """Void an invoice: reverse its postings and return used credit as new grants."""
     invoice = _locked(session, invoice_id)
     touched = invoice.paid_minor or invoice.credited_minor or invoice.prepaid_minor < 0
     if invoice.status not in (FINAL, PAID) or touched:
         raise Conflict(
-            f"Invoice {invoice.label} is {invoice.status}, or money has moved for it.",
-            next_step="Refund and credit it instead.",
+            f"Invoice {invoice.label} is {invoice.status}, or has payments or credit notes, and cannot "
+            "be voided.",
+            next_step="Refund its payments and issue a credit note instead.",
         )
     currency = invoice.currency
     used = session.execute(
@@ -317,12 +325,12 @@ def void(session: Session, invoice_id: str, at: datetime, reason: str) -> None:
 
 
 def wallet(session: Session, tenant_id: str, currency: str) -> int:
-    """Picounits of prepaid credit that are left."""
+    """Picounits of prepaid credit left."""
     return -balance(session, tenant_id, AccountKind.PREPAID, currency)
 
 
 def cash_by_reference(session: Session) -> dict[str, int]:
-    """Picounits that each cause has put into cash."""
+    """Picounits posted to cash, by reference."""
     rows = session.execute(
         select(LedgerTransaction.reference, func.sum(LedgerEntry.units))
         .join(LedgerEntry, LedgerEntry.transaction_id == LedgerTransaction.id)
@@ -347,7 +355,8 @@ def _take_from_wallet(
     taken = sum(each.units for each in draws)
     if taken != money.units and not beyond:
         raise Conflict(
-            "The wallet does not hold that much any more.", next_step="Refund what is left in it."
+            f"The wallet holds {taken} of {money.units} units to be refunded.",
+            next_step="Refund at most what is left in the wallet.",
         )
     parts = ((AccountKind.PREPAID, taken), (AccountKind.BAD_DEBT, money.units - taken))
     entries = [
@@ -369,7 +378,7 @@ def _take_from_wallet(
 
 
 def _settle(invoice: Invoice, at: datetime) -> None:
-    """Final and paid follow from what is open."""
+    """Set final or paid according to the open amount."""
     if invoice.status == FINAL and open_minor(invoice) <= 0:
         invoice.status, invoice.settled_at = PAID, at
     elif invoice.status == PAID and open_minor(invoice) > 0:
@@ -384,5 +393,8 @@ def _locked(session: Session, invoice_id: str) -> Invoice:
         .execution_options(populate_existing=True)
     )
     if invoice is None:
-        raise NotFound(f"There is no invoice {invoice_id!r}.", next_step="tollhouse invoice list")
+        raise NotFound(
+            f"There is no invoice {invoice_id!r}.",
+            next_step="List invoices with: tollhouse invoice list",
+        )
     return invoice

@@ -1,5 +1,6 @@
-"""Signatures of webhooks, as standardwebhooks.com says, so that a receiver checks them with the library
-that it has: `webhook-signature` is `v1,` and the base64 of an HMAC-SHA256 over `id.timestamp.body`.
+"""Webhook signatures by the Standard Webhooks specification (standardwebhooks.com).
+
+`webhook-signature` is `v1,` followed by the base64 of an HMAC-SHA256 over `id.timestamp.body`.
 """
 
 import base64
@@ -16,7 +17,7 @@ def new_secret() -> str:
 
 
 def headers(secret: str, message_id: str, at: datetime, body: bytes) -> dict[str, str]:
-    """What a receiver checks the body by; `at` is when it is sent, against replays."""
+    """Signature headers. `at` is the time of sending, which receivers check against replays."""
     moment = str(int(at.timestamp()))
     key = base64.b64decode(secret.removeprefix(_PREFIX))
     digest = hmac.digest(key, f"{message_id}.{moment}.".encode() + body, "sha256")

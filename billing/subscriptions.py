@@ -1,4 +1,4 @@
-"""Plans, and who is on which with how many seats: changes in the middle of a period are prorated."""
+"""Subscriptions of tenants to plans, with seats; changes within a period are prorated."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ Subscriptions = dict[str, list[tuple[Subscription, Plan]]]  # by tenant
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Part of a period on one plan with one number of seats."""
+    """Part of a period on one plan with a constant number of seats."""
 
     plan: Plan
     seats: int
@@ -28,18 +28,18 @@ class Segment:
     whole: int  # microseconds of the period
 
     def share(self, units: int) -> int:
-        """This segment's part of an amount a period. Parts that fill the period sum up to it."""
+        """This segment's share of a per-period amount. Shares that fill the period sum to it."""
         return units * self.end // self.whole - units * self.begin // self.whole
 
 
 def subscribe(
     session: Session, tenant_id: str, plan_name: str, at: datetime, seats: int = 0
 ) -> Subscription:
-    """From this moment the tenant is on the plan; what it was on before ends."""
+    """Put the tenant on the plan from `at` on; the current subscription ends there."""
     account = lock_account(session, tenant_id)
     plan = session.scalar(select(Plan).where(Plan.name == plan_name))
     if plan is None:
-        raise NotFound(f"There is no plan {plan_name!r}.", next_step="Create it first.")
+        raise NotFound(f"There is no plan {plan_name!r}.", next_step="Create the plan first.")
     if plan.currency != account.currency:
         raise BadRequest(
             f"Plan {plan_name} is in {plan.currency}, the account in {account.currency}.",
@@ -47,12 +47,12 @@ def subscribe(
             code="currency_mismatch",
         )
     if seats < 0:
-        raise BadRequest("Seats are counted from zero.", param="seats")
+        raise BadRequest(f"seats is {seats}; it must not be negative.", param="seats")
     current = _current(session, tenant_id)
     if current is not None and current.starts_at >= at:
         raise Conflict(
-            f"A subscription already begins at {current.starts_at:%Y-%m-%d %H:%M}.",
-            next_step="Change it from a later moment on.",
+            f"The current subscription starts at {current.starts_at:%Y-%m-%d %H:%M} UTC.",
+            next_step="Choose a later start.",
         )
     if current is not None:
         current.ends_at = at
@@ -63,7 +63,7 @@ def subscribe(
 
 
 def read_subscriptions(session: Session, tenant_ids: Iterable[str]) -> Subscriptions:
-    """Of each tenant, in order."""
+    """Subscriptions of each tenant, ordered by start."""
     rows = session.execute(
         select(Subscription, Plan)
         .join(Plan, Plan.id == Subscription.plan_id)
@@ -79,7 +79,7 @@ def read_subscriptions(session: Session, tenant_ids: Iterable[str]) -> Subscript
 def segments(
     held: Sequence[tuple[Subscription, Plan]], starts_at: datetime, ends_at: datetime
 ) -> list[Segment]:
-    """The parts of a period, in order; time without a subscription has none."""
+    """The segments of a period, in order; time without a subscription has none."""
     found = []
     for subscription, plan in held:
         start = max(starts_at, subscription.starts_at)

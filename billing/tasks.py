@@ -1,4 +1,4 @@
-"""Billing's tasks, their queues and their schedule, in one place. Each may run twice: twice is once."""
+"""Billing tasks with their queues and schedules. Every task is idempotent."""
 
 import logging
 from functools import partial
@@ -56,7 +56,7 @@ def make_partitions(context: TaskContext) -> list[str]:
 
 @task("billing.drop_old_usage", queue="rating")
 def drop_old_usage(context: TaskContext, months: int = 13) -> int:
-    """On demand: keep so many whole months of events and drop those before."""
+    """Run on demand: keep the last `months` whole months of events and drop older ones."""
     now = context.clock.now()
     with context.database.transaction() as session:
         return partitions.drop_before(session, partitions.retention_start(now, months), now)
@@ -126,8 +126,8 @@ def audit(context: TaskContext) -> bool:
 
 
 def _theirs(context: TaskContext) -> Theirs | None:
-    """What the payment provider has, after the work of lost events is done; None if nobody collects,
-    or does not answer: then the rest is audited, and the log says so.
+    """A snapshot of the provider's records, after posting those whose events were lost. None if no
+    provider collects, or if it does not answer; the audit then runs without it and logs that.
     """
     provider = provider_of(context)
     if not provider.collects:
@@ -135,11 +135,11 @@ def _theirs(context: TaskContext) -> Theirs | None:
     try:
         theirs = fetch(context.database, provider, context.clock.now())
     except TryLater as error:
-        log.error("the audit goes without %s, which does not answer: %s", provider.name, error)
+        log.error("the audit runs without %s, which does not answer: %s", provider.name, error)
         return None
     booked = compare.catch_up(context.database, context.clock, theirs)
     if booked:
-        log.warning("%d things at %s had no event; they are booked now", booked, provider.name)
+        log.warning("posted %d records of %s whose events were missing", booked, provider.name)
         dunning.settle(context.database, context.clock)
     return theirs
 

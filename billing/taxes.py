@@ -1,4 +1,4 @@
-"""Taxes by configured rates and exemptions, behind a port that a tax service may fill instead."""
+"""Taxes by configured rates and exemptions, behind a port for external tax services."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ class TaxService(Protocol):
     def taxes(
         self, session: Session, account: BillingAccount, taxable_minor: int, at: datetime
     ) -> list[Tax]:
-        """The taxes on a net amount at a moment; an exempt account has none."""
+        """The taxes on a net amount in minor units at a moment; none for an exempt account."""
         ...
 
 
 class ConfiguredTaxes:
-    """Rates of the account's region that are in force; each tax is rounded once. The rates are read
-    once, so that one of these serves all invoices of a transaction.
+    """Applies the rates in force in the account's region; each tax is rounded once. Reads the rates
+    once, so use one instance per transaction.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class ConfiguredTaxes:
 
 
 def share(minor: int, rate_ppm: int) -> int:
-    """A part of a whole amount of minor units, half away from zero."""
+    """A share of an amount in minor units, rounded half away from zero."""
     part = (abs(minor) * rate_ppm + _PPM // 2) // _PPM
     return part if minor >= 0 else -part
 
@@ -62,9 +62,11 @@ def share(minor: int, rate_ppm: int) -> int:
 def add_rate(
     session: Session, region: str, name: str, rate_ppm: int, effective_from: datetime
 ) -> TaxRate:
-    """A rate from this moment on; the one of the same name before it ends."""
+    """Add a rate from this moment on; the previous rate of the same name ends."""
     if not 0 <= rate_ppm <= _PPM:
-        raise BadRequest("A tax rate lies between 0 and 100 percent.", param="rate")
+        raise BadRequest(
+            f"rate is {rate_ppm / 10_000:g} percent; it must be 0 to 100 percent.", param="rate"
+        )
     before = session.scalar(
         select(TaxRate).where(
             TaxRate.region == region, TaxRate.name == name, TaxRate.effective_to.is_(None)
@@ -72,7 +74,11 @@ def add_rate(
     )
     if before is not None:
         if before.effective_from >= effective_from:
-            raise BadRequest(f"{name} in {region} already begins later.", param="effective_from")
+            raise BadRequest(
+                f"{name} in {region} has a rate from {before.effective_from:%Y-%m-%d} on.",
+                next_step="Choose a later effective_from.",
+                param="effective_from",
+            )
         before.effective_to = effective_from
     made = TaxRate(region=region, name=name, rate_ppm=rate_ppm, effective_from=effective_from)
     session.add(made)

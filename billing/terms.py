@@ -1,9 +1,9 @@
-"""The written form of a price: read, tried on samples, and refused with the reason.
+"""The written form of a price: parsing, and validation on sample quantities.
 
-People write decimals of the major unit, per million for tokens and per one for the rest:
+Prices are decimals of the major unit, per million tokens or per single unit of other components:
     {"input": "0.15", "output": {"scheme": "graduated", "free": 1000,
      "tiers": [{"up_to": 1000000, "price": "0.60"}, {"up_to": null, "price": "0.40"}]}}
-Stored are whole picounits a unit.
+Rates are stored in whole picounits per unit.
 """
 
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from billing.pricing import PPM, TOKENS, Component, PriceVersion, Rate, Scheme, 
 from core.errors import BadRequest
 from core.money import MINOR_DIGITS, PICO, units_of
 
-# A price a million tokens above this is taken for a slip of units.
+# A higher price per million tokens is taken for a wrong unit.
 DEAREST_MILLION = 10_000 * PICO
 DEAREST_UNIT = 100_000 * PICO
 _MILLION = 1_000_000
@@ -28,7 +28,7 @@ def parse(written: dict[str, Any]) -> MappingProxyType[Component, Rate]:
             component = Component(name)
         except ValueError:
             known = ", ".join(Component)
-            raise _refused(f"{name!r} is not priced by anything", f"use {known}") from None
+            raise _refused(f"{name!r} is not a component", f"use one of {known}") from None
         try:
             rates[component] = _rate(component, value)
         except (ValueError, TypeError, KeyError) as error:
@@ -39,13 +39,16 @@ def parse(written: dict[str, Any]) -> MappingProxyType[Component, Rate]:
 
 
 def check(version: PriceVersion) -> None:
-    """Try the version on samples: every price is sane, rises with use, and is held in full."""
+    """Validate the version on samples: prices are plausible, rise with use, and fit the hold."""
     if version.currency not in MINOR_DIGITS:
         raise _refused(
             f"currency {version.currency!r} is not known", f"use one of {', '.join(MINOR_DIGITS)}"
         )
     if not 0 <= version.discount_ppm <= PPM:
-        raise _refused("a discount lies between 0 and 100 percent", "correct the discount")
+        raise _refused(
+            f"the discount is {version.discount_ppm / 10_000:g} percent",
+            "choose a discount of 0 to 100 percent",
+        )
     for component, rate in version.rates.items():
         problem = _problem(component, rate)
         if problem:
@@ -89,11 +92,13 @@ def _rate(component: Component, value: Any) -> Rate:
         return Rate(Scheme.FLAT, (Tier(None, _unit(component, value)),))
     unknown = set(value) - {"scheme", "price", "tiers", "size", "free"}
     if unknown:
-        raise ValueError(f"{', '.join(sorted(unknown))} is not understood")
+        raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
     try:
         scheme = Scheme(value.get("scheme", "flat"))
     except ValueError:
-        raise ValueError(f"scheme {value['scheme']!r} is none of {', '.join(Scheme)}") from None
+        raise ValueError(
+            f"scheme is {value['scheme']!r}; it must be one of {', '.join(Scheme)}"
+        ) from None
     free = _whole(value.get("free", 0), "free")
     if scheme is Scheme.FLAT:
         return Rate(scheme, (Tier(None, _unit(component, value["price"])),), 1, free)
@@ -119,41 +124,39 @@ def _unit(component: Component, price: Any) -> int:
     if component not in TOKENS:
         return units
     if units % _MILLION:
-        raise ValueError(f"{price} a million tokens has more than six decimals")
+        raise ValueError(f"{price} per million tokens has more than six decimals")
     return units // _MILLION
 
 
 def _whole(value: Any, name: str) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{name} is a whole number of units, not {value!r}")
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of units, zero or more")
     return value
 
 
 def _problem(component: Component, rate: Rate) -> str | None:
-    """What is wrong with a rate, in words."""
+    """What is wrong with a rate; None if nothing is."""
     dearest = DEAREST_MILLION // _MILLION if component in TOKENS else DEAREST_UNIT
     if any(tier.unit < 0 or tier.flat < 0 for tier in rate.tiers):
-        return "a price is never negative; a discount or a credit lowers it"
+        return "it is negative; use a discount or credit instead"
     if rate.scheme is Scheme.PACKAGE:
-        return "a package holds at least one unit" if rate.package < 1 else None
+        return "the package size must be at least one unit" if rate.package < 1 else None
     if any(tier.unit > dearest for tier in rate.tiers):
-        return "it is far above any known price; is it written for the right number of units?"
+        return "it is implausibly high; check the unit that the price is for"
     bounds = [tier.up_to for tier in rate.tiers]
     if not bounds or bounds[-1] is not None:
-        return "the tiers end, so there is a gap above them; the last up_to must be null"
+        return "the tiers leave a gap above the last up_to, which must be null"
     below = 0
     for bound in bounds[:-1]:
         if bound is None or bound <= below:
-            return (
-                f"the tiers overlap or leave a gap at {bound}; each up_to is above the one before"
-            )
+            return f"the tiers overlap or leave a gap at {bound}; each up_to must exceed the one before"
         below = bound
     if rate.scheme is Scheme.VOLUME:
         units = [tier.unit for tier in rate.tiers]
         if units != sorted(units, reverse=True) or any(tier.flat for tier in rate.tiers):
             return (
-                "volume tiers must fall and have no flat part: crossing into a dearer one would "
-                "price all earlier use anew, which no hold can cover"
+                "volume tiers must fall in price and have no flat part: a more expensive tier would "
+                "reprice all earlier usage, which no hold can cover"
             )
     return None
 
@@ -163,17 +166,20 @@ def _try(
 ) -> None:
     cost = version.marginal(component, before, quantity)
     if cost < 0 and rate.scheme is not Scheme.VOLUME:
-        raise _refused(f"{quantity} more {component} would cost {cost}", "a price never falls")
+        raise _refused(
+            f"{quantity} more {component} after {before} cost {cost} units",
+            "make the total price rise with the quantity",
+        )
     if cost > rate.most(quantity):
         raise _refused(
-            f"{quantity} {component} after {before} cost {cost}, above the hold",
+            f"{quantity} {component} after {before} cost {cost} units, more than the hold",
             "simplify the tiers",
         )
 
 
 def _refused(problem: str, next_step: str) -> BadRequest:
     return BadRequest(
-        f"The price is refused: {problem}.",
+        f"The price is invalid: {problem}.",
         next_step=f"{next_step[0].upper()}{next_step[1:]}.",
         code="price_refused",
     )

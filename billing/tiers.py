@@ -1,4 +1,4 @@
-"""Where tenants stand on prices that are not linear: read once a batch, written once a batch."""
+"""Tier positions of tenants on non-linear prices, read and written once per batch."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ Key = tuple[str, str, Component]  # usage period, price version, component
 
 @dataclass
 class Positions:
-    """Hold the tenants' locks while one lives."""
+    """Cached tier positions. Hold the tenants' locks while using it."""
 
     session: Session
     _at: dict[Key, int] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Positions:
         component: Component,
         quantity: int,
     ) -> int:
-        """Picounits that this quantity adds, and stand that much further."""
+        """Advance the position by `quantity`; returns the added picounits."""
         if component not in version.rates:
             return 0
         key = (period_id, version.id, component)

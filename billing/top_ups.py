@@ -1,5 +1,5 @@
-"""Automatic top-up: when a wallet falls below its threshold, ask for one payment, and only one until
-that one is settled.
+"""Automatic top-ups: when a wallet falls below its threshold, request one payment, and no other until
+it is settled.
 """
 
 from datetime import datetime
@@ -15,17 +15,20 @@ from core.money import Money, round_to_minor
 
 
 def configure(session: Session, tenant_id: str, threshold: Money, amount: Money) -> TopUp:
-    """Below `threshold` in the wallet, ask for `amount`."""
+    """Request a payment of `amount` whenever the wallet is below `threshold`."""
     account = lock_account(session, tenant_id)
     if {threshold.currency, amount.currency} != {account.currency}:
         raise BadRequest(
             f"The account is in {account.currency}.",
-            next_step=f"Write both amounts in {account.currency}.",
+            next_step=f"Give both amounts in {account.currency}.",
             code="currency_mismatch",
         )
     minor, left = round_to_minor(amount.units, amount.currency)
     if minor <= 0 or left or threshold.units < 0:
-        raise BadRequest("A top-up is a positive whole amount of minor units.", param="amount")
+        raise BadRequest(
+            "The amount must be above zero and in whole minor units, the threshold not negative.",
+            param="amount",
+        )
     rule = session.get(TopUp, tenant_id)
     if rule is None:
         rule = TopUp(tenant_id=tenant_id, enabled=True)
@@ -37,7 +40,7 @@ def configure(session: Session, tenant_id: str, threshold: Money, amount: Money)
 
 
 def due(session: Session, provider: str, at: datetime) -> list[Payment]:
-    """Begin the payments that wallets need now; the payment provider collects them."""
+    """Create the pending payments that wallets need now; the provider collects them."""
     begun = []
     rules = session.scalars(
         select(TopUp).where(TopUp.enabled.is_(True)).order_by(TopUp.tenant_id)
@@ -71,8 +74,8 @@ def _low(session: Session, rule: TopUp) -> bool:
 
 
 def _waits(session: Session, rule: TopUp) -> bool:
-    """Whether the last payment is on its way. One that failed turns the rule off, so that a dead
-    card is not tried forever.
+    """Whether the rule must not request a payment now. A failed payment disables the rule, so that
+    an invalid card is not charged repeatedly.
     """
     if rule.pending_reference is None:
         return False

@@ -1,7 +1,7 @@
-"""From exact lines to an invoice's figures in minor units. Pure; each line is rounded once.
+"""Invoice totals in minor units from exact lines. Pure functions; each line is rounded once.
 
-What rounding leaves is the difference between what is due and what the ledger holds exactly; it is
-posted to the rounding account, so that both sides agree to the last unit.
+The rounding difference between the amount due and the exact amount in the ledger is posted to the
+rounding account, so that both agree exactly.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from core.money import round_to_minor, units_of_minor
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """Before tax."""
+    """Totals before tax."""
 
     exact: int
     promo: int  # picounits of promotional credit used
@@ -31,7 +31,7 @@ class Totals:
     net: Net
     tax_minor: int
     prepaid_minor: int
-    rounding: int  # picounits by which the invoice is above the exact sum
+    rounding: int  # picounits: amount due minus exact amount
 
     @property
     def total_minor(self) -> int:
@@ -43,8 +43,8 @@ class Totals:
 
 
 def net_of(lines: list[Line], promo: int, currency: str) -> Net:
-    """The credit's minor amount is what takes the subtotal to the rounded exact remainder, so that
-    credit that covers everything leaves nothing.
+    """The credit in minor units is the subtotal minus the rounded exact remainder, so that credit
+    that covers the exact sum leaves zero.
     """
     exact = sum(line.exact for line in lines)
     subtotal = sum(line.minor for line in lines)

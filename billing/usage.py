@@ -1,7 +1,7 @@
-"""Usage events into the table: in bulk, once each however often they come, never dropped.
+"""Stores usage events in bulk, each once, and never drops one.
 
-What cannot be rated as it is (from the future, an unknown price, another currency, broken counts) is
-parked with the reason, listed by `parked`, and tried again by `release`.
+Events that cannot be rated (in the future, unknown price, wrong currency, invalid counts) are parked
+with the reason, listed by `parked`, and retried by `release`.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from core.database import insert_new
 from core.events import UsageEvent
 from core.ids import REQUEST
 
-# Clocks of different machines differ a little; more than this is a broken clock.
+# Tolerated clock difference between machines.
 SKEW = timedelta(minutes=5)
 
 EVENTS: Table = UsageEventRow.__table__  # type: ignore[assignment]
@@ -59,7 +59,7 @@ class Refusal:
 
 
 def record(session: Session, events: Sequence[UsageEvent], clock: Clock | None = None) -> int:
-    """Store the events that are new and return how many were; the rest changes nothing."""
+    """Store or park new events; returns how many were new. Known events are ignored."""
     if not events:
         return 0
     now = (clock or SystemClock()).now()
@@ -77,7 +77,7 @@ def record(session: Session, events: Sequence[UsageEvent], clock: Clock | None =
 
 
 def record_raw(session: Session, payloads: Iterable[Any], clock: Clock | None = None) -> int:
-    """Events as JSON, from another program: what is no event at all is parked as invalid."""
+    """Record events given as JSON values; values that are not usage events are parked."""
     events, broken = [], []
     for payload in payloads:
         try:
@@ -92,7 +92,7 @@ def record_raw(session: Session, payloads: Iterable[Any], clock: Clock | None = 
 
 
 def _named(payload: Any) -> tuple[str, str]:
-    """Ids of request and tenant, as far as there are any: the same payload always gets the same."""
+    """Request and tenant id of a payload; a missing request id is derived from its digest."""
     given = payload if isinstance(payload, dict) else {}
     request_id, tenant_id = given.get("request_id"), given.get("tenant_id")
     if not isinstance(request_id, str) or not 0 < len(request_id) <= 40:
@@ -104,7 +104,9 @@ def _named(payload: Any) -> tuple[str, str]:
 def keep_receipts(
     session: Session, receipts: Sequence[tuple[str, str, int, int, int, datetime]]
 ) -> int:
-    """(request id, engine id, prompt, cached, generated, received at); for the audit."""
+    """Store receipts for the audit: (request id, engine id, prompt, cached and generated tokens,
+    received at). Returns how many are new.
+    """
     columns = (
         "request_id",
         "engine_id",
@@ -117,13 +119,13 @@ def keep_receipts(
 
 
 def parked(session: Session) -> list[ParkedEvent]:
-    """Events that wait for somebody, oldest first."""
+    """Parked events that are neither released nor dismissed, oldest first."""
     waiting = ParkedEvent.released_at.is_(None) & ParkedEvent.dismissed_by.is_(None)
     return list(session.scalars(select(ParkedEvent).where(waiting).order_by(ParkedEvent.parked_at)))
 
 
 def release(session: Session, clock: Clock) -> int:
-    """Try every parked event again; returns how many were stored."""
+    """Retry every parked event; returns how many were stored."""
     released = []
     for row in parked(session):
         try:
@@ -146,7 +148,7 @@ def release(session: Session, clock: Clock) -> int:
 
 
 def dismiss(session: Session, request_id: str, actor: str) -> None:
-    """Somebody decided that a parked event is not to be billed; it stays on record."""
+    """Mark a parked event as not to be billed; the row is kept."""
     session.execute(
         update(ParkedEvent).where(ParkedEvent.request_id == request_id).values(dismissed_by=actor)
     )
@@ -171,7 +173,9 @@ class _Judge:
 
     def refusal(self, event: UsageEvent) -> Refusal | None:
         if event.occurred_at > self.latest:
-            return Refusal("future", f"it happened at {event.occurred_at:%Y-%m-%d %H:%M:%S} UTC")
+            return Refusal(
+                "future", f"occurred_at {event.occurred_at:%Y-%m-%d %H:%M:%S} UTC is in the future"
+            )
         currency = self.price_currency.get(event.price_version)
         if currency is None:
             return Refusal("unknown_price", f"there is no price version {event.price_version!r}")
@@ -179,14 +183,14 @@ class _Judge:
         if currency != billed_in:
             return Refusal("currency", f"its price is in {currency}, the account in {billed_in}")
         if event.quantity < 0:
-            return Refusal("invalid", f"a quantity of {event.quantity}")
+            return Refusal("invalid", f"quantity is {event.quantity}")
         if event.request_id < self.dropped_below and event.request_id.startswith(REQUEST):
-            return Refusal("too_old", "usage of its month was dropped, so it may be a repetition")
+            return Refusal("too_old", "events of its month were dropped, so it may be a duplicate")
         return None
 
 
 def _known(session: Session, tenants: set[str], versions: set[str]) -> dict[str, dict[str, str]]:
-    """In one round trip: currencies of prices and of accounts, and below which id all is dropped."""
+    """Currencies of prices and accounts, and the retention floor id, in one query."""
     found: dict[str, dict[str, str]] = {"account": {}, "price": {}, "floor": {}}
     wanted = {"tenants": list(tenants), "versions": list(versions)}
     for what, name, value in session.execute(_KNOWN, wanted):
@@ -233,7 +237,7 @@ def _to_json(event: UsageEvent) -> dict[str, Any]:
 
 
 def _from_json(payload: Any) -> UsageEvent:
-    """ValueError says what is wrong: a type, a missing field, a text that its column cannot hold."""
+    """Raises ValueError for a wrong type, a missing field, or a text too long for its column."""
     event = msgspec.convert(payload, UsageEvent)
     for name in ("occurred_at", "finished_at"):
         if getattr(event, name).tzinfo is None:

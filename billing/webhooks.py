@@ -1,5 +1,5 @@
-"""Addresses that a tenant wants to be told at, and what the house tells them: one message an endpoint
-and cause, put into the outbox in the transaction of the cause.
+"""Tenants' webhook endpoints and the events sent to them. Each event queues one message per
+subscribed endpoint, in the transaction that causes it.
 """
 
 from collections import defaultdict
@@ -21,15 +21,15 @@ from core.tenants import audit
 from core.tenants.scope import TenantScope
 
 EVENTS = {
-    "budget.threshold": "A budget has reached one of its thresholds.",
+    "budget.threshold": "A budget reached one of its thresholds.",
     "invoice.final": "An invoice is final and due.",
     "invoice.reminder": "An invoice is past due.",
-    "invoice.suspended": "Service has stopped over an unpaid invoice.",
-    "invoice.reinstated": "Service is open again.",
-    "payment.succeeded": "A payment has arrived.",
-    "payment.failed": "A payment has failed.",
-    "export.done": "A scheduled export is written.",
-    "export.parked": "A scheduled export could not be written and waits for somebody.",
+    "invoice.suspended": "Service is suspended because an invoice is unpaid.",
+    "invoice.reinstated": "Service is restored.",
+    "payment.succeeded": "A payment succeeded.",
+    "payment.failed": "A payment failed.",
+    "export.done": "A scheduled export was written.",
+    "export.parked": "A scheduled export failed repeatedly and needs attention.",
 }
 TEST = "webhook.test"
 MOST_ENDPOINTS = 20
@@ -40,21 +40,26 @@ class Cause:
     tenant_id: str
     event: str  # of EVENTS
     subject: str
-    dedupe: str  # the same for the same cause
+    dedupe: str  # deduplication key
     payload: Mapping[str, Any]
 
 
 def add(
     session: Session, scope: TenantScope, clock: Clock, url: str, events: Sequence[str] = ()
 ) -> WebhookEndpoint:
-    """Its `secret` is to be shown now and never again. No events are all events."""
+    """Add an endpoint. Show its `secret` once, now. No `events` subscribes to all."""
     check_address(url)
     for name in events:
         if name not in EVENTS:
-            raise BadRequest(f"There is no event {name[:40]!r}.", param="events")
+            raise BadRequest(
+                f"There is no event {name[:40]!r}.",
+                next_step=f"Use one of {', '.join(EVENTS)}.",
+                param="events",
+            )
     if len(of_tenant(session, scope)) >= MOST_ENDPOINTS:
         raise Conflict(
-            f"There are {MOST_ENDPOINTS} endpoints already.", next_step="Remove one of them first."
+            f"The tenant has {MOST_ENDPOINTS} endpoints, the maximum.",
+            next_step="Remove one of them first.",
         )
     made = WebhookEndpoint(
         id=new_id("hook"),
@@ -71,7 +76,7 @@ def add(
 
 
 def remove(session: Session, scope: TenantScope, clock: Clock, endpoint_id: str) -> None:
-    """What is on its way to it is given up."""
+    """End an endpoint; its undelivered messages are marked as failed."""
     found = get(session, scope, endpoint_id)
     found.ended_at = clock.now()
     waiting = session.scalars(
@@ -88,7 +93,9 @@ def remove(session: Session, scope: TenantScope, clock: Clock, endpoint_id: str)
 def get(session: Session, scope: TenantScope, endpoint_id: str) -> WebhookEndpoint:
     found = session.get(WebhookEndpoint, endpoint_id)
     if found is None or found.tenant_id != scope.tenant_id or found.ended_at is not None:
-        raise NotFound("There is no such endpoint.", next_step="Look in the list.")
+        raise NotFound(
+            f"There is no endpoint {endpoint_id[:40]!r}.", next_step="Choose one from the list."
+        )
     return found
 
 
@@ -100,13 +107,13 @@ def of_tenant(session: Session, scope: TenantScope) -> list[WebhookEndpoint]:
 
 
 def test(session: Session, scope: TenantScope, clock: Clock, endpoint_id: str) -> None:
-    """A message that means nothing, to see whether one arrives."""
+    """Send a test message to an endpoint."""
     found = get(session, scope, endpoint_id)
     now = clock.now()
     outbox.put(
         session,
         tenant_id=scope.tenant_id,
-        subject="A test",
+        subject="Test message",
         payload={"event": TEST, "tenant_id": scope.tenant_id, "at": now.isoformat()},
         dedupe=new_id("test"),
         endpoints=[(found.id, found.url)],
@@ -116,7 +123,7 @@ def test(session: Session, scope: TenantScope, clock: Clock, endpoint_id: str) -
 
 
 def tell(session: Session, causes: Iterable[Cause], now: datetime) -> int:
-    """Queue a message for each endpoint that listens; returns how many are new."""
+    """Queue a message for each subscribed endpoint; returns the number of new ones."""
     wanted = list(causes)
     tenants = {cause.tenant_id for cause in wanted}
     if not tenants:
@@ -149,10 +156,12 @@ def tell(session: Session, causes: Iterable[Cause], now: datetime) -> int:
 
 
 def send_again(session: Session, scope: TenantScope, clock: Clock, message_id: int) -> None:
-    """One that was given up is due again now; the receiver knows it by its id."""
+    """Requeue a failed message now, under the same message id."""
     found = session.get(OutboxMessage, message_id)
     if found is None or found.tenant_id != scope.tenant_id or not found.failed:
-        raise NotFound("There is no such message.", next_step="Look in the list.")
+        raise NotFound(
+            f"There is no failed message {message_id}.", next_step="Choose one from the list."
+        )
     if found.endpoint_id is not None:
         get(session, scope, found.endpoint_id)
     found.failed, found.done_at, found.attempts = False, None, 0
@@ -163,7 +172,7 @@ def send_again(session: Session, scope: TenantScope, clock: Clock, message_id: i
 def deliveries(
     session: Session, scope: TenantScope, before_id: int | None = None, limit: int = 100
 ) -> list[OutboxMessage]:
-    """The newest first; `before_id` goes on behind the last one seen."""
+    """Messages, newest first; `before_id` is the cursor of the next page."""
     query = select(OutboxMessage).where(OutboxMessage.tenant_id == scope.tenant_id)
     if before_id is not None:
         query = query.where(OutboxMessage.id < before_id)
@@ -171,7 +180,7 @@ def deliveries(
 
 
 def last_states(session: Session, scope: TenantScope) -> dict[str, OutboxMessage]:
-    """Endpoint -> the message that was put down for it last."""
+    """The latest message of each endpoint, by endpoint id."""
     newest = (
         select(func.max(OutboxMessage.id))
         .where(OutboxMessage.tenant_id == scope.tenant_id, OutboxMessage.endpoint_id.is_not(None))

@@ -1,5 +1,5 @@
-"""Draft a revision: `python -m migrations.draft billing` writes the upgrade of a package's tables to
-stdout, as the models now stand, to be read and put into a file of `versions/`.
+"""`python -m migrations.draft billing` prints the upgrade operations that create a package's tables as
+its models define them. Review the output and copy it into a file of `versions/`.
 """
 
 import sys
@@ -26,7 +26,7 @@ def _render(kind: str, item: Any, _context: object) -> str | Literal[False]:
 
 
 def draft(package: str) -> str:
-    """The `op` calls that make the tables whose models live under the package."""
+    """The `op` calls that create the tables of the package's models."""
     wanted = _tables_of(package)
     with create_engine("sqlite://").connect() as connection:
         options = {
@@ -54,7 +54,10 @@ def _tables_of(package: str) -> MetaData:
         for constraint in table.foreign_keys:
             name = constraint.target_fullname.split(".")[0]
             if name not in chosen.tables:
-                raise SystemExit(f"{table.name} points at {name}, a table of another package")
+                raise SystemExit(
+                    f"{table.name} has a foreign key to {name}, a table of another package; "
+                    "store its id without a foreign key"
+                )
     return chosen
 
 

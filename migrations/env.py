@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the versions over the connection that `migrations.run` hands in."""
+"""Alembic's environment: runs migrations on the connection that `migrations.run` passes in."""
 
 from alembic import context
 
@@ -9,7 +9,7 @@ connection = context.config.attributes["connection"]
 context.configure(
     connection=connection,
     target_metadata=metadata,
-    # SQLite cannot alter a table in place: alembic copies it instead.
+    # SQLite cannot alter a table in place: batch mode copies it.
     render_as_batch=connection.dialect.name == "sqlite",
     compare_type=True,
     transaction_per_migration=True,

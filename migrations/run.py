@@ -1,4 +1,4 @@
-"""Forward, back, and where are we: alembic driven from code, so that a wheel needs no ini file."""
+"""Upgrade, downgrade and inspect the schema. Runs Alembic from code, so no ini file is needed."""
 
 import io
 from pathlib import Path
@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 from core.database import Database
 
-# Any fixed number: PostgreSQL's advisory lock lets one of several starting processes migrate.
+# Key of the PostgreSQL advisory lock that lets only one starting process migrate; any constant.
 _LOCK = 7_011_991
 
 
@@ -28,7 +28,7 @@ def downgrade(database: Database, revision: str) -> None:
 
 
 def current(database: Database) -> str | None:
-    """The revision that the database stands at; None is an empty one."""
+    """The database's revision; None for an empty database."""
     with database.db_engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 

@@ -1,4 +1,4 @@
-"""The one metadata, with every package's tables in it. Importing this file registers them."""
+"""The shared metadata. Importing this module registers every package's tables in it."""
 
 import importlib
 

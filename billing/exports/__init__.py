@@ -1,1 +1,1 @@
-"""Exports: subjects, formats, FOCUS, and where they are sent."""
+"""Exports: subjects, file formats, the FOCUS export, schedules and destinations."""

@@ -1,4 +1,4 @@
-"""Scheduled exports as data, for the API and the commands."""
+"""Export schedules and jobs as JSON, for the API and the commands."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""The FOCUS 1.2 export (FinOps Open Cost and Usage Specification): one row a charge of an invoice,
-by day and key. The BilledCost of the rows of an InvoiceId adds up to that invoice's total exactly:
-a line's rounded amount is shared over its days in proportion to their exact amounts, and the last
-unit is given to the largest remainder (`core.money.split`).
+"""The FOCUS 1.2 export (FinOps Open Cost and Usage Specification): one row per invoice line, day and
+key. The BilledCost of the rows of an InvoiceId sums exactly to that invoice's total: a line's rounded
+amount is split over its days in proportion to their exact amounts, by the largest remainder method
+(`core.money.split`).
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from core.tenants.scope import TenantScope
 
 _SLOT = {component.value: index for index, (component, _, _) in enumerate(SUMS)}
 _DAY = timedelta(days=1)
-# What FOCUS calls the kinds of our lines, and how often they come.
+# ChargeCategory and ChargeFrequency by kind of invoice line.
 _CATEGORIES = {
     "usage": ("Usage", "Usage-Based"),
     "late_usage": ("Usage", "Usage-Based"),
@@ -37,7 +37,7 @@ _CATEGORIES = {
     "credit_note": ("Adjustment", "One-Time"),
     "tax": ("Tax", "One-Time"),
 }
-# Lines that change what an earlier, closed period came to.
+# Kinds of lines that correct an earlier, closed period.
 _CORRECTIONS = frozenset({"late_usage", "adjustment", "credit_note"})
 
 INVOICES_AT_ONCE = 50
@@ -55,29 +55,31 @@ _SHARED = (
     "PricingQuantity",
     "x_KeyId",
 )
-_PLACES = tuple(_PLACE[name] for name in _SHARED)  # of what differs between the shares of a line
+_PLACES = tuple(
+    _PLACE[name] for name in _SHARED
+)  # columns that differ between the shares of a line
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """A part of a line: a day's use by one key, or the whole line."""
+    """Part of a line: the usage of one key on one day, or the whole line."""
 
     start: datetime
     end: datetime
     key_id: str | None
     quantity: int | None
-    billed: int  # picounits, of the rounded amount
+    billed: int  # picounits of the rounded amount
     exact: int  # picounits
 
 
-# What a line opens to: the period of the bill, and the line's own keys.
+# Key of a line's daily usage: bill period, usage period, project, model, adapter, price, kind.
 _Key = tuple[str, str, str, str, str, str, str]
-_Day = tuple[datetime, str, list[int]]  # key id; quantity and amount of each component
+_Day = tuple[datetime, str, list[int]]  # day, key id, and quantity and amount of each component
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What all rows of some invoices share, read by a few queries for all of them."""
+    """Data for the rows of several invoices, read with a fixed number of queries."""
 
     sellers: dict[str, str]
     tenants: dict[str, str]
@@ -88,7 +90,7 @@ class _Frame:
 
 
 def focus_rows(session: Session, scope: TenantScope | None, period: Period) -> Iterator[Row]:
-    """Rows of every invoice whose period lies in the range. A draft's rows have no InvoiceId."""
+    """Rows of every invoice whose period overlaps the range. A draft's rows have no InvoiceId."""
     query = select(Invoice.id).where(
         Invoice.period_end > period.start,
         Invoice.period_start < period.end,
@@ -105,7 +107,7 @@ def focus_rows(session: Session, scope: TenantScope | None, period: Period) -> I
         for invoice in invoices:
             yield from _invoice_rows(frame, invoice)
             yield from _credit_note_rows(frame, invoice)
-        session.expunge_all()  # an export of any length needs the memory of one batch
+        session.expunge_all()  # so that memory use is bounded by one batch
 
 
 def _invoice_rows(frame: _Frame, invoice: Invoice) -> Iterator[Row]:
@@ -154,7 +156,7 @@ def _shares(frame: _Frame, invoice: Invoice, line: InvoiceLine) -> list[_Share]:
 
 
 def _whole(invoice: Invoice, kind: str, text: str, minor: int) -> tuple[InvoiceLine, _Share]:
-    """A row for what has no line of its own."""
+    """A line and share for an amount that has no invoice line."""
     units = units_of_minor(minor, invoice.currency)
     line = InvoiceLine(
         position=0,
@@ -179,7 +181,7 @@ def _rows(
     document: str | None = None,
     corrects: str | None = None,
 ) -> Iterator[Row]:
-    """One a share; what they have in common is written once."""
+    """One row per share, from a template of the columns that they have in common."""
     category, frequency = _CATEGORIES[line.kind]
     metered = category == "Usage"
     taxed = category == "Tax"

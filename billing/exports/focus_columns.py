@@ -1,4 +1,4 @@
-"""The columns of the FOCUS 1.2 export: all mandatory ones, and our own, which begin with `x_`."""
+"""Columns of the FOCUS 1.2 export: all mandatory ones, and custom ones with the prefix `x_`."""
 
 from billing.exports.formats import Column, Kind
 

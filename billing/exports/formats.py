@@ -1,5 +1,5 @@
-"""Rows to bytes: CSV (RFC 4180), JSON Lines, Parquet. Streamed, so an export of any length needs
-the memory of one batch.
+"""Encodes rows as CSV (RFC 4180), JSON Lines or Parquet. Output is streamed, so memory use is bounded
+by one batch.
 """
 
 import csv
@@ -17,7 +17,7 @@ import msgspec
 from core.money import decimal_of
 
 BATCH_ROWS = 5_000
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would run
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # prefixes that spreadsheets run as formulas
 
 
 class Format(StrEnum):
@@ -55,7 +55,7 @@ Row = Sequence[Any]
 
 
 def encode(rows: Iterable[Row], columns: Sequence[Column], form: Format) -> Iterator[bytes]:
-    """Chunks of bytes; the whole file is their concatenation, also for no rows at all."""
+    """Chunks whose concatenation is a valid file, even without rows."""
     encoder = {Format.CSV: _csv, Format.JSONL: _jsonl, Format.PARQUET: _parquet}[form]
     yield from encoder(_batches(rows), columns)
 
@@ -72,8 +72,8 @@ def _written(
     writers: dict[Kind, Callable[[Any], Any]],
     none: Any,
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows of a batch, each value in its written form. By column, so that a value that stands in
-    many rows is written once: most columns of an export have few different ones.
+    """The rows of a batch with formatted values. Works by column, so that each distinct value is
+    formatted once: most columns have few distinct values.
     """
     by_column = []
     for column, values in zip(columns, zip(*batch, strict=True), strict=True):
@@ -135,7 +135,7 @@ def _parquet(batches: Iterator[list[Row]], columns: Sequence[Column]) -> Iterato
 
 
 class _Sink(io.RawIOBase):
-    """A file that only grows at its end and hands out what was written since the last call."""
+    """A write-only buffer; `take` returns the bytes written since its last call."""
 
     def __init__(self) -> None:
         self._written: list[bytes] = []

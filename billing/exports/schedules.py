@@ -1,8 +1,8 @@
-"""Exports on a schedule: each day, week or month of UTC becomes a job, and each job a file.
+"""Scheduled exports: each day, week or month in UTC becomes a job, and each job writes one file.
 
-A job is put down in the transaction that moves its schedule on, so none is missed or doubled. Its
-file has a name that follows from what is in it: a job that is done twice writes the same file. One
-whose store stays broken is parked with the reason until somebody retries it.
+A job is created in the transaction that advances its schedule, so none is missed or duplicated. Its
+file name is derived from its content, so a job that runs twice writes the same file. A job that keeps
+failing is parked with the reason until it is retried by hand.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ log = logging.getLogger("tollhouse.exports")
 EVERY = ("day", "week", "month")
 PENDING, RUNNING, DONE, PARKED = "pending", "running", "done", "parked"
 MOST_ATTEMPTS = 6
-LEASE = timedelta(hours=1)  # a job whose worker died is taken again after it
-USUAL_DELAY_HOURS = 2  # for usage that is still on its way
-MOST_OF_A_TENANT = 20  # schedules that it may make itself
+LEASE = timedelta(hours=1)  # another worker takes the job after it
+USUAL_DELAY_HOURS = 2  # for usage that arrives late
+MOST_OF_A_TENANT = 20  # schedules that a tenant may create
 
 StoreOf = Callable[[str], Store]  # by destination
-ScopeOf = Callable[[str], TenantScope]  # by tenant; whoever runs the jobs answers for it
+ScopeOf = Callable[[str], TenantScope]  # by tenant; the caller vouches for it
 
 
 def schedule(
@@ -53,21 +53,27 @@ def schedule(
     tenant_id: str | None = None,
     delay_hours: int = USUAL_DELAY_HOURS,
 ) -> ExportSchedule:
-    """From the current day, week or month on. BadRequest with the reason if nothing can be put there."""
+    """Create a schedule from the current day, week or month on. BadRequest if the destination is not
+    writable.
+    """
     check_name(what)
     format_of(form)
     if every not in EVERY:
-        raise BadRequest(f"{every!r} is none of {', '.join(EVERY)}.", param="every")
+        raise BadRequest(
+            f"every is {every!r}; it must be one of {', '.join(EVERY)}.", param="every"
+        )
     if not 0 <= delay_hours <= 24 * 28:
-        raise BadRequest("The delay lies between 0 hours and four weeks.", param="delay_hours")
+        raise BadRequest(
+            f"delay_hours is {delay_hours}; it must be 0 to {24 * 28}.", param="delay_hours"
+        )
     try:
         store_of(destination).probe()
     except BadRequest:
         raise
     except Exception as error:
         raise BadRequest(
-            f"Nothing can be put at {destination}: {_words(error)}.",
-            next_step="Mend it, or choose another destination.",
+            f"{destination} is not writable: {_words(error)}.",
+            next_step="Make it writable, or choose another destination.",
             param="destination",
         ) from error
     now = clock.now()
@@ -99,12 +105,13 @@ def schedule_own(
     every: str,
     delay_hours: int = USUAL_DELAY_HOURS,
 ) -> ExportSchedule:
-    """One that a tenant makes itself: of its own rows, into a folder of its own."""
+    """Create a schedule for a tenant: its own rows, into a folder of its own."""
     ensure_account(session, tenant_id, clock.now())
-    lock_account(session, tenant_id)  # so that two at once cannot pass the limit
+    lock_account(session, tenant_id)  # so that concurrent requests cannot exceed the limit
     if len(open_ones(session, tenant_id)) >= MOST_OF_A_TENANT:
         raise Conflict(
-            f"{MOST_OF_A_TENANT} exports are scheduled already.", next_step="End one of them."
+            f"The tenant has {MOST_OF_A_TENANT} export schedules, the maximum.",
+            next_step="End one of them first.",
         )
     return schedule(
         session,
@@ -120,7 +127,7 @@ def schedule_own(
 
 
 def open_ones(session: Session, tenant_id: str | None = None) -> Sequence[ExportSchedule]:
-    """All that have not ended, or a tenant's; paused ones too."""
+    """Schedules that have not ended, including paused ones; all tenants' by default."""
     query = select(ExportSchedule).where(ExportSchedule.ended_at.is_(None))
     if tenant_id is not None:
         query = query.where(ExportSchedule.tenant_id == tenant_id)
@@ -128,12 +135,15 @@ def open_ones(session: Session, tenant_id: str | None = None) -> Sequence[Export
 
 
 def find(session: Session, schedule_id: str, tenant_id: str | None = None) -> ExportSchedule:
-    """NotFound if it has ended, or is another tenant's; None as the tenant asks for any."""
+    """Lock and return a schedule. NotFound if it has ended or belongs to another tenant; without
+    `tenant_id` any tenant's is found.
+    """
     found = session.get(ExportSchedule, schedule_id, with_for_update=True)
     foreign = found is not None and tenant_id is not None and found.tenant_id != tenant_id
     if found is None or found.ended_at is not None or foreign:
         raise NotFound(
-            f"There is no schedule {schedule_id!r}.", next_step="tollhouse export schedules"
+            f"There is no schedule {schedule_id!r}.",
+            next_step="List schedules with: tollhouse export schedules",
         )
     return found
 
@@ -143,7 +153,7 @@ def pause(which: ExportSchedule, now: datetime) -> None:
 
 
 def resume(which: ExportSchedule, now: datetime) -> None:
-    """What fell due meanwhile is left out; it can be taken by hand."""
+    """Resume a paused schedule. Periods that ended meanwhile are skipped; export them by hand."""
     if which.paused_at is None:
         return
     which.paused_at = None
@@ -157,7 +167,7 @@ def end(which: ExportSchedule, now: datetime) -> None:
 
 
 def begin_due(session: Session, now: datetime) -> int:
-    """Put down a job for each span that has ended, also for those that nobody was up for."""
+    """Create a job for each ended period, including those missed while nothing ran; returns how many."""
     due = session.scalars(
         select(ExportSchedule)
         .where(
@@ -183,7 +193,7 @@ def begin_due(session: Session, now: datetime) -> int:
 def run_waiting(
     database: Database, clock: Clock, store_of: StoreOf, scope_of: ScopeOf
 ) -> tuple[int, int]:
-    """Do every job that waits; returns how many were done and how many failed."""
+    """Run every waiting job; returns how many succeeded and how many failed."""
     done = failed = 0
     while True:
         with database.transaction() as session:
@@ -194,7 +204,7 @@ def run_waiting(
             _check_workers(claimed)
             written = _write(database, claimed, store_of, scope_of)
         except Exception as error:
-            log.warning("export %s: %s", claimed.id, _words(error))
+            log.warning("export %s failed: %s", claimed.id, _words(error))
             with database.transaction() as session:
                 _fail(session, claimed, _words(error), clock.now())
             failed += 1
@@ -205,7 +215,7 @@ def run_waiting(
 
 
 def retry(session: Session, now: datetime, job_id: str | None = None) -> int:
-    """Let parked jobs, or one of them, be tried again; returns how many."""
+    """Requeue all parked jobs, or one of them; returns how many."""
     query = update(ExportJob).where(ExportJob.status == PARKED)
     if job_id is not None:
         query = query.where(ExportJob.id == job_id)
@@ -213,13 +223,14 @@ def retry(session: Session, now: datetime, job_id: str | None = None) -> int:
     count = int(result.rowcount)  # type: ignore[attr-defined]
     if job_id is not None and count == 0:
         raise NotFound(
-            f"There is no parked export {job_id!r}.", next_step="tollhouse export jobs shows all."
+            f"There is no parked export {job_id!r}.",
+            next_step="List export jobs with: tollhouse export jobs",
         )
     return count
 
 
 def parked(session: Session) -> int:
-    """How many wait for somebody."""
+    """The number of parked jobs."""
     query = select(func.count()).select_from(ExportJob).where(ExportJob.status == PARKED)
     return session.scalar(query) or 0
 
@@ -262,13 +273,15 @@ def _claim(session: Session, now: datetime) -> ExportJob | None:
 
 
 def _check_workers(claimed: ExportJob) -> None:
-    """A job that ends its workers, for want of memory or disk, must not do so for ever."""
+    """Stop retrying a job that keeps killing its workers, e.g. for lack of memory or disk."""
     if claimed.attempts > MOST_ATTEMPTS:
-        raise RuntimeError(f"its worker died {MOST_ATTEMPTS} times; look at its memory and disk")
+        raise RuntimeError(
+            f"its worker died {MOST_ATTEMPTS} times; check the worker's memory and disk"
+        )
 
 
 def _write(database: Database, job: ExportJob, store_of: StoreOf, scope_of: ScopeOf) -> _Written:
-    """Into a file first: a store gets the whole or nothing."""
+    """Write to a temporary file first, so that the store gets a complete file or none."""
     form, rows = Format(job.format), 0
     scope = scope_of(job.tenant_id) if job.tenant_id else None
     digest = hashlib.sha256()
@@ -320,7 +333,7 @@ def _fail(session: Session, claimed: ExportJob, reason: str, now: datetime) -> N
 
 
 def _own(claimed: ExportJob) -> Update:
-    """Only while nobody took it over: the lease of a slow worker may have ended."""
+    """Update the job only if this worker still holds its lease."""
     return update(ExportJob).where(
         ExportJob.id == claimed.id,
         ExportJob.attempts == claimed.attempts,
@@ -365,7 +378,7 @@ def _floor(at: datetime, every: str) -> datetime:
 
 
 def _after(start: datetime, every: str) -> datetime:
-    """Where the span that begins here ends."""
+    """The end of the period that starts here."""
     return _floor(start + timedelta(days={"day": 1, "week": 7, "month": 31}[every]), every)
 
 

@@ -1,7 +1,7 @@
-"""Where scheduled exports go: a directory of this machine, or a bucket of an S3-compatible store.
+"""Destinations of scheduled exports: a local directory, or a bucket of an S3-compatible store.
 
-S3 is spoken by boto3 (the extra `tollhouse[s3]`), which finds credentials as usual: AWS_* variables,
-a profile, or the machine's role.
+S3 needs boto3 (the extra `tollhouse[s3]`), which finds credentials as usual: AWS_* variables, a
+profile, or the machine's role.
 """
 
 import importlib
@@ -23,13 +23,13 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 class Store(Protocol):
     def put(self, name: str, file: Path, media_type: str, sha256: str) -> str:
-        """Store the file under the name, whole or not at all, in place of one that is there; returns
-        its address. Raises what the store says.
+        """Store the file atomically under the name, replacing an existing one; returns its
+        address. Raises the store's own errors.
         """
         ...
 
     def probe(self) -> None:
-        """Raises, with the reason, where nothing can be put."""
+        """Raise if the destination is not writable."""
         ...
 
 
@@ -38,26 +38,30 @@ def open_store(destination: str, settings: Settings) -> Store:
     if destination.startswith("s3://"):
         parts = urlsplit(destination)
         if not parts.netloc:
-            raise BadRequest(f"{destination!r} names no bucket.", param="destination")
+            raise BadRequest(
+                f"{destination!r} names no bucket.",
+                next_step="Use the form s3://bucket/prefix.",
+                param="destination",
+            )
         return S3Store(parts.netloc, parts.path.strip("/"), settings.export_store_url)
     if "://" in destination or not destination.strip():
         raise BadRequest(
-            f"{destination!r} is no destination.",
-            next_step="Write a directory, or s3://bucket/prefix.",
+            f"{destination!r} is not a destination.",
+            next_step="Use a directory, or s3://bucket/prefix.",
             param="destination",
         )
     return DirectoryStore((settings.export_dir or settings.data_dir / "exports") / destination)
 
 
 def own_folder(tenant_id: str, folder: str) -> str:
-    """The destination of a tenant that chooses itself: a folder of its own under TOLLHOUSE_EXPORT_DIR,
-    since what the operator's process may write must not be within a tenant's reach.
+    """A destination chosen by a tenant: a folder of its own under TOLLHOUSE_EXPORT_DIR, so that the
+    tenant cannot write to other paths.
     """
     parts = folder.split("/")
     if not all(_PLAIN.fullmatch(part) for part in parts) or len(folder) > 200:
         raise BadRequest(
-            f"{folder[:80]!r} is no folder of your own.",
-            next_step="Write a name such as books or books/daily; for a bucket ask the operator.",
+            f"{folder[:80]!r} is not a valid folder name.",
+            next_step="Use a name such as finance or finance/daily; the operator can set up a bucket.",
             param="destination",
         )
     return "/".join(("tenants", tenant_id, *parts))
@@ -92,7 +96,7 @@ class DirectoryStore:
 class S3Store:
     bucket: str
     prefix: str
-    endpoint: str = ""  # empty is AWS itself
+    endpoint: str = ""  # empty: AWS
 
     def put(self, name: str, file: Path, media_type: str, sha256: str) -> str:
         key = f"{self.prefix}/{name}" if self.prefix else name
@@ -115,7 +119,7 @@ class S3Store:
             connect_timeout=_CONNECT_S,
             read_timeout=_READ_S,
             retries={"max_attempts": 3, "mode": "standard"},
-            # Stores of others than AWS seldom have a name for each bucket.
+            # Stores other than AWS often do not support bucket host names.
             s3={"addressing_style": "path"} if self.endpoint else {},
         )
         session = boto3.session.Session()

@@ -1,6 +1,6 @@
-"""What can be exported: usage, charges, invoices, the ledger. Each is its columns and its query.
+"""The exportable subjects (usage, charges, invoices, ledger), each with its columns and query.
 
-A subject reads one tenant through a TenantScope, or every tenant for the operator (scope None).
+A TenantScope limits a subject to one tenant; None, for the operator, exports all tenants.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ FETCH_ROWS = 5_000
 @dataclass(frozen=True, slots=True)
 class Period:
     start: datetime
-    end: datetime  # not included
+    end: datetime  # exclusive
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Subject:
     query: Callable[[TenantScope | None, Period], Select[Any]]
 
     def rows(self, session: Session, scope: TenantScope | None, period: Period) -> Iterator[Row]:
-        """Rows in a stable order, fetched as they are read."""
+        """Rows in a stable order, streamed from the database."""
         statement = self.query(scope, period).execution_options(yield_per=FETCH_ROWS)
         yield from session.execute(statement)
 

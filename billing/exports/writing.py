@@ -1,4 +1,4 @@
-"""One export as a file's chunks, whoever asks for it: a command, the API, or a schedule."""
+"""An export as chunks of a file, for commands, the API and schedules."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ def columns_of(what: str) -> tuple[Column, ...]:
 def rows_of(
     session: Session, what: str, scope: TenantScope | None, period: Period
 ) -> Iterator[Row]:
-    """Of one tenant, or of every tenant without a scope."""
+    """Rows of one tenant, or of all tenants without a scope."""
     if what == "focus":
         return focus_rows(session, scope, period)
     return _subject(what).rows(session, scope, period)
@@ -38,13 +38,13 @@ def format_of(name: str) -> Format:
         return Format(name)
     except ValueError:
         raise BadRequest(
-            f"No format {name!r}: one of {', '.join(Format)}.", param="format"
+            f"format is {name!r}; it must be one of {', '.join(Format)}.", param="format"
         ) from None
 
 
 def check_name(what: str) -> None:
     if what not in NAMES:
-        raise BadRequest(f"No export {what!r}: one of {', '.join(NAMES)}.", param="what")
+        raise BadRequest(f"what is {what!r}; it must be one of {', '.join(NAMES)}.", param="what")
 
 
 def _subject(what: str) -> Subject:

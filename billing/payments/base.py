@@ -1,9 +1,8 @@
-"""The port to whoever moves the money, and what is said across it.
+"""The payment provider port and its records.
 
-A provider is a network away and knows no session: nothing waits for it inside a transaction. What it
-must be told stands in the outbox (`billing.payments.commands`), and what it says of an invoice, a
-payment, a refund or a dispute is its present state, so that events may come twice, late or in any
-order. Amounts are whole minor units.
+A provider is called over the network, never inside a transaction. Requests to it are queued in the
+outbox (`billing.payments.commands`). Its answers are the current state of an invoice, payment, refund
+or dispute, so events may arrive twice, late or out of order. Amounts are whole minor units.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +13,9 @@ from typing import Any, Protocol
 
 
 class TryLater(Exception):
-    """It did not answer, or not now; what became of the call is not known. `after_s` if it said."""
+    """The provider did not answer or asks to retry; the call may have taken effect. `after_s` is its
+    Retry-After, if any.
+    """
 
     def __init__(self, message: str, after_s: float | None = None) -> None:
         super().__init__(message)
@@ -22,33 +23,34 @@ class TryLater(Exception):
 
 
 class Refused(Exception):
-    """It will never take this as it stands: a person must look."""
+    """The provider rejects the request permanently: a person must look at it."""
 
 
 class Gone(Refused):
-    """It knows no such object."""
+    """The provider has no such object."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One try at a command: its idempotency key, and the steps that earlier tries have done."""
+    """One attempt at a command: its idempotency key and the steps done by earlier attempts."""
 
     key: str
-    again: bool = False  # an earlier try may have got through: look before doing
+    again: bool = False  # an earlier attempt may have taken effect: look before acting
     progress: dict[str, Any] = field(default_factory=dict)
     save: Callable[[dict[str, Any]], None] = lambda progress: None
 
     def keep(self, step: str, value: Any) -> None:
-        """Remember a step before the next one is begun."""
+        """Save the result of a step before the next one starts."""
         self.progress[step] = value
         self.save(self.progress)
 
     def key_of(self, step: str) -> str:
-        """The same for every try, until an answer that says nothing was kept under it for good."""
+        """The idempotency key of a step: constant until `turn` advances it."""
         turn = self.progress.get(f"turn:{step}", 0)
         return f"{self.key}:{step}" + (f":{turn}" if turn else "")
 
     def turn(self, step: str) -> None:
+        """Use a new key from now on: the provider stored a 5xx answer under the old one."""
         self.keep(f"turn:{step}", self.progress.get(f"turn:{step}", 0) + 1)
 
 
@@ -82,7 +84,7 @@ class Bill:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Money to take now from the method that the customer left: a top-up."""
+    """A charge of the customer's saved payment method: a top-up."""
 
     payment_id: str
     tenant_id: str
@@ -104,14 +106,14 @@ class PaymentState:
     amount_minor: int
     currency: str
     failure: str = ""
-    payment_id: str = ""  # ours, if it is a charge that we asked for
+    payment_id: str = ""  # our id, if we requested the charge
     at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class InvoiceState:
     external_id: str
-    invoice_id: str  # ours; empty if it is none of ours
+    invoice_id: str  # our id; empty if it is not our invoice
     status: str  # draft | open | paid | void | uncollectible
     currency: str
     total_minor: int
@@ -128,7 +130,7 @@ class RefundState:
     status: Status
     amount_minor: int
     currency: str
-    reference: str = ""  # ours; empty if somebody made it at the provider
+    reference: str = ""  # our reference; empty if created at the provider
     failure: str = ""
     at: datetime | None = None
 
@@ -137,10 +139,10 @@ class RefundState:
 class DisputeState:
     external_id: str
     payment_external_id: str
-    status: str  # open | won | lost, or the provider's word for one in which no money moved
+    status: str  # open | won | lost, or the provider's status if no money moved
     amount_minor: int
     currency: str
-    withdrawn: bool  # the money is gone for now, or for good
+    withdrawn: bool  # the bank has withdrawn the money
     at: datetime | None = None
 
 
@@ -153,7 +155,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """Usage that the provider prices itself; `identifier` is the same whenever it is sent."""
+    """Usage that the provider prices; `identifier` is the same for every delivery."""
 
     identifier: str
     meter: str
@@ -164,7 +166,7 @@ class UsageReport:
 
 @dataclass(frozen=True, slots=True)
 class ProviderEvent:
-    """A verified message: what it is about, not what it claims, since it may be late."""
+    """A verified event. It names its object only: its own data may be out of date."""
 
     id: str
     type: str
@@ -176,7 +178,7 @@ class ProviderEvent:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Half open, of the time at which a record was made at the provider."""
+    """Half-open range of a record's creation time at the provider."""
 
     since: datetime
     until: datetime
@@ -191,43 +193,43 @@ Record = InvoiceState | PaymentState | RefundState | DisputeState
 class PaymentProvider(Protocol):
     @property
     def name(self) -> str:
-        """Stands in `payments.provider`: manual, fake, stripe."""
+        """The value of `payments.provider`: manual, fake or stripe."""
         ...
 
     @property
     def collects(self) -> bool:
-        """False: people collect, and book what came by hand."""
+        """False if payments are collected and posted by hand."""
         ...
 
     def open_customer(self, customer: Customer, attempt: Attempt) -> str:
-        """Its id for the tenant; asked twice it is the same."""
+        """Create the tenant's customer and return its id; idempotent."""
         ...
 
     def setup_link(self, customer_id: str, return_url: str) -> str:
-        """A page on which the customer leaves a payment method."""
+        """URL of a page on which the customer saves a payment method."""
         ...
 
     def methods(self, customer_id: str, *, newest: bool = False) -> list[Method]:
-        """What the customer left. The newest is made the default where there is none, or where it
-        was left a moment ago."""
+        """The customer's saved methods. The newest becomes the default if there is none, or if
+        `newest` is set."""
         ...
 
     def send_invoice(self, customer_id: str, bill: Bill, attempt: Attempt) -> InvoiceState:
-        """Put it there with its lines and make it final, once."""
+        """Create the invoice with its lines and finalize it, once."""
         ...
 
     def collect_invoice(self, external_id: str, attempt: Attempt) -> InvoiceState:
-        """Try to be paid now. A refused card is a failed payment of the state, not an error."""
+        """Attempt to collect now. A declined card is a failed payment in the state, not an error."""
         ...
 
     def lower_invoice(
         self, external_id: str, amount_minor: int, reason: str, attempt: Attempt
     ) -> InvoiceState:
-        """Less of an open invoice is still to be paid there; of a paid one nothing changes."""
+        """Reduce the open amount; a paid invoice is unchanged."""
         ...
 
     def close_invoice(self, external_id: str, how: str, attempt: Attempt) -> InvoiceState:
-        """`how` is void, uncollectible or paid_elsewhere. One that is closed stays as it is."""
+        """`how` is void, uncollectible or paid_elsewhere. A closed invoice is unchanged."""
         ...
 
     def charge(self, customer_id: str, charge: Charge, attempt: Attempt) -> PaymentState: ...
@@ -237,7 +239,7 @@ class PaymentProvider(Protocol):
     ) -> RefundState: ...
 
     def report_usage(self, report: UsageReport) -> None:
-        """Once an identifier, however often."""
+        """Report usage, once per identifier."""
         ...
 
     def invoice(self, external_id: str) -> InvoiceState: ...
@@ -249,9 +251,9 @@ class PaymentProvider(Protocol):
     def dispute(self, external_id: str) -> DisputeState: ...
 
     def event(self, body: bytes, signature: str | None) -> ProviderEvent:
-        """Refused where the signature is not of the shared secret, or the body is no event."""
+        """Verify and parse an event. Raises Refused for a wrong signature or body."""
         ...
 
     def records(self, window: Window) -> Iterator[Record]:
-        """Everything of ours that it has, to be compared with the ledger."""
+        """All of our records created within the window, for reconciliation."""
         ...

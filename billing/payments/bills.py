@@ -1,4 +1,4 @@
-"""Our invoice as the lines that a provider shows: few enough, and adding up to what is due."""
+"""Converts an invoice to a provider's bill: a limited number of lines that sum to the amount due."""
 
 from datetime import datetime
 from itertools import groupby
@@ -10,7 +10,7 @@ from billing.invoices import lines_of
 from billing.models import Invoice, InvoiceLine
 from billing.payments.base import Bill, BillLine
 
-MOST_LINES = 240  # Stripe takes 250
+MOST_LINES = 240  # Stripe accepts 250
 
 
 def bill_of(session: Session, invoice: Invoice) -> Bill:
@@ -47,7 +47,7 @@ def _each(session: Session, lines: list[InvoiceLine]) -> list[_Shown]:
 
 
 def _summed(lines: list[InvoiceLine]) -> list[_Shown]:
-    """One line a kind and model, then a kind alone: our own invoice has them all."""
+    """One line per kind and model or, if those are too many, per kind."""
 
     def _grouped(model: bool) -> list[_Shown]:
         def _key(line: InvoiceLine) -> tuple[str, str]:

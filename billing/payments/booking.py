@@ -1,5 +1,6 @@
-"""What a provider says of an invoice, payment, refund or dispute, into the ledger: once, whoever
-brings it and in whatever order, since it is always the present state that is booked.
+"""Posts the state of a provider's invoices, payments, refunds and disputes to the ledger.
+
+Each change is posted once, in any order of arrival, because the current state is posted.
 """
 
 from datetime import datetime
@@ -32,15 +33,15 @@ from core.ids import new_id
 
 
 class NotYet(Exception):
-    """It is about something that we do not know, perhaps not yet."""
+    """The record refers to an object that does not exist here, perhaps not yet."""
 
 
 class NotOurs(Exception):
-    """The account at the provider is used for other things too."""
+    """The record belongs to something else in the same provider account."""
 
 
 def invoice(session: Session, name: str, state: InvoiceState, at: datetime) -> Invoice:
-    """The payments of an invoice, and under which id it stands there."""
+    """Post the payments of an invoice and store its external id."""
     ours = session.scalar(select(Invoice).where(Invoice.external_id == state.external_id))
     if ours is None:
         if not state.invoice_id:
@@ -48,7 +49,7 @@ def invoice(session: Session, name: str, state: InvoiceState, at: datetime) -> I
         ours = session.get(Invoice, state.invoice_id)
         if ours is None:
             raise NotYet(
-                f"{state.external_id} names our invoice {state.invoice_id}: there is none."
+                f"{state.external_id} names invoice {state.invoice_id}, which does not exist here."
             )
     lock_account(session, ours.tenant_id)
     if ours.external_id is None:
@@ -61,16 +62,18 @@ def invoice(session: Session, name: str, state: InvoiceState, at: datetime) -> I
 
 
 def payment(session: Session, name: str, state: PaymentState, at: datetime) -> None:
-    """A charge that we asked for, or one of an invoice that is known."""
+    """Post a charge that we requested, or a payment of a known invoice."""
     found = _payment(session, name, state.external_id)
     if found is None and state.payment_id:
         found = session.get(Payment, state.payment_id)
         if found is None:
             raise NotYet(
-                f"{state.external_id} names our payment {state.payment_id}: there is none."
+                f"{state.external_id} names payment {state.payment_id}, which does not exist here."
             )
     if found is None:
-        raise NotOurs(f"payment {state.external_id}")  # or of an invoice, whose own event comes
+        raise NotOurs(
+            f"payment {state.external_id}"
+        )  # or part of an invoice, which has its own event
     lock_account(session, found.tenant_id)
     if state.external_id and found.external_id is None:
         found.external_id = state.external_id
@@ -78,7 +81,7 @@ def payment(session: Session, name: str, state: PaymentState, at: datetime) -> N
 
 
 def refund(session: Session, name: str, state: RefundState, at: datetime) -> None:
-    """Ours, or one that somebody made at the provider."""
+    """Post a refund that we requested, or one created at the provider."""
     made = session.scalar(
         select(Refund).where(Refund.provider == name, Refund.external_id == state.external_id)
     )
@@ -87,7 +90,10 @@ def refund(session: Session, name: str, state: RefundState, at: datetime) -> Non
     if made is None:
         paid = _payment(session, name, state.payment_external_id)
         if paid is None or paid.status != settlement.SUCCEEDED:
-            raise NotYet(f"{state.external_id} is of payment {state.payment_external_id}.")
+            raise NotYet(
+                f"{state.external_id} belongs to payment {state.payment_external_id}, "
+                "which has not succeeded here."
+            )
         if state.status is Status.FAILED:
             return
         made = settlement.refund(
@@ -96,23 +102,26 @@ def refund(session: Session, name: str, state: RefundState, at: datetime) -> Non
             state.amount_minor,
             f"{name}:{state.external_id}",
             at,
-            reason="made at the provider",
+            reason="created at the provider",
             external_id=state.external_id,
             status=state.status.value,
         )
     made.external_id = made.external_id or state.external_id or None
     if state.status is Status.FAILED:
-        settlement.refund_failed(session, made, state.failure or "it failed", at)
+        settlement.refund_failed(session, made, state.failure or "no reason given", at)
     elif made.status != settlement.FAILED:
         made.status = state.status.value
     session.flush()
 
 
 def dispute(session: Session, name: str, state: DisputeState, at: datetime) -> None:
-    """The bank takes the money while it is disputed, and for good if it is lost."""
+    """Post a dispute: the money is withdrawn while it is open, and for good if it is lost."""
     paid = _payment(session, name, state.payment_external_id)
     if paid is None or paid.status != settlement.SUCCEEDED:
-        raise NotYet(f"{state.external_id} is of payment {state.payment_external_id}.")
+        raise NotYet(
+            f"{state.external_id} belongs to payment {state.payment_external_id}, "
+            "which has not succeeded here."
+        )
     lock_account(session, paid.tenant_id)
     found = session.scalar(
         select(Dispute).where(Dispute.provider == name, Dispute.external_id == state.external_id)
@@ -140,7 +149,7 @@ def dispute(session: Session, name: str, state: DisputeState, at: datetime) -> N
             reference,
             at,
             kind="dispute",
-            reason="the customer's bank took it back",
+            reason="withdrawn by the customer's bank",
             beyond_wallet=True,
         )
     elif found.withdrawn and not state.withdrawn:
@@ -154,7 +163,7 @@ def dispute(session: Session, name: str, state: DisputeState, at: datetime) -> N
 def customer(
     session: Session, name: str, customer_id: str, methods: list[Method], at: datetime
 ) -> None:
-    """The methods that a customer left. Who leaves one is collected from by the provider."""
+    """Store a customer's payment methods. A customer with one is collected from by the provider."""
     found = session.scalar(
         select(PaymentCustomer).where(
             PaymentCustomer.provider == name, PaymentCustomer.external_id == customer_id
@@ -194,7 +203,7 @@ def customer(
 
 
 def _try_again(session: Session, name: str, tenant_id: str, method: str, at: datetime) -> None:
-    """A new method is tried at once on what the last one was refused for."""
+    """Retry overdue invoices at once with a new payment method."""
     waiting = session.scalars(
         select(Invoice)
         .join(DunningCase, DunningCase.invoice_id == Invoice.id)
@@ -235,11 +244,11 @@ def _of_invoice(
 def _settle(session: Session, found: Payment, state: PaymentState, at: datetime) -> None:
     if state.status is Status.SUCCEEDED:
         if found.status != settlement.SUCCEEDED:
-            found.amount_minor = state.amount_minor  # a credit may have lowered it
+            found.amount_minor = state.amount_minor  # a credit note may have lowered it
             session.flush()
         settlement.succeed(session, found, at)
     elif state.status is Status.FAILED:
-        settlement.fail(session, found, state.failure or "it failed", at)
+        settlement.fail(session, found, state.failure or "no reason given", at)
 
 
 def _payment(session: Session, name: str, external_id: str) -> Payment | None:

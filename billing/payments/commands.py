@@ -1,5 +1,5 @@
-"""What a provider must be told, found from the books and put into the outbox: once each, under a key
-that follows from the cause. A run that died has lost nothing; the next one finds the same.
+"""Plans the commands to a provider from the stored invoices and payments, and queues each in the
+outbox once, under an idempotency key derived from its cause. Planning can be repeated at any time.
 """
 
 from datetime import datetime
@@ -38,7 +38,7 @@ def put(
     at: datetime,
     payload: dict[str, Any] | None = None,
 ) -> int:
-    """Queue a command, once a key; returns how many are new."""
+    """Queue a command, once per key; returns the number of new ones."""
     return put_all(session, [row(provider, tenant_id, kind, subject_id, key, at, payload)])
 
 
@@ -71,18 +71,18 @@ def row(
 
 
 def plan(session: Session, provider: str, at: datetime) -> int:
-    """Put what is missing into the outbox; returns how much is new."""
+    """Queue missing commands; returns the number of new ones."""
     found = 0
     for rows in (_invoices, _credits, _paid_elsewhere, _closed):
         found += put_all(session, rows(session, provider, at))
-    # Only when all else is told is the amount that is open there the right one to collect.
+    # Collect last: the provider's open amount is right only after all other commands are done.
     return found + put_all(session, _collections(session, provider, at))
 
 
 def collect_again(
     session: Session, provider: str, invoice: Invoice, turn: str, at: datetime
 ) -> int:
-    """Another try at a refused card, once a turn. It waits for what must be told before."""
+    """Queue another collection attempt, once per turn. It waits for earlier commands."""
     key = f"{COLLECT}:{invoice.id}:{turn}"
     return put(session, provider, invoice.tenant_id, COLLECT, invoice.id, key, at)
 
@@ -102,12 +102,15 @@ def request_refund(
     *,
     reason: str = "",
 ) -> Refund:
-    """Book a refund of a provider's payment and ask the provider for it; by hand it is just booked.
-    None as the amount is all that is left. Once per reference.
+    """Post a refund, once per reference, and queue it at the provider unless the payment is manual.
+    `amount_minor=None` refunds all that is left.
     """
     payment = session.get(Payment, payment_id)
     if payment is None:
-        raise NotFound(f"There is no payment {payment_id!r}.", next_step="tollhouse payment list")
+        raise NotFound(
+            f"There is no payment {payment_id!r}.",
+            next_step="List payments with: tollhouse payment list",
+        )
     lock_account(session, payment.tenant_id)
     session.refresh(payment)
     disputed = select(Dispute.id).where(
@@ -115,7 +118,7 @@ def request_refund(
     )
     if session.scalar(disputed) is not None:
         raise Conflict(
-            "The payment is disputed: its money is with the bank.",
+            f"Payment {payment.id} is disputed: the bank has withdrawn its money.",
             next_step="Accept the dispute at the provider, or wait for the decision.",
         )
     by_hand = payment.provider == "manual" or payment.external_id is None
@@ -139,7 +142,7 @@ def _told(key: Any) -> ColumnElement[bool]:
     return exists(select(PaymentCommand.id).where(PaymentCommand.idempotency_key == key))
 
 
-# Made once: they run every few seconds, and most often find nothing.
+# Built once: these queries run every few seconds and mostly find nothing.
 _UNTOLD_INVOICES = (
     select(Invoice.id, Invoice.tenant_id)
     .join(BillingAccount, BillingAccount.tenant_id == Invoice.tenant_id)
@@ -152,7 +155,7 @@ _UNTOLD_INVOICES = (
     )
     .order_by(Invoice.tenant_id, Invoice.number)
 )
-# Sent to the provider: whatever the account's collection has become since.
+# Sent to the provider, even if the account's collection method has changed since.
 _IS_THERE = and_(Invoice.external_id.is_not(None), _told(f"{INVOICE}:" + Invoice.id))
 _UNTOLD_CREDITS = (
     select(CreditNote)
@@ -199,13 +202,13 @@ _UNCOLLECTED = (
 
 
 def _invoices(session: Session, provider: str, at: datetime) -> list[_Row]:
-    """Final and not yet there."""
+    """Final invoices that are not at the provider."""
     rows = session.execute(_UNTOLD_INVOICES, {"provider": provider})
     return [row(provider, who, INVOICE, each, f"{INVOICE}:{each}", at) for each, who in rows]
 
 
 def _credits(session: Session, provider: str, at: datetime) -> list[_Row]:
-    """Credit notes on invoices that are there."""
+    """Credit notes on invoices at the provider."""
     notes = session.scalars(_UNTOLD_CREDITS)
     return [
         row(
@@ -225,7 +228,7 @@ def _credits(session: Session, provider: str, at: datetime) -> list[_Row]:
 
 
 def _paid_elsewhere(session: Session, provider: str, at: datetime) -> list[_Row]:
-    """Money that came by another way for an invoice that is there."""
+    """Payments received outside the provider for invoices that are there."""
     found = session.execute(_UNTOLD_PAYMENTS, {"provider": provider})
     rows = []
     for payment, status in found:
@@ -233,14 +236,14 @@ def _paid_elsewhere(session: Session, provider: str, at: datetime) -> list[_Row]
         kind = CLOSE if status == PAID else LOWER
         what: dict[str, Any] = {"how": "paid_elsewhere"}
         if kind == LOWER:
-            what = {"amount_minor": payment.amount_minor, "reason": "Paid by another way"}
+            what = {"amount_minor": payment.amount_minor, "reason": "Paid by other means"}
         key = f"{kind}:{payment.id}"
         rows.append(row(provider, payment.tenant_id, kind, payment.invoice_id, key, at, what))
     return rows
 
 
 def _closed(session: Session, provider: str, at: datetime) -> list[_Row]:
-    """Void here, or written off."""
+    """Invoices voided or written off here."""
     found = session.execute(_UNTOLD_CLOSED)
     return [
         row(provider, who, CLOSE, each, f"{CLOSE}:{each}:{status}", at, {"how": status})
@@ -249,6 +252,6 @@ def _closed(session: Session, provider: str, at: datetime) -> list[_Row]:
 
 
 def _collections(session: Session, provider: str, at: datetime) -> list[_Row]:
-    """The first try at each invoice that is there, once nothing about it waits to be told."""
+    """The first collection attempt of each invoice that has no waiting command."""
     rows = session.execute(_UNCOLLECTED)
     return [row(provider, who, COLLECT, each, f"{COLLECT}:{each}:0", at) for each, who in rows]

@@ -1,7 +1,6 @@
-"""Ledger and provider, side by side: invoices, payments, refunds, disputes, and the cash that the
-ledger booked for each, as far as was looked (`theirs.fetch`). Every difference is listed; what a
-waiting command or event will still settle is not one. `catch_up` books what the provider has and no
-event told of.
+"""Compares the ledger with a snapshot of the provider (`theirs.fetch`): invoices, payments, refunds,
+disputes, and the cash posted for each. Every difference is listed, except those that a waiting command
+or event will resolve. `catch_up` posts provider records whose event was lost.
 """
 
 from collections import defaultdict
@@ -42,7 +41,7 @@ from core.money import units_of_minor
 @dataclass(frozen=True, slots=True)
 class Finding:
     difference: Difference
-    record: Record | None = None  # what booking it again may settle
+    record: Record | None = None  # posting it may resolve the difference
 
 
 def differences(session: Session, theirs: Theirs) -> list[Difference]:
@@ -60,7 +59,7 @@ def findings(session: Session, theirs: Theirs) -> Iterator[Finding]:
 
 
 def catch_up(database: Database, clock: Clock, theirs: Theirs) -> int:
-    """Book what the provider has and the ledger has not: a lost event's work. Returns how much."""
+    """Post provider records that the ledger lacks; returns how many were posted."""
     with database.read() as session:
         records = [each.record for each in findings(session, theirs) if each.record is not None]
     booked = 0
@@ -70,7 +69,7 @@ def catch_up(database: Database, clock: Clock, theirs: Theirs) -> int:
                 _book(session, theirs.name, record, clock)
             booked += 1
         except (booking.NotYet, booking.NotOurs, TollhouseError):
-            continue  # it stays a difference, and is listed
+            continue  # it stays listed as a difference
     return booked
 
 
@@ -87,7 +86,7 @@ def _book(session: Session, name: str, record: Record, clock: Clock) -> None:
 
 
 def _moving(session: Session, name: str) -> set[str]:
-    """Our ids and theirs about which something is still to be told or applied."""
+    """Ids, ours and the provider's, with a waiting command or event."""
     told = session.scalars(
         select(PaymentCommand.subject_id).where(
             PaymentCommand.provider == name,
@@ -145,13 +144,14 @@ def _invoices(session: Session, theirs: Theirs, moving: set[str]) -> Iterator[Fi
             copies[there.invoice_id].append(there)
         if name not in ours:
             said = (
-                f"{theirs.name}'s {name} ({there.status}) is of {there.invoice_id}, which is not it"
+                f"{name} at {theirs.name} ({there.status}) names invoice {there.invoice_id}, "
+                "which has another external id"
             )
             yield _lost(check, said, name, there)
     for invoice_id, every in copies.items():
         if len(every) > 1:
             names = tuple(each.external_id for each in every)
-            said = f"invoice {invoice_id} is there {len(every)} times"
+            said = f"invoice {invoice_id} exists {len(every)} times at {theirs.name}"
             yield Finding(Difference(check, "duplicated", said, len(every) - 1, 0, names))
 
 
@@ -161,8 +161,8 @@ def _one_invoice(
     name, currency = there.external_id, invoice.currency
     if there.currency != currency or there.total_minor != invoice.due_minor:
         said = (
-            f"invoice {invoice.label} is {invoice.due_minor} {currency}, there "
-            f"{there.total_minor} {there.currency}"
+            f"invoice {invoice.label} is over {invoice.due_minor} {currency} here, "
+            f"{there.total_minor} {there.currency} at the provider"
         )
         yield _differs(check, said, there.total_minor - invoice.due_minor, currency, name)
     left = max(0, invoice.due_minor - lowered)
@@ -171,15 +171,15 @@ def _one_invoice(
         wanted, left = invoice.status, 0
     if there.status != wanted or there.remaining_minor != left:
         said = (
-            f"of invoice {invoice.label} ({wanted}) {left} are to be paid, there "
-            f"({there.status}) {there.remaining_minor}"
+            f"invoice {invoice.label} is {wanted} with {left} open here, {there.status} with "
+            f"{there.remaining_minor} open at the provider"
         )
         yield _differs(check, said, there.remaining_minor - left, currency, name, there)
 
 
 def _lowered(session: Session) -> dict[str, int]:
-    """What credit notes and payments have taken off each invoice; what went back later does not put
-    it on again at the provider.
+    """Minor units by which credit notes and payments have lowered each invoice. Refunds do not
+    raise the open amount at the provider again.
     """
     sums: dict[str, int] = defaultdict(int)
     for invoice_id, minor in session.execute(
@@ -217,15 +217,18 @@ def _payments(session: Session, theirs: Theirs, moving: set[str]) -> Iterator[Fi
             charges[there.payment_id].append(name)
         mine = ours.get(name)
         if mine is None:
-            said = f"{there.amount_minor} {there.currency} of {name} are not in the ledger"
+            said = f"payment {name} of {there.amount_minor} {there.currency} is not in the ledger"
             yield _lost(check, said, name, invoice or there)
         elif (mine.amount_minor, mine.currency) != (there.amount_minor, there.currency):
-            said = f"{name} is {there.amount_minor} {there.currency}, here {mine.amount_minor}"
+            said = (
+                f"payment {name} is over {mine.amount_minor} {mine.currency} here, "
+                f"{there.amount_minor} {there.currency} at the provider"
+            )
             off = there.amount_minor - mine.amount_minor
             yield _differs(check, said, off, mine.currency, name)
     for payment_id, names in charges.items():
         if len(names) > 1:
-            said = f"payment {payment_id} was taken {len(names)} times"
+            said = f"payment {payment_id} was charged {len(names)} times"
             yield Finding(Difference(check, "duplicated", said, len(names) - 1, 0, tuple(names)))
     for name, mine in ours.items():
         there_now = theirs.payments.get(name)
@@ -234,7 +237,7 @@ def _payments(session: Session, theirs: Theirs, moving: set[str]) -> Iterator[Fi
         if there_now is None and name not in theirs.looked_for:
             continue
         if there_now is None or there_now.status is not Status.SUCCEEDED:
-            said = f"payment {mine.id} of {mine.amount_minor} is booked, and not there as {name}"
+            said = f"payment {mine.id} of {mine.amount_minor} is posted but missing as {name} there"
             yield _lost(check, said, name)
 
 
@@ -251,19 +254,21 @@ def _refunds(session: Session, theirs: Theirs, moving: set[str]) -> Iterator[Fin
         if mine is None:
             if not failed:
                 yield _lost(
-                    check, f"refund {name} of {there.amount_minor} is not here", name, there
+                    check, f"refund {name} of {there.amount_minor} is not posted", name, there
                 )
         elif failed != (mine.status == settlement.FAILED):
-            said = f"refund {name} is {there.status} there, {mine.status} here"
+            said = f"refund {name} is {mine.status} here, {there.status} at the provider"
             yield _differs(check, said, there.amount_minor, mine.currency, name, there)
         elif mine.amount_minor != there.amount_minor:
-            said = f"refund {name} is {there.amount_minor} there, {mine.amount_minor} here"
+            said = f"refund {name} is over {mine.amount_minor} here, {there.amount_minor} at the provider"
             yield _differs(check, said, there.amount_minor - mine.amount_minor, mine.currency, name)
     for name, mine in ours.items():
         missing = name in theirs.looked_for - theirs.refunds.keys()
         gone = missing and mine.status != settlement.FAILED
         if gone and mine.id not in moving and name not in moving:
-            yield _lost(check, f"refund {mine.reference} is booked, and not there", name)
+            yield _lost(
+                check, f"refund {mine.reference} is posted but missing at the provider", name
+            )
 
 
 def _disputes(session: Session, theirs: Theirs, moving: set[str]) -> Iterator[Finding]:
@@ -275,16 +280,16 @@ def _disputes(session: Session, theirs: Theirs, moving: set[str]) -> Iterator[Fi
         if name in moving:
             continue
         if mine is None:
-            yield _lost(check, f"dispute {name} of {there.amount_minor} is not here", name, there)
+            yield _lost(check, f"dispute {name} of {there.amount_minor} is not posted", name, there)
         elif (mine.withdrawn, mine.amount_minor) != (there.withdrawn, there.amount_minor):
-            said = f"dispute {name} is {there.status} there, {mine.status} here"
+            said = f"dispute {name} is {mine.status} here, {there.status} at the provider"
             yield _differs(check, said, there.amount_minor, mine.currency, name, there)
     for name in (known.keys() & theirs.looked_for) - theirs.disputes.keys() - moving:
-        yield _lost(check, f"dispute {name} is booked, and not there", name)
+        yield _lost(check, f"dispute {name} is posted but missing at the provider", name)
 
 
 def _unsent(session: Session, name: str) -> Iterator[Finding]:
-    """Commands that the provider refused, and final invoices for which there is none."""
+    """Commands that the provider rejected, and final invoices without a command."""
     check = f"outbox/{name}"
     refused = session.scalars(
         select(PaymentCommand).where(
@@ -292,7 +297,7 @@ def _unsent(session: Session, name: str) -> Iterator[Finding]:
         )
     )
     for each in refused:
-        yield _lost(check, f"{each.kind} was refused: {each.last_error}", each.subject_id)
+        yield _lost(check, f"command {each.kind} was rejected: {each.last_error}", each.subject_id)
     planned = select(PaymentCommand.subject_id).where(
         PaymentCommand.provider == name, PaymentCommand.kind == "invoice"
     )
@@ -307,11 +312,11 @@ def _unsent(session: Session, name: str) -> Iterator[Finding]:
         )
     )
     for invoice in rows:
-        yield _lost(check, f"invoice {invoice.label} was never sent", invoice.id)
+        yield _lost(check, f"invoice {invoice.label} was not sent to {name}", invoice.id)
 
 
 def _cash(session: Session, name: str) -> Iterator[Finding]:
-    """What the ledger's cash says of each payment, refund and dispute."""
+    """Compare the cash postings with each payment, refund and dispute."""
     check = f"{name}/ledger"
     cash = settlement.cash_by_reference(session)
 
@@ -323,7 +328,7 @@ def _cash(session: Session, name: str) -> Iterator[Finding]:
         wanted = units_of_minor(paid.amount_minor, paid.currency) if good else 0
         have = _booked((f"payment:{paid.id}", f"grant:payment:{paid.id}"))
         if have != wanted:
-            said = f"the ledger has {have} units of cash for payment {paid.id}, not {wanted}"
+            said = f"the ledger has {have} units of cash for payment {paid.id}, expected {wanted}"
             yield Finding(amount(check, said, have - wanted, [paid.external_id or paid.id]))
     for made in session.scalars(select(Refund).where(Refund.provider == name)):
         gone = 0 if made.status == settlement.FAILED else made.amount_minor
@@ -339,5 +344,5 @@ def _went(
     wanted = -units_of_minor(minor, currency)
     have = booked((reference, f"back:{reference}", f"grant:back:{reference}"))
     if have != wanted:
-        said = f"the ledger has {have} units of cash for {reference}, not {wanted}"
+        said = f"the ledger has {have} units of cash for {reference}, expected {wanted}"
         yield Finding(amount(check, said, have - wanted, [reference]))

@@ -1,4 +1,4 @@
-"""Money that moves in memory: for demos, tests and the simulation. Cards do as they are told."""
+"""An in-memory payment provider for demos, tests and the simulation."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ REFUSED = ("0341", "9995", "0069")
 
 @dataclass
 class FakePayments:
-    """`leave_card`, `open_dispute` and the like are what customers and their banks do."""
+    """`leave_card`, `open_dispute` and `close_dispute` act as customers and their banks."""
 
     clock: Clock = field(default_factory=SystemClock)
     events: list[ProviderEvent] = field(default_factory=list)
@@ -47,7 +47,7 @@ class FakePayments:
     _payments: dict[str, PaymentState] = field(default_factory=dict)
     _refunds: dict[str, RefundState] = field(default_factory=dict)
     _disputes: dict[str, DisputeState] = field(default_factory=dict)
-    _done: dict[str, str] = field(default_factory=dict)  # idempotency key -> id of what it made
+    _done: dict[str, str] = field(default_factory=dict)  # idempotency key -> id of its object
 
     def open_customer(self, customer: Customer, attempt: Attempt) -> str:
         return self._customers.setdefault(customer.tenant_id, f"customer-{customer.tenant_id}")
@@ -67,7 +67,7 @@ class FakePayments:
         name = f"in-{bill.invoice_id}"
         if name not in self._invoices:
             if sum(line.amount_minor for line in bill.lines) != bill.due_minor:
-                raise Refused(f"The lines of {bill.label} do not add up to {bill.due_minor}.")
+                raise Refused(f"The lines of {bill.label} do not sum to {bill.due_minor}.")
             self._owner[name] = customer_id
             self._invoices[name] = InvoiceState(
                 name,
@@ -139,7 +139,9 @@ class FakePayments:
         paid = self.payment(payment_external_id)
         left = paid.amount_minor - self._gone(payment_external_id)
         if paid.status is not Status.SUCCEEDED or not 0 < amount_minor <= left:
-            raise Refused(f"Of payment {payment_external_id} that much cannot be refunded.")
+            raise Refused(
+                f"Payment {payment_external_id} has {left} left to refund, not {amount_minor}."
+            )
         made = RefundState(
             name, payment_external_id, Status.SUCCEEDED, amount_minor, paid.currency, reference
         )
@@ -185,16 +187,16 @@ class FakePayments:
         return _known(self._disputes, external_id)
 
     def event(self, body: bytes, signature: str | None) -> ProviderEvent:
-        """`body` is `{"id": …}` of one of `events`; the signature is the word `fake`."""
+        """`body` is `{"id": …}` with the id of one of `events`; the signature is `fake`."""
         if signature != "fake":
             raise Refused("The signature is wrong.")
         try:
             name = json.loads(body)["id"]
         except (ValueError, KeyError, TypeError):
-            raise Refused("The body is no event.") from None
+            raise Refused("The body is not a known event.") from None
         found = [each for each in self.events if each.id == name]
         if not found:
-            raise Refused("The body is no event.")
+            raise Refused("The body is not a known event.")
         return found[0]
 
     def records(self, window: Window) -> Iterator[Record]:
@@ -207,7 +209,7 @@ class FakePayments:
         return (each for kind in kinds for each in kind if window.holds(each.at))
 
     def _gone(self, payment_external_id: str) -> int:
-        """What went back of a payment, or is disputed."""
+        """Minor units of a payment that are refunded or withdrawn by a dispute."""
         refunds = sum(
             each.amount_minor
             for each in self._refunds.values()
@@ -247,5 +249,5 @@ class FakePayments:
 
 def _known(kept: dict[str, Found], name: str) -> Found:
     if name not in kept:
-        raise Gone(f"There is no {name}.")
+        raise Gone(f"There is no object {name!r}.")
     return kept[name]

@@ -1,6 +1,6 @@
-"""The inbox: each verified event is kept once, and applied later by asking the provider for the
-present state of what it is about. So events may come twice, late, in any order, and one look answers
-all that are waiting for the same thing. What cannot be applied is parked with the reason.
+"""The inbox stores each verified event once and applies it later, by fetching the current state of its
+object from the provider. Events may therefore arrive twice, late or out of order, and one fetch
+handles all waiting events of the same object. Events that cannot be applied are parked with the reason.
 """
 
 import logging
@@ -20,7 +20,7 @@ from core.database import Database, insert_new
 from core.errors import NotFound, TollhouseError
 
 log = logging.getLogger("tollhouse.payments")
-MOST_ATTEMPTS = 10  # for what may yet make sense: about an hour
+MOST_ATTEMPTS = 10  # before an event is parked: about an hour
 Book = Callable[[Session, datetime], None]
 
 
@@ -32,7 +32,7 @@ class Applied:
 
 
 def receive(session: Session, provider: str, event: ProviderEvent, at: datetime) -> bool:
-    """Keep an event; False if it was here before."""
+    """Store an event; False if it was already stored."""
     unknown = event.kind == "unknown"
     fields = {
         "provider": provider,
@@ -92,7 +92,7 @@ def apply(database: Database, clock: Clock, provider: PaymentProvider, limit: in
 
 
 def release(session: Session, provider: str, name: str, at: datetime) -> PaymentWebhook:
-    """Try a parked event again."""
+    """Retry a parked event."""
     found = _parked(session, provider, name)
     found.parked, found.attempts, found.next_at = None, 0, at
     session.flush()
@@ -100,7 +100,7 @@ def release(session: Session, provider: str, name: str, at: datetime) -> Payment
 
 
 def dismiss(session: Session, provider: str, name: str, who: str, at: datetime) -> PaymentWebhook:
-    """A person says that nothing is to be done; the reason stays."""
+    """Mark a parked event as handled, keeping its reason."""
     found = _parked(session, provider, name)
     found.done_at, found.last_error = at, f"dismissed by {who}: {found.parked}"
     found.parked = None
@@ -111,12 +111,15 @@ def dismiss(session: Session, provider: str, name: str, who: str, at: datetime) 
 def _parked(session: Session, provider: str, name: str) -> PaymentWebhook:
     found = session.get(PaymentWebhook, (provider, name))
     if found is None or found.parked is None:
-        raise NotFound(f"No event {name!r} is parked.", next_step="tollhouse payment events")
+        raise NotFound(
+            f"No event {name!r} is parked.",
+            next_step="List parked events with: tollhouse payment events",
+        )
     return found
 
 
 def _asked(provider: PaymentProvider, event: PaymentWebhook) -> Book:
-    """What the provider says now, to be booked."""
+    """Fetch the current state from the provider; returns the function that posts it."""
     name, subject = provider.name, event.subject_id
     if event.kind == "invoice":
         invoice = provider.invoice(subject)
@@ -132,20 +135,20 @@ def _asked(provider: PaymentProvider, event: PaymentWebhook) -> Book:
         return lambda session, at: booking.dispute(session, name, dispute, at)
     if event.kind in ("customer", "method"):
         if not subject:
-            raise booking.NotOurs("of no customer")
+            raise booking.NotOurs("payment method without a customer")
         methods = provider.methods(subject, newest=event.kind == "method")
         return lambda session, at: booking.customer(session, name, subject, methods, at)
-    raise Refused(f"Events about a {event.kind} are unknown.")
+    raise Refused(f"Events of kind {event.kind!r} are not supported.")
 
 
 def _ignore(_booked: object) -> None:
-    """Only that it was booked counts."""
+    """Discard the result of posting."""
 
 
 def _mark_done(
     session: Session, event: PaymentWebhook, looked_at: datetime, now: datetime, note: str = ""
 ) -> int:
-    """This one and all about the same thing that came before the look."""
+    """Mark the event, and all of the same object received before the fetch, as done."""
     same = (
         update(PaymentWebhook)
         .where(

@@ -1,5 +1,5 @@
-"""Rows of the outbox and the inbox in hand: whoever takes one has it for a while, and if it dies the
-next one takes it again. Pauses double up to an hour and never end.
+"""Leases on outbox and inbox rows. A worker leases a row for a limited time; if it dies, another worker
+takes the row when the lease ends. Retry intervals double up to an hour and never end.
 """
 
 import zlib
@@ -14,7 +14,7 @@ from core.clock import Clock
 from core.database import Database
 
 LEASE_S = 180.0
-# Calls in a row without an answer: then the provider is left alone until the next run.
+# Consecutive unanswered calls after which a run stops calling the provider.
 MOST_SILENT = 3
 LONGEST_PAUSE_S = 3600.0
 Leased = TypeVar("Leased", PaymentCommand, PaymentWebhook)
@@ -23,7 +23,7 @@ Leased = TypeVar("Leased", PaymentCommand, PaymentWebhook)
 def _next(
     row: type[Leased], open_: ColumnElement[bool], first: InstrumentedAttribute[Any]
 ) -> Select[Leased]:
-    """The open row of a provider that is due longest, of equals the `first`. Rows in hand are passed."""
+    """The open row that has been due longest, ties by `first`. Skips locked rows."""
     due = row.next_at <= bindparam("now")
     return (
         select(row)
@@ -34,13 +34,13 @@ def _next(
     )
 
 
-# Made once: they run every few seconds, and most often find nothing.
+# Built once: these queries run every few seconds and mostly find nothing.
 NEXT_COMMAND = _next(PaymentCommand, PaymentCommand.failed.is_(False), PaymentCommand.id)
 NEXT_EVENT = _next(PaymentWebhook, PaymentWebhook.parked.is_(None), PaymentWebhook.external_id)
 
 
 def take(database: Database, clock: Clock, which: Select[Leased], provider: str) -> Leased | None:
-    """The next row that is due, counted as an attempt and out of others' reach for the lease."""
+    """Lease the next due row and count the attempt; None if none is due."""
     now = clock.now()
     with database.transaction() as session:
         found = session.scalar(which, {"provider": provider, "now": now})
@@ -51,6 +51,6 @@ def take(database: Database, clock: Clock, which: Select[Leased], provider: str)
 
 
 def pause_s(key: str, attempts: int) -> float:
-    """Doubling, with a share of chance that the key decides, so that a run can be told again."""
+    """Exponential backoff in seconds, with jitter derived from the key so that runs are reproducible."""
     share = 0.75 + zlib.crc32(f"{key}:{attempts}".encode()) % 1000 / 2000
     return float(min(LONGEST_PAUSE_S, 5.0 * 2 ** min(attempts - 1, 12)) * share)

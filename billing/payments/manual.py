@@ -1,4 +1,4 @@
-"""Payments that people book by hand: bank transfers, cheques. Nothing is collected from here."""
+"""Payments posted by hand: bank transfers, cheques. Collects nothing itself."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,11 +22,11 @@ from billing.payments.base import (
     Window,
 )
 
-BY_HAND = "Payments are booked by hand here: `tollhouse invoice pay`."
+BY_HAND = "Payments are posted by hand: use `tollhouse invoice pay`."
 
 
 class ManualPayments:
-    """What is sent is what people have on their desks; it forgets when the process ends."""
+    """Keeps sent invoices in memory until the process ends."""
 
     name = "manual"
     collects = False
@@ -71,7 +71,7 @@ class ManualPayments:
         return known
 
     def charge(self, customer_id: str, charge: Charge, attempt: Attempt) -> PaymentState:
-        """Pending until somebody books it."""
+        """Pending until it is posted by hand."""
         return PaymentState(
             charge.payment_id,
             Status.PENDING,
@@ -83,17 +83,17 @@ class ManualPayments:
     def refund(
         self, payment_external_id: str, amount_minor: int, reference: str, attempt: Attempt
     ) -> RefundState:
-        """Whoever books it has given it back."""
+        """Succeeds at once: the money is returned by hand."""
         return RefundState(
             reference, payment_external_id, Status.SUCCEEDED, amount_minor, "", reference
         )
 
     def report_usage(self, report: UsageReport) -> None:
-        """People read it from the invoice."""
+        """Nothing to report: the invoice lists the usage."""
 
     def invoice(self, external_id: str) -> InvoiceState:
         if external_id not in self._invoices:
-            raise Gone(f"No invoice {external_id} was sent.")
+            raise Gone(f"Invoice {external_id} was not sent.")
         return self._invoices[external_id]
 
     def payment(self, external_id: str) -> PaymentState:

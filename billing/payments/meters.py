@@ -1,9 +1,9 @@
-"""Usage of accounts that let Stripe price it (`collection` is stripe_meters): whole counts by the hour,
-as meter events, from the sums that rating keeps.
+"""Reports usage to Stripe for accounts that Stripe prices (`collection` is stripe_meters): hourly counts
+from the roll-ups, as meter events.
 
-What an hour has over what was reported of it goes out as one more event, whose identifier names the
-hour, the meter and the count before it. So late usage is reported too, and the same report, however
-often it is made, has the same identifier.
+The part of an hour's count not reported yet goes out as one more event, whose identifier names the
+hour, the meter and the count reported before. Late usage is therefore reported too, and repeating a
+report yields the same identifier.
 """
 
 from collections import defaultdict
@@ -19,8 +19,8 @@ from billing.models import BillingAccount, HourlyUsage, PaymentCommand
 from billing.payments import commands
 from core.database import Database
 
-HORIZON = timedelta(days=60)  # later usage of older hours is not reported
-OLDEST = timedelta(days=34)  # Stripe takes 35
+HORIZON = timedelta(days=60)  # late usage of older hours is not reported
+OLDEST = timedelta(days=34)  # Stripe accepts 35
 _START = "start"
 _H = HourlyUsage
 METERS = {
@@ -33,7 +33,7 @@ _Counts = dict[tuple[str, datetime], int]  # by meter and hour
 
 
 def report_all(database: Database, provider: str, at: datetime) -> int:
-    """Queue what is not reported yet, tenant by tenant; returns how many events are new."""
+    """Queue unreported usage, tenant by tenant; returns the number of new events."""
     with database.read() as session:
         tenants = session.scalars(
             select(BillingAccount.tenant_id)
@@ -49,7 +49,7 @@ def report_all(database: Database, provider: str, at: datetime) -> int:
 
 
 def report(session: Session, provider: str, tenant_id: str, at: datetime) -> int:
-    """Hold the account's lock. Usage counts from the hour in which it was first asked for."""
+    """Queue unreported usage, from the hour of the first report on. Hold the account's lock."""
     start = _started(session, provider, tenant_id, at)
     session.execute(
         delete(PaymentCommand).where(
@@ -85,7 +85,7 @@ def report(session: Session, provider: str, tenant_id: str, at: datetime) -> int
 
 
 def differences(session: Session, provider: str, at: datetime) -> list[Difference]:
-    """Hours of which another count was delivered than was used; what waits is none."""
+    """Hours whose reported count, including queued events, differs from the used count."""
     found = []
     rows = session.scalars(
         select(BillingAccount.tenant_id).where(BillingAccount.collection == METERED)
@@ -99,13 +99,13 @@ def differences(session: Session, provider: str, at: datetime) -> list[Differenc
         for (meter, hour), count in sorted(used.items()):
             reported = known.get((meter, hour), 0)
             if reported != count:
-                said = f"{meter} of {hour:%Y-%m-%d %H}:00 is {count}, reported {reported}"
+                said = f"{meter} of {hour:%Y-%m-%d %H}:00 is {count}, but {reported} is reported"
                 found.append(Difference(f"usage/{provider}", "amount", said, 1, 0, (), tenant_id))
     return found
 
 
 def _used(session: Session, tenant_id: str, start: datetime, end: datetime) -> _Counts:
-    """Of whole hours that have ended."""
+    """Counts of hours that have ended."""
     sums = [func.sum(column) for column in METERS.values()]
     rows = session.execute(
         select(_H.at, *sums)

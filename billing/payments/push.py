@@ -1,9 +1,9 @@
-"""The outbox: commands taken one by one, said to the provider outside of any transaction, and what
-came of them booked together with the mark that they are done.
+"""Delivers outbox commands to the provider, one by one and outside any transaction. The result is
+posted in the transaction that marks the command as done.
 
-Whoever takes a command has it for a while; if it dies, the next one tries again and looks first.
-Pauses double up to an hour and never end for what may yet succeed: money is not given up on. What the
-provider refuses is put aside with the reason, for a person.
+A worker leases a command; if it dies, the next worker looks for its effect before it retries. Commands
+that may still succeed are retried forever, at intervals that double up to an hour. Commands that the
+provider rejects are marked as failed with the reason, for a person to handle.
 """
 
 import logging
@@ -42,7 +42,7 @@ Book = Callable[[Session, datetime], None]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command in hand."""
+    """A leased command with what is needed to run it."""
 
     database: Database
     clock: Clock
@@ -59,13 +59,13 @@ class Pushed:
 
 
 def push(database: Database, clock: Clock, provider: PaymentProvider, limit: int = 500) -> Pushed:
-    """Plan, then tell the provider all that is due."""
+    """Plan commands, then deliver all that are due."""
     with database.transaction() as session:
         commands.plan(session, provider.name, clock.now())
     first = deliver(database, clock, provider, limit)
     if not first.done:
         return first
-    with database.transaction() as session:  # what could be planned only now: collections
+    with database.transaction() as session:  # collections can be planned only after delivery
         more = commands.plan(session, provider.name, clock.now())
     rest = deliver(database, clock, provider, limit) if more else Pushed()
     return Pushed(first.done + rest.done, first.later + rest.later, first.refused + rest.refused)
@@ -101,7 +101,7 @@ def deliver(
 
 
 def customer_of(database: Database, clock: Clock, provider: PaymentProvider, tenant_id: str) -> str:
-    """The tenant's id at the provider, opened there if it has none."""
+    """The tenant's customer id at the provider, created if missing."""
     with database.read() as session:
         known = session.get(PaymentCustomer, (tenant_id, provider.name))
         if known is not None:
@@ -109,7 +109,7 @@ def customer_of(database: Database, clock: Clock, provider: PaymentProvider, ten
     with database.transaction() as session:
         account = ensure_account(session, tenant_id, clock.now())
         name, email = account.legal_name, account.email
-    # A renamed account asks under another key: a key goes with what was asked under it.
+    # The key includes name and email: reusing a key with other parameters is an error.
     digest = zlib.crc32(f"{name}|{email}".encode())
     attempt = Attempt(f"customer:{tenant_id}:{digest:08x}")
     made = provider.open_customer(Customer(tenant_id, name or tenant_id, email), attempt)
@@ -154,14 +154,14 @@ def _later(job: Job, why: str, after_s: float | None) -> None:
         pause = max(after_s or 0.0, pause_s(command.idempotency_key, command.attempts))
         command.next_at = now + timedelta(seconds=pause)
         command.last_error = why[:500]
-    log.warning("%s must wait: %s", job.command.idempotency_key, why)
+    log.warning("command %s will be retried: %s", job.command.idempotency_key, why)
 
 
 def _refuse(job: Job, why: str) -> None:
     with job.database.transaction() as session:
         command = session.get_one(PaymentCommand, job.command.id)
         command.failed, command.last_error = True, why[:500]
-    log.error("%s was refused: %s", job.command.idempotency_key, why)
+    log.error("command %s was rejected: %s", job.command.idempotency_key, why)
 
 
 def _customer(job: Job) -> str:
@@ -170,7 +170,7 @@ def _customer(job: Job) -> str:
 
 
 def _nothing(_session: Session, _at: datetime) -> None:
-    """There is nothing to book."""
+    """Nothing to post."""
 
 
 def _invoice(job: Job) -> Book:
@@ -194,7 +194,7 @@ def _collect(job: Job) -> Book:
             )
         )
     if external_id is None or untold is not None:
-        raise TryLater("The invoice there is not as it is here yet.")
+        raise TryLater("The provider's copy of the invoice is not up to date yet.")
     state = job.provider.collect_invoice(external_id, job.attempt)
     return lambda session, at: _book_invoice(session, job, state, at)
 
@@ -218,7 +218,7 @@ def _there(job: Job) -> str:
     with job.database.read() as session:
         external_id = session.get_one(Invoice, job.command.subject_id).external_id
     if external_id is None:
-        raise TryLater("The invoice is not there yet.")
+        raise TryLater("The invoice is not at the provider yet.")
     return external_id
 
 
@@ -250,7 +250,7 @@ def _refund(job: Job) -> Book:
             return _nothing
         name, amount, reference = paid.external_id, made.amount_minor, made.reference
     if name is None:
-        raise Refused("The payment is not known to the provider.")
+        raise Refused("The payment has no id at the provider.")
     try:
         state = job.provider.refund(name, amount, reference, job.attempt)
     except Refused as error:
@@ -259,7 +259,7 @@ def _refund(job: Job) -> Book:
 
 
 def _give_up(refund_id: str, why: str) -> Book:
-    """The provider refuses the refund: the money never left."""
+    """Reverse a refund that the provider rejected."""
 
     def _book(session: Session, at: datetime) -> None:
         settlement.refund_failed(session, session.get_one(Refund, refund_id), why, at)

@@ -1,4 +1,4 @@
-"""The tasks that talk to whoever moves the money. Each may run twice: twice is once."""
+"""Tasks that call the payment provider. Every task is idempotent."""
 
 import logging
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def report_usage(context: TaskContext) -> int:
 
 
 def _with_provider(context: TaskContext, work: _Work, counted: Counter) -> int:
-    """Do it, if the provider collects; count by outcome, and see to what it paid."""
+    """Run `work` if the provider collects, count its outcomes, and settle dunning cases."""
     provider = provider_of(context)
     if not provider.collects:
         return 0

@@ -1,6 +1,6 @@
-"""What the provider has of ours, as far as it is looked at: what was made there within a window, and by
-name what of ours is of that time, or older and still open. So a run costs what happened lately, not
-the whole history, and a lost event about an old invoice is found nevertheless.
+"""Snapshots of our records at the provider: those created within a window, plus those that we expect
+from that time or that are still open, fetched by id. The cost depends on recent activity rather than
+on the whole history, and lost events of old invoices are still found.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,25 +27,25 @@ from billing.payments.base import (
 from core.database import Database
 from core.money import units_of_minor
 
-USUAL_DAYS = 35  # a month, and what lags behind it
+USUAL_DAYS = 35  # a month plus some delay
 ALWAYS = Window(datetime(2000, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))
 _State = TypeVar("_State")
 
 
 @dataclass
 class Theirs:
-    """By the provider's ids."""
+    """The provider's records, by its ids."""
 
     name: str
-    at: datetime  # of the look
+    at: datetime  # time of the snapshot
     invoices: dict[str, InvoiceState] = field(default_factory=dict)
     payments: dict[str, PaymentState] = field(default_factory=dict)
     refunds: dict[str, RefundState] = field(default_factory=dict)
     disputes: dict[str, DisputeState] = field(default_factory=dict)
-    looked_for: set[str] = field(default_factory=set)  # of ours: what of it is not there is lost
+    looked_for: set[str] = field(default_factory=set)  # expected ids; one that is missing is lost
 
     def steps(self) -> dict[str, dict[str, int]]:
-        """Counts for the audit's table."""
+        """Counts for the audit report."""
         paid = [each for each in self.payments.values() if each.status is Status.SUCCEEDED]
         return {
             f"{self.name} invoices": {"count": len(self.invoices)},
@@ -71,7 +71,9 @@ def usual_window(now: datetime) -> Window:
 def fetch(
     database: Database, provider: PaymentProvider, at: datetime, window: Window | None = None
 ) -> Theirs:
-    """Outside of any transaction. The last 35 days by default. TryLater if it does not answer."""
+    """Fetch a snapshot, by default of the last 35 days. Call it outside any transaction. Raises
+    TryLater if the provider does not answer.
+    """
     window = window or usual_window(at)
     found = Theirs(provider.name, at)
     loose: list[PaymentState] = []
@@ -88,7 +90,7 @@ def fetch(
         if each.payment_id:
             found.payments.setdefault(each.external_id, each)
     _ask_for_ours(database, provider, window, found)
-    # The account may be used for other things: only what goes back from our payments is ours.
+    # The account may have other uses: keep only refunds and disputes of our payments.
     with database.read() as session:
         ours = found.payments.keys() | _known(session, found)
     found.refunds = {k: v for k, v in found.refunds.items() if v.payment_external_id in ours}
@@ -99,7 +101,7 @@ def fetch(
 def _ask_for_ours(
     database: Database, provider: PaymentProvider, window: Window, found: Theirs
 ) -> None:
-    """What of ours should be there and did not come with the window's records."""
+    """Fetch expected records that are not among the window's records."""
     with database.read() as session:
         invoices = _names(session, _ours_sent(provider.name, window))
         payments = _names(session, _ours(Payment, provider.name, window))
@@ -133,13 +135,13 @@ def _asked(
 
 
 def _names(session: Session, query: Any) -> dict[str, bool]:
-    """Their id, or ours where there is none; and which of the two it is."""
+    """The provider's id, or ours if there is none; the value tells whether it is the provider's."""
     rows = session.execute(query)
     return {theirs or ours: theirs is not None for theirs, ours in rows}
 
 
 def _ours_sent(name: str, window: Window) -> Any:
-    """Invoices that were sent there: of the window, changed in it, or still owed."""
+    """Invoices sent to the provider: finalized or changed within the window, or still open."""
     paid = select(Payment.invoice_id).where(
         Payment.invoice_id.is_not(None),
         or_(_within(Payment.created_at, window), _within(Payment.settled_at, window)),
@@ -172,7 +174,7 @@ def _ours(table: type[Payment] | type[Refund], name: str, window: Window) -> Any
 
 
 def _known(session: Session, found: Theirs) -> set[str]:
-    """Of the payments that something goes back from, those that are ours."""
+    """Those refunded or disputed payments of the snapshot that are ours."""
     names = {each.payment_external_id for each in found.refunds.values()}
     names |= {each.payment_external_id for each in found.disputes.values()}
     query = select(Payment.external_id).where(

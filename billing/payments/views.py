@@ -1,4 +1,4 @@
-"""Payments, methods, commands and events as data, for routes and commands."""
+"""Payments, methods, commands and events as JSON, for routes and commands."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""The tables of billing, one file a subject. `billing.models` gathers them."""
+"""The billing tables, one file per subject. `billing.models` re-exports them."""

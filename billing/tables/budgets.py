@@ -1,4 +1,4 @@
-"""Tables of budgets, and of the alerts that they and other watchers send."""
+"""Tables of budgets, the message outbox and webhook endpoints."""
 
 from datetime import datetime
 from typing import Any
@@ -11,7 +11,7 @@ from core.database import Base, BigKey, Json, Units, UtcDateTime
 
 
 class Budget(Base):
-    """A cap on spend of a tenant, project or key in each window of time."""
+    """A spending cap of a tenant, project or key per time window."""
 
     __tablename__ = "budgets"
     __table_args__ = (
@@ -27,7 +27,7 @@ class Budget(Base):
     currency: Mapped[str] = mapped_column(CURRENCY)
     cap: Mapped[int] = mapped_column(Units)
     window: Mapped[str] = mapped_column(String(20))  # day | week | month | total
-    hard: Mapped[bool]  # soft ones only alert
+    hard: Mapped[bool]  # soft budgets only alert
     thresholds: Mapped[list[int]] = mapped_column(Json, default=list)  # percent of the cap
     webhooks: Mapped[list[str]] = mapped_column(Json, default=list)
     emails: Mapped[list[str]] = mapped_column(Json, default=list)
@@ -36,7 +36,7 @@ class Budget(Base):
 
 
 class OutboxMessage(Base):
-    """A webhook or mail that must go out once its cause is committed; tried until it is out."""
+    """A webhook or email, queued with its cause and retried until it is delivered or has failed."""
 
     __tablename__ = "outbox"
     __table_args__ = (
@@ -55,13 +55,13 @@ class OutboxMessage(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     next_at: Mapped[datetime] = mapped_column(UtcDateTime)
     attempts: Mapped[int] = mapped_column(default=0)
-    done_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # sent, or given up
+    done_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # delivered, or given up
     failed: Mapped[bool] = mapped_column(default=False)
     last_error: Mapped[str | None] = mapped_column(Text)
 
 
 class WebhookEndpoint(Base):
-    """An address that a tenant is told at. Its secret signs each message, so it is kept as it is."""
+    """A tenant's webhook URL. Its secret signs each message, so it is stored in plain text."""
 
     __tablename__ = "webhook_endpoints"
     __table_args__ = (Index("ix_webhook_endpoints_tenant", "tenant_id"),)
@@ -70,6 +70,6 @@ class WebhookEndpoint(Base):
     tenant_id: Mapped[str] = mapped_column(ID)
     url: Mapped[str] = mapped_column(String(1024))
     secret: Mapped[str] = mapped_column(String(80))
-    events: Mapped[list[str]] = mapped_column(Json, default=list)  # none of them is all of them
+    events: Mapped[list[str]] = mapped_column(Json, default=list)  # empty: all events
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

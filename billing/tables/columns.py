@@ -1,4 +1,4 @@
-"""Column types and groups of columns that several billing tables share."""
+"""Column types and column groups shared by billing tables."""
 
 from sqlalchemy import BigInteger, String
 from sqlalchemy.orm import Mapped, mapped_column
@@ -8,12 +8,12 @@ from core.database import Units
 ID = String(40)
 NAME = String(120)
 CURRENCY = String(3)
-# Sorted byte by byte, so that ids in the order of their time fall into partitions by month.
+# Byte order, so that time-ordered ids fall into monthly partitions.
 ORDERED_ID = String(40).with_variant(String(40, collation="C"), "postgresql")
 
 
 class Quantities:
-    """Whole counts. `input_tokens` includes `cached_tokens`; generated = output + waived."""
+    """Whole counts. `input_tokens` includes `cached_tokens`; generated tokens = output + waived."""
 
     requests: Mapped[int] = mapped_column(BigInteger, default=0)
     input_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -26,7 +26,7 @@ class Quantities:
 
 
 class Amounts:
-    """Picounits by component of the price; `amount` is their sum."""
+    """Picounits by price component; `amount` is their sum."""
 
     input_amount: Mapped[int] = mapped_column(Units, default=0)  # uncached input
     cached_amount: Mapped[int] = mapped_column(Units, default=0)

@@ -1,4 +1,4 @@
-"""Tables of periods, invoices with their lines, and credit notes."""
+"""Tables of billing periods, invoices and their lines, credit notes and audits."""
 
 from datetime import datetime
 from typing import Any
@@ -19,7 +19,7 @@ from core.database import Base, BigKey, Json, Units, UtcDateTime
 
 
 class BillingPeriod(Base):
-    """One billing period of a tenant. Once closed, later charges go to the next open one."""
+    """A billing period of a tenant. Charges after it is closed go to the next open period."""
 
     __tablename__ = "billing_periods"
     __table_args__ = (
@@ -36,7 +36,7 @@ class BillingPeriod(Base):
 
 
 class Invoice(Base):
-    """draft -> final -> paid | void | uncollectible. A final one changes only in its status."""
+    """draft -> final -> paid | void | uncollectible. A final invoice's amounts never change."""
 
     __tablename__ = "invoices"
     __table_args__ = (
@@ -50,20 +50,24 @@ class Invoice(Base):
     tenant_id: Mapped[str] = mapped_column(ID)
     seller_id: Mapped[str] = mapped_column(ID)
     period_id: Mapped[str] = mapped_column(ID)
-    number: Mapped[int | None] = mapped_column(BigInteger)  # given when it becomes final
+    number: Mapped[int | None] = mapped_column(BigInteger)  # assigned when it becomes final
     label: Mapped[str | None] = mapped_column(String(40))  # "TH-000042"
     status: Mapped[str] = mapped_column(String(20))
     currency: Mapped[str] = mapped_column(CURRENCY)
     period_start: Mapped[datetime] = mapped_column(UtcDateTime)
     period_end: Mapped[datetime] = mapped_column(UtcDateTime)
     timezone: Mapped[str] = mapped_column(String(64))
-    billed_to: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # as it was when final
+    billed_to: Mapped[dict[str, Any]] = mapped_column(
+        Json, default=dict
+    )  # as of when it became final
     subtotal_minor: Mapped[int] = mapped_column(BigInteger, default=0)
     promo_minor: Mapped[int] = mapped_column(BigInteger, default=0)  # promotional credit, >= 0
     tax_minor: Mapped[int] = mapped_column(BigInteger, default=0)
     total_minor: Mapped[int] = mapped_column(BigInteger, default=0)
     prepaid_minor: Mapped[int] = mapped_column(BigInteger, default=0)  # paid from the wallet
-    due_minor: Mapped[int] = mapped_column(BigInteger, default=0)  # at the moment it became final
+    due_minor: Mapped[int] = mapped_column(
+        BigInteger, default=0
+    )  # as of when it became final; excludes later payments
     paid_minor: Mapped[int] = mapped_column(BigInteger, default=0)
     credited_minor: Mapped[int] = mapped_column(BigInteger, default=0)  # by credit notes
     exact: Mapped[int] = mapped_column(Units, default=0)  # sum of the lines, unrounded
@@ -72,11 +76,11 @@ class Invoice(Base):
     due_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     settled_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     external_id: Mapped[str | None] = mapped_column(String(120))  # at the payment provider
-    pay_page: Mapped[str] = mapped_column(Text, default="")  # the provider's, where it can be paid
+    pay_page: Mapped[str] = mapped_column(Text, default="")  # the provider's payment page
 
 
 class InvoiceLine(Base):
-    """`exact` picounits, rounded once to `amount_minor`. `opens` says which usage is behind it."""
+    """`exact` picounits, rounded once to `amount_minor`."""
 
     __tablename__ = "invoice_lines"
     __table_args__ = (UniqueConstraint("invoice_id", "position"),)
@@ -103,7 +107,7 @@ class InvoiceLine(Base):
 
 
 class CreditNote(Base):
-    """Takes back part or all of a final invoice, with a number of its own. Append-only."""
+    """Reverses part or all of a final invoice, with a number of its own. Append-only."""
 
     __tablename__ = "credit_notes"
     __table_args__ = (UniqueConstraint("seller_id", "number"),)
@@ -125,7 +129,7 @@ class CreditNote(Base):
 
 
 class AuditRun(Base):
-    """The outcome of one reconciliation, for the pages and the alert."""
+    """The report of one audit, for the pages and alerts."""
 
     __tablename__ = "audit_runs"
 

@@ -1,4 +1,4 @@
-"""Tables of the ledger and of prepaid and promotional credit."""
+"""Tables of the ledger, of prepaid and promotional credit, and of automatic top-ups."""
 
 from datetime import datetime
 
@@ -10,12 +10,12 @@ from core.database import Base, BigKey, Units, UtcDateTime
 
 
 class LedgerAccount(Base):
-    """Debits count up. The balance is the sum of the entries, kept for the check below."""
+    """Debits are positive. `balance` is the sum of the entries, stored for the check constraint."""
 
     __tablename__ = "ledger_accounts"
     __table_args__ = (
         UniqueConstraint("tenant_id", "kind", "currency"),
-        # A wallet is what we owe: its balance is never on the debit side.
+        # A wallet is a liability: its balance is never a debit.
         CheckConstraint("kind not in ('prepaid', 'promo') or balance <= 0", name="wallet"),
     )
 
@@ -27,7 +27,7 @@ class LedgerAccount(Base):
 
 
 class LedgerTransaction(Base):
-    """Append-only. `reference` names the cause, so posting the same cause twice is one posting."""
+    """Append-only. `reference` names the cause and is unique, so each cause is posted once."""
 
     __tablename__ = "ledger_transactions"
     __table_args__ = (Index("ix_ledger_transactions_tenant_at", "tenant_id", "at"),)
@@ -42,7 +42,7 @@ class LedgerTransaction(Base):
 
 
 class LedgerEntry(Base):
-    """Append-only. Positive is a debit; the entries of a transaction sum to zero per currency."""
+    """Append-only. Debits are positive; a transaction's entries sum to zero per currency."""
 
     __tablename__ = "ledger_entries"
     __table_args__ = (
@@ -58,7 +58,7 @@ class LedgerEntry(Base):
 
 
 class CreditGrant(Base):
-    """Credit that a tenant may use up: bought (prepaid) or given (promo)."""
+    """Credit of a tenant: bought (prepaid) or granted (promo)."""
 
     __tablename__ = "credit_grants"
     __table_args__ = (
@@ -72,16 +72,16 @@ class CreditGrant(Base):
     currency: Mapped[str] = mapped_column(CURRENCY)
     granted: Mapped[int] = mapped_column(Units)
     remaining: Mapped[int] = mapped_column(Units)
-    priority: Mapped[int] = mapped_column(default=100)  # the lowest is used first
+    priority: Mapped[int] = mapped_column(default=100)  # lowest first
     granted_at: Mapped[datetime] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     expired_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    reference: Mapped[str] = mapped_column(String(160), unique=True)  # why: payment, campaign
+    reference: Mapped[str] = mapped_column(String(160), unique=True)  # the cause: payment, campaign
     note: Mapped[str] = mapped_column(Text, default="")
 
 
 class CreditUse(Base):
-    """Credit taken from a grant: for usage of a period, or given up when it expired. Append-only."""
+    """Credit drawn from a grant: used for a period, expired, refunded or disputed. Append-only."""
 
     __tablename__ = "credit_uses"
     __table_args__ = (Index("ix_credit_uses_period", "bill_period_id"),)
@@ -98,7 +98,7 @@ class CreditUse(Base):
 
 
 class TopUp(Base):
-    """Automatic top-up of a wallet: below the threshold, charge the amount to the payment method."""
+    """Automatic top-up: below the threshold, charge the amount to the payment method."""
 
     __tablename__ = "top_ups"
 

@@ -1,5 +1,5 @@
-"""Tables of payments: customers and methods at a provider, payments, refunds, disputes, dunning,
-and the outbox and inbox between the ledger and the provider.
+"""Tables of provider customers and methods, payments, refunds, disputes and dunning, of the payment
+outbox and inbox, and of exports.
 """
 
 from datetime import datetime
@@ -26,7 +26,7 @@ class PaymentCustomer(Base):
 
 
 class PaymentMethod(Base):
-    """A card or the like at the provider. No number is ever here, only what a person may see."""
+    """A payment method at the provider, with a display label only, never a card number."""
 
     __tablename__ = "payment_methods"
     __table_args__ = (UniqueConstraint("provider", "external_id"),)
@@ -41,7 +41,7 @@ class PaymentMethod(Base):
 
 
 class Payment(Base):
-    """One attempt to be paid, for an invoice or for a top-up of a wallet."""
+    """A payment for an invoice or a wallet top-up."""
 
     __tablename__ = "payments"
     __table_args__ = (
@@ -94,14 +94,16 @@ class Dispute(Base):
     external_id: Mapped[str] = mapped_column(EXTERNAL)
     currency: Mapped[str] = mapped_column(CURRENCY)
     amount_minor: Mapped[int] = mapped_column(BigInteger)
-    status: Mapped[str] = mapped_column(String(40))  # open | won | lost, or the provider's word
+    status: Mapped[str] = mapped_column(
+        String(40)
+    )  # open | won | lost, or the provider's own status
     opened_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    withdrawn: Mapped[bool] = mapped_column(default=False)  # the money is gone, as booked
+    withdrawn: Mapped[bool] = mapped_column(default=False)  # the withdrawal is posted
     closed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
 class PaymentCommand(Base):
-    """Outbox: something the provider must be told, with its idempotency key, until it is told."""
+    """Outbox: a command to the provider with its idempotency key, retried until done."""
 
     __tablename__ = "payment_outbox"
     __table_args__ = (Index("ix_payment_outbox_due", "done_at", "next_at"),)
@@ -114,7 +116,7 @@ class PaymentCommand(Base):
     )  # invoice | collect | lower | close | charge | refund | usage
     subject_id: Mapped[str] = mapped_column(String(120))
     payload: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
-    progress: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # steps done so far
+    progress: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # completed steps
     idempotency_key: Mapped[str] = mapped_column(String(160), unique=True)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     next_at: Mapped[datetime] = mapped_column(UtcDateTime)
@@ -125,7 +127,7 @@ class PaymentCommand(Base):
 
 
 class PaymentWebhook(Base):
-    """Inbox: each signed event of the provider once, in any order, applied when it can be."""
+    """Inbox: a verified event of the provider, stored once and applied later."""
 
     __tablename__ = "payment_inbox"
     __table_args__ = (
@@ -137,7 +139,7 @@ class PaymentWebhook(Base):
     external_id: Mapped[str] = mapped_column(EXTERNAL, primary_key=True)
     type: Mapped[str] = mapped_column(String(80))
     kind: Mapped[str] = mapped_column(String(20))  # invoice | payment | refund | dispute …
-    subject_id: Mapped[str] = mapped_column(EXTERNAL)  # what the event is about
+    subject_id: Mapped[str] = mapped_column(EXTERNAL)  # the object that the event concerns
     payload: Mapped[dict[str, Any]] = mapped_column(Json)
     occurred_at: Mapped[datetime] = mapped_column(UtcDateTime)
     received_at: Mapped[datetime] = mapped_column(UtcDateTime)
@@ -145,11 +147,11 @@ class PaymentWebhook(Base):
     attempts: Mapped[int] = mapped_column(default=0)
     done_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_error: Mapped[str | None] = mapped_column(Text)
-    parked: Mapped[str | None] = mapped_column(Text)  # why it cannot be applied
+    parked: Mapped[str | None] = mapped_column(Text)  # reason why it cannot be applied
 
 
 class DunningCase(Base):
-    """An unpaid invoice past its date: which step was taken, and when the next one is."""
+    """Dunning of an overdue invoice: the last step and the time of the next."""
 
     __tablename__ = "dunning_cases"
     __table_args__ = (Index("ix_dunning_cases_next", "closed_at", "next_at"),)
@@ -172,7 +174,7 @@ class ExportJob(Base):
     )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
-    tenant_id: Mapped[str | None] = mapped_column(ID)  # None is the operator's: every tenant
+    tenant_id: Mapped[str | None] = mapped_column(ID)  # None: the operator's, over all tenants
     what: Mapped[str] = mapped_column(String(20))  # usage | charges | invoices | ledger | focus
     format: Mapped[str] = mapped_column(String(20))  # csv | jsonl | parquet
     starts_at: Mapped[datetime] = mapped_column(UtcDateTime)
@@ -181,7 +183,7 @@ class ExportJob(Base):
     schedule_id: Mapped[str | None] = mapped_column(ID)
     status: Mapped[str] = mapped_column(String(20))  # pending | running | done | parked
     attempts: Mapped[int] = mapped_column(default=0)
-    next_at: Mapped[datetime] = mapped_column(UtcDateTime)  # of the next attempt, or end of lease
+    next_at: Mapped[datetime] = mapped_column(UtcDateTime)  # next attempt, or end of the lease
     rows: Mapped[int | None] = mapped_column(BigInteger)
     bytes: Mapped[int | None] = mapped_column(BigInteger)
     sha256: Mapped[str | None] = mapped_column(String(64))

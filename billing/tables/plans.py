@@ -1,4 +1,4 @@
-"""Tables of who is billed how: sellers, plans, a tenant's billing account, subscriptions, taxes."""
+"""Tables of sellers, plans, billing accounts, subscriptions and tax rates."""
 
 from datetime import datetime
 
@@ -10,7 +10,7 @@ from core.database import Base, BigKey, Units, UtcDateTime
 
 
 class Seller(Base):
-    """Who sends the invoices. Numbers run without a gap, from this locked row."""
+    """The issuer of invoices. Its locked row assigns gapless numbers."""
 
     __tablename__ = "sellers"
 
@@ -24,7 +24,7 @@ class Seller(Base):
 
 
 class Plan(Base):
-    """What a subscription costs beside usage, in amounts of one currency a period."""
+    """Fees and terms of a subscription; amounts are per period, in one currency."""
 
     __tablename__ = "plans"
 
@@ -34,16 +34,18 @@ class Plan(Base):
     base_fee: Mapped[int] = mapped_column(Units, default=0)
     seat_fee: Mapped[int] = mapped_column(Units, default=0)
     included_seats: Mapped[int] = mapped_column(default=0)
-    included_usage: Mapped[int] = mapped_column(Units, default=0)  # worth of usage a period
+    included_usage: Mapped[int] = mapped_column(Units, default=0)  # usage included per period
     minimum_commitment: Mapped[int] = mapped_column(Units, default=0)
-    grace_hours: Mapped[int] = mapped_column(default=24)  # wait for late events, then final
+    grace_hours: Mapped[int] = mapped_column(
+        default=24
+    )  # time for late events before an invoice is final
     payment_terms_days: Mapped[int] = mapped_column(default=14)
-    suspend_after_days: Mapped[int | None]  # unpaid that long past due; None never
+    suspend_after_days: Mapped[int | None]  # days past due; None: never
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
 class BillingAccount(Base):
-    """A tenant, seen by finance. Rating and closing of a tenant take turns by locking this row."""
+    """Billing data of a tenant. Locking this row serializes rating and closing of the tenant."""
 
     __tablename__ = "billing_accounts"
     __table_args__ = (CheckConstraint("anchor_day between 1 and 31", name="anchor_day"),)
@@ -52,22 +54,28 @@ class BillingAccount(Base):
     seller_id: Mapped[str] = mapped_column(ID)
     currency: Mapped[str] = mapped_column(CURRENCY)
     timezone: Mapped[str] = mapped_column(String(64), default="UTC")
-    anchor_day: Mapped[int] = mapped_column(default=1)  # short months end on their last day
-    anchored_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # of the last change
+    anchor_day: Mapped[int] = mapped_column(default=1)  # the last day of shorter months
+    anchored_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # time of the last change
     legal_name: Mapped[str] = mapped_column(String(200), default="")
     address: Mapped[str] = mapped_column(Text, default="")
     email: Mapped[str] = mapped_column(String(320), default="")
     tax_id: Mapped[str] = mapped_column(String(80), default="")
     tax_region: Mapped[str] = mapped_column(String(20), default="")
     tax_exempt: Mapped[bool] = mapped_column(default=False)
-    collection: Mapped[str] = mapped_column(String(20), default="manual")  # manual | stripe
-    status: Mapped[str] = mapped_column(String(20), default="active")  # past_due | suspended
-    prepaid_only: Mapped[bool] = mapped_column(default=False)  # no use beyond the credit
+    collection: Mapped[str] = mapped_column(
+        String(20), default="manual"
+    )  # manual | stripe | stripe_meters
+    status: Mapped[str] = mapped_column(
+        String(20), default="active"
+    )  # active | past_due | suspended
+    prepaid_only: Mapped[bool] = mapped_column(
+        default=False
+    )  # requests are rejected without credit
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
 class Subscription(Base):
-    """A tenant is on a plan with so many seats, from then to then. A change ends one, begins one."""
+    """A tenant's plan and seats over a time range. A change ends one row and starts another."""
 
     __tablename__ = "subscriptions"
     __table_args__ = (
@@ -84,7 +92,7 @@ class Subscription(Base):
 
 
 class TaxRate(Base):
-    """A tax of a region, in millionths, in force between two moments."""
+    """A tax rate of a region, in parts per million, with effective dates."""
 
     __tablename__ = "tax_rates"
     __table_args__ = (Index("ix_tax_rates_region", "region", "effective_from"),)

@@ -1,4 +1,4 @@
-"""Tables of prices: versions, where a tenant stands on the tiers, and re-rating."""
+"""Tables of price versions, tier positions, re-ratings and adjustments."""
 
 from datetime import datetime
 from typing import Any
@@ -11,7 +11,7 @@ from core.database import Base, BigKey, Json, Units, UtcDateTime
 
 
 class PriceVersionRow(Base):
-    """A price with effective dates. Its terms never change; only an open end may be closed once."""
+    """A price with effective dates. Its terms never change; an open end can be set once."""
 
     __tablename__ = "price_versions"
     __table_args__ = (
@@ -21,7 +21,7 @@ class PriceVersionRow(Base):
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ID, default="")  # "" is the list price
     model: Mapped[str] = mapped_column(NAME)  # "*" is every model
-    adapter: Mapped[str] = mapped_column(NAME, default="*")  # "*" is any, and none
+    adapter: Mapped[str] = mapped_column(NAME, default="*")  # "*" is any adapter, or none
     currency: Mapped[str] = mapped_column(CURRENCY)
     effective_from: Mapped[datetime] = mapped_column(UtcDateTime)
     effective_to: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -32,10 +32,10 @@ class PriceVersionRow(Base):
 
 
 class TierPosition(Base):
-    """How much of a component a tenant has used in a period under a price that is not linear.
+    """Quantity of a component that a tenant has used in a period under a non-linear price.
 
-    Changed once a batch, under the tenant's lock; the charges of a component always sum to the
-    price of the whole quantity.
+    Rating updates it once per batch under the tenant's lock, so that charges sum to the price of
+    the total quantity.
     """
 
     __tablename__ = "tier_positions"
@@ -48,7 +48,7 @@ class TierPosition(Base):
 
 
 class Rerate(Base):
-    """One re-rating: events pinned to a wrong version, charged anew by the right one."""
+    """A re-rating of events from a wrong price version to the right one."""
 
     __tablename__ = "rerates"
 
@@ -64,7 +64,7 @@ class Rerate(Base):
 
 
 class Adjustment(Base):
-    """A correction of rated usage that has no event of its own: re-rating, goodwill. Append-only."""
+    """A correction of rated usage without an event: re-rating, goodwill. Append-only."""
 
     __tablename__ = "adjustments"
     __table_args__ = (Index("ix_adjustments_bill_period", "bill_period_id"),)

@@ -1,4 +1,4 @@
-"""Tables of how usage was served: the roll-ups that know the member, the outcome and the speed."""
+"""Service roll-ups: usage by member and outcome, with latency and speed histograms."""
 
 from datetime import datetime
 
@@ -8,7 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from billing.tables.columns import CURRENCY, ID, NAME, Amounts, Quantities
 from core.database import Base, UtcDateTime
 
-# Upper bounds of the histograms; the last class of each has none.
+# Upper bounds of the histogram buckets; the last bucket of each is unbounded.
 FIRST_TOKEN_MS = (50, 100, 150, 200, 300, 500, 750, 1_000, 2_000, 5_000, 10_000)
 TOKENS_A_SECOND = (5, 10, 20, 30, 50, 75, 100, 150, 200, 400)
 FIRST_COLUMNS = tuple(f"first_{index}" for index in range(len(FIRST_TOKEN_MS) + 1))
@@ -16,7 +16,7 @@ SPEED_COLUMNS = tuple(f"speed_{index}" for index in range(len(TOKENS_A_SECOND) +
 
 
 class _Service(Quantities, Amounts):
-    """`first_N` counts answers by time to first token, `speed_N` by tokens a second after it."""
+    """`first_N` counts responses by time to first token, `speed_N` by tokens per second after it."""
 
     tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
     at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)  # start of the hour or day
@@ -28,7 +28,7 @@ class _Service(Quantities, Amounts):
     kind: Mapped[str] = mapped_column(String(20), primary_key=True)
     price_version: Mapped[str] = mapped_column(ID, primary_key=True)
     currency: Mapped[str] = mapped_column(CURRENCY)
-    answers: Mapped[int] = mapped_column(BigInteger, default=0)  # whatever their status
+    answers: Mapped[int] = mapped_column(BigInteger, default=0)  # any status
     refused: Mapped[int] = mapped_column(BigInteger, default=0)  # status 4xx
     failed: Mapped[int] = mapped_column(BigInteger, default=0)  # status 5xx
     queue_ms: Mapped[int] = mapped_column(BigInteger, default=0)

@@ -1,4 +1,4 @@
-"""Tables of usage: the events, the batches they came in, the parked ones, charges and roll-ups."""
+"""Tables of usage events, their batches, parked events, receipts, charges and roll-ups."""
 
 from datetime import datetime
 from typing import Any
@@ -13,7 +13,7 @@ WRONG = text("status >= 400")
 
 
 class UsageBatch(Base):
-    """One bulk insert. Rating takes whole batches, so no event's row is ever touched again."""
+    """One bulk insert of events. Rating marks whole batches and never updates event rows."""
 
     __tablename__ = "usage_batches"
     __table_args__ = (
@@ -25,11 +25,13 @@ class UsageBatch(Base):
     recorded_at: Mapped[datetime] = mapped_column(UtcDateTime)
     events: Mapped[int]
     rated_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    summed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # in the service roll-ups
+    summed_at: Mapped[datetime | None] = mapped_column(
+        UtcDateTime
+    )  # time it was added to the service roll-ups
 
 
 class UsageEventRow(Base):
-    """One request, ended. Append-only. PostgreSQL: partitioned by the month in the request id."""
+    """One finished request. Append-only. On PostgreSQL partitioned by month of the request id."""
 
     __tablename__ = "usage_events"
     __table_args__ = (
@@ -40,7 +42,7 @@ class UsageEventRow(Base):
         ),
         Index("ix_usage_events_batch", "batch_id"),
         Index("ix_usage_events_tenant_occurred", "tenant_id", "occurred_at"),
-        # The few that went wrong, so that the newest of them are found among millions.
+        # Partial index, to find the latest failed requests quickly.
         Index(
             "ix_usage_events_wrong",
             "tenant_id",
@@ -90,7 +92,7 @@ class UsageEventRow(Base):
 
 
 class ParkedEvent(Base):
-    """An event that cannot be rated as it is, kept with the reason until it can or is settled."""
+    """An event that cannot be rated, kept with the reason until it is released or dismissed."""
 
     __tablename__ = "parked_events"
 
@@ -105,7 +107,7 @@ class ParkedEvent(Base):
 
 
 class UsageRetention(Base):
-    """Events below an id were dropped: their charges stand alone, and replays are refused."""
+    """Retention record: events with ids below `floor_id` are dropped, and replays are parked."""
 
     __tablename__ = "usage_retention"
 
@@ -117,7 +119,7 @@ class UsageRetention(Base):
 
 
 class EngineReceipt(Base):
-    """What an engine says it did for a request; optional, compared by the audit. Append-only."""
+    """An engine's own token counts of a request, compared by the audit. Append-only."""
 
     __tablename__ = "engine_receipts"
 
@@ -130,7 +132,7 @@ class EngineReceipt(Base):
 
 
 class Charge(Quantities, Amounts, Base):
-    """What one event costs, by component, and the ledger transaction that holds it. Append-only."""
+    """The cost of one event by component, and its ledger transaction. Append-only."""
 
     __tablename__ = "charges"
     __table_args__ = (
@@ -142,8 +144,8 @@ class Charge(Quantities, Amounts, Base):
     tenant_id: Mapped[str] = mapped_column(ID)
     price_version: Mapped[str] = mapped_column(ID)
     currency: Mapped[str] = mapped_column(CURRENCY)
-    usage_period_id: Mapped[str] = mapped_column(ID)  # of the moment of use
-    bill_period_id: Mapped[str] = mapped_column(ID)  # of the invoice; later for a late event
+    usage_period_id: Mapped[str] = mapped_column(ID)  # period of the time of use
+    bill_period_id: Mapped[str] = mapped_column(ID)  # period of the invoice; later for late events
     transaction_id: Mapped[str] = mapped_column(ID)
 
 
@@ -169,12 +171,12 @@ class DailyUsage(_Rollup, Base):
     __tablename__ = "usage_daily"
     __table_args__ = (
         Index("ix_usage_daily_bill_period", "bill_period_id"),
-        Index("ix_usage_daily_at", "at"),  # for what spans all tenants
+        Index("ix_usage_daily_at", "at"),  # for queries over all tenants
     )
 
 
 class HouseUsage(Base):
-    """A day of a tenant on a model in one row: what pages that span all tenants add up."""
+    """Daily usage by tenant, model and currency, for pages that cover all tenants."""
 
     __tablename__ = "usage_house_daily"
 

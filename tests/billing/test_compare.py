@@ -180,15 +180,15 @@ def _theirs_smaller(books: Books) -> None:
     ("harm", "said"),
     [
         (lambda b: _theirs_gone(b, "invoice"), "invoices/stripe: lost: stripe has no in_"),
-        (_theirs_dearer, "invoices/stripe: amount: invoice TH-000001 is 1200 USD, there 1201"),
-        (_theirs_reopened, "invoices/stripe: amount: of invoice TH-000001 (paid) 0 are to be paid"),
+        (_theirs_dearer, "invoices/stripe: amount: invoice TH-000001 is over 1200 USD here, 1201"),
+        (_theirs_reopened, "invoices/stripe: amount: invoice TH-000001 is paid with 0 open here"),
         (_theirs_doubled, "invoices/stripe: duplicated: invoice inv_"),
-        (_theirs_unknown, "is of inv_gone, which is not it"),
-        (_theirs_charged, "payments/stripe: lost: 700 USD of pi_"),
-        (_theirs_smaller, "payments/stripe: amount: pi_"),
+        (_theirs_unknown, "names invoice inv_gone, which has another external id"),
+        (_theirs_charged, "of 700 USD is not in the ledger"),
+        (_theirs_smaller, "payments/stripe: amount: payment pi_"),
         (_theirs_refunded, "refunds/stripe: lost: refund re_"),
-        (lambda b: _theirs_gone(b, "refund"), "refunds/stripe: lost: refund goodwill is booked"),
-        (_theirs_refund_failed, "is failed there, succeeded here"),
+        (lambda b: _theirs_gone(b, "refund"), "refunds/stripe: lost: refund goodwill is posted"),
+        (_theirs_refund_failed, "is succeeded here, failed at the provider"),
         (_theirs_disputed, "disputes/stripe: lost: dispute dp_"),
         (lambda b: _theirs_gone(b, "dispute"), "disputes/stripe: lost: dispute dp_"),
     ],
@@ -210,7 +210,7 @@ def _ours(till: Till, statement: Any) -> None:
     ("harm", "said"),
     [
         (update(Payment).values(amount_minor=1201), "stripe/ledger: amount: the ledger has"),
-        (update(Payment).values(status="failed"), "payments/stripe: lost: 1200 USD of pi_"),
+        (update(Payment).values(status="failed"), "of 1200 USD is not in the ledger"),
         (update(Refund).values(amount_minor=199), "refunds/stripe: amount"),
         (
             update(Invoice).where(Invoice.number == 1).values(external_id="in_other"),
@@ -220,10 +220,10 @@ def _ours(till: Till, statement: Any) -> None:
             update(PaymentCommand)
             .where(PaymentCommand.kind == "lower")
             .values(failed=True, done_at=None, last_error="no"),
-            "outbox/stripe: lost: lower was refused: no",
+            "outbox/stripe: lost: command lower was rejected: no",
         ),
         (text("delete from disputes"), "disputes/stripe: lost: dispute dp_"),
-        (text("delete from payment_outbox where kind = 'invoice'"), "was never sent"),
+        (text("delete from payment_outbox where kind = 'invoice'"), "was not sent to stripe"),
     ],
 )
 def test_each_kind_of_difference_in_our_books_is_listed(lived: Till, harm: Any, said: str) -> None:
@@ -254,7 +254,7 @@ def test_a_window_leaves_out_what_is_settled_and_old_and_finds_what_is_open(live
     lived.house.clock.advance(days=100)
     refunds = lived.stripe.books.objects["refund"]
     refunds.clear()
-    assert any("refund goodwill is booked" in each for each in _listed(lived))
+    assert any("refund goodwill is posted" in each for each in _listed(lived))
     assert _listed(lived, None) == [], "settled, and older than the last days"
     owed = [
         each for each in lived.stripe.books.objects["invoice"].values() if each["status"] == "open"
@@ -262,6 +262,6 @@ def test_a_window_leaves_out_what_is_settled_and_old_and_finds_what_is_open(live
     assert owed
     for each in owed:
         each["status"], each["amount_remaining"] = "void", 0
-    assert any("are to be paid" in each for each in _listed(lived, None)), (
+    assert any("open at the provider" in each for each in _listed(lived, None)), (
         "old, but still open here"
     )

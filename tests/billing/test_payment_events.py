@@ -58,11 +58,11 @@ def test_what_is_about_nothing_of_ours_is_left_alone_or_parked(till: Till) -> No
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b"{}", "no event"),
-        (b"[]", "no event"),
-        (b"not json", "no event"),
-        (b'{"object": "event", "id": "evt_1", "type": "x", "data": 7}', "no event"),
-        (b"\xff\xfe", "no event|signature"),
+        (b"{}", "not a Stripe event"),
+        (b"[]", "not a Stripe event"),
+        (b"not json", "not a Stripe event"),
+        (b'{"object": "event", "id": "evt_1", "type": "x", "data": 7}', "not a Stripe event"),
+        (b"\xff\xfe", "not a Stripe event|signature"),
     ],
 )
 def test_a_signed_body_that_is_no_event_is_refused(till: Till, body: bytes, why: str) -> None:

@@ -170,7 +170,7 @@ def test_credit_notes_take_back_all_of_an_invoice_and_its_tax_but_no_more(house:
         assert settlement.open_minor(invoice) == 0
         assert ledger.balance(session, "acme", AccountKind.RECEIVABLE, "USD") == 0
         assert ledger.balance(session, "acme", AccountKind.TAX, "USD") == 0
-    with pytest.raises(Conflict, match="0 minor units net are left"):
+    with pytest.raises(Conflict, match="has 0 minor units net left"):
         _note(1, "n4")
     clean(house)
 

@@ -47,4 +47,4 @@ def test_a_payment_that_is_not_booked_is_found(
 ) -> None:
     monkeypatch.setattr(booking, "_settle", lambda *_: None)
     found = run_seeds(range(12), migrated_sqlite, STEPS)
-    assert any("are not in the ledger" in problem for _, problem in found)
+    assert any("is not in the ledger" in problem for _, problem in found)

@@ -105,8 +105,8 @@ def test_a_refused_command_is_told_by_doctor_and_tried_again(
     httpx.post(f"{shop.stripe.url}/v1/customers", headers=headers, data={"name": "x"})
     assert call(capsys, "payment", "sync", code=1)["refused"] == 1
     (refused,) = call(capsys, "payment", "outbox")
-    assert refused["state"] == "refused" and "another request" in refused["last_error"]
-    assert "was refused" in " ".join(
+    assert refused["state"] == "refused" and "a different request" in refused["last_error"]
+    assert "was rejected" in " ".join(
         each["message"] for each in call(capsys, "audit", code=1)["differences"]
     )
     shop.stripe.forget_keys()

@@ -1,1 +1,1 @@
-"""A Stripe that lives in a process: HTTP, idempotency keys, signed webhooks, and faults on demand."""
+"""A fake Stripe server: HTTP API, idempotency keys, signed webhooks and injected faults."""

@@ -1,5 +1,5 @@
-"""`python -m billing.payments.fake_stripe --webhook http://127.0.0.1:8000/webhooks/stripe`: a Stripe
-to try the product with, on TOLLHOUSE_STRIPE_API_BASE=http://127.0.0.1:12111.
+"""`python -m billing.payments.fake_stripe --webhook http://127.0.0.1:8000/webhooks/stripe` runs a fake
+Stripe server to try the product with. Set TOLLHOUSE_STRIPE_API_BASE=http://127.0.0.1:12111.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from billing.payments.fake_stripe.server import FakeStripe
 
 
 def _deliver(stripe: FakeStripe, url: str, secret: str) -> None:
-    """One after the other, again each second until it is taken."""
+    """Deliver events in order; a rejected event is retried every second."""
     sent = 0
     while True:
         while sent < len(stripe.books.events):
@@ -30,14 +30,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=12111)
     parser.add_argument("--api-key", default="sk_test_fake")
-    parser.add_argument("--webhook", default="", help="where events go")
-    parser.add_argument("--secret", default="whsec_fake", help="signs them")
+    parser.add_argument("--webhook", default="", help="URL that receives the events")
+    parser.add_argument("--secret", default="whsec_fake", help="webhook signing secret")
     wanted = parser.parse_args()
     stripe = FakeStripe(wanted.api_key, port=wanted.port)
     if wanted.webhook:
         arguments = (stripe, wanted.webhook, wanted.secret)
         threading.Thread(target=_deliver, args=arguments, daemon=True).start()
-    sys.stderr.write(f"a fake Stripe listens on {stripe.url}\n")
+    sys.stderr.write(f"fake Stripe listening on {stripe.url}\n")
     stripe.serve_forever()
 
 

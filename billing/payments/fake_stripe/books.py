@@ -1,4 +1,4 @@
-"""What this Stripe knows: its objects by kind, its events, and how each card behaves."""
+"""State of the fake server: objects by kind, events, and the behaviour of test cards."""
 
 import copy
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 from billing.payments.fake_stripe.shapes import ApiError, Maker, Object, listing
 from core.clock import Clock, SystemClock
 
-# What a card does when it is charged, by its last four digits; Stripe's own test cards.
+# Decline code and message by a card's last four digits, as Stripe's test cards.
 DECLINES = {
     "0341": ("card_declined", "Your card was declined."),
     "9995": ("card_declined", "Your card has insufficient funds."),
@@ -21,7 +21,9 @@ class Books:
     clock: Clock = field(default_factory=SystemClock)
     objects: dict[str, dict[str, Object]] = field(default_factory=dict)
     events: list[Object] = field(default_factory=list)
-    identifiers: dict[str, datetime] = field(default_factory=dict)  # of meter events
+    identifiers: dict[str, datetime] = field(
+        default_factory=dict
+    )  # meter event identifier -> time received
     declines: dict[str, tuple[str, str]] = field(default_factory=lambda: dict(DECLINES))
     maker: Maker = field(default_factory=Maker)
 
@@ -40,7 +42,7 @@ class Books:
         return found
 
     def all(self, kind: str, **wanted: Any) -> list[Object]:
-        """The newest first, as Stripe lists."""
+        """Matching objects, newest first, as Stripe lists them."""
         chosen = {name: value for name, value in wanted.items() if value is not None}
         found = [
             each
@@ -62,7 +64,7 @@ class Books:
         return listing(url, found[:size], has_more=len(found) > size)
 
     def tell(self, kind: str, about: Object) -> Object:
-        """An event with the object as it is now."""
+        """Record an event with a copy of the object."""
         told = self.maker.make(
             "event",
             self.now,
@@ -76,7 +78,7 @@ class Books:
         return told
 
     def decline_of(self, method: Object | None) -> tuple[str, str] | None:
-        """Why a card cannot be charged now: (code, message)."""
+        """(code, message) if charging the card fails, else None."""
         if method is None:
             return "missing", "There is no payment method to charge."
         return self.declines.get(method["card"]["last4"])

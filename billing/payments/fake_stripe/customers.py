@@ -1,4 +1,4 @@
-"""Customers, the cards that they leave, and the page on which they leave them."""
+"""Customers, their cards, and the Checkout page that saves a card."""
 
 from typing import Any
 
@@ -47,7 +47,9 @@ def methods_of(books: Books, name: str) -> Object:
 
 def create_session(books: Books, form: dict[str, Any], address: str) -> Object:
     if form.get("mode") != "setup":
-        raise ApiError(400, "This fake opens sessions of mode `setup` only.", param="mode")
+        raise ApiError(
+            400, "The fake server supports Checkout sessions of mode `setup` only.", param="mode"
+        )
     customer = books.get("customer", form.get("customer", ""))
     intent = books.make(
         "setup_intent",
@@ -76,7 +78,7 @@ def create_session(books: Books, form: dict[str, Any], address: str) -> Object:
 
 
 def leave_card(books: Books, customer: str, last4: str = "4242") -> Object:
-    """What Checkout does once the customer has typed a card in."""
+    """Complete the customer's open Checkout sessions with a card."""
     method = attach_card(books, customer, last4)
     for session in books.all("checkout.session", customer=customer, status="open"):
         intent = books.get("setup_intent", session["setup_intent"])

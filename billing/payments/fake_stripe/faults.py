@@ -1,4 +1,4 @@
-"""What goes wrong between a caller and Stripe, by plan or by a seed."""
+"""Injected faults between a caller and the fake server, planned or random with a seed."""
 
 import random
 import re
@@ -8,17 +8,19 @@ from enum import StrEnum
 
 
 class Fault(StrEnum):
-    LOST = "lost"  # the connection breaks before anything is done
-    TIMEOUT_AFTER = "timeout_after"  # it is done, and nobody hears of it
+    LOST = "lost"  # the connection breaks before the call is executed
+    TIMEOUT_AFTER = "timeout_after"  # the call is executed, but the response is lost
     LIMITED = "429"
-    BROKEN = "500"  # nothing is done, and the key gives this answer from now on
-    BROKEN_AFTER = "500_after"  # it is done, and the key gives this answer from now on
-    BUSY = "409"  # another request with the key is under way
+    BROKEN = "500"  # not executed; the idempotency key keeps this response
+    BROKEN_AFTER = "500_after"  # executed; the idempotency key keeps this response
+    BUSY = "409"  # another request with the key is in progress
 
 
 @dataclass
 class Faults:
-    """`plan("POST /v1/invoices$", Fault.LIMITED)` strikes the next call that matches; `rate` any."""
+    """`plan("POST /v1/invoices$", Fault.LIMITED)` fails the next matching call; `rate` is the
+    probability that any call fails.
+    """
 
     rate: float = 0.0
     chance: random.Random = field(default_factory=lambda: random.Random(0))

@@ -1,11 +1,11 @@
-"""Stripe's bodies: `lines[0][period][start]=1` as nested objects and lists."""
+"""Decodes Stripe's form bodies: `lines[0][period][start]=1` to nested objects and lists."""
 
 from typing import Any
 from urllib.parse import parse_qsl
 
 
 def decode(text: str) -> dict[str, Any]:
-    """Every leaf is text; keys that count 0, 1, 2… are a list."""
+    """Leaves are strings; an object whose keys are all digits becomes a list."""
     root: dict[str, Any] = {}
     for name, value in parse_qsl(text, keep_blank_values=True):
         head, *rest = name.replace("]", "").split("[")

@@ -1,4 +1,4 @@
-"""Webhooks: signed as Stripe signs them, sent in order or shuffled, once or more often."""
+"""Webhooks of the fake server: signing, shuffling and sending."""
 
 import http.client
 import json
@@ -13,21 +13,21 @@ from core.clock import SystemClock
 
 
 def signed(event: Object, secret: str) -> tuple[bytes, str]:
-    """The body and its `Stripe-Signature`. Signatures age by the real time, whatever the books'."""
+    """The body and its `Stripe-Signature`, whose timestamp is real time, not the fake clock's."""
     text = json.dumps(event)
     moment = int(SystemClock().now().timestamp())
     return text.encode(), WebhookSignature.generate_signature_header(text, secret, moment)
 
 
 def shuffled(events: Iterable[Object], seed: int, copies: int = 1) -> list[Object]:
-    """Each so many times, in any order."""
+    """Each event `copies` times, in random order."""
     told = [event for event in events for _ in range(copies)]
     random.Random(seed).shuffle(told)
     return told
 
 
 def post(event: Object, url: str, secret: str) -> int:
-    """Send one; the status of the answer."""
+    """Send one event; returns the response status."""
     body, signature = signed(event, secret)
     parts = urlsplit(url)
     link = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=10)

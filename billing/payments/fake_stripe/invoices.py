@@ -1,4 +1,4 @@
-"""Invoices: draft with lines, then open, then paid, void or uncollectible; and credit notes."""
+"""Invoices (draft, open, then paid, void or uncollectible) and credit notes."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def add_lines(books: Books, name: str, form: dict[str, Any]) -> Object:
     invoice = _only(books, name, "draft")
     lines = form.get("lines", [])
     if len(invoice["lines"]["data"]) + len(lines) > MOST_LINES:
-        raise ApiError(400, f"An invoice holds {MOST_LINES} lines at most.", param="lines")
+        raise ApiError(400, f"An invoice can have at most {MOST_LINES} lines.", param="lines")
     for line in lines:
         amount = int(line["amount"])
         made = books.make(
@@ -150,7 +150,7 @@ def create_credit_note(books: Books, form: dict[str, Any]) -> Object:
     invoice = _only(books, form.get("invoice", ""), "open", "paid")
     amount = whole(form, "amount") or sum(int(each["unit_amount"]) for each in form["lines"])
     if invoice["status"] == "open" and amount > invoice["amount_remaining"]:
-        raise ApiError(400, "The credit note is above what is still to be paid.", param="amount")
+        raise ApiError(400, "The credit note exceeds the amount remaining.", param="amount")
     made = books.make(
         "credit_note",
         invoice=invoice["id"],
@@ -180,7 +180,7 @@ def create_credit_note(books: Books, form: dict[str, Any]) -> Object:
 
 
 def expanded(books: Books, invoice: Object, query: dict[str, Any]) -> Object:
-    """`expand[]=payments` puts the payments in, as Stripe does, and only then."""
+    """The invoice; `payments` only with `expand[]=payments`, as at Stripe."""
     wanted = {name.removeprefix("data.") for name in query.get("expand", [])}
     shown = dict(invoice)
     first = invoice["lines"]["data"][:10]

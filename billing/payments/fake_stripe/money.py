@@ -8,7 +8,7 @@ from billing.payments.fake_stripe.customers import NO_ADDRESS, default_card
 from billing.payments.fake_stripe.forms import whole, yes
 from billing.payments.fake_stripe.shapes import ApiError, Object
 
-REMEMBERED = timedelta(hours=24)  # how long an identifier of a meter event may not come again
+REMEMBERED = timedelta(hours=24)  # period in which a meter event's identifier must be unique
 
 
 def new_intent(
@@ -54,7 +54,7 @@ def create_intent(books: Books, form: dict[str, Any]) -> Object:
 
 
 def attempt(books: Books, intent: Object, card: Object | None) -> tuple[str, str] | None:
-    """Charge the card; (code, message) where it is refused."""
+    """Charge the card; returns (code, message) if it is declined."""
     problem = books.decline_of(card)
     charge = books.make(
         "charge",
@@ -121,7 +121,7 @@ def create_refund(books: Books, form: dict[str, Any]) -> Object:
 
 
 def fail_refund(books: Books, name: str) -> Object:
-    """The bank sends the money back."""
+    """Fail a refund: the bank returns the money."""
     made = books.get("refund", name)
     made |= {"status": "failed", "failure_reason": "lost_or_stolen_card"}
     charge = books.get("charge", made["charge"])
@@ -131,7 +131,7 @@ def fail_refund(books: Books, name: str) -> Object:
 
 
 def open_dispute(books: Books, intent_name: str, amount: int | None = None) -> Object:
-    """The customer's bank takes the money back until it is decided."""
+    """Open a dispute: the bank withdraws the money until it is decided."""
     intent = books.get("payment_intent", intent_name)
     charge = books.get("charge", intent["latest_charge"])
     charge["disputed"] = True

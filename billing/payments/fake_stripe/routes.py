@@ -1,4 +1,4 @@
-"""Which call does what."""
+"""Routes of the fake API."""
 
 import re
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def _invoices(books: Books, _: list[str], form: Form, __: str) -> Object:
 
 
 def _shown(act: Callable[[Books, str, Form], Object]) -> Route:
-    """An act on an invoice, answered with what the caller wants to see of it."""
+    """A route that acts on an invoice and returns it, expanded as requested."""
     return lambda books, names, form, _: invoices.expanded(books, act(books, names[0], form), form)
 
 
@@ -84,6 +84,6 @@ def answer(books: Books, call: str, form: Form, address: str) -> Object:
     for pattern, route in ROUTES:
         found = pattern.match(call)
         if found is not None:
-            # A creating act on a collection has no name of its own.
+            # A create call has no id in its path.
             return route(books, list(found.groups()) or [""], form, address)
     raise ApiError(404, f"Unrecognized request URL ({call}).")

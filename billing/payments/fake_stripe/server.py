@@ -1,4 +1,4 @@
-"""Stripe over HTTP: keys are checked, idempotency keys give the same answer again, faults strike."""
+"""The fake Stripe HTTP server: checks API keys, replays idempotent responses, injects faults."""
 
 import copy
 import json
@@ -15,15 +15,15 @@ from billing.payments.fake_stripe.faults import Fault, Faults
 from billing.payments.fake_stripe.forms import decode
 from billing.payments.fake_stripe.shapes import ApiError
 
-_PAGE = """<!doctype html><meta charset="utf-8"><title>Leave a card</title>
-<form method="post"><h1>Leave a card</h1><p><label>Last four digits
+_PAGE = """<!doctype html><meta charset="utf-8"><title>Save a card</title>
+<form method="post"><h1>Save a card</h1><p><label>Last four digits
 <input name="card" value="4242" pattern="[0-9]{4}"></label> <button>Save</button>
-<p>4242 works; 0341, 9995 and 0069 are refused when they are charged.</form>"""
+<p>4242 succeeds; charges of 0341, 9995 and 0069 are declined.</form>"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a key was answered with, and what was asked."""
+    """The request and response stored under an idempotency key."""
 
     asked: tuple[str, str]
     status: int
@@ -31,11 +31,13 @@ class _Kept:
 
 
 class _Silence(Exception):
-    """The connection ends without an answer."""
+    """The connection closes without a response."""
 
 
 class FakeStripe:
-    """`with FakeStripe(key) as stripe:` answers on `stripe.url`; `books` and `faults` are its inside."""
+    """`with FakeStripe(key) as stripe:` serves on `stripe.url`. `books` is its state, `faults` its
+    injected faults.
+    """
 
     def __init__(self, api_key: str = "sk_test_fake", books: Books | None = None, port: int = 0):
         self.api_key = api_key
@@ -62,7 +64,7 @@ class FakeStripe:
     def answer(
         self, call: str, text: str, authorised: bool, key: str | None
     ) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """(status, body, headers) of one call, or _Silence."""
+        """(status, body, headers) of one call; raises _Silence to close the connection."""
         with self.lock:
             self.calls.append(call)
             if not authorised:
@@ -89,7 +91,7 @@ class FakeStripe:
             return status, body, {}
 
     def forget_keys(self) -> None:
-        """As Stripe does after a day."""
+        """Drop stored idempotency keys, as Stripe does after a day."""
         self._kept.clear()
 
     def _done(self, call: str, text: str, fault: Fault | None) -> tuple[int, dict[str, Any]]:
@@ -107,13 +109,13 @@ class FakeStripe:
 
 def _conflict() -> ApiError:
     return ApiError(
-        409, "Another request with this idempotency key is under way.", kind="idempotency_error"
+        409, "Another request with this idempotency key is in progress.", kind="idempotency_error"
     )
 
 
 def _reused(key: str) -> ApiError:
     return ApiError(
-        400, f"Key {key} was used for another request before.", kind="idempotency_error"
+        400, f"Idempotency key {key} was used for a different request.", kind="idempotency_error"
     )
 
 
@@ -167,6 +169,6 @@ def _handler(stripe: FakeStripe) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Quiet: `FakeStripe.calls` keeps them."""
+            """Log nothing: `FakeStripe.calls` records the calls."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""Objects with every field that Stripe's have, empty where nothing is known."""
+"""Templates of Stripe's objects with all their fields, from `shapes.json`."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ _PREFIXES = {
 
 
 class ApiError(Exception):
-    """What Stripe answers instead of an object."""
+    """An error response of the API."""
 
     def __init__(self, status: int, message: str, *, kind: str = "", **fields: Any) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ def _shapes() -> dict[str, Object]:
 
 
 class Maker:
-    """Ids that count, so that a run can be told again."""
+    """Creates objects with sequential ids, so that runs are reproducible."""
 
     def __init__(self) -> None:
         self._made: Counter[str] = Counter()

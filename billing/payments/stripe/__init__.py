@@ -1,1 +1,1 @@
-"""Stripe behind the port, through its own library."""
+"""The payment provider port on Stripe's Python library."""

@@ -1,8 +1,7 @@
-"""Calls to Stripe, and its errors as the port's: try later, or refused.
+"""Calls to Stripe, with its errors mapped to the port's TryLater, Gone and Refused.
 
-The outbox retries, with its own pauses and the same idempotency keys, so the library does not. A key
-whose kept answer is a 500 gives that answer for a day; after looking that nothing was done the step
-goes on under the next key.
+The library's own retries are off: the outbox retries under the same idempotency keys. Stripe replays a
+stored 500 under its key for a day; once a retry has found nothing done, the step uses a new key.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,14 +14,13 @@ from core.errors import SettingError
 
 Result = TypeVar("Result")
 TIMEOUT_S = 20.0
-# The version that this library was made for; an account's default may be older.
 USER_AGENT = "tollhouse"
 
 
 def make_client(
     api_key: str, api_base: str = "", timeout_s: float = TIMEOUT_S
 ) -> stripe.StripeClient:
-    """SettingError where the address is none."""
+    """Create a client. Raises SettingError if `api_base` is not a URL."""
     base: Any = {"api": check_base(api_base)} if api_base else {}
     return stripe.StripeClient(
         api_key,
@@ -33,7 +31,7 @@ def make_client(
 
 
 def check_base(address: str) -> str:
-    """Without a slash at its end, as the library wants it."""
+    """Validate the URL; returns it without a trailing slash, as the library expects."""
     from urllib.parse import urlsplit
 
     try:
@@ -43,14 +41,14 @@ def check_base(address: str) -> str:
         good = False
     if not good or parts.query or parts.fragment:
         raise SettingError(
-            f"TOLLHOUSE_STRIPE_API_BASE is no address: {address[:80]!r}.",
-            next_step="Write https://host, or leave it empty for Stripe's own.",
+            f"TOLLHOUSE_STRIPE_API_BASE is {address[:80]!r}, which is not an http(s) URL.",
+            next_step="Set it to https://host, or leave it empty for Stripe itself.",
         )
     return address.rstrip("/")
 
 
 def ask(call: Callable[[], Result]) -> Result:
-    """TryLater, Gone, Refused; card errors come through for who charges a card."""
+    """Call and map errors to TryLater, Gone or Refused; a CardError is passed on."""
     try:
         return call()
     except stripe.CardError:
@@ -58,7 +56,7 @@ def ask(call: Callable[[], Result]) -> Result:
     except stripe.RateLimitError as error:
         raise TryLater(_said(error), _after(error)) from error
     except (stripe.AuthenticationError, stripe.PermissionError) as error:
-        raise TryLater(f"Stripe refuses the key: {_said(error)}", 300.0) from error
+        raise TryLater(f"Stripe rejects the API key: {_said(error)}", 300.0) from error
     except stripe.IdempotencyError as error:
         if error.http_status == 409:
             raise TryLater(_said(error)) from error
@@ -72,14 +70,14 @@ def ask(call: Callable[[], Result]) -> Result:
 
 
 def every(call: Callable[[], Any]) -> Iterator[Any]:
-    """Every object of a listing, page by page."""
+    """Iterate over all pages of a list call."""
     found = iter(ask(call).auto_paging_iter())
     while (each := ask(lambda: next(found, None))) is not None:
         yield each
 
 
 def do(attempt: Attempt, step: str, call: Callable[[dict[str, Any]], Result]) -> Result:
-    """A call that changes something, under the step's key."""
+    """Make a changing call under the idempotency key of the step."""
     options = {"idempotency_key": attempt.key_of(step)}
     try:
         return ask(lambda: call(options))
@@ -87,13 +85,13 @@ def do(attempt: Attempt, step: str, call: Callable[[dict[str, Any]], Result]) ->
         cause = error.__cause__
         kept = isinstance(cause, stripe.StripeError) and (cause.http_status or 0) >= 500
         if kept and attempt.again and (cause.headers or {}).get("idempotent-replayed") == "true":  # type: ignore[union-attr]
-            # Whoever comes here has looked and found nothing done.
+            # The caller has checked that nothing was done.
             attempt.turn(step)
         raise
 
 
 def noted(found: Any, name: str) -> str:
-    """What stands in an object's metadata; empty if nothing."""
+    """A metadata value of an object; empty if it is missing."""
     metadata = getattr(found, "metadata", None)
     return str(metadata.to_dict().get(name) or "") if metadata else ""
 

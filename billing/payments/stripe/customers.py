@@ -1,4 +1,4 @@
-"""Customers and the payment methods that they leave by Checkout."""
+"""Customers and the payment methods saved through Checkout."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def setup_link(client: stripe.StripeClient, customer_id: str, return_url: str) -
 
 
 def methods(client: stripe.StripeClient, customer_id: str, newest: bool = False) -> list[Method]:
-    """The newest becomes the default where none is, so that there is something to charge."""
+    """The customer's methods. Makes the newest the default if there is none or `newest` is set."""
     customer = ask(lambda: client.v1.customers.retrieve(customer_id))
     if getattr(customer, "deleted", False):
         return []

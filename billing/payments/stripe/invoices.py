@@ -1,7 +1,7 @@
-"""A final invoice at Stripe: made, given its lines, made final, paid, lowered, closed.
+"""Final invoices at Stripe: create, add lines, finalize, pay, credit and close.
 
-Ours is the truth; Stripe's carries its number and lines and is never changed once it is open, but by
-credit notes. Each step looks for what an earlier try has done before it does it again.
+Our invoice is authoritative. Stripe's copy carries its number and lines; once open, only credit notes
+change it. Each step of a retry checks what earlier attempts have done before it acts.
 """
 
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ _EXPAND: Any = {"expand": ["payments"]}
 def send(
     client: stripe.StripeClient, customer_id: str, bill: Bill, attempt: Attempt, *, advance: bool
 ) -> InvoiceState:
-    """`advance` leaves attempts and retries to Stripe (Smart Retries)."""
+    """`advance` leaves collection and retries to Stripe (Smart Retries)."""
     external_id = attempt.progress.get("invoice") or _made(
         client, customer_id, bill, attempt, advance
     )
@@ -35,10 +35,10 @@ def send(
         found = ask(lambda: client.v1.invoices.retrieve(external_id, _EXPAND))
         if found.total != bill.due_minor:
             raise Refused(
-                f"Stripe adds invoice {bill.label} up to {found.total}, it is {bill.due_minor} "
-                "minor units; it stays a draft there."
+                f"Stripe's total of invoice {bill.label} is {found.total} minor units, ours is "
+                f"{bill.due_minor}; it stays a draft at Stripe."
             )
-        methods(client, customer_id)  # so that there is a default to charge
+        methods(client, customer_id)  # ensures a default method to charge
         do(
             attempt,
             "finalise",
@@ -68,7 +68,7 @@ def collect(client: stripe.StripeClient, external_id: str, attempt: Attempt) -> 
     except stripe.CardError:
         attempt.keep("tried", True)
     except Refused:
-        # No method to charge, or paid a moment ago: the state says which.
+        # No payment method, or already paid: the state tells which.
         attempt.keep("tried", True)
     return state(client, external_id)
 
@@ -81,7 +81,7 @@ def lower(
     attempt: Attempt,
 ) -> InvoiceState:
     known = state(client, external_id)
-    # Kept, since a key goes with what was asked under it.
+    # Saved, because reusing an idempotency key with another amount is an error.
     amount = attempt.progress.get("amount") or min(amount_minor, known.remaining_minor)
     if known.status == "open" and amount > 0 and not _noted(client, external_id, attempt):
         params: Any = {
@@ -128,7 +128,7 @@ def state(client: stripe.StripeClient, external_id: str) -> InvoiceState:
 
 
 def state_of(found: stripe.Invoice, client: stripe.StripeClient | None = None) -> InvoiceState:
-    """With a client, what became of attempts that are not paid is asked for too."""
+    """With a client, the state of failed payment attempts is fetched too."""
     payments = getattr(found, "payments", None)
     parts = [_payment(found, each, client) for each in (payments.data if payments else [])]
     return InvoiceState(
@@ -186,7 +186,7 @@ def _add_lines(client: stripe.StripeClient, external_id: str, bill: Bill, attemp
     if attempt.again:
         page = every(lambda: client.v1.invoices.line_items.list(external_id, {"limit": 100}))
         there = {int(noted(each, LINE) or 0) for each in page}
-    # In the same parts each time: a key goes with what was asked under it.
+    # Always split alike: reusing an idempotency key with other lines is an error.
     for start in range(0, len(bill.lines), LINES_A_CALL):
         part = bill.lines[start : start + LINES_A_CALL]
         if part[0].position in there:

@@ -1,4 +1,4 @@
-"""Meter events, for those who let Stripe price usage."""
+"""Meter events, for accounts whose usage Stripe prices."""
 
 import stripe
 
@@ -7,7 +7,7 @@ from billing.payments.stripe.client import ask
 
 
 def report(client: stripe.StripeClient, wanted: UsageReport) -> None:
-    """Stripe refuses an identifier that it has: then it was delivered before."""
+    """Report usage. A duplicate identifier counts as delivered."""
     try:
         ask(
             lambda: client.v1.billing.meter_events.create(

@@ -1,4 +1,4 @@
-"""Charges of top-ups, refunds, disputes."""
+"""Top-up charges, refunds and disputes at Stripe."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +19,7 @@ from billing.payments.stripe.customers import TENANT, default_method
 PAYMENT = "tollhouse_payment"
 REFUND = "tollhouse_refund"
 _FAILED = ("canceled", "requires_payment_method")
-# In these the bank has only asked, or the money is back.
+# Dispute statuses in which no money is withdrawn: inquiries, and disputes won or prevented.
 _NOT_WITHDRAWN = ("won", "prevented", "warning_needs_response", "warning_under_review")
 
 
@@ -56,7 +56,7 @@ def charge(
     except stripe.CardError as error:
         intent = error.error.payment_intent if error.error else None
         name = getattr(intent, "id", "") or ""
-        return _refused(wanted, name, error.user_message or "The card was refused.")
+        return _refused(wanted, name, error.user_message or "The card was declined.")
     return payment_state(made)
 
 

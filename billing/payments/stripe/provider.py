@@ -1,4 +1,4 @@
-"""Stripe as a PaymentProvider."""
+"""The PaymentProvider for Stripe."""
 
 from collections.abc import Iterator
 
@@ -33,7 +33,7 @@ class StripePayments:
         webhook_secret: str = "",
         smart_retries: bool = False,
     ) -> None:
-        """`smart_retries` lets Stripe try a refused card again; else dunning does."""
+        """`smart_retries` lets Stripe retry declined cards; otherwise dunning retries them."""
         self._client = make_client(api_key, api_base)
         self._secret = webhook_secret
         self._smart = smart_retries

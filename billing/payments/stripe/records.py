@@ -1,4 +1,4 @@
-"""What Stripe has from a window of time, for reconciliation."""
+"""Stripe's records created within a window, for reconciliation."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ A_PAGE = 100
 
 
 def records(client: stripe.StripeClient, window: Window) -> Iterator[Record]:
-    """Invoices with their payments, then payments, refunds and disputes. Page by page."""
+    """Invoices with their payments, then payments, refunds and disputes, fetched page by page."""
     made = {"gte": int(window.since.timestamp()), "lt": int(window.until.timestamp())}
     wanted: Any = {"limit": A_PAGE, "created": made}
     with_payments: Any = {**wanted, "expand": ["data.payments"]}

@@ -1,4 +1,4 @@
-"""Signed events: verified on the raw body, and told what they are about."""
+"""Signed webhook events: verification of the raw body, and the object they concern."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -7,7 +7,7 @@ import stripe
 
 from billing.payments.base import ProviderEvent, Refused
 
-# What an event is about, by its type; a longer name wins over a shorter one.
+# Kind of an event by its type or type prefix; the longest match wins.
 _KINDS = {
     "invoice.": "invoice",
     "invoice.created": "nothing",
@@ -38,7 +38,9 @@ _KINDS = {
 
 def event(body: bytes, signature: str | None, secret: str) -> ProviderEvent:
     if not secret:
-        raise Refused("TOLLHOUSE_STRIPE_WEBHOOK_SECRET is not set: no event can be verified.")
+        raise Refused(
+            "TOLLHOUSE_STRIPE_WEBHOOK_SECRET is not set, so events cannot be verified: set it."
+        )
     try:
         stripe.WebhookSignature.verify_header(
             body, signature, secret, stripe.Webhook.DEFAULT_TOLERANCE
@@ -47,16 +49,16 @@ def event(body: bytes, signature: str | None, secret: str) -> ProviderEvent:
     except stripe.SignatureVerificationError as error:
         raise Refused(f"The signature is wrong: {error.user_message}") from None
     except (ValueError, AttributeError, TypeError, UnicodeDecodeError):
-        raise Refused("The body is no event.") from None
+        raise Refused("The body is not a Stripe event.") from None
     return read(found)
 
 
 def read(found: dict[str, Any]) -> ProviderEvent:
-    """Refused if it has not the form of an event."""
+    """Parse an event. Raises Refused if it is malformed."""
     about = found.get("data", {}).get("object") if isinstance(found.get("data"), dict) else None
     kind, name = str(found.get("type", "")), str(found.get("id", ""))
     if not isinstance(about, dict) or not kind or not name:
-        raise Refused("The body is no event.")
+        raise Refused("The body is not a Stripe event.")
     subject = kind_of(kind)
     moment = datetime.fromtimestamp(int(found.get("created") or 0), UTC)
     return ProviderEvent(name, kind, subject, _subject(subject, about), moment, found)
