@@ -1,4 +1,4 @@
-"""One adapter as the engine knows it, and the moves that its life allows.
+"""The state of one adapter in the engine, and the transitions between its statuses.
 
 absent -> host -> loading -> resident -> draining -> host -> absent.
 """
@@ -12,12 +12,12 @@ from engine.protocol import AdapterState
 
 
 class Lack(StrEnum):
-    """Why a sequence cannot run now."""
+    """What a waiting sequence lacks to run."""
 
-    SEATS = "seats"  # of max_running
+    SEATS = "seats"  # max_running is reached
     SLOT = "slot"  # for its adapter
     BLOCKS = "blocks"
-    WEIGHTS = "weights"  # still on their way from disk
+    WEIGHTS = "weights"  # still being read from disk
 
 
 class Place(StrEnum):
@@ -42,14 +42,14 @@ class Adapter:
     digest: str
     path: str
     rank: int
-    bytes: int  # of its file, for the host tier's budget
-    need: int  # blocks on the device
+    bytes: int  # size of its weight file; counts against the host tier's budget
+    need: int  # blocks that it takes on the device
     place: Place = Place.ABSENT
     handle: AdapterHandle | None = None
     blocks: list[int] | None = None
     users: int = 0  # running sequences on the handle
-    accepted: int = 0  # requests taken and not over: they may still need it
-    retired: bool = False  # unloaded by a gateway: no new requests
+    accepted: int = 0  # accepted requests that have not ended and may still need it
+    retired: bool = False  # a gateway unloaded it: it takes no new requests
     failure: str = ""
     generation: int = 0
     last_used: int = 0

@@ -1,4 +1,4 @@
-"""Reads one LoRA adapter in PEFT layout and refuses what the base model cannot carry."""
+"""Reads one LoRA adapter in PEFT layout and refuses what does not fit the base model."""
 
 import hashlib
 import math
@@ -25,11 +25,11 @@ _KEY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """An adapter's matrices by (layer, part): A [rank, in] and B turned, [rank, out], and scaled;
-    in the type that is computed in, or a half type that widens to the same values."""
+    """An adapter's matrices by (layer, part): A [rank, in] and B transposed and scaled,
+    [rank, out]; in the compute dtype, or in a half type that widens to the same values."""
 
     digest: str
-    rank: int  # of its largest matrix
+    rank: int  # the largest of its matrices' ranks
     matrices: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -40,8 +40,11 @@ def read_adapter(
     max_rank: int,
     known_digest: str | None = None,
 ) -> AdapterWeights:
-    """`known_digest` is of the same files, whose values were found whole before: they are neither
-    hashed nor looked through again. Raises AdapterError naming the file and field at fault."""
+    """Reads and checks the PEFT directory `directory`.
+
+    A `known_digest` says that these files were verified before: they are neither hashed nor
+    checked for finite values again. Raises AdapterError naming the file and field at fault.
+    """
     config = read_config(directory)
     _check_config(directory / CONFIG, config, max_rank)
     path = directory / WEIGHTS
@@ -53,7 +56,7 @@ def read_adapter(
     for (layer, module), pair in _by_module(path, file, spec).items():
         name, part = f"layer {layer} {module}", _PART_OF[module]
         if len(pair) != 2:
-            raise _invalid(path, f"{name} has lora_{next(iter(pair))} without its pair")
+            raise _invalid(path, f"{name} has lora_{next(iter(pair))} without the other half")
         rank = _check_pair(path, name, pair["A"], pair["B"], part, spec, max_rank)
         scale = _scale(config, f"model.layers.{layer}.{module}", rank, directory / CONFIG)
         a, b = pair["A"], pair["B"]
@@ -64,7 +67,7 @@ def read_adapter(
         if known_digest is None:
             _check_finite(path, name, matrices[layer, part])
     if not matrices:
-        raise _invalid(path, "it holds no lora_A and lora_B matrices")
+        raise _invalid(path, "it has no lora_A and lora_B matrices")
     rank = max(a.shape[0] for a, _ in matrices.values())
     digest = known_digest or digest_of(config, hashlib.sha256(file).digest())
     return AdapterWeights(digest, rank, matrices)
@@ -76,44 +79,45 @@ def _invalid(path: Path, message: str) -> AdapterError:
 
 def _check_config(path: Path, config: dict[str, Any], max_rank: int) -> None:
     if config.get("peft_type") != "LORA":
-        raise _invalid(path, f"peft_type is {config.get('peft_type')!r}: LORA is served only")
+        raise _invalid(path, f"peft_type is {config.get('peft_type')!r}: only LORA is supported")
     rank = config.get("r")
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= max_rank:
-        raise _invalid(path, f"r is {rank!r}: it must be 1 to {max_rank}")
+        raise _invalid(path, f"r is {rank!r}: it must be from 1 to {max_rank}")
     alpha = config.get("lora_alpha")
     if not isinstance(alpha, int | float) or not math.isfinite(alpha) or abs(alpha) > 1e6:
-        raise _invalid(path, f"lora_alpha is {alpha!r}: it must be a finite number of usual size")
+        raise _invalid(path, f"lora_alpha is {alpha!r}: it must be from -1000000 to 1000000")
     if config.get("bias", "none") != "none":
-        raise _invalid(path, f"bias is {config['bias']!r}: only 'none' is served")
+        raise _invalid(path, f"bias is {config['bias']!r}: only 'none' is supported")
     for field in ("use_dora", "fan_in_fan_out", "modules_to_save", "trainable_token_indices"):
         if config.get(field):
-            raise _invalid(path, f"{field} is set: plain LoRA on linear layers is served only")
+            raise _invalid(path, f"{field} is set: only plain LoRA on linear layers is supported")
     targets = config.get("target_modules")
     if isinstance(targets, list):
         known = {name.split(".")[-1] for name in _PART_OF}
         unknown = sorted(t for t in targets if str(t).split(".")[-1] not in known)
         if unknown:
             raise _invalid(
-                path, f"target_modules names {unknown[0]!r}: served are {', '.join(sorted(known))}"
+                path,
+                f"target_modules has {unknown[0]!r}: supported are {', '.join(sorted(known))}",
             )
 
 
 def _by_module(
     path: Path, file: bytes, spec: ModelSpec
 ) -> dict[tuple[int, str], dict[str, torch.Tensor]]:
-    """The file's tensors, each in memory of its own, by (layer, module) and half."""
+    """The file's tensors by (layer, module) and half ("A" or "B")."""
     try:
         tensors = safetensors.torch.load(file)
     except (SafetensorError, KeyError) as error:
-        raise _invalid(path, f"it is no whole safetensors file: {error}") from None
+        raise _invalid(path, f"it is not a complete safetensors file: {error}") from None
     halves: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         match = _KEY.match(key)
         if match is None or match[2] not in _PART_OF:
-            raise _invalid(path, f"tensor {key} is of no linear layer of the base model")
+            raise _invalid(path, f"tensor {key} matches no linear layer of the base model")
         layer = int(match[1])
         if layer >= spec.layers:
-            raise _invalid(path, f"tensor {key}: the base model has {spec.layers} layers")
+            raise _invalid(path, f"tensor {key}: the base model has only {spec.layers} layers")
         halves.setdefault((layer, match[2]), {})[match[3]] = tensor
     return halves
 
@@ -131,46 +135,48 @@ def _check_pair(
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != width or b.shape[0] != out:
         raise _invalid(
             path,
-            f"{name} has lora_A {list(a.shape)} and lora_B {list(b.shape)}; the base model asks "
+            f"{name} has lora_A {list(a.shape)} and lora_B {list(b.shape)}; the base model needs "
             f"[rank, {width}] and [{out}, rank]: was it trained on another base?",
         )
     rank = a.shape[0]
     if b.shape[1] != rank or not 1 <= rank <= max_rank:
-        raise _invalid(path, f"{name} has rank {rank} in A, {b.shape[1]} in B: 1 to {max_rank}")
+        raise _invalid(
+            path, f"{name} has rank {rank} in A, {b.shape[1]} in B: both must be 1 to {max_rank}"
+        )
     for half, tensor in (("A", a), ("B", b)):
         if not tensor.is_floating_point():
-            raise _invalid(path, f"{name} lora_{half} is {tensor.dtype}: floats are served only")
+            raise _invalid(path, f"{name} lora_{half} is {tensor.dtype}: only floats are supported")
     return rank
 
 
 def _kept_type(stored: torch.dtype, scale: float, computed: torch.dtype) -> torch.dtype:
-    """Half types stay as they are in host memory where the scale leaves their values exact."""
+    """The type kept in host memory: a half type stays where scaling leaves its values exact."""
     exact = scale == 1.0 or (stored is torch.bfloat16 and math.frexp(scale)[0] == 0.5)
     return stored if computed is torch.float32 and stored.itemsize == 2 and exact else computed
 
 
 def _turned(b: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
     """B^T times the scale, which is applied before the values are rounded to another type."""
-    # NumPy knows no bfloat16, but turns a narrow matrix three times as fast as torch.
+    # NumPy has no bfloat16, but transposes a narrow matrix three times as fast as torch.
     bits = b.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[b.itemsize])
     turned = torch.from_numpy(np.ascontiguousarray(bits.numpy().T)).view(b.dtype)
     return turned.to(dtype) if scale == 1.0 else turned.float().mul_(scale).to(dtype)
 
 
 def _check_finite(path: Path, name: str, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Also of what grew too large for the type that is computed in. By the sum, which is one quick
-    pass; a sum that overflowed is looked at again."""
+    """Also finds values that overflow the compute dtype. The sum is one quick pass; only when it
+    is not finite are the values checked one by one."""
     for half, tensor in zip("AB", pair, strict=True):
         total = tensor.sum(dtype=torch.float32).item()
         if not math.isfinite(total) and not torch.isfinite(tensor).all():
-            raise _invalid(path, f"{name} lora_{half} holds NaN or infinite values")
+            raise _invalid(path, f"{name} lora_{half} has NaN or infinite values")
 
 
 def _scale(config: dict[str, Any], module: str, rank: int, path: Path) -> float:
     alpha = _by_pattern(config.get("alpha_pattern"), module, config["lora_alpha"])
     told = _by_pattern(config.get("rank_pattern"), module, config["r"])
     if told != rank:
-        raise _invalid(path, f"{module} is said to have rank {told}, its weights have {rank}")
+        raise _invalid(path, f"the configuration gives {module} rank {told}, its weights {rank}")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 

@@ -1,8 +1,8 @@
-"""A device's adapters: checked copies in host memory, and those whose weights lie in its slots.
+"""A device's adapters: verified copies in host memory, and the adapters loaded into its slots.
 
-Which copies stay is decided by whoever registers and drops them. How a copy is kept, and where in
-the blocks lent to it the weights go, is the device's own affair: `layers/lora_slots.py` on a CPU,
-`adapters_gpu.py` on a GPU.
+The caller decides which copies stay by registering and dropping them. The format of a copy, and
+the layout of the weights in the blocks lent to it, depend on the device: `layers/lora_slots.py`
+on a CPU, `adapters_gpu.py` on a GPU.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ Copy = TypeVar("Copy")
 
 
 class AdapterMemory(ABC, Generic[Copy]):
-    """Safe to register and drop from a loader thread while steps run."""
+    """`register` and `drop` may be called from a loader thread while steps run."""
 
     def __init__(self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> None:
         self._spec = spec
@@ -31,7 +31,7 @@ class AdapterMemory(ABC, Generic[Copy]):
         self._enabled = config.enable_lora
         self._reader = AdapterReader(spec, dtype, config.max_lora_rank)
         self._copies: dict[str, Copy] = {}
-        self._needed: dict[str, int] = {}  # blocks; known also after the copy was dropped
+        self._needed: dict[str, int] = {}  # digest -> blocks; kept after the copy is dropped
         self._held: list[AdapterHandle | None] = [None] * config.max_adapter_slots
 
     def register(self, path: str) -> AdapterState:
@@ -46,7 +46,7 @@ class AdapterMemory(ABC, Generic[Copy]):
         return AdapterState(weights.digest, "host", weights.rank, 0)
 
     def keep(self, weights: AdapterWeights) -> None:
-        """Takes an adapter that was read already into host memory."""
+        """Stores a host copy of an adapter that is already read."""
         copy, self._needed[weights.digest] = self._made_ready(weights)
         self._copies[weights.digest] = copy
 
@@ -66,7 +66,9 @@ class AdapterMemory(ABC, Generic[Copy]):
             raise IntegrityError(f"slot {handle.slot} still holds an adapter: unload it first")
         needed = self._needed[handle.digest]
         if len(blocks) < needed:
-            raise IntegrityError(f"adapter {handle.digest[:12]} was given {len(blocks)} blocks")
+            raise IntegrityError(
+                f"adapter {handle.digest[:12]} got {len(blocks)} of {needed} blocks"
+            )
         self._fill(handle.slot, copy, blocks[:needed])
         self._held[handle.slot] = handle
 
@@ -80,13 +82,13 @@ class AdapterMemory(ABC, Generic[Copy]):
         if self._held[handle.slot] != handle:
             raise IntegrityError(
                 f"slot {handle.slot} does not hold adapter {handle.digest[:12]} of generation "
-                f"{handle.generation}: the step stops rather than use other weights"
+                f"{handle.generation}: the step stops so that it cannot use other weights"
             )
 
     @abstractmethod
     def _made_ready(self, weights: AdapterWeights) -> tuple[Copy, int]:
-        """The copy that stays in host memory, and how many blocks it needs on the device.
-        ValueError says why it cannot be had."""
+        """The host copy, and the number of blocks that it needs on the device. Raises ValueError
+        when the adapter does not fit the device's layout."""
 
     @abstractmethod
     def _fill(self, slot: int, copy: Copy, blocks: list[int]) -> None: ...

@@ -1,4 +1,4 @@
-"""An adapter's one name, read from its directory in PEFT layout. No torch, so that gateways share it."""
+"""The digest that identifies an adapter, from its PEFT directory. No torch: gateways use it too."""
 
 import hashlib
 import json
@@ -9,14 +9,15 @@ from engine.errors import AdapterError
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-# Fields of the configuration that change what the weights mean.
+# Fields of the configuration that change the effective weights.
 _MEANING = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 
 
 def adapter_digest(directory: Path) -> str:
-    """SHA-256 over the SHA-256 of the weight file and the scaling fields.
+    """SHA-256, in hex, over the SHA-256 of the weight file and the scaling fields.
 
     The same weights with another alpha answer differently, so they are another adapter.
+    Raises AdapterError when a file cannot be read.
     """
     config = read_config(directory)
     try:
@@ -41,10 +42,10 @@ def read_config(directory: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise AdapterError(
-            "adapter_not_found", f"{path} is missing: give a PEFT directory"
+            "adapter_not_found", f"{path} is missing: use the path of a PEFT directory"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise AdapterError("invalid_adapter", f"{path}: it cannot be read: {error}") from None
+        raise AdapterError("invalid_adapter", f"{path} cannot be read: {error}") from None
     if not isinstance(config, dict):
-        raise AdapterError("invalid_adapter", f"{path}: it is not a JSON object")
+        raise AdapterError("invalid_adapter", f"{path} is not a JSON object")
     return config

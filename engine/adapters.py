@@ -1,5 +1,6 @@
-"""Which adapters are known, which are on the device, and who uses them. No torch: the runner moves
-the bytes, the block pool gives the memory, `host_tier.py` keeps the copies that are not in use.
+"""The adapter registry: which adapters are known, which are on the device, and how many sequences
+use them. No torch: the runner copies the weights, the block pool provides device memory, and
+`host_tier.py` keeps the copies in host memory.
 """
 
 import logging
@@ -19,11 +20,11 @@ from engine.protocol import AdapterState
 
 log = logging.getLogger("tollhouse.engine")
 
-OWNER = "\x00adapters"  # the pool's name for what adapters hold; never a tenant
+OWNER = "\x00adapters"  # the owner of the adapters' blocks in the pool; never a tenant
 
 
 class Adapters:
-    """The registry, and the device slots within the block pool."""
+    """Known adapters and the device slots, whose memory comes from the block pool."""
 
     def __init__(
         self,
@@ -39,9 +40,9 @@ class Adapters:
         self._slots: list[Adapter | None] = [None] * config.max_adapter_slots
         self._generations = [0] * config.max_adapter_slots
         self._drain_s = config.adapter_drain_s
-        self._reading: dict[str, Adapter] = {}  # absent ones that a request waits for
+        self._reading: dict[str, Adapter] = {}  # absent adapters being read for a request
         self._failed: list[Adapter] = []
-        self._wanted: dict[str, float] = {}  # digest -> since when a request has lacked a slot
+        self._wanted: dict[str, float] = {}  # digest -> time from which a request lacks a slot
         self._told: dict[str, tuple[Place, int, str]] = {}
         self.host = HostTier(runner, config.host_adapter_bytes, submit)
         self.known: dict[str, Adapter] = {}
@@ -49,7 +50,7 @@ class Adapters:
     # Registration.
 
     def register(self, path: str, state: AdapterState) -> Adapter:
-        """Record what the runner has just read from `path` into host memory."""
+        """Record an adapter that the runner has just read from `path` into host memory."""
         adapter = self.known.get(state.digest)
         if adapter is None:
             size = os.path.getsize(os.path.join(path, "adapter_model.safetensors"))
@@ -62,7 +63,7 @@ class Adapters:
         return adapter
 
     def find(self, digest: str) -> Adapter:
-        """One that new requests may use."""
+        """An adapter that new requests may use. Raises AdapterError."""
         adapter = self.known.get(digest)
         if adapter is None or adapter.retired:
             raise AdapterError(
@@ -71,7 +72,7 @@ class Adapters:
         return adapter
 
     def accept(self, digest: str) -> None:
-        """A request for this adapter was taken; keeps its weights findable until `settle`."""
+        """Count an accepted request for this adapter, which stays known until `settle`."""
         self.find(digest).accepted += 1
 
     def settle(self, digest: str) -> None:
@@ -82,7 +83,7 @@ class Adapters:
         self._bury(adapter)
 
     def retire(self, digest: str) -> AdapterState:
-        """Unload: no new requests; those under way keep the weights that they began with."""
+        """Unload: no new requests; running ones keep the weights that they started with."""
         adapter = self.find(digest)
         adapter.retired = True
         self._bury(adapter)
@@ -91,7 +92,7 @@ class Adapters:
     # Use.
 
     def slot_to_have(self) -> bool:
-        """Whether a slot is free or held by an adapter that nobody runs on."""
+        """Whether a slot is free or held by an adapter that no sequence uses."""
         return any(a is None or a.users == 0 for a in self._slots)
 
     def usable(self, digest: str | None, slot_to_have: bool) -> bool:
@@ -104,10 +105,10 @@ class Adapters:
         return slot_to_have and adapter.place is not Place.DRAINING and digest not in self._reading
 
     def acquire(self, digest: str, spare: int, force: bool = False) -> AdapterHandle | Lack:
-        """A handle for one more sequence, loading the weights if needed.
+        """A handle for one more sequence; loads the weights if needed.
 
         `spare` blocks must stay available beside the adapter's own, for the sequence's KV;
-        `force` takes blocks that are spared for other tenants' caches.
+        `force` also takes blocks below other tenants' cache floors.
         """
         adapter = self.known[digest]
         if adapter.place is not Place.RESIDENT:
@@ -122,7 +123,7 @@ class Adapters:
         return adapter.handle
 
     def hold(self, handle: AdapterHandle) -> None:
-        """One more sequence on a handle that is held already (a fork)."""
+        """Count one more sequence (a fork) on a handle that is already in use."""
         self._of(handle).users += 1
 
     def release(self, handle: AdapterHandle) -> None:
@@ -133,7 +134,7 @@ class Adapters:
         self._bury(adapter)
 
     def check(self, handle: AdapterHandle) -> None:
-        """The step's guard: the slot must hold exactly the weights that the sequence began with."""
+        """Raise IntegrityError unless the slot holds the weights that the sequence started with."""
         adapter = self._slots[handle.slot]
         if adapter is None or adapter.handle != handle:
             raise IntegrityError(
@@ -142,8 +143,8 @@ class Adapters:
             )
 
     def want(self, digest: str, now: float) -> None:
-        """A request waits only for this adapter's slot. Meanwhile its weights are read, if they fit
-        beside those that other requests wait for."""
+        """Note that a request waits only for this adapter's slot. Its weights are read meanwhile,
+        if they fit into host memory beside those that other requests wait for."""
         self._wanted.setdefault(digest, now)
         adapter = self.known[digest]
         unread = adapter.place is Place.ABSENT and digest not in self._reading
@@ -151,8 +152,8 @@ class Adapters:
             self._read(adapter)
 
     def drain_for_waiting(self, now: float) -> None:
-        """For every adapter that was wanted long enough, one is drained (half of them at most at
-        once): it takes no new sequences, so a busy adapter cannot keep its slot for ever."""
+        """Drain one busy adapter for every adapter that has waited `adapter_drain_s`, at most half
+        of the slots at once. A draining adapter takes no new sequences, so it frees its slot."""
         aged = sum(now - since >= self._drain_s for since in self._wanted.values())
         if not aged:
             return
@@ -164,7 +165,7 @@ class Adapters:
             self._drain(adapter)
 
     def evict_idle(self) -> bool:
-        """Free the slot and blocks of the least recently used adapter that nobody runs on."""
+        """Free the slot and blocks of the least recently used adapter that no sequence uses."""
         idle = [a for a in self._slots if a and a.place is Place.RESIDENT and a.users == 0]
         if not idle:
             return False
@@ -173,18 +174,18 @@ class Adapters:
         return True
 
     def poll(self) -> list[Adapter]:
-        """Take in finished host reads; returns the adapters that could not be read or loaded."""
+        """Process finished host reads; returns the adapters that could not be read or loaded."""
         self.host.poll()
         failed, self._failed = self._failed, []
         return failed
 
-    # What is known from outside.
+    # Reporting.
 
     def states(self) -> list[AdapterState]:
         return [a.state() for a in list(self.known.values())]
 
     def changes(self) -> list[AdapterState]:
-        """The states that are other than at the last call; of one no longer known, `gone`."""
+        """The states that changed since the last call; a removed adapter has the state `gone`."""
         now = {d: (a.place, a.generation, a.failure) for d, a in list(self.known.items())}
         changed = [self.known[d].state() for d, told in now.items() if self._told.get(d) != told]
         gone = [AdapterState(d, "gone", 0, 0) for d in self._told if d not in now]
@@ -214,10 +215,10 @@ class Adapters:
                 )
             in_slot = adapter.place in (Place.RESIDENT, Place.DRAINING)
             if in_slot != (adapter.handle is not None) or in_slot != (adapter in self._slots):
-                raise IntegrityError(f"adapter {name} is {adapter.place} wrongly")
+                raise IntegrityError(f"adapter {name} must not be {adapter.place} now")
         self.host.check_integrity(self.known.values())
 
-    # The moves.
+    # Transitions.
 
     def _make_resident(self, adapter: Adapter, spare: int, force: bool) -> Lack | None:
         if adapter.place is Place.ABSENT:
@@ -250,7 +251,7 @@ class Adapters:
             log.exception("adapter %s could not be moved to the device", adapter.digest[:12])
             self._pool.release(reversed(blocks))
             adapter.move(Place.HOST)
-            self._fail(adapter, f"the device did not take the adapter: {error}")
+            self._fail(adapter, f"the adapter could not be moved to the device: {error}")
             return False
         adapter.handle, adapter.blocks, adapter.generation = handle, blocks, handle.generation
         self._slots[slot] = adapter
@@ -275,7 +276,7 @@ class Adapters:
         self.host.trim()
 
     def _bury(self, adapter: Adapter) -> None:
-        """A retired adapter goes when the last request that was taken for it is over."""
+        """Remove a retired adapter once its last accepted request has ended."""
         if (
             not adapter.retired
             or adapter.accepted
@@ -306,7 +307,7 @@ class Adapters:
             if future.result().digest not in self.known:
                 self._runner.drop_adapter(future.result().digest)
             self._fail(adapter, f"{adapter.path} now holds other weights: load it again")
-        elif adapter.place is Place.ABSENT:  # else a gateway loaded it meanwhile
+        elif adapter.place is Place.ABSENT:  # otherwise a gateway loaded it meanwhile
             adapter.failure = ""
             self.host.take(adapter)
         self._bury(adapter)

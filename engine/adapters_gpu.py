@@ -1,4 +1,4 @@
-"""Adapters of a GPU: packed in host memory, copied into the KV blocks that were taken for them."""
+"""Adapters on a GPU: packed in host memory, copied into the KV blocks allocated for them."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,7 +18,7 @@ from engine.layers.kv import KvPool
 from engine.layers.transfer import on_device
 from engine.models.spec import ModelSpec
 
-_COPIED_AT_ONCE = 64  # blocks staged on the device while they go to their places
+_COPIED_AT_ONCE = 64  # blocks staged on the device before they are scattered into the pool
 
 
 class GpuAdapters(AdapterMemory[PackedAdapter]):
@@ -31,7 +31,7 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
         self._sorted: tuple[object, LoraRows] | None = None
         self._side = side_stream(pool.data.device)
         self.table: AdapterTable | None = None
-        self.rank_sizes: list[int] = []  # what a step's largest rank is rounded up to
+        self.rank_sizes: list[int] = []  # a step's largest rank is rounded up to one of these
         if config.enable_lora:
             most = -(-config.max_lora_rank // 16) * 16
             self.rank_sizes = sorted({16, most})
@@ -58,8 +58,8 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
             self.table.clear(slot)
 
     def add_to(self, step: HostStep, rows: list[Row]) -> HostStep:
-        """The step with its rows sorted by adapter, if any has one. Raises IntegrityError for a
-        handle of another generation than the slot's."""
+        """Add the adapter rows, sorted by adapter, to a step that uses any adapter. Raises
+        IntegrityError when a handle's generation is not the slot's."""
         handles = {row.adapter for row in rows if row.adapter is not None}
         if not handles:
             return step
@@ -83,7 +83,7 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
         return replace(step, lora=self._sorted[1])
 
     def _copy_in(self, image: Tensor, places: Tensor) -> None:
-        """Crosses to the device beside the step under way, and goes to its blocks after it."""
+        """Copies to the device beside the running step, and into the blocks after it."""
         device = self._arena.device
         index = on_device(places.tolist(), device)
         for first in range(0, image.shape[0], _COPIED_AT_ONCE):

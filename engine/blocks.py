@@ -1,6 +1,6 @@
-"""The pool of KV blocks: who holds which, what is cached under which key, what may be taken next.
+"""The pool of KV blocks: holders, prefix-cache keys, and the order of eviction.
 
-Adapters take their memory from the same pool, so KV and weights compete under one number.
+Adapters take their memory from the same pool, so KV and weights share one budget.
 """
 
 from collections import Counter
@@ -21,23 +21,24 @@ class BlockPool:
         self.block_size = block_size
         self.refs = [0] * num_blocks
         self.keys: list[bytes | None] = [None] * num_blocks
-        self.owners: list[str] = [""] * num_blocks  # whose cache entry; meaningless without a key
+        self.owners: list[str] = [""] * num_blocks  # of the cache entry; only valid with a key
         self._free = list(range(num_blocks - 1, -1, -1))
-        # Floors never bind more than half of the pool, or a crowd of idle tenants could stop work.
+        # Floors protect at most half of the pool, or many idle tenants could block all admissions.
         self._idle = IdleBlocks(floor, cap, floor_total=num_blocks // 2)
         self._index: dict[bytes, int] = {}
-        self.events: list[KvEvent] | None = None  # None: nobody listens
+        self.events: list[KvEvent] | None = None  # None: no gateway subscribed
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that hold nothing that anybody uses now, cached ones included."""
+        """Blocks that no sequence or adapter uses now, cached ones included."""
         return len(self._free) + len(self._idle)
 
     def available(self, owner: str, force: bool = False) -> int:
         return len(self._free) + self._idle.usable_by(owner, force)
 
     def allocate(self, count: int, owner: str, force: bool = False) -> list[int] | None:
-        """`count` blocks held once each, or None and nothing changed. `force` ignores floors."""
+        """`count` blocks, each held once; None, and no change, when there are too few.
+        `force` ignores floors."""
         if count > self.available(owner, force):
             return None
         return [self._take(owner, force) for _ in range(count)]
@@ -65,17 +66,18 @@ class BlockPool:
         self.refs[block] += 1
 
     def writable(self, block: int) -> bool:
-        """A shared or cached block is never written: its writer copies it first."""
+        """Whether a block may be written: a shared or cached one must be copied first."""
         return self.refs[block] == 1 and self.keys[block] is None
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Give back in the order given: pass a table reversed, so that tails are evicted first."""
+        """Release in the given order; pass a block table reversed, so that tails are evicted
+        first."""
         for block in blocks:
             self.refs[block] -= 1
             if self.refs[block] > 0:
                 continue
             if self.refs[block] < 0:
-                raise IntegrityError(f"block {block} was released more often than held")
+                raise IntegrityError(f"block {block} was released more often than it was held")
             if self.keys[block] is None:
                 self._free.append(block)
                 continue
@@ -86,13 +88,13 @@ class BlockPool:
                 self._free.append(pushed_out)
 
     def freed_by(self, tables: Iterable[list[int]]) -> int:
-        """How many blocks nobody would hold any more if these tables were released."""
+        """How many blocks would have no holder left if these tables were released."""
         counts = Counter(block for table in tables for block in table)
         return sum(self.refs[block] == count for block, count in counts.items())
 
     def cache(self, block: int, key: bytes, owner: str, parent: bytes | None) -> None:
-        """Name a held, wholly computed block. A key that is cached already keeps its first block,
-        so that block tables only ever grow."""
+        """Enter a held, fully computed block in the prefix cache. A key that is already cached
+        keeps its first block, so that block tables only ever grow."""
         if self.keys[block] is not None or key in self._index:
             return
         self.keys[block] = key
@@ -111,7 +113,7 @@ class BlockPool:
         else:
             victim = self._idle.victim(owner, force)
             if victim is None:
-                raise IntegrityError("the pool promised a block that it does not have")
+                raise IntegrityError("the pool counts an available block that it does not have")
             block = victim
             self._idle.remove(block)
             self._forget(block)
@@ -128,7 +130,7 @@ class BlockPool:
             self.events.append(KvEvent("removed", [key.hex()]))
 
     def check_integrity(self, held: Iterable[int]) -> None:
-        """`held` lists every block that a sequence or an adapter has, as often as it has it."""
+        """`held` lists every block of every sequence and adapter, once per holder."""
         expected = Counter(held)
         for block in range(self.num_blocks):
             if self.refs[block] != expected[block]:
@@ -137,16 +139,16 @@ class BlockPool:
                 )
             key = self.keys[block]
             if key is not None and self._index.get(key) != block:
-                raise IntegrityError(f"block {block} has a key that the index does not know")
+                raise IntegrityError(f"block {block} has a key that is not in the index")
             if (block in self._idle) != (key is not None and self.refs[block] == 0):
-                raise IntegrityError(f"block {block} is wrongly idle or wrongly not")
+                raise IntegrityError(f"block {block} is idle although it must not be, or reversed")
         in_use = sum(1 for count in self.refs if count)
         if len(self._free) + len(self._idle) + in_use != self.num_blocks:
             raise IntegrityError(
-                f"{len(self._free)} free + {len(self._idle)} idle + {in_use} held blocks are not "
-                f"{self.num_blocks}"
+                f"{len(self._free)} free, {len(self._idle)} idle and {in_use} held blocks do not "
+                f"sum to {self.num_blocks}"
             )
         if len(set(self._free)) != len(self._free):
             raise IntegrityError("a block is in the free list twice")
         if sum(key is not None for key in self.keys) != len(self._index):
-            raise IntegrityError("the prefix index names blocks that do not bear the name")
+            raise IntegrityError("the prefix index has keys that no block has")

@@ -1,4 +1,4 @@
-"""A gateway's end of the line to one engine: asyncio, reconnecting, losing no receipt."""
+"""The gateway's client of one engine: asyncio, reconnects, loses no receipt."""
 
 import asyncio
 import contextlib
@@ -30,20 +30,21 @@ from engine.pulse import Pulse
 
 log = logging.getLogger("tollhouse.engine.client")
 
-HELLO_AGAIN_S = 2.0  # a Hello waits in ZeroMQ's queue for the engine; again, should it be lost
+HELLO_AGAIN_S = 2.0  # ZeroMQ queues a Hello until the engine is up; it is repeated in case of loss
 
 Item = TokenChunk | Receipt | Exception
 
 
 class Sink(Protocol):
-    """Where the items of one request go: chunks, then a receipt or an error, which is the last."""
+    """Receives the items of one request: chunks, then a receipt or an error as the last item."""
 
     def put_nowait(self, item: Item) -> None: ...
 
 
 class EngineClient:
-    """Connects once and stays: streams fail with ConnectionLost when the engine is gone, and the
-    client keeps trying to reach it. Receipts are repeated until `acknowledge`."""
+    """Keeps one connection to an engine. When the engine is gone, open streams fail with
+    ConnectionLost and the client keeps reconnecting. The engine repeats receipts at each
+    connect until `acknowledge`."""
 
     def __init__(
         self,
@@ -57,14 +58,14 @@ class EngineClient:
         on_receipt: Callable[[Receipt], None] | None = None,
         on_kv_events: Callable[[list[KvEvent]], None] | None = None,
     ) -> None:
-        """`silence_s`: how long the engine may say nothing (a long step) before it counts as gone;
-        `grace_s`: how long after a broken connection streams wait for it to come back;
-        `on_receipt` gets receipts that no open stream is waiting for; `on_kv_events` gets every
-        event, and `cleared` before an engine tells anew what it holds."""
+        """`silence_s`: how long the engine may be silent (during a long step) before it counts as
+        gone; `grace_s`: how long streams wait for a broken connection to come back; `on_receipt`
+        gets receipts that no open stream is waiting for; `on_kv_events` gets every event, and
+        `cleared` before an engine reports its whole cache again."""
         self.address = address
         self.gateway_id = gateway_id or uuid.uuid4().hex
         self.stats: EngineStats | None = None
-        self.adapters: dict[str, AdapterState] = {}  # by digest, kept up by welcome and heartbeats
+        self.adapters: dict[str, AdapterState] = {}  # by digest, from Welcome and heartbeats
         self._info: EngineInfo | None = None
         self._keys = keys
         self._heartbeat_s = heartbeat_s
@@ -72,7 +73,7 @@ class EngineClient:
         self._grace_s = grace_s
         self._on_receipt = on_receipt
         self._on_kv_events = on_kv_events
-        self._streams: dict[str, tuple[Sink, int]] = {}  # the int: Hellos said before it
+        self._streams: dict[str, tuple[Sink, int]] = {}  # with the number of Hellos sent before
         self._hellos = 0
         self._hello_at = 0.0
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -89,7 +90,9 @@ class EngineClient:
     @property
     def info(self) -> EngineInfo:
         if self._info is None:
-            raise ConnectionLost(f"not connected to the engine at {self.address} yet")
+            raise ConnectionLost(
+                f"not connected to the engine at {self.address} yet: call connect() first"
+            )
         return self._info
 
     @property
@@ -97,21 +100,23 @@ class EngineClient:
         return self._connected.is_set()
 
     async def connect(self, timeout_s: float = 30.0) -> EngineInfo:
-        """Waits for the engine's welcome; may be called again to wait for a reconnect."""
+        """Waits for the engine's Welcome; may be called again to wait for a reconnect. Raises
+        ConnectionLost after `timeout_s`."""
         if self._socket is None:
             self._open()
         try:
             await asyncio.wait_for(self._connected.wait(), timeout_s)
         except TimeoutError:
             raise ConnectionLost(
-                f"the engine at {self.address} did not answer within {timeout_s:g} s: "
-                "is it running, are the keys right, is it the same version?"
+                f"the engine at {self.address} did not answer within {timeout_s:g} s: check that "
+                "it runs, that the CURVE keys match and that it has the same version"
             ) from None
         return self.info
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk | Receipt]:
-        """Chunks as they come, then the receipt. Raises RequestError when the engine refuses, and
-        ConnectionLost when it is gone. Closing the iterator early aborts the request."""
+        """Yields chunks as they arrive, then the receipt. Raises RequestError when the engine
+        refuses the request, and ConnectionLost when the engine is gone. Closing the iterator
+        early aborts the request."""
         name = request.request_id
         queue: asyncio.Queue[Item] = asyncio.Queue()
         await self.submit(request, queue)
@@ -129,12 +134,12 @@ class EngineClient:
                 self.abort_soon(name)
 
     async def submit(self, request: GenerateRequest, sink: Sink) -> None:
-        """As `generate`, for a caller that takes the items as they arrive: no task, no queue."""
+        """Like `generate`, but puts the items into `sink` as they arrive: no task, no queue."""
         if not self.connected:
             raise ConnectionLost(f"the engine at {self.address} is not reachable")
         name = request.request_id
         if name in self._streams:
-            raise RequestError("duplicate_request", f"{name} is under way")
+            raise RequestError("duplicate_request", f"request {name} is already running")
         self._streams[name] = (sink, self._hellos)
         try:
             await self._send(wire.Generate(request))
@@ -143,15 +148,15 @@ class EngineClient:
             raise
 
     def abort_soon(self, request_id: str) -> None:
-        """Ask for an early end; the stream then gets its last chunk and its receipt."""
+        """Asks the engine to abort; the stream then gets its last chunk and its receipt."""
         self._send_soon(wire.Abort([request_id]))
 
     async def acknowledge(self, request_ids: list[str]) -> None:
-        """The receipts are safe with us: the engine may forget them."""
+        """Tells the engine that these receipts are stored durably and may be forgotten."""
         await self._send(wire.Acknowledge(request_ids))
 
     async def load_adapter(self, path: str, timeout_s: float = 120.0) -> AdapterState:
-        """Read a PEFT directory (on the engine's machine). Raises AdapterError."""
+        """Reads a PEFT directory on the engine's machine. Raises AdapterError."""
         return await self._adapter_call(lambda call: wire.LoadAdapter(call, path), timeout_s)
 
     async def unload_adapter(self, digest: str, timeout_s: float = 30.0) -> AdapterState:
@@ -160,8 +165,8 @@ class EngineClient:
         return state
 
     async def look_up(self, request_ids: list[str], timeout_s: float = 30.0) -> wire.LookUpReply:
-        """What became of these requests. One that is in neither list never reached the engine,
-        was acknowledged, or died with it."""
+        """The receipts of these requests, and which still run. A request in neither list never
+        reached the engine, was acknowledged, or was lost with the engine's process."""
         reply: wire.LookUpReply = await self._call(
             lambda call: wire.LookUp(call, request_ids), timeout_s
         )
@@ -185,13 +190,13 @@ class EngineClient:
         self._socket = self._context = None
         self._connected.clear()
 
-    # Inside.
+    # Connection.
 
     def _open(self) -> None:
         self._context = zmq.asyncio.Context()
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, 100_000)
-        socket.setsockopt(zmq.RCVHWM, 0)  # memory, not a lost token, pays for a slow gateway
+        socket.setsockopt(zmq.RCVHWM, 0)  # unbounded: a slow gateway uses memory, loses no token
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         if self._keys is not None:
@@ -221,11 +226,11 @@ class EngineClient:
 
     async def _send(self, record: Any) -> None:
         if self._socket is None:
-            raise ConnectionLost("the client is not open")
+            raise ConnectionLost("the client is not open: call connect() first")
         await self._socket.send(wire.encode(record))
 
     def _send_soon(self, record: Any) -> None:
-        """Hand to ZeroMQ's own thread without waiting; its queue is long."""
+        """Queues for ZeroMQ's I/O thread without waiting."""
         if self._socket is not None:
             sent = asyncio.ensure_future(self._socket.send(wire.encode(record)))
             sent.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -239,7 +244,9 @@ class EngineClient:
             await self._send(make(number))
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
-            raise ConnectionLost(f"the engine did not answer within {timeout_s:g} s") from None
+            raise ConnectionLost(
+                f"the engine at {self.address} did not answer within {timeout_s:g} s"
+            ) from None
         finally:
             self._calls.pop(number, None)
 
@@ -256,13 +263,13 @@ class EngineClient:
             try:
                 record, number = wire.decode(data)
             except wire.WireError as error:
-                log.warning("dropped: %s", error)
+                log.warning("a message of the engine was dropped: %s", error)
                 continue
             self.pulse.heard(output=isinstance(record, StepOutput))
             try:
                 self._take(record, number)
             except Exception:
-                log.exception("a %s could not be taken in", type(record).__name__)
+                log.exception("a %s message could not be processed", type(record).__name__)
 
     def _take(self, record: Any, number: int) -> None:
         if isinstance(record, wire.WhoAreYou):
@@ -344,7 +351,7 @@ class EngineClient:
                 future.set_exception(ConnectionLost(f"{self.address}: {why}"))
 
     async def _beat(self) -> None:
-        """Heartbeats, and the two ways to find that the engine is gone."""
+        """Sends heartbeats, and fails streams when the connection or the engine is gone."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
             now = time.monotonic()
@@ -353,13 +360,13 @@ class EngineClient:
             elif now - self._hello_at > HELLO_AGAIN_S:
                 self._say_hello()
             if self._lost_at is not None and now - self._lost_at > self._grace_s:
-                self._fail_all("the connection broke and did not come back")
+                self._fail_all(f"the connection broke and did not return in {self._grace_s:g} s")
             if self.pulse.quiet_s > self._silence_s:
                 self._connected.clear()
-                self._fail_all(f"no word from the engine for {self._silence_s:g} s")
+                self._fail_all(f"the engine was silent for {self._silence_s:g} s")
 
     async def _watch(self, monitor: Any) -> None:
-        """A killed engine shows at once as a broken connection."""
+        """Notices a killed engine at once, by its broken connection."""
         while True:
             await monitor.recv_multipart()
             self._connected.clear()

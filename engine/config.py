@@ -1,4 +1,4 @@
-"""Everything an engine is told at its start, checked when it is made."""
+"""The engine's settings, validated on construction."""
 
 from dataclasses import dataclass, fields
 
@@ -15,50 +15,50 @@ class EngineConfig:
     model: str  # a directory in Hugging Face layout, or a hub id
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
     device: str = "auto"  # auto, cpu, cuda or cuda:N
-    threads: int | None = None  # CPU threads; None is the cores
+    threads: int | None = None  # CPU threads; None: one per physical core
 
     block_size: int = 16  # tokens in a block of KV
-    num_blocks: int | None = None  # of the pool; wins over kv_memory_bytes
-    kv_memory_bytes: int | None = None  # for the pool; None: the runner decides from free memory
-    max_context: int | None = None  # longest sequence; None: the model's own
+    num_blocks: int | None = None  # blocks in the pool; overrides kv_memory_bytes
+    kv_memory_bytes: int | None = None  # size of the pool; None: a share of the free memory
+    max_context: int | None = None  # longest sequence; None: the model's context length
 
-    max_batch_tokens: int = 2048  # of one step; on the command line 512 where there is no GPU
+    max_batch_tokens: int = 2048  # tokens in one step; the command line uses 512 without a GPU
     max_running: int = 64  # sequences in one step
     max_waiting: int = 1024  # sequences queued before requests are refused
-    max_waiting_per_tenant: int = 512  # the same for one tenant
+    max_waiting_per_tenant: int = 512  # the same limit for one tenant
 
     enable_lora: bool = True  # whether adapters can be loaded
-    max_adapter_slots: int = 64  # adapters on the device at once; their memory is the pool's
+    max_adapter_slots: int = 64  # adapters on the device at once; their memory is in the pool
     max_lora_rank: int = 256  # adapters of a higher rank are refused
-    host_adapter_bytes: int = 4 << 30  # for weights kept in host memory
-    adapter_drain_s: float = 2.0  # how long a request waits for a slot before one is drained for it
+    host_adapter_bytes: int = 4 << 30  # host memory for adapter weights
+    adapter_drain_s: float = 2.0  # how long a request waits before a slot is drained for it
 
     prefix_cache: bool = True  # whether computed blocks are kept for later prompts
     public_prefixes: tuple[tuple[int, ...], ...] = ()  # token ids that all tenants may share
-    cache_floor_blocks: int = 0  # cached blocks of a tenant that others' demand spares
-    cache_cap_blocks: int | None = None  # cached blocks that a tenant may keep at most
+    cache_floor_blocks: int = 0  # cached blocks of a tenant that other tenants cannot evict
+    cache_cap_blocks: int | None = None  # most idle cached blocks that a tenant may keep
 
-    fairness: str = "vtc"  # vtc, or fcfs: first come, first served
-    prompt_price: float = 1.0  # of one computed prompt token, in fairness units
-    cached_price: float = 0.05  # of one cached prompt token
-    output_price: float = 2.0  # of one generated token
-    locality_quantum: float = 4096.0  # how far a tenant may run ahead for a longer prefix
+    fairness: str = "vtc"  # vtc (virtual token counters) or fcfs (first come, first served)
+    prompt_price: float = 1.0  # fairness units for one computed prompt token
+    cached_price: float = 0.05  # fairness units for one cached prompt token
+    output_price: float = 2.0  # fairness units for one generated token
+    locality_quantum: float = 4096.0  # fairness units a tenant may run ahead for a longer prefix
 
-    overlap: bool | None = None  # launch a step before the last is read; None: as the runner says
+    overlap: bool | None = None  # launch a step before the last is read; None: the runner decides
     listen: str = "tcp://127.0.0.1:0"  # address for gateways: tcp:// or ipc://
-    server_key_file: str | None = None  # CURVE secret of this engine
-    client_keys_file: str | None = None  # public keys of gateways, one a line
-    metrics_port: int | None = None  # of /metrics and /healthz; 0 takes a free one, None is off
-    receipts_file: str | None = None  # keeps receipts over a restart; `--receipts` for short
-    receipts_kept: int = 100_000  # receipts that wait for an acknowledgement at most
-    heartbeat_s: float = 1.0  # between two reports of load to each gateway
+    server_key_file: str | None = None  # CURVE certificate of this engine, with its secret key
+    client_keys_file: str | None = None  # public keys of the allowed gateways, one per line
+    metrics_port: int | None = None  # port of /metrics and /healthz; 0: a free one, None: off
+    receipts_file: str | None = None  # keeps receipts across restarts; short form: `--receipts`
+    receipts_kept: int = 100_000  # most receipts kept while they wait for an acknowledgement
+    heartbeat_s: float = 1.0  # interval between load reports to each gateway
     gateway_timeout_s: float = 10.0  # silence after which a gateway's requests end
 
     def __post_init__(self) -> None:
         _check(self)
 
 
-# Numbers that may be 0; all others must be above it.
+# Settings that may be 0; all other numbers must be above 0.
 _MAY_BE_ZERO = {
     "cache_floor_blocks",
     "prompt_price",
@@ -72,7 +72,7 @@ _MAY_BE_ZERO = {
 
 def _check(config: EngineConfig) -> None:
     if not config.model:
-        raise ConfigError("model is empty: give a checkpoint directory or a hub id")
+        raise ConfigError("model is empty: set a checkpoint directory or a hub id")
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype is {config.dtype!r}: use one of {', '.join(DTYPES)}")
     if config.fairness not in FAIRNESS:
@@ -84,15 +84,15 @@ def _check(config: EngineConfig) -> None:
         if field.name in _MAY_BE_ZERO and not value >= 0:
             raise ConfigError(f"{field.name} is {value}: it must not be negative")
         if field.name not in _MAY_BE_ZERO and not value > 0:
-            instead = ", or not given" if field.default is None else ""
+            instead = ", or left out" if field.default is None else ""
             raise ConfigError(f"{field.name} is {value}: it must be above 0{instead}")
     if config.max_running > config.max_batch_tokens:
         raise ConfigError(
             f"max_running ({config.max_running}) is above max_batch_tokens "
-            f"({config.max_batch_tokens}): every running sequence needs a token of the step"
+            f"({config.max_batch_tokens}): every running sequence takes a token of each step"
         )
     if config.gateway_timeout_s <= config.heartbeat_s:
-        raise ConfigError("gateway_timeout_s must be longer than heartbeat_s")
+        raise ConfigError("gateway_timeout_s must be longer than heartbeat_s: raise it")
     cap = config.cache_cap_blocks
     if cap is not None and cap < config.cache_floor_blocks:
-        raise ConfigError("cache_cap_blocks is below cache_floor_blocks")
+        raise ConfigError(f"cache_cap_blocks ({cap}) is below cache_floor_blocks: raise it")

@@ -1,4 +1,4 @@
-"""CURVE: only gateways whose public key is on the list may speak with an engine over tcp."""
+"""ZeroMQ's CURVE encryption: an engine accepts only gateways whose public key is listed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """What a gateway needs: its own pair, and the engine's public key (Z85)."""
+    """A gateway's key pair and the engine's public key, all in Z85."""
 
     server_public: bytes
     public: bytes
@@ -22,11 +22,11 @@ class ClientKeys:
 
     @staticmethod
     def load(own_key_file: str, server_key_file: str) -> "ClientKeys":
-        """From certificate files as `zmq.auth.create_certificates` writes them."""
+        """Reads certificate files of `zmq.auth.create_certificates`. Raises ConfigError."""
         public, secret = _certificate(own_key_file)
         server_public, _ = _certificate(server_key_file)
         if secret is None:
-            raise ConfigError(f"{own_key_file} has no secret key")
+            raise ConfigError(f"{own_key_file} has no secret key: use the .key_secret file")
         return ClientKeys(server_public, public, secret)
 
     def apply(self, socket: "zmq.Socket[Any]") -> None:
@@ -36,7 +36,7 @@ class ClientKeys:
 
 
 class _Listed:
-    """Answers ZeroMQ whether a client's key is one of ours."""
+    """ZeroMQ's callback: whether a client's key is allowed."""
 
     def __init__(self, keys: set[bytes]) -> None:
         self._keys = keys
@@ -46,7 +46,7 @@ class _Listed:
 
 
 def zmq_z85(key: bytes) -> bytes:
-    """The printable form of a key, whichever form it has."""
+    """The Z85 form of a key given in Z85 or as raw bytes."""
     from zmq.utils import z85
 
     return key if len(key) == 40 else z85.encode(key)
@@ -55,20 +55,25 @@ def zmq_z85(key: bytes) -> bytes:
 def guard(
     context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", config: EngineConfig
 ) -> ThreadAuthenticator | None:
-    """Put CURVE on a server socket if the settings ask for it; the result must be stopped."""
+    """Enable CURVE on a server socket if the settings ask for it. The caller must stop the
+    returned authenticator."""
     if config.server_key_file is None:
         if config.client_keys_file is not None:
-            raise ConfigError("client_keys_file needs server_key_file beside it")
+            raise ConfigError("client_keys_file is set without server_key_file: set both")
         return None
     if config.client_keys_file is None:
-        raise ConfigError("server_key_file needs client_keys_file: else any key would be let in")
+        raise ConfigError(
+            "server_key_file is set without client_keys_file: set both, or any key is accepted"
+        )
     public, secret = _certificate(config.server_key_file)
     if secret is None:
-        raise ConfigError(f"{config.server_key_file} has no secret key")
+        raise ConfigError(f"{config.server_key_file} has no secret key: use the .key_secret file")
     try:
         lines = Path(config.client_keys_file).read_text().split()
     except OSError as error:
-        raise ConfigError(f"client_keys_file {config.client_keys_file}: {error}") from error
+        raise ConfigError(
+            f"client_keys_file {config.client_keys_file} cannot be read: {error}"
+        ) from error
     authenticator = ThreadAuthenticator(context)
     authenticator.start()
     authenticator.configure_curve_callback("*", _Listed({line.encode() for line in lines}))
@@ -82,4 +87,4 @@ def _certificate(path: str) -> tuple[bytes, bytes | None]:
     try:
         return zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"key file {path}: {error}") from error
+        raise ConfigError(f"key file {path} cannot be read: {error}") from error

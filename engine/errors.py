@@ -1,4 +1,4 @@
-"""What the engine refuses or fails at, each with a code that a gateway can act on."""
+"""The engine's errors, each with a code that a gateway can act on."""
 
 
 class EngineError(Exception):
@@ -11,36 +11,37 @@ class EngineError(Exception):
 
 
 class ConfigError(EngineError):
-    """A setting that cannot be; names the field."""
+    """An invalid setting; the message names it."""
 
     def __init__(self, message: str) -> None:
         super().__init__("invalid_config", message)
 
 
 class RequestError(EngineError):
-    """A request that the engine does not take; becomes a `Refusal`."""
+    """A request that the engine refuses; sent to the gateway as a `Refusal`."""
 
 
 class AdapterError(EngineError):
-    """An adapter that cannot be loaded, found or used; names the file or field."""
+    """An adapter that cannot be loaded, found or used; the message names the file or field."""
 
 
 class CheckpointError(EngineError):
-    """A base model directory that cannot be served; names the file."""
+    """A base model directory that cannot be served; the message names the file."""
 
     def __init__(self, message: str) -> None:
         super().__init__("invalid_checkpoint", message)
 
 
 class IntegrityError(EngineError):
-    """The engine's own books do not agree. It stops rather than serve someone else's state."""
+    """The engine's records contradict each other. It stops, so that no request is computed with
+    another tenant's state."""
 
     def __init__(self, message: str) -> None:
         super().__init__("integrity", message)
 
 
 class ConnectionLost(EngineError):
-    """The engine stopped answering; what it already delivered stands in its receipts."""
+    """The engine stopped answering. Its receipts count the tokens that it delivered."""
 
     def __init__(self, message: str) -> None:
         super().__init__("engine_unavailable", message)

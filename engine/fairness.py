@@ -1,7 +1,7 @@
-"""Virtual token counters: each tenant's service divided by its weight, and the order they give.
+"""Virtual token counters: each tenant's service divided by its weight, and the resulting order.
 
 After "Fairness in Serving Large Language Models" (arXiv 2401.00588), with the changes that the
-README lists: keyed by tenant, charged by the chunk, no credit for idling even when alone.
+README lists: keyed by tenant, charged per chunk, no credit for idling even when alone.
 """
 
 import heapq
@@ -9,11 +9,12 @@ import itertools
 
 
 class Levels:
-    """How much weighted service every tenant has had. Shared by all priority lanes."""
+    """The weighted service that each tenant has had, in fairness units. Shared by all
+    priorities."""
 
     def __init__(self) -> None:
         self._level: dict[str, float] = {}
-        self._last_left = ""  # who stopped waiting last
+        self._last_left = ""  # the tenant that stopped waiting last
 
     def of(self, tenant: str) -> float:
         return self._level.get(tenant, 0.0)
@@ -22,7 +23,8 @@ class Levels:
         self._level[tenant] = self.of(tenant) + cost / weight
 
     def lift(self, tenant: str, floor: float | None) -> None:
-        """Whoever was idle starts level with those who waited; `floor` is None when nobody did."""
+        """Raise an idle tenant to the level of the waiting ones; `floor` is None when no tenant
+        waits."""
         self._level[tenant] = max(
             self.of(tenant), self.of(self._last_left) if floor is None else floor
         )
@@ -34,14 +36,14 @@ class Levels:
         return len(self._level)
 
     def prune(self, keep: set[str], floor: float) -> None:
-        """Forget idle tenants that a lift would raise anyway."""
+        """Forget idle tenants whose level the next `lift` would replace anyway."""
         keep = keep | {self._last_left}
         self._level = {t: v for t, v in self._level.items() if t in keep or v > floor}
 
 
 class FairOrder:
-    """Tenants that wait, least served first. The heap is lazy: a level that has risen is mended
-    when its entry comes up, so that charging costs nothing here."""
+    """Waiting tenants, least served first. The heap is lazy: an entry whose level has risen is
+    corrected when it is popped, so that charging costs nothing here."""
 
     def __init__(self, levels: Levels) -> None:
         self._levels = levels
@@ -65,7 +67,7 @@ class FairOrder:
         self._levels.left(tenant)
 
     def lowered(self, tenant: str) -> None:
-        """A refund lowered this tenant's level; rises need no notice."""
+        """Call after a refund lowered this tenant's level; increases need no call."""
         if tenant in self._entry:
             self._push(tenant)
 

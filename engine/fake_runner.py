@@ -1,7 +1,7 @@
 """A runner without a model, for tests, demonstrations and simulations.
 
-The next token is a pure function of every id so far and of the adapter, but it is worked out from
-what lies in the blocks: a wrong block table, cache hit, copy or adapter gives another token.
+The next token is a pure function of all ids so far and of the adapter, but it is computed from
+the content of the blocks: a wrong block table, cache hit, copy or adapter gives another token.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ def _seed(digest: str) -> int:
 
 
 class FakeRunner:
-    """Keeps, for every position of every block, a hash of all tokens up to it and of the adapter."""
+    """Stores for every position of every block a hash of all tokens up to it and the adapter."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class FakeRunner:
         blocks = config.num_blocks or 1024
         self.overlapped = overlapped
         self._blocks_per_rank = blocks_per_rank
-        self._pause = pause  # spends a step's time: sleeps, or moves a simulated clock
+        self._pause = pause  # simulates a step's duration: sleeps, or advances a fake clock
         self._kv = np.zeros((blocks, config.block_size), dtype=np.uint64)
         self._last: dict[int, int] = {}
         self._host: dict[str, int] = {}  # digest -> rank
@@ -68,7 +68,7 @@ class FakeRunner:
     def register_adapter(self, path: str) -> AdapterState:
         rank = read_config(Path(path)).get("r")
         if not isinstance(rank, int) or rank < 1:
-            raise AdapterError("invalid_adapter", f"{path}/{CONFIG}: r is {rank!r}")
+            raise AdapterError("invalid_adapter", f"{path}/{CONFIG}: r is {rank!r}: use 1 or more")
         digest = adapter_digest(Path(path))
         self._host[digest] = rank
         return AdapterState(digest, "host", rank, 0)
@@ -83,7 +83,7 @@ class FakeRunner:
 
     def load_adapter(self, handle: AdapterHandle, blocks: list[int]) -> None:
         if handle.slot in self._slots or handle.digest not in self._host:
-            raise IntegrityError(f"slot {handle.slot} is taken, or the weights are not there")
+            raise IntegrityError(f"slot {handle.slot} is in use or its adapter is not registered")
         self._kv[blocks] = np.uint64(_seed(handle.digest))
         self._slots[handle.slot] = (handle, list(blocks))
 
@@ -140,14 +140,15 @@ class FakeRunner:
             raise IntegrityError(f"slot {handle.slot} holds generation {held.generation}")
         seed = _seed(handle.digest)
         if not (self._kv[blocks] == np.uint64(seed)).all():
-            raise IntegrityError(f"the pages of adapter {handle.digest[:12]} were overwritten")
+            raise IntegrityError(f"the blocks of adapter {handle.digest[:12]} were overwritten")
         return seed
 
 
 def next_token(
     state: int, position: int, sampling: SamplingParams, choice: int, vocab_size: int
 ) -> int:
-    """Greedy depends on the state alone; sampling also on the request's seed and the choice."""
+    """A greedy token depends on the state and position alone; a sampled one also on the request's
+    seed and the choice."""
     if sampling.temperature > 0:
         state = _mix(state, (sampling.seed or 0) * 1000 + choice)
     return _mix(state, position) % vocab_size

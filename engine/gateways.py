@@ -1,4 +1,4 @@
-"""The gateways that are connected: where each is reached, when it was last heard."""
+"""The connected gateways: the connection of each, and when it last sent a message."""
 
 import logging
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ log = logging.getLogger("tollhouse.engine")
 @dataclass(slots=True)
 class Gateway:
     gateway_id: str
-    route: bytes  # ZeroMQ's name of the connection; another after a reconnect
+    route: bytes  # ZeroMQ's routing id of the connection; changes at a reconnect
     last_heard: float
-    sent: int = 0  # messages sent to it so far
+    sent: int = 0  # number of messages sent to it so far
     kv_events: bool = False
 
 
 class Gateways:
-    """Sessions by gateway id and by connection, and sending to them."""
+    """Sessions by gateway id and by connection; sends messages to them."""
 
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self._socket = socket
         self._by_id: dict[str, Gateway] = {}
         self._by_route: dict[bytes, Gateway] = {}
-        self.unreachable: list[Gateway] = []  # found so while sending
+        self.unreachable: list[Gateway] = []  # gateways to which a send failed
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -42,7 +42,7 @@ class Gateways:
         return self._by_id.get(gateway_id)
 
     def greet(self, gateway_id: str, route: bytes, now: float) -> Gateway:
-        """The session of this gateway, moved to the connection that it now speaks on."""
+        """The session of this gateway, moved to the connection of its latest Hello."""
         gateway = self._by_id.get(gateway_id)
         if gateway is None:
             gateway = self._by_id[gateway_id] = Gateway(gateway_id, route, now)
@@ -57,7 +57,7 @@ class Gateways:
         self._by_route.pop(gateway.route, None)
 
     def send(self, gateway: Gateway, record: Any) -> None:
-        """Never blocks. One that cannot take a message is noted in `unreachable`."""
+        """Never blocks. A gateway that cannot be sent to is added to `unreachable`."""
         try:
             data = wire.encode(record, gateway.sent + 1)
             self._socket.send_multipart([gateway.route, data], zmq.NOBLOCK)
@@ -71,4 +71,4 @@ class Gateways:
         try:
             self._socket.send_multipart([route, wire.encode(wire.WhoAreYou())], zmq.NOBLOCK)
         except (zmq.Again, zmq.ZMQError):
-            log.warning("a connection vanished before it said who it is")
+            log.warning("a connection closed before it sent a Hello")

@@ -1,4 +1,4 @@
-"""Choosing, on the GPU at hand, how decoding steps of few tokens run their linears."""
+"""Chooses by measurement, on the present GPU, how decoding steps of few tokens run linears."""
 
 from collections.abc import Callable
 
@@ -14,9 +14,11 @@ _REPLAYS = 20
 def fastest_tiles(
     tokens: int, used: dict[int, SkinnyTiles], forward: Callable[[], Tensor]
 ) -> dict[int, SkinnyTiles]:
-    """What to enter in `used` for that many tokens: nothing where the plain path is as fast.
+    """The fastest tiles for `tokens` tokens, as an update of `used`; empty if the plain path is
+    as fast.
 
-    Whole steps are timed as graphs, so that what a fused launch saves is counted in.
+    Whole steps are timed as graphs, so that launches saved by fusion count. Changes `used` while
+    it measures.
     """
     best = _milliseconds(forward)
     found: dict[int, SkinnyTiles] = {}

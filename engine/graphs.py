@@ -1,8 +1,8 @@
 """CUDA graphs of decoding steps: recorded once for each size, replayed for every step that fits.
 
-A graph replays launches at fixed addresses, so everything that a step changes lies in the step's
-own buffer or in tables that the kernels read: which adapter a row uses, where the adapter lies and
-which generation it is are numbers in memory, never part of the graph.
+A graph replays launches at fixed addresses, so everything that changes between steps lies in the
+step's own buffer or in tables that the kernels read: a row's adapter, the adapter's blocks and its
+generation are numbers in memory, never part of the graph.
 """
 
 import bisect
@@ -19,25 +19,26 @@ from engine.kernels.step import DeviceStep, HostStep, padded
 
 log = logging.getLogger("tollhouse.engine")
 
-CHUNK_ROWS = 16  # of a decoding step's LoRA chunks
+CHUNK_ROWS = 16  # rows in a LoRA chunk of a decoding step
 
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """What a graph is for; steps of fewer tokens or adapters are padded up to it."""
+    """The size of a graph; steps of fewer tokens or adapters are padded up to it."""
 
     tokens: int
-    adapters: int  # distinct ones in the step; 0 is a graph without any LoRA kernel
+    adapters: int  # distinct adapters in the step; 0 is a graph without LoRA kernels
     most_rank: int = 0
 
 
 class Recorded(Protocol):
     def replay(self) -> Tensor:
-        """Runs it again over what now lies in the step's memory, and gives the same output."""
+        """Runs again over the present content of the step's memory; returns the same tensor."""
 
 
 class DecodeGraphs:
-    """Chooses, records and replays. `record` makes a graph of a function: CUDA's on a GPU."""
+    """Chooses, records and replays graphs. `record` makes a graph from a function: `CudaGraph` on
+    a GPU."""
 
     def __init__(
         self, most_tokens: int, slots: int, record: Callable[[Callable[[], Tensor]], Recorded]
@@ -48,7 +49,7 @@ class DecodeGraphs:
         self._graphs: dict[GraphKey, tuple[list[int], Recorded]] = {}
 
     def key(self, tokens: int, adapters: int, most_rank: int) -> GraphKey | None:
-        """None when no graph is that large."""
+        """The smallest graph that fits, or None when none is large enough."""
         if tokens > self.sizes[-1] or adapters > self._adapters[-1]:
             return None
         size = self.sizes[bisect.bisect_left(self.sizes, tokens)]
@@ -58,7 +59,7 @@ class DecodeGraphs:
         return GraphKey(size, min(count, size), most_rank)
 
     def keys(self, most_ranks: list[int]) -> list[GraphKey]:
-        """All, the largest first: later graphs then reuse the first one's memory."""
+        """All graphs, the largest first: later graphs then reuse the first one's memory."""
         counts = [(0, 0), *((n, rank) for n in self._adapters for rank in most_ranks)]
         found = {
             key for size in self.sizes for n, rank in counts
@@ -72,18 +73,18 @@ class DecodeGraphs:
     def run(
         self, key: GraphKey, step: DeviceStep, forward: Callable[[DeviceStep], Tensor]
     ) -> Tensor:
-        """The padded step's output; valid until the next step."""
+        """The output of the padded step; valid until the next step."""
         held = self._graphs.get(key)
         if held is None:
             log.debug("recording a graph for %s", key)
             held = self._graphs[key] = step.addresses, self._record(lambda: forward(step))
         elif held[0] != step.addresses:
-            raise RuntimeError(f"the step's memory moved since the graph for {key} was recorded")
+            raise RuntimeError(f"the step's memory moved after the graph for {key} was recorded")
         return held[1].replay()
 
 
 def token_sizes(most: int) -> list[int]:
-    """1, 2, 4, 8, then in steps that waste an eighth at most: 16, 24, 32, 40, 48, 64, 80, ..."""
+    """1, 2, 4, 8, then sizes whose padding stays near an eighth: 16, 24, 32, 40, 48, 64, 80, ..."""
     sizes = [1, 2, 4, 8]
     while sizes[-1] < most:
         last = sizes[-1]
@@ -95,15 +96,15 @@ class CudaGraph:
     """A recorded function on the current CUDA device."""
 
     def __init__(self, function: Callable[[], Tensor], pool: Any = None) -> None:
-        """`pool` is the memory to share with other graphs, of which only one runs at a time. They
-        must all live as long as it is used: torch refuses a pool whose last graph is gone."""
+        """`pool` is memory shared with other graphs, of which only one runs at a time. They must
+        all live while it is in use: torch refuses a pool whose last graph was deleted."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            function()  # compiles the kernels and lets the libraries take their memory
+            function()  # compiles the kernels and lets the libraries allocate their memory
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads may pin host memory meanwhile, which a global capture would not bear.
+        # Other threads may pin host memory meanwhile, which a global capture does not allow.
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._output = function()
 
@@ -113,7 +114,7 @@ class CudaGraph:
 
 
 class PlainReplay:
-    """Where there are no graphs: the function again, over the memory it was recorded with."""
+    """Replaces a graph where there are none: calls the function again on the same memory."""
 
     def __init__(self, function: Callable[[], Tensor]) -> None:
         self._function = function

@@ -1,4 +1,4 @@
-"""Adapters in host memory, within a budget of bytes, and those that are read into it from disk."""
+"""Adapters in host memory, within a budget of bytes, and the reads that bring them from disk."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ Then = Callable[["Future[AdapterState]"], None]
 
 
 def read_now(work: Callable[[], AdapterState]) -> "Future[AdapterState]":
-    """Reads without a thread: for simulations and tests."""
+    """Runs `work` in the calling thread: for simulations and tests."""
     future: Future[AdapterState] = Future()
     try:
         future.set_result(work())
@@ -26,36 +26,36 @@ def read_now(work: Callable[[], AdapterState]) -> "Future[AdapterState]":
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """An adapter on its way from disk to host memory."""
+    """A read of an adapter from disk into host memory."""
 
     path: str
     future: "Future[AdapterState]"
-    drops: int  # of host copies, when it began
+    drops: int  # the tier's count of dropped copies when the read began
     then: Then
 
 
 class HostTier:
-    """Which copies the runner keeps; the least recently used go first."""
+    """Decides which copies the runner keeps; evicts the least recently used first."""
 
     def __init__(self, runner: Runner, most_bytes: int, submit: Submit) -> None:
         self._runner = runner
         self._most_bytes = most_bytes
         self._submit = submit
-        self._kept: OrderedDict[str, Adapter] = OrderedDict()  # not absent; oldest use first
+        self._kept: OrderedDict[str, Adapter] = OrderedDict()  # least recently used first
         self._bytes = 0
         self._reads: list[Read] = []
         self._drops = 0
-        self._dropped: dict[str, int] = {}  # digest -> `_drops` when its copy last went
+        self._dropped: dict[str, int] = {}  # digest -> `_drops` after its copy was last dropped
         self._uses = 0
-        self.spared: Adapter | None = None  # about to be used: it stays, whatever the budget
+        self.spared: Adapter | None = None  # about to be used: never evicted, even over budget
 
     @property
     def reading(self) -> bool:
         return bool(self._reads)
 
     def read(self, path: str, then: Then) -> None:
-        """Bring a PEFT directory to host memory beside the loop; a later `poll` gives `then` the
-        outcome."""
+        """Read a PEFT directory into host memory beside the loop; a later `poll` calls `then` with
+        the finished future."""
         future = self._submit(lambda: self._runner.register_adapter(path))
         self._reads.append(Read(path, future, self._drops, then))
 
@@ -68,7 +68,7 @@ class HostTier:
                 read.then(read.future)
 
     def has_room(self, coming: Iterable[Adapter]) -> bool:
-        """Whether these fit beside the copies that somebody needs."""
+        """Whether these fit beside the copies that requests need."""
         needed = [a for a in self._kept.values() if a.accepted or a.place is not Place.HOST]
         return sum(a.bytes for a in (*needed, *coming)) <= self._most_bytes
 
@@ -94,8 +94,8 @@ class HostTier:
         adapter.move(Place.ABSENT)
 
     def trim(self) -> None:
-        """Beyond the budget copies go, first those that no request waits for; their paths stay
-        known."""
+        """Drop copies until the budget holds, first those that no request waits for. Dropped
+        adapters stay known by their path."""
         if self._bytes <= self._most_bytes:
             return
         for adapter in sorted(self._kept.values(), key=lambda a: a.accepted > 0):
@@ -108,13 +108,15 @@ class HostTier:
         for adapter in known:
             if (adapter.place is Place.ABSENT) == (adapter.digest in self._kept):
                 raise IntegrityError(
-                    f"adapter {adapter.digest[:12]} is {adapter.place}, the host tier disagrees"
+                    f"adapter {adapter.digest[:12]} is {adapter.place}, which the host tier's "
+                    "copies contradict"
                 )
-        if self._bytes != sum(a.bytes for a in self._kept.values()):
-            raise IntegrityError("the host tier miscounts its bytes")
+        total = sum(a.bytes for a in self._kept.values())
+        if self._bytes != total:
+            raise IntegrityError(f"the host tier counts {self._bytes} bytes, its copies {total}")
 
     def _outdated(self, read: Read) -> bool:
-        """Whether the copy went after a read of it began: the read must be made again."""
+        """Whether the adapter's copy was dropped after this read began: it must be read again."""
         if read.future.exception() is not None:
             return False
         return self._dropped.get(read.future.result().digest, 0) > read.drops

@@ -1,5 +1,6 @@
-"""The order in which idle cached blocks are given up: least recently used, but a tenant's newest
-few are spared from others (floor), and no tenant keeps more than its cap."""
+"""The order in which idle cached blocks are evicted: least recently used, except that a tenant's
+newest blocks are protected from other tenants (floor) and that no tenant keeps more than its cap.
+"""
 
 from collections import OrderedDict, defaultdict
 
@@ -7,13 +8,14 @@ from collections import OrderedDict, defaultdict
 class IdleBlocks:
     """Cached blocks that no sequence uses. Every operation is O(1).
 
-    A tenant's newest `floor` blocks are kept for it alone; what it has beyond them is open to all.
+    A tenant's newest `floor` blocks are protected: only it can take them. Its other blocks can be
+    taken by all.
     """
 
     def __init__(self, floor: int, cap: int | None, floor_total: int) -> None:
         self._floor = floor
         self._cap = cap
-        self._floor_total = floor_total  # kept blocks over all tenants: the rest must stay usable
+        self._floor_total = floor_total  # most protected blocks over all tenants
         self._kept: dict[str, OrderedDict[int, None]] = defaultdict(OrderedDict)
         self._open_of: dict[str, OrderedDict[int, None]] = defaultdict(OrderedDict)
         self._open: OrderedDict[int, str] = OrderedDict()
@@ -33,7 +35,7 @@ class IdleBlocks:
         return len(self._open) + len(self._kept.get(owner, ()))
 
     def add(self, block: int, owner: str) -> int | None:
-        """Take a block in as the newest; returns a block that the owner's cap pushes out."""
+        """Add a block as the newest; returns a block that exceeds the owner's cap, or None."""
         self._owner[block] = owner
         if self._floor > 0:
             self._kept[owner][block] = None
@@ -59,7 +61,7 @@ class IdleBlocks:
         self.kept_total -= 1
 
     def victim(self, owner: str, force: bool) -> int | None:
-        """The block that an allocation for `owner` should take next (not yet removed)."""
+        """The block that an allocation for `owner` takes next; it is not removed."""
         if self._open:
             return next(iter(self._open))
         own = self._kept.get(owner)

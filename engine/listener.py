@@ -1,4 +1,4 @@
-"""The engine's listening socket: bound, guarded by CURVE where asked, closed whatever happens."""
+"""The engine's listening socket, with CURVE if the settings ask for it."""
 
 import os
 
@@ -8,7 +8,7 @@ from engine.config import EngineConfig
 from engine.curve import guard
 from engine.errors import EngineError
 
-QUEUED = 100_000  # messages to or from one gateway, before it counts as unreachable
+QUEUED = 100_000  # messages queued to or from one gateway before it counts as unreachable
 
 
 class Listener:
@@ -29,12 +29,12 @@ class Listener:
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def _bind(self, address: str) -> None:
-        before = os.umask(0o077)  # an ipc socket is for this user alone
+        before = os.umask(0o077)  # only this user may connect to an ipc socket
         try:
             self.socket.bind(address)
         except zmq.ZMQError as error:
             raise EngineError(
-                "cannot_listen", f"cannot listen on {address}: {error}; choose another"
+                "cannot_listen", f"cannot listen on {address}: {error}; choose another address"
             ) from error
         finally:
             os.umask(before)

@@ -34,7 +34,7 @@ log = logging.getLogger("tollhouse.engine")
 
 
 class Engine:
-    """Composes scheduler, pool, adapters and runner. One thread calls it."""
+    """Composes scheduler, pool, adapters and runner. Call it from one thread only."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class Engine:
         self.requests: dict[str, Request] = {}
         self.failures_in_a_row = 0
 
-    # What gateways ask.
+    # Calls of gateways.
 
     def submit(self, ask: GenerateRequest, origin: str) -> None:
-        """Queue a request; RequestError or AdapterError says why not."""
+        """Queue a request of the gateway `origin`. Raises RequestError or AdapterError."""
         try:
             self._submit(ask, origin)
         except (RequestError, AdapterError) as error:
@@ -90,18 +90,20 @@ class Engine:
 
     def _submit(self, ask: GenerateRequest, origin: str) -> None:
         if ask.request_id in self.requests or ask.request_id in self.receipts:
-            raise RequestError("duplicate_request", f"{ask.request_id} was sent before")
+            raise RequestError(
+                "duplicate_request", f"{ask.request_id} was sent before: use a new id"
+            )
         waiting = self.scheduler.waiting
         if waiting.size >= self.config.max_waiting:
             raise RequestError(
                 "queue_full",
-                f"{waiting.size} requests wait, the most is {self.config.max_waiting}: try later",
+                f"{waiting.size} requests wait, max_waiting is {self.config.max_waiting}: try later",
             )
         queued = waiting.by_tenant.get(ask.namespace, 0)
         if queued >= self.config.max_waiting_per_tenant:
             raise RequestError(
                 "queue_full",
-                f"{queued} requests of this tenant wait, the most is "
+                f"{queued} requests of this tenant wait, max_waiting_per_tenant is "
                 f"{self.config.max_waiting_per_tenant}: try later",
             )
         blocks = 0 if ask.adapter is None else self._adapter_blocks(ask.adapter)
@@ -115,7 +117,7 @@ class Engine:
             heapq.heappush(self._deadlines, (request.deadline, ask.request_id))
 
     def abandon(self, message: str) -> None:
-        """Last words before the process ends: a receipt for everything under way."""
+        """Write a receipt for every open request, before the process ends."""
         self._results.abandon(list(self.requests.values()), self._clock(), message)
 
     def _adapter_blocks(self, digest: str) -> int:
@@ -124,7 +126,7 @@ class Engine:
         return self.adapters.find(digest).need
 
     def abort(self, request_id: str, origin: str | None = None) -> bool:
-        """Whether there was such a request under way (and of this gateway, if one is named)."""
+        """Abort an open request, of the gateway `origin` if that is given. Whether there was one."""
         request = self.requests.get(request_id)
         if request is None or request.settled or not request.open:
             return False
@@ -134,24 +136,25 @@ class Engine:
         return True
 
     def abort_origin(self, origin: str) -> int:
-        """A gateway is gone: its requests end, their receipts are kept."""
+        """End the requests of a gateway that is gone; their receipts are kept. Returns how many."""
         ids = [i for i, r in self.requests.items() if r.origin == origin]
         return sum(self.abort(request_id) for request_id in ids)
 
     def add_adapter(self, path: str, state: AdapterState) -> AdapterState:
-        """Make an adapter known that `adapters.host.read` brought to host memory. Raises AdapterError."""
+        """Register an adapter that `adapters.host.read` read into host memory. Raises
+        AdapterError."""
         need = self._runner.adapter_blocks(state.digest)
         refusal = None
         if not self.config.enable_lora:
             refusal = "lora_disabled", "this engine was started without adapters"
         elif state.rank > self.config.max_lora_rank:
             most = self.config.max_lora_rank
-            refusal = "adapter_rank", f"{path} has rank {state.rank}, the most is {most}"
+            refusal = "adapter_rank", f"{path} has rank {state.rank}, max_lora_rank is {most}"
         elif need >= self.pool.num_blocks:
             all_blocks = self.pool.num_blocks
             refusal = (
                 "adapter_too_large",
-                f"{path} needs {need} blocks, the engine has {all_blocks}",
+                f"{path} needs {need} of {all_blocks} blocks: raise kv_memory_bytes",
             )
         if refusal is not None:
             self._runner.drop_adapter(state.digest)
@@ -159,7 +162,7 @@ class Engine:
         return self.adapters.register(path, state).state()
 
     def load_adapter(self, path: str) -> AdapterState:
-        """Read it and make it known at once, for callers without a loader thread."""
+        """Read and register an adapter at once, for callers without a loader thread."""
         return self.add_adapter(path, self._runner.register_adapter(path))
 
     def unload_adapter(self, digest: str) -> AdapterState:
@@ -169,11 +172,12 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to step for."""
+        """Whether there are requests to step for."""
         return bool(self.requests)
 
     def step(self) -> bool:
-        """Run one step. False when nothing could run: wait for a message, a read or a deadline."""
+        """Run one step. False when nothing could run: the caller should wait for a message, an
+        adapter read or a deadline."""
         now = self._clock()
         self._expire(now)
         self.poll()
@@ -187,7 +191,7 @@ class Engine:
         return True
 
     def poll(self) -> None:
-        """Take in adapters that were read; requests whose adapter could not be had end."""
+        """Process finished adapter reads; requests whose adapter failed to load end."""
         for adapter in self.adapters.poll():
             for request in list(self.requests.values()):
                 if request.ask.adapter == adapter.digest and request.open:
@@ -196,7 +200,7 @@ class Engine:
                     )
 
     def take_outboxes(self) -> dict[str, Outbox]:
-        """Everything for the gateways since the last call; ended requests are let go."""
+        """Chunks and receipts by gateway since the last call; forgets the ended requests."""
         outboxes, self._results.outboxes = self._results.outboxes, {}
         over, self._results.over = self._results.over, []
         for request in over:
@@ -208,11 +212,11 @@ class Engine:
         return outboxes
 
     def take_outboxes_of(self, origin: str) -> None:
-        """Throw away what waits for a gateway that starts anew; its receipts stay stored."""
+        """Discard the output queued for a gateway that reconnects; its receipts stay stored."""
         self._results.outboxes.pop(origin, None)
 
     def take_events(self) -> list[KvEvent]:
-        """Blocks stored and removed since the last call, once `pool.events` is a list."""
+        """Blocks stored and removed since the last call; empty unless `pool.events` is a list."""
         events = self.pool.events or []
         if events:
             self.pool.events = []
@@ -261,7 +265,7 @@ class Engine:
         self.metrics.observe("step_tokens", tokens)
 
     def _failed(self, flight: Flight, error: Exception) -> None:
-        log.exception("a step failed; its %d sequences end with an error", len(flight.rows))
+        log.exception("a step failed: its %d sequences end with an error", len(flight.rows))
         self.failures_in_a_row += 1
         self.metrics.add("step_failures")
         self._results.fail(flight, f"{type(error).__name__}: {error}", self._clock())
@@ -272,10 +276,10 @@ class Engine:
             request = self.requests.get(request_id)
             if request is not None and request.open and (request.deadline or now + 1) <= now:
                 self._results.end_request(
-                    request, FinishReason.DEADLINE, now, f"{request.ask.deadline_s} s passed"
+                    request, FinishReason.DEADLINE, now, f"{request.ask.deadline_s:g} s passed"
                 )
 
-    # What is known from outside.
+    # Reporting.
 
     def gauges(self) -> dict[str, float]:
         used = self.pool.num_blocks - self.pool.free_blocks
@@ -312,7 +316,8 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """All books against each other; the server calls it whenever the engine is idle."""
+        """Compare blocks, slots, queue and sequences with each other; raises IntegrityError. The
+        server calls it whenever the engine becomes idle."""
         held: list[int] = list(self.adapters.blocks_held())
         users: Counter[str] = Counter()
         for request in self.requests.values():
@@ -321,12 +326,14 @@ class Engine:
                 users.update([seq.handle.digest] if seq.handle else [])
                 self._check_owner(seq)
                 if (seq.stage is Stage.RUNNING) != (seq in self.scheduler.running):
-                    raise IntegrityError(f"sequence {seq.number} is {seq.stage} wrongly")
+                    raise IntegrityError(f"sequence {seq.number} must not be {seq.stage} now")
         self.pool.check_integrity(held)
         self.adapters.check_integrity(users)
         waiting = list(self.scheduler.waiting)
         if len(waiting) != self.scheduler.waiting.size:
-            raise IntegrityError("the queue miscounts itself")
+            raise IntegrityError(
+                f"the queue has {len(waiting)} sequences and counts another number"
+            )
 
     def _check_owner(self, seq: Sequence) -> None:
         allowed = (seq.request.ask.namespace, PUBLIC)

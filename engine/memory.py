@@ -1,4 +1,4 @@
-"""How many KV blocks an engine takes when nobody says."""
+"""The number of KV blocks in the pool."""
 
 from pathlib import Path
 
@@ -9,15 +9,16 @@ from engine.errors import ConfigError
 from engine.layers.kv import block_bytes
 from engine.models.spec import ModelSpec
 
-_CPU_SHARE = 0.4  # of the memory that is free once the weights are loaded
+_CPU_SHARE = 0.4  # of the memory that is free after the weights are loaded
 _GPU_SHARE = 0.85
 
 
 def decide_blocks(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """`num_blocks`, else what `kv_memory_bytes` holds, else a share of the free memory, at most
-    what every running sequence could fill. Raises ConfigError when one sequence would not fit."""
+    """`num_blocks` if set, else as many as fit into `kv_memory_bytes`, else as many as fit into a
+    share of the free memory, at most twice what all running sequences can fill. Raises ConfigError
+    when fewer than two blocks fit."""
     each = block_bytes(spec, config.block_size, dtype)
     if config.num_blocks is not None:
         return config.num_blocks
@@ -32,7 +33,9 @@ def decide_blocks(
         )
         setting = f"{free} bytes are free"
     if blocks < 2:
-        raise ConfigError(f"{setting}: a block of {config.block_size} tokens takes {each} bytes")
+        raise ConfigError(
+            f"{setting}: 2 blocks of {config.block_size} tokens take {2 * each} bytes"
+        )
     return blocks
 
 

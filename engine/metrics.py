@@ -1,7 +1,7 @@
 """Counters, gauges and histograms of one engine, and their Prometheus text.
 
-Written by hand because the engine's core takes no library for it; names that vLLM's dashboards and
-the Kubernetes inference gateway read are given as aliases.
+Written by hand, so that the engine needs no metrics library. The names that vLLM's dashboards and
+the Kubernetes inference gateway read are served as aliases.
 """
 
 import math
@@ -37,41 +37,41 @@ class Histogram:
         return math.inf
 
 
-# Counter name -> (help, vLLM's name for it). All are named tollhouse_engine_<name>_total.
+# Counter name -> (help, vLLM's name). Each is exposed as tollhouse_engine_<name>_total.
 COUNTERS = {
     "prompt_tokens": ("Prompt tokens, cached and computed", "vllm:prompt_tokens_total"),
     "cached_tokens": ("Prompt tokens found in the prefix cache", None),
     "computed_tokens": ("Prompt tokens computed for the first time", None),
     "unprocessed_tokens": ("Prompt tokens never reached because the request ended", None),
     "generated_tokens": ("Output tokens accepted", "vllm:generation_tokens_total"),
-    "delivered_tokens": ("Output tokens handed to gateways", None),
-    "recomputed_tokens": ("Tokens computed again, on the house", None),
-    "discarded_tokens": ("Tokens sampled and thrown away, on the house", None),
-    "prefix_queries": ("Tokens asked of the prefix cache", "vllm:prefix_cache_queries_total"),
-    "prefix_hits": ("Tokens found there", "vllm:prefix_cache_hits_total"),
+    "delivered_tokens": ("Output tokens sent to gateways", None),
+    "recomputed_tokens": ("Tokens computed again after a preemption, not charged", None),
+    "discarded_tokens": ("Tokens sampled and discarded, not charged", None),
+    "prefix_queries": ("Prefix cache look-ups, in tokens", "vllm:prefix_cache_queries_total"),
+    "prefix_hits": ("Prefix cache hits, in tokens", "vllm:prefix_cache_hits_total"),
     "preemptions": ("Sequences preempted", "vllm:num_preemptions_total"),
     "steps": ("Steps run", None),
-    "step_failures": ("Steps that the device failed", None),
-    "adapter_loads": ("Adapters moved to the device", None),
-    "adapter_evictions": ("Idle adapters moved off it for others", None),
-    "receipts_lost": ("Receipts given up before a gateway acknowledged them", None),
+    "step_failures": ("Steps that failed on the device", None),
+    "adapter_loads": ("Adapters loaded to the device", None),
+    "adapter_evictions": ("Idle adapters evicted from the device", None),
+    "receipts_lost": ("Receipts dropped before a gateway acknowledged them", None),
 }
 
-# Histogram name -> (help, bounds, vLLM's name for it).
+# Histogram name -> (help, bounds, vLLM's name).
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...], str | None]] = {
-    "step_seconds": ("Time of one step", SECONDS, None),
+    "step_seconds": ("Duration of one step", SECONDS, None),
     "step_tokens": ("Tokens in one step", TOKENS, "vllm:iteration_tokens_total"),
-    "queue_seconds": ("Wait before admission", SECONDS, "vllm:request_queue_time_seconds"),
+    "queue_seconds": ("Time before admission", SECONDS, "vllm:request_queue_time_seconds"),
     "first_token_seconds": ("Arrival to first token", SECONDS, "vllm:time_to_first_token_seconds"),
     "inter_token_seconds": (
-        "Between tokens of a choice",
+        "Time between two tokens of a choice",
         SECONDS,
         "vllm:inter_token_latency_seconds",
     ),
     "request_seconds": ("Arrival to end", SECONDS, "vllm:e2e_request_latency_seconds"),
 }
 
-# Gauge name -> (help, vLLM's name for it).
+# Gauge name -> (help, vLLM's name).
 GAUGES = {
     "running": ("Sequences in the batch", "vllm:num_requests_running"),
     "waiting": ("Sequences in the queue", "vllm:num_requests_waiting"),
@@ -83,7 +83,7 @@ GAUGES = {
 
 
 class Metrics:
-    """What happened, as it happens; receipts must sum to the same numbers."""
+    """Counts events as they happen; the sums of the receipts must equal these counters."""
 
     def __init__(self) -> None:
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -105,7 +105,7 @@ class Metrics:
         self.refused[code] = self.refused.get(code, 0) + 1
 
 
-Sample = tuple[str, Mapping[str, str], float]  # what follows the family's name, labels, value
+Sample = tuple[str, Mapping[str, str], float]  # suffix of the family's name, labels, value
 
 
 def render(
@@ -115,7 +115,7 @@ def render(
     adapters_by_state: Mapping[str, int],
     lora: Mapping[str, str],
 ) -> str:
-    """Prometheus text format 0.0.4. `lora` has vLLM's labels of lora_requests_info."""
+    """Prometheus text format 0.0.4. `lora` holds the labels of vLLM's lora_requests_info."""
     lines: list[str] = []
     own, label = "tollhouse_engine_", {"model_name": model}
 

@@ -1,4 +1,4 @@
-"""What the runners of a CPU and of a GPU share: a loaded model, its KV memory and its adapters."""
+"""The common part of the CPU and GPU runners: a loaded model, its KV memory and its adapters."""
 
 import uuid
 from typing import Any
@@ -17,7 +17,7 @@ from engine.sampling import Sampler
 
 
 class ModelRunner:
-    """The half of `engine.batch.Runner` that is not a step."""
+    """Implements `engine.batch.Runner` except for the step itself."""
 
     adapters: AdapterMemory[Any]
 

@@ -1,4 +1,4 @@
-"""The worker's own /metrics and /healthz, on a thread beside the loop."""
+"""The worker's /metrics and /healthz, served from a thread beside the loop."""
 
 import threading
 import time
@@ -10,8 +10,8 @@ from engine.errors import EngineError
 from engine.gateways import Gateways
 from engine.loop import Engine
 
-STALLED_S = 60.0  # a loop that has not turned for so long is not well
-FAILURES = 3  # steps failed in a row
+STALLED_S = 60.0  # without a turn of the loop for this long, the worker is unhealthy
+FAILURES = 3  # consecutive failed steps that make the worker unhealthy
 
 
 class Watched(Protocol):
@@ -22,7 +22,7 @@ class Watched(Protocol):
 
 
 class Monitor:
-    """Serves until closed. Port 0 takes a free one."""
+    """Serves until closed. Port 0 chooses a free one."""
 
     def __init__(self, watched: Watched) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -38,14 +38,15 @@ class Monitor:
                 self.wfile.write(data)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Quiet: scrapes come every few seconds."""
+                """Logs nothing: scrapes arrive every few seconds."""
 
         port = watched.config.metrics_port or 0
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         except OSError as error:
             raise EngineError(
-                "cannot_listen", f"metrics_port {port} cannot be used: {error}; choose another"
+                "cannot_listen",
+                f"cannot listen on metrics_port {port}: {error}; choose another port",
             ) from error
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}/metrics"
@@ -63,9 +64,10 @@ def _answer(watched: Watched, path: str) -> tuple[int, str, str]:
         text = watched.engine.metrics_text({"gateways": len(watched.gateways)})
         return 200, "text/plain; version=0.0.4; charset=utf-8", text
     if path != "/healthz":
-        return 404, "text/plain", "this engine has /metrics and /healthz\n"
+        return 404, "text/plain", "not found: use /metrics or /healthz\n"
     if time.monotonic() - watched.last_turn > STALLED_S:
-        return 503, "text/plain", f"the loop has not turned for {STALLED_S:g} s\n"
+        return 503, "text/plain", f"the engine loop has stalled for {STALLED_S:g} s\n"
     if watched.engine.failures_in_a_row >= FAILURES:
-        return 503, "text/plain", "the device fails every step\n"
+        count = watched.engine.failures_in_a_row
+        return 503, "text/plain", f"the last {count} steps failed on the device\n"
     return 200, "text/plain", "ok\n"

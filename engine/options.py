@@ -1,4 +1,4 @@
-"""The worker's command line: every setting of EngineConfig by its own name."""
+"""The worker's command line: an option for every setting of EngineConfig."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ class Options:
     exit_with_parent: bool
 
 
-# A processor is at its best speed from here on; a longer step would only make others wait.
+# From this size on a CPU runs at full speed; a longer step only adds latency.
 CPU_BATCH_TOKENS = 512
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str}
@@ -26,15 +26,22 @@ _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str}
 
 def parse(argv: list[str] | None) -> Options:
     parser = argparse.ArgumentParser(prog="tollhouse engine", description=__doc__)
-    parser.add_argument("--fake", action="store_true", help="a deterministic runner, no model")
     parser.add_argument(
-        "--exit-with-parent", action="store_true", help="end when the starting process is gone"
+        "--fake", action="store_true", help="use a deterministic runner without a model"
     )
     parser.add_argument(
-        "--receipts", "--receipts-file", dest="receipts_file", help="file that keeps receipts"
+        "--exit-with-parent", action="store_true", help="exit when the parent process ends"
     )
     parser.add_argument(
-        "--public-prefixes", dest="public_file", help="JSON file: lists of ids all tenants share"
+        "--receipts",
+        "--receipts-file",
+        dest="receipts_file",
+        help="file that keeps receipts across restarts",
+    )
+    parser.add_argument(
+        "--public-prefixes",
+        dest="public_file",
+        help="JSON file with the token id lists whose cache all tenants share",
     )
     for field in fields(EngineConfig):
         if field.name in ("public_prefixes", "receipts_file"):
@@ -62,4 +69,6 @@ def _read_prefixes(path: Path) -> tuple[tuple[int, ...], ...]:
         lists = json.loads(path.read_text())
         return tuple(tuple(int(token) for token in ids) for ids in lists)
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"--public-prefixes {path}: {error}") from error
+        raise ConfigError(
+            f"--public-prefixes {path} is not a JSON list of lists of token ids: {error}"
+        ) from error

@@ -1,4 +1,4 @@
-"""What bends logits before temperature: repetition, frequency, presence, bias, min_tokens."""
+"""Changes to logits before temperature: repetition, frequency, presence, bias, min_tokens."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,16 @@ from engine.protocol import SamplingParams
 
 @dataclass(slots=True)
 class _Counts:
-    """How often a sequence holds each id; `outputs` generated ids are counted in `output`."""
+    """Token counts of one sequence."""
 
-    prompt: torch.Tensor  # bool [vocab]
-    output: torch.Tensor  # float32 [vocab]
-    outputs: int
+    prompt: torch.Tensor  # bool [vocab]: ids that the prompt contains
+    output: torch.Tensor  # float32 [vocab]: how often each id was generated
+    outputs: int  # generated ids counted in `output`
 
 
 class Penalties:
-    """Counts are kept on the device and grow by the sampled id; they are made anew from the
-    history whenever they and the row disagree on how much was generated."""
+    """Applies penalties. Counts stay on the device and are updated with each sampled id; they are
+    rebuilt from the history when their number of outputs differs from the row's."""
 
     def __init__(self, vocab: int, eos: tuple[int, ...], device: torch.device) -> None:
         self._vocab = vocab
@@ -29,7 +29,7 @@ class Penalties:
         self._counts: dict[int, _Counts] = {}
 
     def apply_(self, rows: list[Row], logits: torch.Tensor) -> None:
-        """Changes float32 logits [rows, vocab] in place; rows that ask nothing are not touched."""
+        """Changes float32 logits [rows, vocab] in place; rows without penalties stay the same."""
         counted = [n for n, row in enumerate(rows) if _penalised(row.sampling)]
         if counted:
             self._penalise_(rows, logits, counted)
@@ -49,7 +49,7 @@ class Penalties:
             logits.index_put_(index, values, accumulate=True)
 
     def count(self, rows: list[Row], tokens: torch.Tensor) -> None:
-        """Adds what was just sampled."""
+        """Adds the tokens just sampled, [rows]."""
         for n, row in enumerate(rows):
             counts = self._counts.get(row.seq)
             if counts is not None:
@@ -97,5 +97,5 @@ def _penalised(params: SamplingParams) -> bool:
 
 
 def _position(row: Row) -> int:
-    """Of the token about to be sampled."""
+    """The position of the token about to be sampled."""
     return row.start + len(row.tokens)

@@ -1,4 +1,4 @@
-"""Who gives its blocks back when memory is short, and how long its work takes to redo."""
+"""Chooses the sequence to preempt when memory is short, and estimates the time to redo it."""
 
 from engine.errors import IntegrityError
 from engine.sequence import Sequence
@@ -20,21 +20,22 @@ class Pace:
         self.tokens += 0.1 * (tokens - self.tokens)
 
     def finish_s(self, seq: Sequence) -> float:
-        """Seconds until the sequence ends if it goes on: a token a step."""
+        """Seconds until the sequence ends if it continues, at one token per step."""
         room = seq.request.limit - len(seq.history)
         return min(seq.request.ask.sampling.max_tokens - seq.output_len, room) * self.step_s
 
     def again_s(self, seq: Sequence) -> float:
-        """Seconds to compute the sequence's history anew."""
+        """Seconds to recompute the sequence's history."""
         return len(seq.history) / self.tokens * self.step_s
 
 
 def choose_victim(running: list[Sequence], waiting: Waiting, pace: Pace, now: float) -> Sequence:
-    """The lowest priority, then the most served tenant, then the latest arrival; one that would
-    miss its deadline by starting again only when there is no other."""
+    """The sequence of the lowest priority, then of the most served tenant, then the latest arrival.
+    A sequence that would miss its deadline by starting again is chosen only if there is no other.
+    """
     if not running:
-        raise IntegrityError("memory is short and nothing runs")
-    # A victim comes back when somebody has ended.
+        raise IntegrityError("memory is short and no sequence is running")
+    # A victim is admitted again, at the earliest, when a running sequence has ended.
     away_s = min(pace.finish_s(seq) for seq in running)
 
     def last_chance(seq: Sequence) -> bool:

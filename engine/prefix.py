@@ -1,18 +1,18 @@
-"""Names for blocks of KV: a hash chain whose root is the tenant, the adapter, the base and the dtype.
+"""Keys of KV blocks: a hash chain that starts from tenant, adapter, base model and dtype.
 
-Two blocks have one key only if their tenant, weights, dtype and every token up to their end agree;
-an operator's public prefix is the one stretch that tenants share.
+Two blocks have the same key only if their tenant, weights, dtype and all tokens up to their end
+are the same; only the blocks of an operator's public prefix are shared between tenants.
 """
 
 import hashlib
 from array import array
 from collections.abc import Sequence
 
-PUBLIC = "\x00public"  # never a tenant: a namespace may not start with NUL
+PUBLIC = "\x00public"  # owner of shared blocks; never a tenant, whose name cannot start with NUL
 
 
 def chain_root(kind: str, *parts: str) -> bytes:
-    """Domain-tagged and length-prefixed, so that no two lists of parts collide by concatenation."""
+    """The root of a chain. Parts are length-prefixed, so that different lists cannot collide."""
     digest = hashlib.sha256()
     for part in ("tollhouse-kv-1", kind, *parts):
         data = part.encode()
@@ -27,7 +27,7 @@ def next_key(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 class PrefixNames:
-    """Keys of the full blocks of a token sequence, and whose they are."""
+    """Computes the keys of a token sequence's full blocks, and which of them are public."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class PrefixNames:
         self._public = sorted((p for p in whole if p), key=len, reverse=True)
 
     def public_blocks(self, prompt: Sequence[int]) -> int:
-        """How many leading blocks of the prompt lie in a public prefix."""
+        """How many leading blocks of the prompt belong to a public prefix."""
         for prefix in self._public:
             if len(prompt) >= len(prefix) and tuple(prompt[: len(prefix)]) == prefix:
                 return len(prefix) // self._size
@@ -61,7 +61,7 @@ class PrefixNames:
         adapter: str | None,
         public_blocks: int,
     ) -> None:
-        """Append to `keys` the keys of the full blocks of `tokens` that it still lacks."""
+        """Append the missing keys of the full blocks of `tokens` to `keys`."""
         size = self._size
         for index in range(len(keys), len(tokens) // size):
             if index < public_blocks:

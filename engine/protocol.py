@@ -1,7 +1,7 @@
-"""Plain records between the gateway and the engine: what is asked, what comes back, what is billed.
+"""Plain records between the gateway and the engine: requests, output and receipts for billing.
 
-Everything here is data. The wire form (msgpack over ZeroMQ) lives in `engine/wire.py`, so that the
-engine's core needs neither library.
+Everything here is data. The wire format (msgpack over ZeroMQ) is in `engine/wire.py`, so that the
+library needs neither package.
 """
 
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from enum import StrEnum
 
 class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence or stop id was sampled
-    LENGTH = "length"  # max_tokens or the context's end
-    ABORT = "abort"  # the gateway asked
-    DEADLINE = "deadline"  # the request's own deadline passed
+    LENGTH = "length"  # max_tokens or the end of the context was reached
+    ABORT = "abort"  # the gateway aborted the request
+    DEADLINE = "deadline"  # the request's deadline passed
     ERROR = "error"  # the engine failed; see the receipt's message
 
 
@@ -32,7 +32,7 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
     n: int = 1
-    logprobs: int | None = None  # how many top alternatives beside the chosen id; None is off
+    logprobs: int | None = None  # number of top alternatives beside the chosen id; None is off
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -40,13 +40,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One request as the authenticated gateway puts it; no field is a client's word unchecked."""
+    """One request of an authenticated gateway, which has checked every field set by a client."""
 
     request_id: str
-    namespace: str  # the tenant: root of the prefix cache and key of fairness
+    namespace: str  # the tenant: root of its prefix cache and its key in fair scheduling
     prompt: list[int]
     sampling: SamplingParams
-    adapter: str | None = None  # SHA-256 of the adapter's weights, lower-case hex
+    adapter: str | None = None  # the adapter's digest, lower-case hex (`adapter_digest`)
     weight: float = 1.0  # the tenant's share against other tenants
     priority: int = 0  # higher goes first
     deadline_s: float | None = None  # seconds from arrival at the engine
@@ -61,7 +61,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """The new tokens of one choice of one request in one step (speculation may give several)."""
+    """The new tokens of one choice of one request in one step."""
 
     request_id: str
     choice: int
@@ -72,10 +72,10 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a request cost the engine: immutable, sent once, kept until a gateway acknowledges it.
+    """The tokens that a request used. Immutable; kept until a gateway acknowledges it.
 
-    prompt = cached + computed always, also after an abort: a prompt that was not wholly computed
-    reports only the part that was, as `prompt`, and the rest as `unprocessed`.
+    prompt = cached + computed always holds, also after an abort: of a prompt that was not fully
+    computed, `prompt` counts the processed part and `unprocessed` the rest.
     """
 
     request_id: str
@@ -86,9 +86,9 @@ class Receipt:
     computed: int
     unprocessed: int  # prompt tokens never reached because the request ended first
     generated: int  # over all choices
-    delivered: int  # handed to the gateway
-    recomputed: int  # again after preemption; on the house
-    discarded: int  # overlap's extra step, rejected drafts; on the house
+    delivered: int  # sent to the gateway
+    recomputed: int  # computed again after a preemption; not charged
+    discarded: int  # sampled after the end, by the overlapped step; not charged
     finish_reason: FinishReason
     queue_s: float
     prefill_s: float
@@ -98,7 +98,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Everything one engine step has for one gateway: one message a step, not one a request."""
+    """All output of one engine step for one gateway: one message per step, not per request."""
 
     step: int
     chunks: list[TokenChunk]
@@ -107,7 +107,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request or adapter that the engine does not take, with the numbers that say why."""
+    """A request or adapter that the engine refuses, and why."""
 
     request_id: str
     code: str  # context_length_exceeded, queue_full, adapter_not_found, invalid_request, ...
@@ -116,8 +116,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """Where an adapter's weights are: absent, host, loading, resident or draining; `gone` in a
-    heartbeat says that the engine no longer knows it."""
+    """The state of an adapter's weights: absent, host, loading, resident or draining; in a
+    heartbeat, `gone` means that the engine has removed it."""
 
     digest: str
     state: str
@@ -128,8 +128,8 @@ class AdapterState:
 
 @dataclass(frozen=True, slots=True)
 class KvEvent:
-    """Blocks stored in or removed from the prefix cache, for routers. Hashes are hex. `cleared` is
-    the client's own word: what was told before no longer holds."""
+    """Blocks stored in or removed from the prefix cache, for routers. Hashes are hex. The client
+    itself adds `cleared`: all events before it are void."""
 
     kind: str  # stored | removed | cleared
     hashes: list[str]
@@ -150,13 +150,13 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     dtype: str
     max_lora_rank: int
-    public_prefixes: tuple[tuple[int, ...], ...] = ()  # routers name blocks as the engine does
+    public_prefixes: tuple[tuple[int, ...], ...] = ()  # routers need them to compute block keys
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The heartbeat: load as a router sees it. A welcome lists every adapter, a heartbeat those that
-    changed since the one before: an engine may know thousands."""
+    """The heartbeat: the engine's load, for routers. A Welcome lists every adapter, a heartbeat
+    only those that changed since the one before, because an engine may have thousands."""
 
     running: int
     waiting: int

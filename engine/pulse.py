@@ -1,19 +1,19 @@
-"""When the other side was heard of, and whether it has been quiet for longer than it used to be."""
+"""When the peer's last message arrived, and whether it has been silent for unusually long."""
 
 import time
 
-# Silence past so many of the longest pauses lately, and past so many seconds, is unusual.
+# Silence is unusual when it exceeds both this multiple of the longest recent pause and this time.
 _USUAL_PAUSES, _LEAST_SILENCE_S = 2.5, 1.5
-_FORGET = 0.9  # of the longest pause, with every message
+_FORGET = 0.9  # decay of the longest pause with every message
 
 
 class Pulse:
     """Times are of `time.monotonic`, in seconds."""
 
     def __init__(self, expected_s: float = 1.0) -> None:
-        """`expected_s`: between two messages, until a longer pause was seen."""
+        """`expected_s`: the assumed pause between two messages until a longer one is observed."""
         self.heard_at = 0.0
-        self.output_at = 0.0  # tokens for whomever
+        self.output_at = 0.0  # when the last StepOutput, of any request, arrived
         self._pause_s = expected_s
 
     def begin(self) -> None:

@@ -1,7 +1,7 @@
-"""Receipts that no gateway has acknowledged yet, in memory and, if asked, in an append-only file.
+"""Receipts that no gateway has acknowledged yet, in memory and optionally in an append-only file.
 
-The file survives the death of the process (each line is written to the kernel at once); it is
-rewritten without the acknowledged ones at the next start.
+The file survives the death of the process (each line is written to the kernel at once); the next
+start rewrites it without the acknowledged receipts.
 """
 
 import json
@@ -16,7 +16,7 @@ from engine.protocol import FinishReason, Receipt
 
 
 class Receipts:
-    """Bounded: beyond `kept`, the oldest are given up and counted in `lost`."""
+    """Bounded: beyond `kept` receipts, the oldest are dropped and counted in `lost`."""
 
     def __init__(self, kept: int, path: str | None = None) -> None:
         self._kept = kept
@@ -48,7 +48,7 @@ class Receipts:
         return entry[1] if entry else None
 
     def of(self, origin: str) -> list[Receipt]:
-        """What this gateway has not acknowledged, oldest first."""
+        """The receipts that this gateway has not acknowledged, oldest first."""
         return [receipt for owner, receipt in self._open.values() if owner == origin]
 
     def acknowledge(self, request_ids: list[str]) -> None:
@@ -72,7 +72,7 @@ class Receipts:
             try:
                 record = json.loads(line)
             except ValueError:
-                continue  # the torn last line of a killed process: its request was not answered
+                continue  # the partial last line of a killed process: its receipt was not sent
             if "receipt" in record:
                 fields = record["receipt"]
                 fields["finish_reason"] = FinishReason(fields["finish_reason"])

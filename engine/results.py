@@ -1,4 +1,4 @@
-"""What a finished step means: accounts brought up to date, tokens accepted, ends found."""
+"""Processes the results of a step: counts tokens, accepts them and ends finished sequences."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,16 +16,16 @@ from engine.sequence import Request, Sequence, Stage
 
 @dataclass(slots=True)
 class Flight:
-    """A step that was launched and not collected."""
+    """A step that is launched and not collected yet."""
 
     rows: list[tuple[Sequence, Row]]
-    ticket: Any  # the runner's
+    ticket: Any  # what the runner's `launch` returned
     launched_at: float
 
 
 @dataclass(slots=True)
 class Outbox:
-    """What the next messages to one gateway carry."""
+    """The content of the next message to one gateway."""
 
     chunks: list[TokenChunk] = field(default_factory=list)
     receipts: list[Receipt] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Results:
     receipts: Receipts
     eos: frozenset[int]
     outboxes: dict[str, Outbox] = field(default_factory=dict)
-    over: list[Request] = field(default_factory=list)  # ended since the engine last looked
+    over: list[Request] = field(default_factory=list)  # ended since the last `take_outboxes`
 
     def accept(self, flight: Flight, sampled: list[Sampled], now: float) -> None:
         by_number = {result.seq: result for result in sampled}
@@ -51,7 +51,7 @@ class Results:
             self._account(seq, row)
             result = by_number.get(row.seq)
             if row.sample and result is None:
-                raise IntegrityError(f"the runner gave no token for sequence {row.seq}")
+                raise IntegrityError(f"the runner returned no token for sequence {row.seq}")
             if seq.stage is Stage.OVER:
                 self._discard(seq, result, now)
                 continue
@@ -61,7 +61,7 @@ class Results:
                 self._take_token(seq, result, now)
 
     def fail(self, flight: Flight, message: str, now: float) -> None:
-        """The device failed the step: its requests end with an error, the others go on."""
+        """The step failed on the device: its requests end with an error, all others go on."""
         for seq, row in flight.rows:
             seq.in_flight -= 1
             seq.pending = 0
@@ -75,7 +75,7 @@ class Results:
     def end_request(
         self, request: Request, reason: FinishReason, now: float, message: str = ""
     ) -> None:
-        """End all of its choices; the receipt follows when nothing of it is in flight."""
+        """End all choices of a request; its receipt follows when no step of it is in flight."""
         request.message = message
         request.finish_reason = reason
         for seq in request.sequences:
@@ -85,7 +85,7 @@ class Results:
         self._settle(request, now)
 
     def abandon(self, requests: list[Request], now: float, message: str) -> None:
-        """Write receipts without touching blocks or adapters, whose state is in doubt."""
+        """Write receipts without releasing blocks or adapters, whose state may be corrupt."""
         for request in requests:
             if request.settled:
                 continue
@@ -99,7 +99,7 @@ class Results:
     def _account(self, seq: Sequence, row: Row) -> None:
         end = row.start + len(row.tokens)
         if row.start >= seq.prompt_len and row.start >= seq.high:
-            seq.high = end  # plain decoding: its cost is the token that it gives
+            seq.high = end  # plain decoding is counted by its generated token
             return
         fresh_from = max(row.start, seq.high)
         fresh = max(0, min(end, seq.prompt_len) - fresh_from)
@@ -121,7 +121,7 @@ class Results:
             self._settle(seq.request, now)
 
     def _name_computed(self, seq: Sequence, row: Row) -> None:
-        """Blocks that this row filled become findable in the prefix cache."""
+        """Enter the blocks that this row filled in the prefix cache."""
         if not self.config.prefix_cache:
             return
         size = self.config.block_size

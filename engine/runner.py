@@ -1,4 +1,4 @@
-"""The runner of a CPU, and loading whichever runner the configuration asks for."""
+"""The CPU runner, and `load_runner`, which chooses the runner for the configured device."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ from engine.sampling import host_samples
 
 
 class CpuRunner(ModelRunner):
-    """Implements `engine.batch.Runner` with the work done when `launch` returns."""
+    """Implements `engine.batch.Runner`; the work is done when `launch` returns."""
 
     overlapped = False
 
@@ -55,14 +55,14 @@ class CpuRunner(ModelRunner):
         self._sampler.forget(seq)
 
 
-# A model of fewer bytes is done with a product before a second thread has woken up.
+# In a smaller model a product is done before a second thread has woken up.
 _SMALL_MODEL = 64 << 20
 
 
 def load_runner(config: EngineConfig) -> Runner:
-    """Loads the model that the configuration names and takes its memory.
+    """Loads the configured model and allocates its memory.
 
-    Raises CheckpointError or ConfigError, each naming what to change.
+    Raises CheckpointError or ConfigError, whose message says what to change.
     """
     torch.set_num_threads(config.threads or physical_cores())
     model = load_model(config)
@@ -80,7 +80,7 @@ def load_runner(config: EngineConfig) -> Runner:
 
 
 def physical_cores() -> int:
-    """Cores that this process may run on, hyper-threads counted once."""
+    """The number of cores that this process may run on; hyper-threads of a core count once."""
     allowed = os.sched_getaffinity(0)
     cores = set()
     for cpu in allowed:

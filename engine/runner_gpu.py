@@ -1,5 +1,5 @@
-"""The runner of a GPU: kernels, CUDA graphs for decoding, adapters inside the KV blocks, and steps
-that are launched before the last one's results are read."""
+"""The GPU runner: kernels, CUDA graphs for decoding, adapters inside the KV blocks, and steps that
+are launched before the results of the previous step are read."""
 
 import logging
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ log = logging.getLogger("tollhouse.engine")
 
 @dataclass(frozen=True, slots=True)
 class GpuStep:
-    """A launched step: its results are on their way to the host until the event has passed."""
+    """A launched step; its results are on the host once the event has completed."""
 
     rows: list[Row]
     choice: Choice | None
@@ -77,7 +77,7 @@ class GpuRunner(ModelRunner):
             if device.type == "cuda"
             else PlainReplay,
         )
-        self._greedy: dict[int, bool] = {}  # by sequence: nothing but an argmax is asked
+        self._greedy: dict[int, bool] = {}  # by sequence: whether an argmax is enough
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> GpuStep:
@@ -90,7 +90,7 @@ class GpuRunner(ModelRunner):
         logits, sampled_rows = self._run(decodes, prefills)
         asking = [row for row in rows if row.sample]
         if not asking:
-            # Waited for all the same: who plans by the pace of steps must see their true time.
+            # Waited for all the same: the scheduler's timing needs the true duration of steps.
             return GpuStep([], None, self._passed())
         choice = self._sample(asking, logits)
         self._last.index_copy_(0, sampled_rows.long(), choice.tokens)
@@ -103,7 +103,7 @@ class GpuRunner(ModelRunner):
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compiles the kernels and records every graph, before the first request pays for it."""
+        """Compiles the kernels and records every graph before the first request."""
         self.tune()
         for key in self._graphs.keys(self.adapters.rank_sizes):
             step = self._graphs.fit(idle_step(key), key)
@@ -111,7 +111,7 @@ class GpuRunner(ModelRunner):
 
     @torch.inference_mode()
     def tune(self) -> None:
-        """Chooses by measurement how steps of few tokens run; call it before any graph is."""
+        """Chooses by measurement how steps of few tokens run. Call it before graphs are recorded."""
         spec = self._model.spec
         if self._device.type != "cuda" or spec.sandwich_norm or self._model.dtype == torch.float16:
             return
@@ -128,7 +128,7 @@ class GpuRunner(ModelRunner):
         self._greedy.pop(seq, None)
 
     def _run(self, decodes: list[Row], prefills: list[Row]) -> tuple[Tensor, Tensor]:
-        """Logits of the sampled rows, and the sequence rows that they belong to."""
+        """Logits of the sampled rows, and the sequence row of each."""
         rows = decodes + prefills
         places, changes = self._rows.place(rows)
         if changes:
@@ -146,7 +146,7 @@ class GpuRunner(ModelRunner):
         return logits[:count], sent.sampled_rows[:count]
 
     def _graph_for(self, step: HostStep) -> GraphKey | None:
-        """The graph that a step is replayed by, if it only decodes and one is large enough."""
+        """The graph that can replay this step: None if it has prompt chunks or is too large."""
         if step.decodes < len(step.table_rows) or not len(step.sampled):
             return None
         lora = step.lora
@@ -189,7 +189,7 @@ class GpuRunner(ModelRunner):
         return GpuStep(rows, arriving, self._passed())
 
     def _passed(self) -> "torch.cuda.Event | None":
-        """Passes once the device has done all that was launched so far."""
+        """An event that completes when the device has done all work launched so far."""
         if self._device.type != "cuda":
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -198,7 +198,7 @@ class GpuRunner(ModelRunner):
 
 
 def only_greedy(params: SamplingParams) -> bool:
-    """Whether the highest logit is the answer, whatever came before."""
+    """Whether the highest logit is always the sampled token."""
     return (
         params.temperature < 1e-5
         and params.logprobs is None
@@ -211,7 +211,7 @@ def only_greedy(params: SamplingParams) -> bool:
 
 
 def idle_step(key: GraphKey) -> HostStep:
-    """Nothing but padding: what a graph is recorded with before there is a request."""
+    """A step of padding alone, with which graphs are recorded before there is a request."""
     none = np.zeros(0, np.int32)
     lora = None
     if key.adapters:
@@ -221,6 +221,6 @@ def idle_step(key: GraphKey) -> HostStep:
 
 
 def _home(tensor: Tensor) -> Tensor:
-    """A copy on its way to the host; there once the stream has passed it."""
+    """An asynchronous copy to pinned host memory; complete once the stream has executed it."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)

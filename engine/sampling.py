@@ -1,7 +1,7 @@
-"""From logits to tokens for a whole batch at once.
+"""Samples the tokens of a whole batch from its logits.
 
-Order: penalties and bias, temperature, truncation, softmax, sample. A row's draw depends on its
-own seed, choice and position alone, so neighbours in the batch cannot change it.
+Order: penalties and bias, temperature, truncation, softmax, sample. The random number of a row
+depends only on its own seed, choice and position, so other rows cannot change it.
 """
 
 import secrets
@@ -22,15 +22,15 @@ _STRIPE = 128
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was sampled, still on the device."""
+    """Sampled tokens, still on the device."""
 
     tokens: torch.Tensor  # [rows]
-    logprobs: torch.Tensor | None  # of the chosen token: [rows]
-    top: tuple[torch.Tensor, torch.Tensor] | None  # values and ids: [rows, most asked]
+    logprobs: torch.Tensor | None  # of the sampled token: [rows]
+    top: tuple[torch.Tensor, torch.Tensor] | None  # values and ids: [rows, largest `logprobs`]
 
 
 class Sampler:
-    """Keeps what penalties and unseeded draws need of each sequence until it is forgotten."""
+    """Keeps the penalty counts and random keys of each sequence until `forget`."""
 
     def __init__(self, vocab: int, eos: tuple[int, ...], device: torch.device) -> None:
         self._device = device
@@ -63,7 +63,7 @@ class Sampler:
         return tokens
 
     def _uniform(self, row: Row) -> float:
-        """A number in [0, 1) of this row's seed, choice and position."""
+        """A number in [0, 1) that depends on this row's seed, choice and position."""
         seed = row.sampling.seed
         if seed is None:
             key = self._keys.setdefault(row.seq, secrets.randbits(64))
@@ -76,7 +76,7 @@ class Sampler:
 def best_ids(logits: torch.Tensor) -> torch.Tensor:
     """The first id of each row's greatest logit: [rows].
 
-    In two stages, since torch vectorises a row's maximum on a CPU but not its place.
+    In two stages, because torch vectorises a row's maximum on a CPU but not its argmax.
     """
     rows, vocab = logits.shape
     if vocab % _STRIPE:
@@ -88,7 +88,7 @@ def best_ids(logits: torch.Tensor) -> torch.Tensor:
 
 
 def host_samples(rows: list[Row], choice: Choice) -> list[Sampled]:
-    """Waits for the device and brings the step's tokens over."""
+    """Waits for the device and returns the step's tokens."""
     tokens = choice.tokens.tolist()
     if choice.logprobs is None:
         return [Sampled(row.seq, token) for row, token in zip(rows, tokens, strict=True)]

@@ -1,6 +1,7 @@
-"""Fills one step's token budget: sequences that decode first, then chunks of prompts in fair order.
+"""Fills one step's token budget: decoding sequences first, then chunks of prompts in fair order.
 
-There are no phases: every sequence has a count of computed positions that chases its history.
+There are no separate prefill and decode phases: each step computes positions of a sequence until
+its count of computed positions reaches the length of its history.
 """
 
 from collections import deque
@@ -17,15 +18,15 @@ from engine.prefix import PUBLIC, PrefixNames
 from engine.sequence import Request, Sequence, Stage
 from engine.waiting import Waiting
 
-BYPASSES = 8  # admissions that may pass a request which lacks blocks, before all wait for it
+BYPASSES = 8  # admissions that may bypass a request which lacks blocks before all wait for it
 
 
 class NeedsCollect(Exception):
-    """Memory is short while a step is in flight: collect it, then schedule again."""
+    """Memory is short while a step is in flight: collect that step, then schedule again."""
 
 
 class Scheduler:
-    """Owns the running sequences, the queue and their blocks; knows no device."""
+    """Owns the running sequences, the queue and their blocks. Independent of the device."""
 
     def __init__(
         self,
@@ -42,11 +43,11 @@ class Scheduler:
         self._adapters = adapters
         self._metrics = metrics
         self._size = config.block_size
-        self.rows: list[tuple[Sequence, Row]] = []  # of the batch that was scheduled last
+        self.rows: list[tuple[Sequence, Row]] = []  # the batch that was scheduled last
         self._copies: list[tuple[int, int]] = []
         self._budget = 0
         self._next_number = 0
-        self._reserved = 0  # choices that requests not yet forked will still add
+        self._reserved = 0  # choices that running requests add when they fork
         self.waiting = waiting
         self.running: list[Sequence] = []
         self.pace = Pace()
@@ -68,7 +69,7 @@ class Scheduler:
         self.waiting.push(seq, lift=True)
 
     def name_blocks(self, seq: Sequence) -> None:
-        """Bring the keys of the sequence's full blocks up to its history."""
+        """Compute the missing keys of the sequence's full blocks."""
         ask = seq.request.ask
         self._names.extend(
             seq.keys, seq.history, ask.namespace, ask.adapter, seq.request.public_blocks
@@ -78,7 +79,7 @@ class Scheduler:
         return PUBLIC if index < seq.request.public_blocks else seq.request.ask.namespace
 
     def stop(self, seq: Sequence) -> None:
-        """The sequence is over. What it holds goes at once, or when its last step is collected."""
+        """End the sequence. Its blocks are released at once, or when its last step is collected."""
         if seq.stage is Stage.WAITING:
             self.waiting.remove(seq, Stage.OVER)
         elif seq.stage is Stage.RUNNING:
@@ -102,7 +103,7 @@ class Scheduler:
     # One step.
 
     def schedule(self, now: float) -> StepBatch | None:
-        """The next step's work, or None when nothing can run now."""
+        """The batch of the next step, or None when nothing can run now."""
         self.rows = []
         self._budget = self._config.max_batch_tokens
         self._yield_to_priority(now)
@@ -119,7 +120,7 @@ class Scheduler:
         return StepBatch([row for _, row in self.rows], copies)
 
     def _complete(self, seq: Sequence) -> bool:
-        """Whether the token still on the device is the last by count: nothing more to launch."""
+        """Whether the token still on the device reaches the length limit: nothing to launch."""
         length = len(seq.history) + seq.pending
         return (
             length - seq.prompt_len >= seq.request.ask.sampling.max_tokens
@@ -127,7 +128,7 @@ class Scheduler:
         )
 
     def _secure_blocks(self, now: float) -> None:
-        """Every running sequence gets the blocks of its next row, or somebody is preempted."""
+        """Give every running sequence the blocks of its next row, preempting others if needed."""
         for seq in list(self.running):
             if seq.remaining == 0 or (seq.pending and self._complete(seq)):
                 continue
@@ -139,7 +140,7 @@ class Scheduler:
                 self._preempt(choose_victim(self.running, self.waiting, self.pace, now))
 
     def _yield_to_priority(self, now: float) -> None:
-        """Running sequences of a lower priority give way to a waiting one that finds no room."""
+        """Preempt running sequences of a lower priority for a waiting one that does not fit."""
         first = self.waiting.first_turn()
         if first is None or all(s.request.ask.priority >= -first[0] for s in self.running):
             return
@@ -162,7 +163,7 @@ class Scheduler:
             self._preempt(victim)
 
     def _enough(self, seq: Sequence, given_up: list[Sequence]) -> bool:
-        """Whether there is room for a waiting sequence once these have given theirs up."""
+        """Whether a waiting sequence fits after the sequences in `given_up` are preempted."""
         need = -(-len(seq.history) // self._size) - self._hits(seq) + self._margin()
         blocks = self._pool.available(seq.request.ask.namespace)
         blocks += self._pool.freed_by(other.blocks for other in given_up)
@@ -173,11 +174,13 @@ class Scheduler:
         return len(self.running) + self._reserved + choices - self._config.max_running
 
     def _margin(self) -> int:
-        """Blocks to leave for those that run: admitting into the last would preempt at once."""
+        """Blocks to leave free for the running sequences: without them an admission would lead to
+        a preemption in one of the next steps."""
         return len(self.running) // 4 + 1 if self.running else 0
 
     def _ensure_blocks(self, seq: Sequence) -> bool:
-        """Own, writable blocks for the positions that the next row writes."""
+        """Provide writable blocks for the positions that the next row writes. False if too few
+        are available."""
         tenant = seq.request.ask.namespace
         force = len(self.running) == 1
         first = seq.computed // self._size
@@ -198,7 +201,7 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Give everything back; the sequence recomputes later what the cache has lost by then."""
+        """Release the sequence's blocks; it later recomputes what the cache has evicted by then."""
         self.running.remove(seq)
         if not seq.request.forked:
             self._reserved -= self._extra_choices(seq)
@@ -208,7 +211,7 @@ class Scheduler:
         self.waiting.push(seq, lift=False)
 
     def _fill(self, now: float) -> None:
-        """Prompt chunks of running sequences and new admissions, whoever's turn comes first."""
+        """Schedule prompt chunks of running sequences and new admissions, in fair order."""
         partial = [s for s in self.running if s.remaining > 0 and not s.decoding]
         unfinished = deque(sorted(partial, key=self.waiting.turn))
         admitting = True
@@ -258,7 +261,7 @@ class Scheduler:
         self.rows.append((seq, row))
 
     def cost_of(self, seq: Sequence, row: Row) -> float:
-        """In fairness units; what preemption made us compute again costs the tenant nothing."""
+        """The row's cost in fairness units; tokens recomputed after a preemption cost nothing."""
         if row.start >= seq.prompt_len:
             return row.sample * self._config.output_price
         end = row.start + len(row.tokens)
@@ -268,7 +271,7 @@ class Scheduler:
     # Admission.
 
     def _admit_next(self, now: float) -> Sequence | None:
-        """The first waiting sequence, in fair order, for which there is room now."""
+        """Admit the first waiting sequence, in fair order, that fits now."""
         if len(self.running) + self._reserved >= self._config.max_running:
             return None
         passed: list[Sequence] = []
@@ -294,15 +297,16 @@ class Scheduler:
         return None
 
     def _hits(self, seq: Sequence) -> int:
-        """Leading blocks of the sequence that are cached and that it may use."""
+        """The number of leading blocks that are cached and that the sequence may use."""
         limit = (len(seq.history) - 1) // self._size  # the last token is always computed
         if seq.request.cached is not None:
-            # The cached count is frozen: what others computed since is not taken up here.
+            # The cached count is frozen: blocks cached by others since then are not used.
             limit = min(limit, seq.high // self._size)
         return self._pool.hits(seq.keys, limit)
 
     def _admit(self, seq: Sequence, now: float) -> Lack | None:
-        """Make a waiting sequence run: slot, blocks, cached prefix. Or say what it lacks."""
+        """Admit a waiting sequence with its slot, blocks and cached prefix; returns what it lacks
+        otherwise."""
         ask = seq.request.ask
         if seq.in_flight or self._seats_lacking(seq) > 0:
             return Lack.SEATS
@@ -340,7 +344,7 @@ class Scheduler:
         for key in keys:
             block = self._pool.find(key)
             if block is None:
-                raise IntegrityError("a cached block vanished between look-up and use")
+                raise IntegrityError("a cached block was removed between look-up and use")
             self._pool.share(block)
             blocks.append(block)
         return blocks

@@ -1,4 +1,4 @@
-"""A request inside the engine and its choices: counters that chase targets, no phases."""
+"""A request inside the engine, and the sequences of its choices."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -15,7 +15,7 @@ class Stage(Enum):
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One choice of a request. `target - computed` is what is left to compute now."""
+    """One choice of a request."""
 
     number: int
     request: "Request"
@@ -24,14 +24,14 @@ class Sequence:
     prompt_len: int
     stage: Stage = Stage.WAITING
     computed: int = 0  # positions whose KV is present, or will be after the steps in flight
-    high: int = 0  # positions accounted for once already; below it, computing is recomputing
+    high: int = 0  # positions already counted once; computing below it is recomputing
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)  # of the full blocks of history
     handle: AdapterHandle | None = None
     in_flight: int = 0  # steps launched and not collected
-    pending: int = 0  # 1 when the last token still lies on the device
-    overtaken: int = 0  # times that a later request of the tenant went first for its prefix
-    bypassed: int = 0  # admissions that passed it while it lacked blocks
+    pending: int = 0  # 1 while the last token is only on the device
+    overtaken: int = 0  # later requests of the tenant that went first because of their prefix
+    bypassed: int = 0  # admissions that bypassed it while it lacked blocks
     last_token_at: float = 0.0
 
     @property
@@ -49,12 +49,12 @@ class Sequence:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """What was asked, and the counters that become its receipt."""
+    """A request, and the counters that become its receipt."""
 
     ask: GenerateRequest
-    origin: str  # the gateway that asked
+    origin: str  # id of the gateway that sent it
     arrived: float
-    limit: int  # positions that a choice may reach
+    limit: int  # most positions of a choice, prompt included
     public_blocks: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     forked: bool = False

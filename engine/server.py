@@ -1,4 +1,4 @@
-"""The engine's process: one thread that polls the socket, steps the engine and sends what came."""
+"""The engine's process: one thread polls the socket, steps the engine and sends its output."""
 
 import importlib
 import json
@@ -29,14 +29,14 @@ from engine.protocol import AdapterState, GenerateRequest, KvEvent, Refusal, Ste
 
 log = logging.getLogger("tollhouse.engine")
 
-MESSAGES_A_STEP = 256  # handled between two steps, so that a flood cannot stop generation
-IDLE_S = 0.25  # longest sleep; signals and timers are looked at this often
+MESSAGES_A_STEP = 256  # most messages handled between two steps, so that generation goes on
+IDLE_S = 0.25  # longest sleep; the interval at which signals and timers are checked
 READ_POLL_S = 0.005  # while an adapter is being read from disk
-DRAIN_S = 30.0  # after SIGTERM, for requests under way
+DRAIN_S = 30.0  # time that running requests get after SIGTERM
 
 
 class Server:
-    """Serves one engine to any number of gateways until told to stop."""
+    """Serves one engine to any number of gateways until `stop`."""
 
     def __init__(self, config: EngineConfig, runner: Runner) -> None:
         self.config = config
@@ -48,8 +48,8 @@ class Server:
         self._step = 0
         self._next_beat = 0.0
         self._stop_by: float | None = None
-        self._checked = False  # the books, since the engine was last busy
-        self._stuck = False  # something waits, yet nothing could run
+        self._checked = False  # whether integrity was checked since the engine was last busy
+        self._stuck = False  # requests wait, but none could run in the last turn
         self.last_turn = time.monotonic()
         try:
             self.engine = Engine(config, runner, submit=self._loader.submit)
@@ -64,18 +64,19 @@ class Server:
             raise
 
     def stop(self, grace_s: float = DRAIN_S) -> None:
-        """Take no more, finish what runs, then end. Safe in a signal handler."""
+        """Refuse new requests, let running ones finish for `grace_s`, then return from `run`. Safe
+        in a signal handler."""
         self._stop_by = time.monotonic() + grace_s
 
     def run(self, alive: Callable[[], bool] = lambda: True) -> None:
-        """Until stopped, or until `alive` (asked now and then) says no."""
+        """Serve until `stop`, or until `alive`, which is called regularly, returns False."""
         try:
             while not self._stopped():
                 self.turn()
                 if not alive() and self._stop_by is None:
                     self.stop(0.0)
         except Exception as error:
-            log.exception("the engine stops: its books or its device cannot be trusted")
+            log.exception("the engine stops: its state or its device is no longer reliable")
             self.engine.abandon(f"the engine stopped: {error}")
             self._send_outputs()
             raise
@@ -83,7 +84,7 @@ class Server:
             self.close()
 
     def turn(self) -> None:
-        """Messages, one step, answers, timers; sleeps when there is nothing to do."""
+        """Handle messages, run one step, send outputs and heartbeats; waits while idle."""
         quiet = not self._receive(self._patience())
         self.engine.poll()
         stepped = self.engine.busy and self.engine.step()
@@ -93,7 +94,7 @@ class Server:
         if self.engine.busy:
             self._checked = False
         elif quiet and not self._checked:
-            # Only once it is quiet: with many blocks the check would delay the next request.
+            # Only while no message arrives: with many blocks the check delays the next request.
             self.engine.check_integrity()
             self._checked = True
         self.last_turn = time.monotonic()
@@ -125,7 +126,7 @@ class Server:
         return min(IDLE_S, max(0.0, self._next_beat - time.monotonic()))
 
     def _receive(self, wait_s: float) -> bool:
-        """Whether anything came."""
+        """Handle the messages that arrive within `wait_s`. Whether there were any."""
         if not self._socket.poll(int(wait_s * 1000)):
             return False
         for _ in range(MESSAGES_A_STEP):
@@ -144,7 +145,7 @@ class Server:
         return True
 
     def _unreadable(self, route: bytes, data: bytes, error: wire.WireError) -> None:
-        log.warning("dropped: %s", error)
+        log.warning("a message of a gateway was dropped: %s", error)
         gateway, request_id = self.gateways.at(route), wire.request_id_of(data)
         if gateway is not None and request_id is not None:
             refusal = Refusal(request_id, "invalid_request", error.message)
@@ -181,12 +182,14 @@ class Server:
             case wire.Heartbeat():
                 pass
             case _:
-                log.warning("gateway %s sent a %s", gateway.gateway_id, type(record).__name__)
+                log.warning(
+                    "gateway %s sent an unexpected %s", gateway.gateway_id, type(record).__name__
+                )
 
     def _hello(self, route: bytes, hello: wire.Hello, now: float) -> None:
         if hello.version != wire.VERSION:
             log.error(
-                "gateway %s speaks version %d, not %d",
+                "gateway %s uses protocol version %d, this engine %d: update one of them",
                 hello.gateway_id,
                 hello.version,
                 wire.VERSION,
@@ -195,7 +198,7 @@ class Server:
         known = self.gateways.named(hello.gateway_id)
         moved = known is not None and known.route != route
         if known is not None and moved and hello.seen != known.sent:
-            log.warning("gateway %s missed messages: its requests end", hello.gateway_id)
+            log.warning("gateway %s missed messages: its requests are ended", hello.gateway_id)
             self.engine.abort_origin(hello.gateway_id)
             self.engine.take_outboxes_of(hello.gateway_id)
         gateway = self.gateways.greet(hello.gateway_id, route, now)
@@ -221,14 +224,14 @@ class Server:
     def _generate(self, gateway: Gateway, request: GenerateRequest) -> None:
         try:
             if self._stop_by is not None:
-                raise RequestError("draining", "the engine is shutting down: use another")
+                raise RequestError("draining", "the engine is shutting down: use another engine")
             self.engine.submit(request, gateway.gateway_id)
         except (RequestError, AdapterError) as error:
             self.gateways.send(gateway, Refusal(request.request_id, error.code, error.message))
         except IntegrityError:
             raise
         except Exception as error:
-            log.exception("request %s could not be taken", request.request_id)
+            log.exception("request %s could not be queued", request.request_id)
             self.gateways.send(gateway, Refusal(request.request_id, "internal", str(error)))
 
     def _unload(self, gateway: Gateway, call: int, digest: str) -> None:
@@ -278,7 +281,7 @@ class Server:
         self._next_beat = now + self.config.heartbeat_s
         stats = self._stats(changes_only=True)
         for gateway in self.gateways:
-            # Its heartbeats were read before this, however long the step took.
+            # Heartbeats that arrived during a long step are already read at this point.
             if now - gateway.last_heard > self.config.gateway_timeout_s:
                 self._lose(gateway, "fell silent")
             else:
@@ -304,7 +307,7 @@ def make_runner(config: EngineConfig, fake: bool) -> Runner:
 
 
 def serve(config: EngineConfig, *, fake: bool = False, exit_with_parent: bool = False) -> None:
-    """Load the model and serve until SIGTERM or SIGINT; prints one JSON line when ready."""
+    """Load the model and serve until SIGTERM or SIGINT. Prints one JSON line when ready."""
     parent = os.getppid()
     server = Server(config, make_runner(config, fake))
     signal.signal(signal.SIGTERM, lambda *_: server.stop())

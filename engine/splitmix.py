@@ -1,4 +1,4 @@
-"""SplitMix64: numbers that look random and are the same everywhere."""
+"""SplitMix64: pseudo-random numbers that are the same on every platform."""
 
 MASK = (1 << 64) - 1
 

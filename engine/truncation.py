@@ -1,4 +1,4 @@
-"""Draws one token a row from logits, cut by top-nσ, min-p, top-k and top-p."""
+"""Samples one token per row from logits truncated by top-nσ, min-p, top-k and top-p."""
 
 import math
 
@@ -7,11 +7,11 @@ import torch
 from engine.layers.transfer import on_device
 from engine.protocol import SamplingParams
 
-_CANDIDATES = 256  # ranked first for top-p; the whole vocabulary only if they hold too little
+_CANDIDATES = 256  # sorted first for top-p; the whole vocabulary only if their mass is too small
 
 
 def draw(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]) -> torch.Tensor:
-    """logits: float32 [rows, vocab], not changed. uniforms: one in [0, 1) a row.
+    """logits: float32 [rows, vocab], not changed. uniforms: one number in [0, 1) per row.
 
     Returns ids [rows], by inversion of each row's cumulative distribution.
     """
@@ -31,7 +31,7 @@ def draw(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[floa
 
 
 def _cut_low_(scaled: torch.Tensor, params: list[SamplingParams]) -> None:
-    """Removes what lies below the threshold of min-p or top-nσ (arXiv 2407.01082, 2411.07641)."""
+    """Masks logits below the threshold of min-p or top-nσ (arXiv 2407.01082, 2411.07641)."""
     if not any(p.min_p > 0 or p.top_n_sigma > 0 for p in params):
         return
     device = scaled.device
@@ -66,14 +66,14 @@ def _draw_ranked(
         values, ids = scaled.topk(width, -1)
         beyond = torch.arange(width, device=device) >= limits
         values = values.masked_fill(beyond, -math.inf)
-        # The mass is of what top-k leaves: of the candidates, or of all where top-k is off.
+        # The total mass: of the candidates that top-k leaves, or of all ids where top-k is off.
         total = torch.where(
             limits < vocab, torch.logsumexp(values, -1, True), torch.logsumexp(scaled, -1, True)
         )
         shares = (values - total).exp()
         before = shares.cumsum(-1) - shares
         short = (limits > width) & (before[:, -1:] + shares[:, -1:] < masses)
-        if width == vocab or all(p.top_k > 0 for p in params):  # then there is nothing to ask
+        if width == vocab or all(p.top_k > 0 for p in params):  # `short` need not be read
             break
         if not bool(short.any()):
             break
@@ -85,9 +85,9 @@ def _draw_ranked(
 
 
 def _invert(shares: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """The first place at which the cumulated shares exceed u of their total: [rows].
+    """The first index at which the cumulative sum exceeds u times the total: [rows].
 
-    Always a place of the row, even where a model's logits are not numbers.
+    Always a valid index, even where logits are NaN.
     """
     cumulated = shares.cumsum(-1, dtype=torch.float64)
     target = u[:, None] * cumulated[:, -1:]

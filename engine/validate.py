@@ -1,4 +1,4 @@
-"""What a request must be before it may wait: each refusal names the field and the numbers."""
+"""Validates a request before it is queued; each error names the field and the values."""
 
 import math
 
@@ -10,12 +10,13 @@ from engine.protocol import EngineInfo, GenerateRequest, SamplingParams
 def check_request(
     ask: GenerateRequest, info: EngineInfo, config: EngineConfig, adapter_blocks: int
 ) -> int:
-    """Returns the positions that a choice of the request may reach; raises RequestError."""
+    """Returns the most positions that a choice of the request may reach, prompt included. Raises
+    RequestError."""
     _check_identity(ask)
     _check_sampling(ask.sampling, info.vocab_size, config.max_running)
     prompt = ask.prompt
     if not prompt:
-        raise RequestError("invalid_request", "prompt is empty: give at least one token id")
+        raise RequestError("invalid_request", "prompt is empty: send at least one token id")
     if min(prompt) < 0 or max(prompt) >= info.vocab_size:
         bad = next(t for t in prompt if not 0 <= t < info.vocab_size)
         raise RequestError(
@@ -24,16 +25,16 @@ def check_request(
     if len(prompt) >= info.context_length:
         raise RequestError(
             "context_length_exceeded",
-            f"the prompt has {len(prompt)} tokens and at least one must follow: "
+            f"the prompt has {len(prompt)} tokens and at least one output token must fit: "
             f"the model's context is {info.context_length}",
         )
     room = (info.num_blocks - adapter_blocks) * info.block_size
     if len(prompt) >= room:
         raise RequestError(
             "context_length_exceeded",
-            f"the prompt has {len(prompt)} tokens and the engine's memory holds {max(0, room)} "
+            f"the prompt has {len(prompt)} tokens and the engine's KV memory holds {max(0, room)} "
             f"({info.num_blocks} blocks of {info.block_size}, {adapter_blocks} for the adapter): "
-            "give the engine more KV memory",
+            "raise kv_memory_bytes",
         )
     return min(info.context_length, room, len(prompt) + ask.sampling.max_tokens)
 
@@ -42,11 +43,11 @@ def _check_identity(ask: GenerateRequest) -> None:
     if not ask.request_id:
         raise RequestError("invalid_request", "request_id is empty")
     if not ask.namespace or ask.namespace.startswith("\x00"):
-        raise RequestError("invalid_request", "namespace is empty or reserved")
+        raise RequestError("invalid_request", "namespace is empty or starts with NUL: use another")
     if not (math.isfinite(ask.weight) and ask.weight > 0):
         raise RequestError("invalid_request", f"weight is {ask.weight}: it must be above 0")
     if ask.deadline_s is not None and not ask.deadline_s > 0:
-        raise RequestError("deadline_exceeded", f"deadline_s is {ask.deadline_s}: already past")
+        raise RequestError("deadline_exceeded", f"deadline_s is {ask.deadline_s}: it has passed")
 
 
 def _check_sampling(params: SamplingParams, vocab_size: int, max_running: int) -> None:

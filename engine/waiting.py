@@ -1,7 +1,7 @@
-"""The queue: lanes by priority, in a lane tenants by fairness, in a tenant requests by arrival.
+"""The queue: priorities in order, within a priority tenants by fairness, then by arrival.
 
-A tenant's requests are held by adapter, so that one which must wait for an adapter's slot does not
-stand in the way of those that need not.
+A tenant's requests are grouped by adapter, so that a request which must wait for an adapter's slot
+does not block requests that need not.
 """
 
 from bisect import bisect_left, insort
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from engine.fairness import FairOrder, Levels
 from engine.sequence import Sequence, Stage
 
-OVERTAKES = 16  # times that a request lets later ones of its tenant go first for their prefix
-TENANTS = 10_000  # counters kept before those of long idle tenants are dropped
-LOOK = 4  # tenants, and requests of a tenant and adapter, that locality compares
+OVERTAKES = 16  # most times that later requests of a tenant go before an older one
+TENANTS = 10_000  # counters kept before those of idle tenants are pruned
+LOOK = 4  # tenants, and requests per tenant and adapter, that locality compares
 
 
 class TenantQueue:
@@ -47,7 +47,7 @@ class TenantQueue:
         return [seq for _, _, seq in found]
 
     def note_overtaken(self, seq: Sequence) -> None:
-        """`seq` goes first: count it against the older one of its adapter, if there is one."""
+        """`seq` is admitted: if an older one with its adapter waits, count that as overtaken."""
         eldest = self._lists[seq.request.ask.adapter][0][2]
         if eldest is not seq:
             eldest.overtaken += 1
@@ -64,7 +64,7 @@ class Lane:
 
 
 class Waiting:
-    """All waiting sequences, and in which order they should be tried."""
+    """All waiting sequences, and the order in which to try them."""
 
     def __init__(self, levels: Levels, *, fair: bool, quantum: float) -> None:
         self._levels = levels
@@ -77,11 +77,12 @@ class Waiting:
         self._prune_at = TENANTS
 
     def share_of(self, seq: Sequence) -> str:
-        """Whose counter a sequence is on: its tenant's, or one for all (first come, first served)."""
+        """The counter that a sequence is charged to: its tenant's, or "" for all when first come,
+        first served."""
         return seq.request.ask.namespace if self._fair else ""
 
     def push(self, seq: Sequence, *, lift: bool) -> None:
-        """`lift` for new arrivals; a preempted sequence comes back without."""
+        """Add a sequence; `lift` is True for new arrivals and False for preempted sequences."""
         ask, share = seq.request.ask, self.share_of(seq)
         lane = self._lanes.get(ask.priority)
         if lane is None:
@@ -101,7 +102,7 @@ class Waiting:
         self._prune_at = max(TENANTS, 2 * len(self._levels))
 
     def remove(self, seq: Sequence, stage: Stage) -> None:
-        """Take a waiting sequence out and give it its new stage."""
+        """Remove a waiting sequence and set its new status."""
         ask, share = seq.request.ask, self.share_of(seq)
         lane = self._lanes[ask.priority]
         queue = lane.tenants[share]
@@ -131,12 +132,12 @@ class Waiting:
             lane.order.lowered(share)
 
     def turn(self, seq: Sequence) -> tuple[int, float, float]:
-        """Sort key of who goes first: priority, then the least served, then the oldest."""
+        """Sort key of the admission order: highest priority, least served tenant, oldest."""
         ask = seq.request.ask
         return (-ask.priority, self._levels.of(self.share_of(seq)), seq.request.arrived)
 
     def first_turn(self) -> tuple[int, float] | None:
-        """The turn of the best placed tenant, without its requests."""
+        """The sort key of the first tenant, without the arrival of its requests."""
         if not self._lanes:
             return None
         priority = max(self._lanes)
@@ -151,8 +152,8 @@ class Waiting:
     def candidates(
         self, usable: Callable[[str | None], bool], hits: Callable[[Sequence], int]
     ) -> Iterator[Sequence]:
-        """Sequences in the order in which to try them. The queue must not change meanwhile,
-        but for what the caller does before it stops iterating."""
+        """Sequences in the order in which to try them. The caller may change the queue only if it
+        then stops iterating."""
         for priority in sorted(self._lanes, reverse=True):
             lane = self._lanes[priority]
             shares = lane.order.first(LOOK)
@@ -166,7 +167,7 @@ class Waiting:
                     yield from lane.tenants[share].by_arrival(usable, depth=1)
 
     def _near(self, shares: list[str]) -> list[str]:
-        """The tenants so little ahead of the least served that locality may choose among them."""
+        """The tenants within `quantum` of the least served, among which locality may choose."""
         if not self._quantum:
             return []
         least = self._levels.of(shares[0])

@@ -1,6 +1,7 @@
-"""The wire form of the protocol: one kind byte, a sequence number, and a record in msgpack.
+"""The wire format of the protocol: a kind byte, a sequence number, and a record in msgpack.
 
-The sequence number counts what the engine has sent to one gateway, so that a gap shows.
+The sequence number counts the messages that the engine has sent to one gateway, so that the
+gateway detects a gap.
 """
 
 from collections.abc import Callable
@@ -29,14 +30,15 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message, and again whenever the engine asks. `seen` is the last sequence number that
-    arrived: if it is not the last sent, something was lost and the gateway's requests are ended."""
+    """The first message of a gateway, repeated when the engine asks for it. `seen` is the last
+    sequence number that arrived: if the engine has sent more, messages were lost and it ends the
+    gateway's requests."""
 
     gateway_id: str
     version: int = VERSION
     seen: int = 0
     kv_events: bool = False
-    attempt: int = 0  # comes back in the Welcome
+    attempt: int = 0  # returned in the Welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """The receipts of these requests are in the gateway's durable spool."""
+    """The gateway has stored the receipts of these requests durably."""
 
     request_ids: list[str]
 
@@ -92,14 +94,14 @@ class Welcome:
     info: EngineInfo
     stats: EngineStats
     receipts: list[Receipt]  # not acknowledged yet by this gateway
-    under_way: list[str]  # this gateway's requests that go on; all others are over here
-    number: int  # the sequence number from which this gateway's messages go on
-    attempt: int = 0  # of the Hello that this answers: requests sent after it are not judged
+    under_way: list[str]  # this gateway's running requests; the engine has no others of it
+    number: int  # the sequence number of this message
+    attempt: int = 0  # of the Hello that this answers; says nothing of requests sent after it
 
 
 @dataclass(frozen=True, slots=True)
 class WhoAreYou:
-    """The engine does not know this connection: say Hello."""
+    """The engine does not know this connection: the gateway must send a Hello."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class AdapterReply:
 
 @dataclass(frozen=True, slots=True)
 class LookUpReply:
-    """What became of requests: their receipts, and those that are still under way."""
+    """The receipts of the requests that ended, and the requests that still run."""
 
     call: int
     receipts: list[Receipt]
@@ -124,7 +126,7 @@ class KvEvents:
     events: list[KvEvent]
 
 
-# The kind byte is the place in this list: append only.
+# The kind byte is the index in this list: append only.
 _KINDS: list[type] = [
     Hello,
     Generate,
@@ -150,7 +152,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class WireError(EngineError):
-    """A message that is none of ours."""
+    """A message that is not of this protocol."""
 
     def __init__(self, message: str) -> None:
         super().__init__("bad_message", message)
@@ -163,16 +165,16 @@ def encode(record: Any, number: int = 0) -> bytes:
 def decode(data: bytes) -> tuple[Any, int]:
     """The record and its sequence number (0 from gateways)."""
     if len(data) < 9 or data[0] >= len(_KINDS):
-        raise WireError(f"a message of {len(data)} bytes of no known kind")
+        raise WireError(f"a message of {len(data)} bytes has an unknown kind or no header")
     try:
         record = _DECODE[data[0]](data[9:])
     except msgspec.MsgspecError as error:
-        raise WireError(f"a bad {_KINDS[data[0]].__name__}: {error}") from error
+        raise WireError(f"a {_KINDS[data[0]].__name__} message is invalid: {error}") from error
     return record, int.from_bytes(data[1:9], "little")
 
 
 def request_id_of(data: bytes) -> str | None:
-    """The request id of a Generate that `decode` refused, so that its sender can be told."""
+    """The request id of a Generate that `decode` refused, for the Refusal to its sender."""
     if not data.startswith(_BYTE[Generate]):
         return None
     try:

@@ -25,15 +25,15 @@ def open_appeal(
     reason: str,
     direction: str = "input",
 ) -> Appeal:
-    """Object to a decision; once per decision, with a reason."""
+    """File an appeal against a decision, with a reason. A decision has at most one appeal."""
     if not reason.strip() or len(reason) > LONGEST_REASON:
-        raise BadRequest(f"A reason has 1 to {LONGEST_REASON} characters.", param="reason")
+        raise BadRequest(f"reason must have 1 to {LONGEST_REASON} characters.", param="reason")
     _decision(session, scope, request_id, direction)
     known = session.scalars(
         select(Appeal).where(Appeal.request_id == request_id, Appeal.direction == direction)
     ).first()
     if known is not None:
-        raise Conflict(f"Request {request_id} has an appeal already: {known.id}.")
+        raise Conflict(f"Request {request_id} already has an appeal: {known.id}.")
     appeal = Appeal(
         id=new_id("appeal"),
         tenant_id=scope.tenant_id,
@@ -63,7 +63,7 @@ def decide(
     if appeal is None or appeal.tenant_id != scope.tenant_id:
         raise NotFound(f"No appeal {appeal_id}.", next_step="List the appeals.")
     if appeal.status != "open":
-        raise Conflict(f"Appeal {appeal_id} was {appeal.status} before.")
+        raise Conflict(f"Appeal {appeal_id} is already {appeal.status}.")
     appeal.status = "granted" if grant else "denied"
     appeal.decided_at = clock.now()
     appeal.decided_by = scope.actor
@@ -87,7 +87,7 @@ def appeals(session: Session, scope: TenantScope, status: str | None = None) -> 
 
 
 def tenant_of(session: Session, appeal_id: str) -> str:
-    """For a reviewer, who stands above the tenants."""
+    """The appeal's tenant, for a reviewer, who has no tenant of their own."""
     appeal = session.get(Appeal, appeal_id)
     if appeal is None:
         raise NotFound(f"No appeal {appeal_id}.", next_step="List the appeals.")
@@ -95,7 +95,7 @@ def tenant_of(session: Session, appeal_id: str) -> str:
 
 
 def describe(appeal: Appeal) -> dict[str, Any]:
-    """An appeal as routes and commands show it."""
+    """The JSON form of an appeal in routes and commands."""
     return {
         "id": appeal.id,
         "request_id": appeal.request_id,

@@ -1,4 +1,4 @@
-"""The names of harm that the room knows: its own heads and OpenAI's thirteen categories."""
+"""The categories of harm: the classifier's heads and OpenAI's thirteen categories."""
 
 from typing import Final
 

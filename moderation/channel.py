@@ -1,6 +1,6 @@
-"""One channel of one choice of a stream: what came, what is judged, what has left.
+"""One channel of one choice of a stream: its received, judged and released text.
 
-All places are offsets into the channel's text as the engine gave it.
+All offsets are into the channel's text as the engine produced it.
 """
 
 import logging
@@ -21,15 +21,15 @@ from moderation.verdict import Action, Span
 
 _log = logging.getLogger(__name__)
 
-# The classifier sees this many characters, as it does of a prompt; the last stride is new.
+# Characters in the classifier's window, as for prompts; only the last stride is new.
 OUTPUT_WINDOW = 400
-# Until the first checkpoint a first piece may leave when its score is under this share of the
-# threshold that would stop it.
+# Before the first checkpoint, text is released if its score is below this share of the threshold
+# that would block it.
 _EARLY_SHARE = 0.5
-# View characters kept before the settled place, for word boundaries.
+# View characters kept before the last final offset, for word boundaries.
 _CONTEXT = 64
 _SURPLUS = 2_048
-# So many checkpoints of one piece are scored together: what a block then makes vain is bounded.
+# Most checkpoints of one chunk that are scored together; bounds the scores that a block discards.
 _AT_ONCE = 16
 _SPACE = re.compile(r"\s")
 
@@ -42,8 +42,8 @@ def stride_at(offset: int) -> int:
 
 
 def checkpoints(text: str, checked: int, length: int) -> list[int]:
-    """Return the places in `text` of the checkpoints that it brings: `checked` is the offset of the
-    last one before it, `length` that of its first character."""
+    """Return the offsets in `text` of its checkpoints. `checked` is the offset of the last
+    checkpoint before it, `length` that of its first character."""
     found: list[int] = []
     begin = 0
     while True:
@@ -60,14 +60,15 @@ def checkpoints(text: str, checked: int, length: int) -> list[int]:
 
 
 class Release(Struct, frozen=True):
-    """What may be sent now. Once `blocked`, nothing more of this choice ever leaves."""
+    """Text that may be sent now. After `blocked`, no more text of this choice is released."""
 
     text: str
     blocked: bool = False
 
 
 class _Scan(Struct, frozen=True):
-    """Spans found from the settled place on, and from where anything, or anything strict, waits."""
+    """Spans found after the last final offset, and the first offsets that are held: by any rule,
+    and by a rule that redacts or blocks."""
 
     spans: Sequence[Span]
     hold: int
@@ -98,7 +99,7 @@ class Channel:
 
     @property
     def held(self) -> int:
-        """How many characters came in and are not decided yet."""
+        """How many received characters are not judged yet."""
         return self._length - self._released
 
     def feed(self, text: str) -> Release:
@@ -119,7 +120,7 @@ class Channel:
         return Release(self._early())
 
     def _windows(self, pieces: Sequence[str]) -> Successive | None:
-        """The windows of the checkpoints at the ends of the next pieces of the folded text."""
+        """The windows that end at the checkpoints of the folded `pieces`."""
         if self._screener.classifier is None:
             return None
         text = self._fold.view().text[-OUTPUT_WINDOW:]
@@ -147,12 +148,12 @@ class Channel:
         return min(action, Action.ANNOTATE) if self._toothless else action
 
     def _check(self, final: bool) -> Release | None:
-        """Judge all that came so far; return the last release when the choice must stop."""
+        """Judge all text so far; return the last release if the choice must stop."""
         try:
             scan = self._scan(final)
             self._record(scan, final)
         except Exception as error:
-            # The kind alone: the message of an error may quote the text.
+            # Only the type: the message of an error may quote the text.
             _log.error("the output rules failed: %s", type(error).__name__)
             self._findings.fail(self._policy, Stage.RULES)
             scan = _Scan((), self._length, self._length)
@@ -169,7 +170,7 @@ class Channel:
         return None
 
     def _forget(self) -> None:
-        """Drop what no rule and no window will look at again, so that memory stays bounded."""
+        """Drop text that no rule and no window will read again, so that memory stays bounded."""
         plain = self._fold.view()
         if len(plain.text) <= OUTPUT_WINDOW + _SURPLUS:
             return
@@ -193,7 +194,7 @@ class Channel:
         self._settled = max(settled, self._settled)
 
     def _judge(self, final: bool) -> bool:
-        """Run the classifier over the window that ends here; say whether the answer may go on."""
+        """Run the classifier over the window that ends here. Whether the answer may continue."""
         fresh = self._length - self._checked
         start, self._checked = self._checked, self._length
         if self._screener.classifier is None or not self._screen.categories or not fresh:
@@ -213,7 +214,7 @@ class Channel:
         return action is not Action.BLOCK
 
     def _score(self) -> Scored:
-        """Of the window that ends where the text does now."""
+        """The scores of the window at the present end of the text."""
         assert self._screener.classifier is not None
         window = self._fold.view().text[-OUTPUT_WINDOW:]
         return score_one(self._screener.classifier, window)
@@ -244,7 +245,8 @@ class Channel:
         return _Scan(spans, hold, strict)
 
     def _holds(self, plain: View, lowered: str, start: int) -> tuple[int, int]:
-        """From where a rule of the plain view may still come to a hit; and one that acts."""
+        """The first index at which a rule of the plain view may still match, and the first for a
+        rule that redacts or blocks."""
         text = plain.text
         rules = [
             (each.hold(text, start), self._enforced(each.acts) > Action.ANNOTATE)
@@ -254,14 +256,14 @@ class Channel:
             terms = self._screen.terms
             acting = self._enforced(terms.acts) > Action.ANNOTATE
             rules.append((terms.hold(lowered, start), acting))
-            # What may yet turn out to be allowed is not cut out yet.
+            # A hit that may still be part of an allowed phrase is not cut out yet.
             rules.append((self._screen.allowed.hold(lowered, start), True))
         hold = min([at for at, _ in rules], default=len(text))
         strict = min([at for at, acting in rules if acting], default=len(text))
         return _original(plain, hold, self._length), _original(plain, strict, self._length)
 
     def _early(self) -> str:
-        """Release what is safe between checkpoints."""
+        """Release the text that is safe between checkpoints."""
         if self._policy.mode is Mode.ASYNC:
             return self._take(self._length)
         if self._policy.mode is Mode.FULL:
@@ -282,7 +284,7 @@ class Channel:
         return True
 
     def _emit(self, scan: _Scan, limit: int) -> str:
-        """Release up to `limit`, never into a span that is cut out, with redactions applied."""
+        """Release text up to `limit`, with redactions applied and never part of a cut-out span."""
         strict = [s for s in scan.spans if self._enforced(s.action) >= Action.REDACT]
         strict = [s for s in _distinct([*self._waiting, *strict]) if s.end > self._released]
         limit = min(limit, scan.strict_hold, *(s.start for s in strict if self._stops(s)))
@@ -307,7 +309,7 @@ def _original(view: View, index: int, end: int) -> int:
 
 
 def _before_straddlers(spans: Sequence[Span], limit: int) -> int:
-    """Move a limit back before every span that it would cut in two."""
+    """Move a limit back before every span that it would split."""
     for span in sorted(spans, key=lambda each: -each.start):
         if span.start < limit < span.end:
             limit = span.start

@@ -1,7 +1,7 @@
-"""Characters that are drawn like a Latin letter or a plain sign, written by their shapes.
+"""Characters that look like a Latin letter or an ASCII sign.
 
-NFKC already covers full-width, mathematical, circled and superscript forms; this table holds
-what it leaves: Cyrillic, Greek, Armenian and Cherokee look-alikes, small capitals, turned letters.
+NFKC already covers full-width, mathematical, circled and superscript forms. This table adds
+Cyrillic, Greek, Armenian and Cherokee look-alikes, small capitals and turned letters.
 """
 
 from typing import Final

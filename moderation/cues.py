@@ -1,6 +1,6 @@
 """Lexical cues that split a head's score into OpenAI's sub-categories, which are marked weak.
 
-A sub-category scores its head times how clearly its cue is there: no cue leaves a tenth.
+A sub-category's score is its head's score times the strength of its cue; without a cue, a tenth.
 """
 
 import re
@@ -56,14 +56,14 @@ _HEADS_OF: Final = tuple((name, HEADS.index(name.partition("/")[0])) for name in
 _ANYWHERE: Final = {
     cue: re.compile(cue.pattern.replace(r"\b", ""), cue.flags) for cue in _CUES.values()
 }
-# Under this head score a sub-category is too small to matter and its cue is not looked for.
+# Below this head score a sub-category is negligible and its cue is not searched for.
 _WORTH_A_LOOK: Final = 0.1
 
 
 class PossibleCues:
-    """The cues that a text may hold anywhere; pieces of it need not be searched for the others.
+    """The cues that a text may contain; its pieces need not be searched for the others.
 
-    Word boundaries are not looked at, for a piece may begin or end within a word.
+    Word boundaries are ignored, because a piece may begin or end within a word.
     """
 
     def __init__(self, text: str) -> None:
@@ -82,7 +82,7 @@ def openai_scores(
 ) -> dict[str, float]:
     """Return the thirteen scores and prompt_attack from the heads' scores of a folded text.
 
-    `possible` are the cues of a longer text that it is a piece of.
+    `possible`: the possible cues of the longer text that this text is a piece of.
     """
     scores = {name: row[head] for name, head in _HEADS_OF}
     lowered = ""

@@ -1,5 +1,5 @@
-"""Decisions that acted, counted by day as they are stored: pages add up days, however many decisions
-there are. A decision that comes twice counts once, since only what was new is added.
+"""Daily counts of the decisions that acted, updated as decisions are stored, so that pages need not
+scan them. Only new decisions are counted, so a decision that is delivered twice counts once.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ _LONGEST = 500  # characters of the column
 
 
 def add(session: Session, events: Iterable[ModerationEvent]) -> None:
-    """Events that acted and were not stored before."""
+    """Count events that acted and were not stored before."""
     counted = Counter(
         (each.tenant_id, _day(each.at), each.project_id, each.action, _names(each))
         for each in events
@@ -34,7 +34,7 @@ def add(session: Session, events: Iterable[ModerationEvent]) -> None:
 def between(
     session: Session, scope: TenantScope, start: datetime, end: datetime
 ) -> Iterable[tuple[str, list[str], int]]:
-    """(action, categories, decisions) of the days from `start` to before `end`."""
+    """(action, categories, decisions) per day from `start` until before `end`."""
     table = DailyDecisions
     query = select(table.action, table.categories, table.decisions).where(
         table.tenant_id == scope.tenant_id, table.at >= start, table.at < end

@@ -1,4 +1,4 @@
-"""The default thresholds, by category, chosen on the validation split that the model card names.
+"""The default thresholds by category, chosen on the validation split of the model card.
 
 Annotate: at most 5 % of benign prompts over all categories. Block: at most 1 %.
 """

@@ -1,6 +1,6 @@
-"""What a new policy would have done: thresholds and entity actions over recorded scores.
+"""Applies a new policy's thresholds and entity actions to recorded scores.
 
-No text is kept, so new terms and patterns cannot be tried; what they found then still counts.
+No text is stored, so new terms and patterns cannot be tried; recorded hits still count.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from moderation.verdict import Action
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """Counts of (recorded, would be) actions, and some request ids that would change."""
+    """Counts of (recorded, new) actions, and ids of some requests whose action would change."""
 
     policy_version: str
     decided: int
@@ -28,7 +28,7 @@ class DryRun:
 
 
 def dry_run(policy: Policy, found: Iterable[Decision], examples: int = 20) -> DryRun:
-    """Decide recorded requests anew under `policy`, shadow or not."""
+    """Decide recorded requests again under `policy`, ignoring its `shadow`."""
     counts: Counter[tuple[str, str]] = Counter()
     changed: list[str] = []
     decided = 0
@@ -55,7 +55,7 @@ def decide_again(policy: Policy, decision: Decision) -> Action:
 def _span_action(screen: Screen, label: str, decision: Decision) -> Action:
     if label in ENTITY_KINDS:
         return screen.entities.get(label, Action.ALLOW)
-    if label == "redacted":  # by score, and so decided above
+    if label == "redacted":  # redacted by score, which the caller decides again
         return Action.ALLOW
     listed = [term.action for term in screen.deny if term.category == label]
     listed += [each.action for each in screen.patterns if label == "pattern"]

@@ -1,7 +1,7 @@
-"""Recognisers of personal data and secrets: an RE2 pattern, a validator and a head each.
+"""Recognisers of personal data and secrets, each with an RE2 pattern, a validator and a head.
 
-The head (stdlib, anchored at the end) matches whatever could still grow into the entity, so
-that ordinary words of a stream leave at once and only a number or an address under way waits.
+The head (stdlib `re`, anchored at the end) matches text that could still grow into the entity.
+Ordinary words of a stream are released at once; only an unfinished number or address is held.
 """
 
 import re
@@ -14,7 +14,7 @@ from moderation import validators
 from moderation.patterns import PatternMatcher
 from moderation.verdict import Action
 
-# A word under way: what any of the entities that hold no space can still be growing from.
+# An unfinished word: any entity without spaces may grow from it.
 _WORD_HEAD: Final = r"[^\s,;\"'<>()\[\]{}]+\Z"
 _NUMBER_HEAD: Final = r"[+(0-9][0-9 ().\-]*\Z"
 _IBAN_HEAD: Final = r"\b[A-Z]{2}[0-9]{2}[A-Z0-9 ]*\Z|\b[A-Z]{1,2}[0-9]?\Z"
@@ -29,8 +29,8 @@ _DIGITS: Final = tuple("0123456789")
 
 @dataclass(frozen=True, slots=True)
 class Recogniser:
-    """How one kind of entity is found; `longest` is in characters. Every match holds at least one
-    of `needs`."""
+    """How one kind of entity is found. `longest` is in characters; every match contains at least
+    one of `needs`."""
 
     kind: str
     name: str

@@ -1,8 +1,8 @@
-"""The guard on the way back: nothing leaves that is not judged or could still head a match.
+"""Guards answers: text is released only when it is judged and cannot be the start of a match.
 
-Verdicts are made only at checkpoints, whose places are a function of the text alone (a space
-at least a stride after the last one). So however a text is cut into chunks, the verdict is that
-of the whole text. Between checkpoints text may leave early, but never change the verdict.
+Verdicts are made only at checkpoints, whose offsets depend only on the text (a space at least a
+stride after the last one). So the verdict is that of the whole text, however it is cut into
+chunks. Text may be released between checkpoints, which never changes the verdict.
 """
 
 from collections.abc import Hashable
@@ -16,9 +16,8 @@ from moderation.verdict import Action, Verdict
 
 
 class StreamGuard:
-    """Guards one answer. A choice may speak on several channels (content, tool arguments...).
-
-    One guard serves one request and is not shared between threads.
+    """Guards the answer of one request. A choice may have several channels (content, tool
+    arguments and so on). Not thread-safe.
     """
 
     def __init__(self, policy: Policy, screener: Screener) -> None:
@@ -29,7 +28,7 @@ class StreamGuard:
         self._findings = Findings()
 
     def feed(self, choice: int, text: str, channel: Hashable = "content") -> Release:
-        """Take in a delta exactly as the engine gave it and return what may leave now."""
+        """Add a delta, exactly as the engine produced it, and return the text to release now."""
         if choice in self._blocked:
             return Release("", blocked=True)
         if self._policy.mode is Mode.OFF or not text:
@@ -37,7 +36,7 @@ class StreamGuard:
         return self._answer(choice, self._channel(choice, channel).feed(text))
 
     def finish(self, choice: int, channel: Hashable = "content") -> Release:
-        """End one channel of a choice: judge what is held back and return the rest."""
+        """End one channel of a choice: judge the held text and return the rest."""
         if choice in self._blocked:
             return Release("", blocked=True)
         found = self._channels.get((choice, channel))
@@ -49,20 +48,20 @@ class StreamGuard:
         return 0 if found is None else found.held
 
     def channels(self, choice: int) -> list[Hashable]:
-        """Return the channels that a choice has spoken on, in the order they came."""
+        """Return the channels that a choice has used, in order of first use."""
         return [name for owner, name in self._channels if owner == choice]
 
     def verdict(self) -> Verdict:
-        """Return what has been found so far over all choices and channels."""
+        """Return the verdict so far over all choices and channels."""
         verdict = self._findings.verdict(self._policy)
         if self._policy.mode is not Mode.ASYNC:
             return verdict
-        # What has left cannot be held back: in this mode the most is a note.
+        # Released text cannot be recalled: in this mode the strictest action is annotate.
         return replace(verdict, action=min(verdict.action, Action.ANNOTATE))
 
     @property
     def all_blocked(self) -> bool:
-        """True when no choice that has spoken may go on, so that the engine can be stopped."""
+        """Whether every choice with text is blocked, so that the engine can be aborted."""
         spoken = {choice for choice, _ in self._channels}
         return bool(spoken) and spoken <= self._blocked
 
@@ -80,7 +79,7 @@ class StreamGuard:
 
 
 def check_output(screener: Screener, text: str, policy: Policy) -> Verdict:
-    """Judge a whole answer exactly as the stream would; `texts` holds it redacted, or empty."""
+    """Judge a whole answer exactly as a stream. `texts` has it redacted, or "" if blocked."""
     guard = StreamGuard(policy, screener)
     kept = guard.feed(0, text).text + guard.finish(0).text
     verdict = guard.verdict()

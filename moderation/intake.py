@@ -1,4 +1,4 @@
-"""Takes decisions in from the door's spool: rows and strikes in one call, idempotently."""
+"""Stores decisions and strikes from the gateway's spool, idempotently."""
 
 from collections.abc import Sequence
 
@@ -10,6 +10,6 @@ from moderation.strikes import count_blocked
 
 
 def take_in(session: Session, events: Sequence[ModerationEvent]) -> int:
-    """Store a batch; what was taken in before changes nothing. Returns how many were new."""
+    """Store a batch of events; known events change nothing. Returns how many were new."""
     count_blocked(session, events)
     return store(session, events)

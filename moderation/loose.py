@@ -1,7 +1,7 @@
-"""The second view: leetspeak undone, stretched letters squeezed and s-p-e-l-l-e-d words joined.
+"""The loose view: leetspeak undone, stretched letters squeezed and s-p-e-l-l-e-d words joined.
 
-It stands on top of the folded view and is only ever a second opinion, because "5" is a digit far
-more often than it is an "s".
+It is made from the folded view and only adds to it, because "5" is a digit far more often than it
+is an "s".
 """
 
 import re
@@ -29,26 +29,26 @@ LEET: Final = {
     "¢": "c",
 }
 _LEET_SIGN = re.compile(f"[{re.escape(''.join(LEET))}]")
-# A letter three times over is stretched; twice is spelling.
+# A letter repeated three times is stretched; twice is normal spelling.
 _STRETCHED: Final = 3
 _SAME = re.compile(r"(?is)(.)\1*")
 _BESIDE_LETTER = re.compile(r"[A-Za-z][013457@8$!|+€£¢]|[013457@8$!|+€£¢][A-Za-z]")
-# Letters one by one with the same sign between them, three at least: "k.i.l.l", "k i l l".
+# At least three single letters with the same sign between them: "k.i.l.l", "k i l l".
 _BETWEEN: Final = " .-_*~/"
 _LETTER = r"[A-Za-z013457@8$!|+€£¢]"
 _SPELLED = re.compile(rf"([.\-_*~/]){_LETTER}\1{_LETTER}(?![A-Za-z0-9])")
 _SPELLED_APART = re.compile(rf" {_LETTER} {_LETTER}(?![A-Za-z0-9])")
 _LEAST_SPELLED: Final = 3
-# Plain searches for each are several times quicker than one pattern with a back-reference.
+# Plain searches for each are several times as fast as one pattern with a back-reference.
 _TRIPLES: Final = tuple(letter * _STRETCHED for letter in "abcdefghijklmnopqrstuvwxyz")
-# What stands between white space and does not change, so that most words are looked at once.
+# A cache of words that do not change, so that most words are examined once.
 _CALM: set[str] = set()
 _MOST_CALM: Final = 30_000
 _LONGEST_CALM: Final = 24
 
 
 def loosen_text(text: str) -> str:
-    """Return the loose reading of a folded text; the same object when nothing changes."""
+    """Return the loose view of a folded text; the same object when nothing changes."""
     if not may_change(text):
         return text
     return LooseStream.of(View(text, range(len(text)), range(1, len(text) + 1))).text
@@ -56,7 +56,8 @@ def loosen_text(text: str) -> str:
 
 @dataclass(slots=True)
 class LooseStream:
-    """Loosens a folded text that arrives in pieces; the last run stays open until it is known."""
+    """Makes the loose view of a folded text that arrives in pieces. The last run of characters is
+    held until the next character decides its reading."""
 
     _out: list[str] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
@@ -66,8 +67,8 @@ class LooseStream:
     _previous_was_leet: bool = False
     _run: list[tuple[str, int, int]] = field(default_factory=list)
     _spell: list[tuple[str, int, int]] = field(default_factory=list)  # letter, sign, letter...
-    _joining: bool = False  # letters of the same word have left already
-    _in_word: bool = False  # the last character that left is a letter or a digit
+    _joining: bool = False  # letters of the same word are already final
+    _in_word: bool = False  # the last final character is a letter or a digit
 
     @classmethod
     def of(cls, view: View) -> View:
@@ -96,7 +97,7 @@ class LooseStream:
         self._in_word = found[0].isalnum()
 
     def _spells(self, found: tuple[str, int, int]) -> bool:
-        """Say whether a character is kept back, because it may be part of a spelled word."""
+        """Whether a character is held, because it may be part of a spelled word."""
         character, spell = found[0], self._spell
         letter = _is_letter(character) or bool(spell and character in LEET)
         if not spell:
@@ -115,16 +116,16 @@ class LooseStream:
             return False
         spell.append(found)
         if self._joining or len(spell) >= 2 * _LEAST_SPELLED + 1:
-            # Known to be spelled: only its last letters wait, so that no length is held for ever.
+            # Known to be spelled: only its last letters are held, so that memory stays bounded.
             self._joining = True
             self._take(spell[0])
             del spell[:2]
         return True
 
     def _unspell(self, *, word_goes_on: bool) -> None:
-        """Let go what was kept: joined where it was spelled, else as it came."""
+        """Finish the held characters: joined if they are a spelled word, otherwise unchanged."""
         spell, self._spell = self._spell, []
-        # Of "k i l l them" the t is no letter of the spelled word, nor is the space before it.
+        # In "k i l l them" neither the t nor the space before it is part of the spelled word.
         tail = 2 if word_goes_on and len(spell) > 1 else 1 - len(spell) % 2
         letters = spell[: len(spell) - tail]
         if self._joining or len(letters) >= 2 * _LEAST_SPELLED - 1:
@@ -134,7 +135,7 @@ class LooseStream:
         self._joining = False
 
     def _past_run(self, text: str, starts: Sequence[int], ends: Sequence[int], place: int) -> int:
-        """Jump to the last of a long run of one letter: only its two ends are ever looked at."""
+        """Skip to the last character of a long run of one letter: only its two ends matter."""
         run = self._run
         if len(run) < _STRETCHED or lower(text[place]) != run[0][0]:
             return place
@@ -186,7 +187,7 @@ class LooseStream:
 
     @property
     def open_from(self) -> int | None:
-        """The original offset from which the reading is not final yet, or None."""
+        """The original offset from which the view is not final yet, or None."""
         if self._run:
             return self._run[0][1]
         if self._waiting is not None:
@@ -207,7 +208,7 @@ def _is_letter(character: str) -> bool:
 
 
 def may_change(text: str) -> bool:
-    """Say whether the loose reading can differ; a cheap look that errs on the side of yes."""
+    """Whether the loose view may differ: a cheap check with false positives."""
     runs = text.split()
     if not _CALM.issuperset(runs):
         new = set(runs) - _CALM
@@ -220,7 +221,7 @@ def may_change(text: str) -> bool:
 
 
 def _runs_may_change(text: str) -> bool:
-    """The same, but for words spelled with spaces."""
+    """The same check without words spelled with spaces."""
     lowered = text.lower()
     for triple in _TRIPLES:
         if triple in lowered:

@@ -1,7 +1,7 @@
-"""What every span rule offers: hits in a view, and from where a hit may still be coming.
+"""The interface of span rules: hits in a view, and the index from which hits are not final.
 
-A hit is final once no longer text can change it; `hold` names the first character from which
-that is not yet so. The streaming guard keeps everything from there back.
+A hit is final once no continuation of the text can change it; `hold` returns the first index from
+which that is not so. The streaming guard holds all text from there on.
 """
 
 from typing import Protocol
@@ -10,13 +10,14 @@ from msgspec import Struct
 
 from moderation.verdict import Action
 
-# Of one rule in one text. From the next one on the whole rest counts as one hit: a text made of
-# nothing but hits must not cost more than any other.
+# Most hits of one rule in one text. After that the rest counts as one hit, so that a text full of
+# hits costs no more than any other.
 MOST_HITS = 2_000
 
 
 class Hit(Struct, frozen=True):
-    """View characters `start` to `end` matched `rule`; the original must span `least`."""
+    """View characters `start` to `end` match `rule`; the original must have at least `least`
+    characters."""
 
     start: int
     end: int
@@ -31,11 +32,11 @@ class Matcher(Protocol):
 
     @property
     def acts(self) -> Action:
-        """The strictest action that a hit of this matcher can have."""
+        """The strictest action of this matcher's hits."""
         ...
 
     def find(self, text: str, start: int = 0) -> list[Hit]:
-        """Return the hits that begin at `start` or later, as if the text ended here."""
+        """Return the hits that begin at `start` or later, as if the text were complete."""
         ...
 
     def hold(self, text: str, start: int = 0) -> int:

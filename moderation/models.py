@@ -1,4 +1,4 @@
-"""Tables of the safety desk. None of them holds a word of a prompt or an answer."""
+"""The tables of moderation. None of them stores text of prompts or answers."""
 
 from datetime import datetime
 from typing import Any
@@ -13,7 +13,7 @@ ACTED = text("(action <> 'allow' or unscanned)")  # of a decision, as its index 
 
 
 class PolicyVersion(Base):
-    """A policy document as it was put in force for a tenant, a project or a key."""
+    """A version of the policy document of a tenant, a project or a key."""
 
     __tablename__ = "moderation_policies"
     __table_args__ = (Index("ix_moderation_policies_place", "tenant_id", "level", "target"),)
@@ -37,7 +37,7 @@ class Decision(Base):
         UniqueConstraint("request_id", "direction"),
         Index("ix_moderation_decisions_tenant_at", "tenant_id", "at"),
         Index("ix_moderation_decisions_at", "at"),
-        # What pages show and count; what was simply let through is a hundred times as much.
+        # Pages show and count these; allowed decisions are a hundred times as many.
         Index(
             "ix_moderation_decisions_acted",
             "tenant_id",
@@ -65,7 +65,7 @@ class Decision(Base):
 
 
 class DailyDecisions(Base):
-    """How many decisions acted, of a project on a day. Kept when the decisions are forgotten."""
+    """How many decisions of a project acted on a day. Kept when decisions are deleted."""
 
     __tablename__ = "moderation_daily"
 
@@ -73,7 +73,7 @@ class DailyDecisions(Base):
     at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)  # start of the day, UTC
     project_id: Mapped[str] = mapped_column(ID, primary_key=True)
     action: Mapped[str] = mapped_column(String(10), primary_key=True)
-    # Sorted, with a comma between; "" is a text that could not be scanned.
+    # Sorted and separated by commas; "" for a text that could not be scanned.
     categories: Mapped[str] = mapped_column(String(500), primary_key=True)
     decisions: Mapped[int] = mapped_column(BigInteger, default=0)
 
@@ -93,7 +93,7 @@ class Strike(Base):
 
 
 class Suspension(Base):
-    """A key that was suspended by the strike rule, and who let it go again."""
+    """The suspension of a key by the strike rule, and who lifted it."""
 
     __tablename__ = "moderation_suspensions"
     __table_args__ = (Index("ix_moderation_suspensions_key", "key_id"),)
@@ -108,7 +108,7 @@ class Suspension(Base):
 
 
 class Appeal(Base):
-    """A tenant's objection to a decision, and the answer it got."""
+    """A tenant's appeal against a decision, and its ruling."""
 
     __tablename__ = "moderation_appeals"
     __table_args__ = (

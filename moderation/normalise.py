@@ -1,7 +1,7 @@
-"""Folds a text into the view that rules and classifier read, with a map back to the original.
+"""Folds a text into the view that rules and classifier read, with a map to the original offsets.
 
-Every character folds alone (NFKC, accents and invisible characters dropped, look-alikes to
-Latin), so a text folds to the same view however it is cut into chunks.
+Every character folds independently (NFKC, accents and invisible characters dropped, look-alikes to
+Latin), so the view does not depend on how a text is cut into chunks.
 """
 
 import re
@@ -16,7 +16,7 @@ from moderation.confusables import LOOKALIKES
 PLAIN = "plain"
 LOOSE = "loose"
 
-# One code point may expand to eighteen under NFKC; that would let a text grow eighteenfold.
+# One code point may expand to eighteen under NFKC; the limit keeps texts from growing that much.
 _LONGEST_EXPANSION = 4
 _UNTOUCHED = re.compile(r"[\t\n\r\x20-\x7e]*")
 _INVISIBLE = frozenset({"Cf", "Cc", "Mn", "Me", "Co"})
@@ -26,7 +26,7 @@ _ACCENTED_SCRIPTS = ("LATIN", "GREEK", "CYRILLIC")
 
 
 class View(Struct, frozen=True):
-    """A folded text; character i of it stands for original characters starts[i] to ends[i]."""
+    """A folded text; its character i represents the original characters starts[i] to ends[i]."""
 
     text: str
     starts: Sequence[int]
@@ -100,9 +100,9 @@ def lower(text: str) -> str:
 
 @dataclass(slots=True)
 class FoldStream:
-    """Folds a text that arrives in pieces; `view()` is at any time the fold of all so far.
+    """Folds a text that arrives in pieces; `view()` is the fold of all pieces so far.
 
-    `drop` forgets the oldest view characters, so that a long stream costs bounded memory.
+    `drop` forgets the oldest view characters, so that a long stream needs bounded memory.
     """
 
     _text: str = ""
@@ -111,7 +111,7 @@ class FoldStream:
     _length: int = 0
 
     def push(self, folded: View, length: int) -> None:
-        """Take in the next piece; `length` is that of its original."""
+        """Append the next piece; `length` is the length of its original."""
         at = self._length
         self._text += folded.text
         self._length += length

@@ -1,7 +1,7 @@
-"""Scores as OpenAI's /v1/moderations shows them: thirteen categories, text alone.
+"""Scores in the format of OpenAI's /v1/moderations: thirteen categories, text only.
 
-Sub-categories (those with a slash) are a head times a lexical cue and are weak; `/v1/models`
-and the README say so, the shape has no place for it.
+Sub-categories (those with a slash) are a head times a lexical cue and are weak. `/v1/models` and
+the README say so, because the format has no field for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,8 @@ MOST_INPUTS = 128
 
 
 def texts_of(given: object) -> list[str]:
-    """Read `input`: a string, strings, or the text parts of one message. An image is refused."""
+    """Read `input`: a string, a list of strings, or the text parts of one message. Raises NotScored
+    for an image."""
     if isinstance(given, str):
         return [given]
     if not isinstance(given, Sequence) or not given:
@@ -25,9 +26,11 @@ def texts_of(given: object) -> list[str]:
             "input must be a string, a list of strings, or a list of text parts.", param="input"
         )
     if len(given) > MOST_INPUTS:
-        raise NotScored(f"input has {len(given)} items; at most {MOST_INPUTS}.", param="input")
+        raise NotScored(
+            f"input has {len(given)} items; at most {MOST_INPUTS} are allowed.", param="input"
+        )
     texts = [_text(item, f"input[{place}]") for place, item in enumerate(given)]
-    # Parts are one message, as OpenAI judges them; plain strings are many.
+    # Parts form one message, as with OpenAI; strings are separate inputs.
     return texts if all(isinstance(item, str) for item in given) else ["\n".join(texts)]
 
 
@@ -39,15 +42,15 @@ def _text(item: object, place: str) -> str:
         return str(item["text"])
     if kind == "image_url":
         raise NotScored(
-            f"{place} is an image, and this classifier reads text alone; it was not scored.",
-            next_step="Send text, or use a moderation service that sees images.",
+            f"{place} is an image, and this classifier reads only text; it was not scored.",
+            next_step="Send text, or use a moderation service that supports images.",
             param=place,
         )
     raise NotScored(f"{place} is neither a string nor a text part.", param=place)
 
 
 def result(scores: Mapping[str, float], screen: Screen | None = None) -> dict[str, Any]:
-    """Return one entry of `results`; a category is flagged from its annotate threshold on."""
+    """Return one entry of `results`; a category is flagged at or above its annotate threshold."""
     thresholds = dict(DEFAULT_ANNOTATE_AT)
     for name, each in screen.categories.items() if screen is not None else ():
         if each.annotate is not None:
@@ -62,10 +65,10 @@ def result(scores: Mapping[str, float], screen: Screen | None = None) -> dict[st
 
 
 def moderate(screener: Screener, given: object, screen: Screen | None = None) -> dict[str, Any]:
-    """Answer a moderation request but for its id: the model's name and a result a text."""
+    """Return the response of a moderation request without its id: the model and the results."""
     texts = texts_of(given)
     if screener.classifier is None:
-        raise NotScored("No classifier is installed, so nothing can be scored.")
+        raise NotScored("No classifier is installed, so the input cannot be scored.")
     return {
         "model": screener.classifier.version,
         "results": [result(screener.score(text).scores, screen) for text in texts],

@@ -1,8 +1,7 @@
 """Patterns on RE2, whose time is linear in the text, so that no pattern can hang the gateway.
 
-A pattern matches at most `longest` characters. That bound is what lets a stream be judged: a
-character is safe once `longest` more have come, or at once where `head` says that no match can
-begin there.
+A pattern matches at most `longest` characters. With this bound a stream can be judged: a character
+is safe once `longest` more have arrived, or at once where `head` shows that no match begins there.
 """
 
 import re
@@ -20,19 +19,19 @@ LONGEST_MATCH = 512
 DEFAULT_LONGEST = 128
 LONGEST_SOURCE = 1_000
 _MEMORY_BYTES = 1 << 20
-# Candidates that a validator may refuse in one text before it stops looking inside a match.
+# Candidates that a validator may refuse in one text before shorter ones are no longer tried.
 _MOST_REFUSALS = 500
-# Long texts are searched piece by piece: RE2's Python face copies what it is given on each call.
+# Long texts are searched in pieces, because RE2's Python binding copies its input on each call.
 _SLICE = 4_096
 
 
 @lru_cache(maxsize=4096)
 def compile_pattern(source: str) -> "re2._Regexp":
-    """Compile a pattern with a memory bound, or say in plain words why RE2 refuses it."""
+    """Compile a pattern with a memory limit. Raises BadPattern with RE2's reason."""
     if not source:
         raise BadPattern("an empty pattern matches everything; write at least one character")
     if len(source) > LONGEST_SOURCE:
-        raise BadPattern(f"the pattern is {len(source)} long; at most {LONGEST_SOURCE} are allowed")
+        raise BadPattern(f"the pattern has {len(source)} characters; at most {LONGEST_SOURCE}")
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _MEMORY_BYTES
@@ -41,7 +40,7 @@ def compile_pattern(source: str) -> "re2._Regexp":
     except re2.error as error:
         raise BadPattern(f"RE2 refuses the pattern: {_reason(error)}") from None
     except UnicodeEncodeError:
-        raise BadPattern("the pattern holds a lone surrogate, which is no character") from None
+        raise BadPattern("the pattern has a lone surrogate: remove it") from None
     if compiled.search("") is not None:
         raise BadPattern("the pattern matches the empty text; make some part of it mandatory")
     return compiled
@@ -54,9 +53,9 @@ def _reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class PatternMatcher:
-    """Finds one pattern; `accepts` refuses candidates, `head` (stdlib) narrows the hold.
+    """Finds one pattern. `accepts` validates candidates; `head` (stdlib `re`) narrows the hold.
 
-    A text without one of `needs` has no match: that is seen in a tenth of the time of a search.
+    A text that contains none of `needs` has no match; this check is ten times as fast as a search.
     """
 
     name: str
@@ -86,7 +85,7 @@ class PatternMatcher:
         ]
 
     def may_find(self, text: str, start: int = 0) -> bool:
-        """Say whether what every match holds stands in the text at all."""
+        """Whether the text contains any of `needs`, and so may have a match."""
         return not self.needs or self._needed.search(text, start) is not None
 
     @cached_property
@@ -96,7 +95,7 @@ class PatternMatcher:
     def _spans(self, text: str, start: int) -> Iterator[tuple[int, int]]:
         refusals = accepted_count = 0
         while start < len(text):
-            # One character before `start` goes along, so that ^ and \b see what stands there.
+            # Includes the character before `start`, so that ^ and \b see it.
             base = max(0, start - 1)
             piece = text[base : start + self._slice]
             certain = (

@@ -1,4 +1,4 @@
-"""Policies in force: stored as versions, found by key, then project, then tenant, then default."""
+"""Active policies: stored as versions, looked up by key, project and tenant, then the default."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -13,7 +13,7 @@ from core.tenants.scope import TenantScope
 from moderation.models import PolicyVersion
 from moderation.policy import Policy, default_policy
 
-LEVELS: Final = ("key", "project", "tenant")  # the first that has a policy is in force
+LEVELS: Final = ("key", "project", "tenant")  # the first level with an active policy applies
 
 
 def put(
@@ -25,7 +25,7 @@ def put(
     level: str = "tenant",
     target: str | None = None,
 ) -> Policy:
-    """Check a document and put it in force at once; what was in force there is retired."""
+    """Validate a document and activate it at once; the active policy of that level is retired."""
     policy = Policy.from_dict(document)
     place = _place(scope, level, target)
     before = _current(session, scope, level, place)
@@ -53,20 +53,18 @@ def put(
 def retire(
     session: Session, scope: TenantScope, clock: Clock, *, level: str, target: str | None = None
 ) -> None:
-    """Take a policy out of force, so that the next level's holds again."""
+    """Deactivate a policy, so that the next level's policy applies."""
     place = _place(scope, level, target)
     row = _current(session, scope, level, place)
     if row is None:
-        raise NotFound(
-            f"No policy is in force for {level} {place}.", next_step="List the policies."
-        )
+        raise NotFound(f"No policy is active for {level} {place}.", next_step="List the policies.")
     row.retired_at = clock.now()
     session.flush()
     audit.record(session, scope, clock, "policy.retire", place, {"version": row.version}, None)
 
 
 def in_force(session: Session, scope: TenantScope, project_id: str, key_id: str) -> Policy:
-    """Return the policy that holds for a key. Safe to cache until the tenants' epoch moves."""
+    """Return the policy that applies to a key. May be cached until the tenants' epoch changes."""
     targets = {"key": key_id, "project": project_id, "tenant": scope.tenant_id}
     rows = session.scalars(
         select(PolicyVersion)
@@ -91,7 +89,7 @@ def history(session: Session, scope: TenantScope, limit: int = 100) -> list[Poli
 
 
 def version(session: Session, scope: TenantScope, wanted: str) -> Policy:
-    """Return any version that the tenant ever had in force."""
+    """Return a present or former version of the tenant's policies."""
     row = session.scalars(
         select(PolicyVersion)
         .where(PolicyVersion.tenant_id == scope.tenant_id, PolicyVersion.version == wanted)
@@ -104,11 +102,11 @@ def version(session: Session, scope: TenantScope, wanted: str) -> Policy:
 
 def _place(scope: TenantScope, level: str, target: str | None) -> str:
     if level not in LEVELS:
-        raise BadRequest(f"No level {level!r}: one of {', '.join(LEVELS)}.", param="level")
+        raise BadRequest(f"level is {level!r}: use one of {', '.join(LEVELS)}.", param="level")
     if level == "tenant":
         return scope.tenant_id
     if not target:
-        raise BadRequest(f"A policy of a {level} needs the {level}'s id.", param="target")
+        raise BadRequest(f"A {level} policy needs the {level}'s id as target.", param="target")
     return target
 
 

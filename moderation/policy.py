@@ -1,4 +1,4 @@
-"""A policy: what is looked for, in whose words, and what then happens. Frozen and versioned.
+"""A policy: what to look for, in which roles' texts, and what to do then. Frozen and versioned.
 
 The version is the digest of the policy's own document, so the same rules have the same version
 everywhere and a decision can always be traced to the rules that made it.
@@ -23,7 +23,7 @@ from moderation.verdict import Action
 
 
 class Mode(StrEnum):
-    """How an answer is guarded: not at all, held by windows, held whole, or only annotated."""
+    """How an answer is guarded: not at all, held per window, held whole, or only annotated."""
 
     OFF = "off"
     WINDOW = "window"
@@ -44,7 +44,7 @@ class Payer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """From which score on a category is annotated, redacted or blocked; None means never."""
+    """The lowest scores at which a category is annotated, redacted or blocked; None means never."""
 
     annotate: float | None = None
     redact: float | None = None
@@ -90,7 +90,7 @@ class Screen:
 
     @cached_property
     def matchers_by_need(self) -> tuple[tuple[PatternMatcher, ...], ...]:
-        """The matchers in groups of which one says for all whether a text may hold a match."""
+        """The matchers grouped by `needs`: one check tells whether a text may match any of them."""
         groups: dict[tuple[str, ...], list[PatternMatcher]] = {}
         for matcher in self.matchers:
             groups.setdefault(matcher.needs, []).append(matcher)
@@ -98,8 +98,8 @@ class Screen:
 
     @cached_property
     def holders(self) -> tuple[PatternMatcher, ...]:
-        """Of the matchers those whose `hold` says all: of two with the same head and action the one
-        that reaches back further holds whatever the other does."""
+        """The matchers whose `hold` must be asked: of those with the same head and action, only the
+        one with the longest match, whose hold includes the others'."""
         found: dict[tuple[re.Pattern[str] | None, Action], PatternMatcher] = {}
         for matcher in self.matchers:
             known = found.get((matcher.head, matcher.action))
@@ -134,7 +134,7 @@ class Screen:
 
     @cached_property
     def least_of_all(self) -> float:
-        """No lower score leads to an action."""
+        """The lowest score that leads to any action in any category."""
         return min(self.least.values(), default=inf)
 
     @cached_property
@@ -154,9 +154,9 @@ class Screen:
 
 @dataclass(frozen=True, slots=True)
 class SecondStage:
-    """A guard model is asked for scores between `low` and `high`, and has `deadline_ms`.
+    """A guard model judges texts with a score between `low` and `high`, within `deadline_ms`.
 
-    With `answers` it is asked about answers too: each is held whole until it was judged.
+    With `answers` it also judges answers, each of which is held until it is complete and judged.
     """
 
     guard: str
@@ -176,7 +176,7 @@ class StrikeRule:
 
 @dataclass(frozen=True)
 class Policy:
-    """Everything that a tenant, project or key may decide about moderation."""
+    """The moderation rules of a tenant, project or key."""
 
     name: str = "default"
     input: Screen = field(default_factory=Screen)
@@ -201,7 +201,7 @@ class Policy:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
-        """Read a JSON document; BadPolicy names the first wrong place in it."""
+        """Read a JSON document. Raises BadPolicy with the path of the first invalid value."""
         from moderation.policy_document import read_policy
 
         return read_policy(cls, document)
@@ -216,7 +216,7 @@ class Policy:
 
 
 def default_policy() -> Policy:
-    """Annotate what the model card's calibration calls likely; block only at high scores."""
+    """Annotates at the thresholds of the model card's calibration; blocks only at high scores."""
     thresholds = MappingProxyType(
         {
             category: Thresholds(annotate=at, block=DEFAULT_BLOCK_AT.get(category))
@@ -231,5 +231,5 @@ def default_policy() -> Policy:
 
 
 def off_policy() -> Policy:
-    """Screen nothing: for operators who moderate elsewhere."""
+    """Screens nothing: for operators who moderate elsewhere."""
     return Policy(name="off", roles=frozenset(), mode=Mode.OFF)

@@ -1,4 +1,4 @@
-"""The JSON form of a policy, both ways. Anything unknown is refused with its place, never ignored."""
+"""Reads and writes policies as JSON. An unknown field is refused with its path, never ignored."""
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -31,7 +31,8 @@ PolicyType = TypeVar("PolicyType", bound=Policy)
 
 
 def read_policy(made: type[PolicyType], document: Mapping[str, Any]) -> PolicyType:
-    """Read a policy document; BadPolicy names the first wrong place and what may stand there."""
+    """Read a policy document. Raises BadPolicy with the path of the first invalid value and the
+    allowed values."""
     fields = {"input": {}, "output": {}, **_object(document, "policy", _POLICY_FIELDS)}
     arguments = {name: _POLICY_FIELDS[name](value, name) for name, value in fields.items()}
     return made(**arguments)
@@ -57,7 +58,7 @@ def _slots_to_dict(value: SecondStage | StrikeRule | None) -> dict[str, Any] | N
     if value is None:
         return None
     told = {name: getattr(value, name) for name in value.__slots__}
-    # Left out where it is off: policies from before it keep their version.
+    # Left out when off, so that policies without the field keep their version.
     return {name: each for name, each in told.items() if (name, each) != ("answers", False)}
 
 
@@ -116,9 +117,11 @@ def _named(value: Any) -> str:
 
 def _text(value: Any, place: str, most: int = 200) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise BadPolicy(f"{place}: expected a text that is not empty", param=place)
+        raise BadPolicy(f"{place}: expected a string that is not empty", param=place)
     if len(value) > most:
-        raise BadPolicy(f"{place}: {len(value)} characters; at most {most}", param=place)
+        raise BadPolicy(
+            f"{place}: {len(value)} characters; at most {most} are allowed", param=place
+        )
     return value
 
 
@@ -172,7 +175,7 @@ def _term(value: Any, place: str) -> Term:
     fields = _object(fields, place, dict.fromkeys(("text", "action", "category")))
     text = _text(fields.get("text"), f"{place}.text", LONGEST_TERM)
     if not term_key(text):
-        raise BadPolicy(f"{place}.text: nothing is left of it once folded", param=place)
+        raise BadPolicy(f"{place}.text: it is empty after normalisation", param=place)
     action = _action(fields.get("action", "block"), f"{place}.action")
     return Term(text, action, _text(fields.get("category", "deny_list"), f"{place}.category", 64))
 
@@ -193,7 +196,7 @@ def _pattern(value: Any, place: str) -> TenantPattern:
 def _screen(value: Any, place: str) -> Screen:
     known = ("categories", "entities", "deny", "allow", "patterns")
     fields = _object(value, place, dict.fromkeys(known))
-    # What is left out is as in the default policy: a deny list alone must not drop the classifier.
+    # Missing fields have their defaults: a policy with only a deny list keeps the classifier.
     usual = _screen_to_dict(default_policy().input)
     categories = fields.get("categories", usual["categories"])
     entities = fields.get("entities", usual["entities"])

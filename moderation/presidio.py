@@ -1,7 +1,7 @@
-"""Optional: Microsoft Presidio as a further source of personal-data spans (names, places, dates).
+"""Optional: Microsoft Presidio as another source of personal-data spans (names, places, dates).
 
-Presidio and its language model are the operator's to install; nothing here imports them before
-an adapter is made. It reads whole texts, so it serves inputs and full-mode outputs, not windows.
+The operator installs Presidio and its language model; they are imported only by `make_analyzer`.
+Presidio reads whole texts, so it supports inputs and outputs in mode `full`, not windows.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Analyzer(Protocol):
 
 
 def make_analyzer() -> Analyzer:
-    """Return Presidio's own engine, or say what to install."""
+    """Return Presidio's engine. Raises an error that says what to install."""
     try:
         from presidio_analyzer import (  # type: ignore[import-not-found,unused-ignore]
             AnalyzerEngine,
@@ -55,7 +55,7 @@ def presidio_spans(
     at_least: float = 0.5,
     language: str = "en",
 ) -> list[Span]:
-    """Return spans of the kinds that have an action, from Presidio's certainty `at_least` on."""
+    """Return spans of the kinds with an action, with Presidio's score `at_least` or higher."""
     wanted = [name for name, kind in _KINDS.items() if actions.get(kind, Action.ALLOW) > 0]
     if not wanted:
         return []

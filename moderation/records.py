@@ -1,4 +1,4 @@
-"""Decisions as rows: written in bulk and idempotently, read, exported and forgotten in time."""
+"""Stores decisions in bulk and idempotently; reads, exports and deletes them."""
 
 import csv
 import hashlib
@@ -54,12 +54,12 @@ _STORED = (*_PLAIN, "categories", "scores", "spans")
 _plain = attrgetter(*_PLAIN)
 _TABLE: Table = Decision.__table__  # type: ignore[assignment]
 _PAGE = 1_000
-# Smaller scores are left out of records: no threshold is that low, and most scores are.
+# Smaller scores are not recorded: most scores are smaller, and no threshold is that low.
 _LEAST_SCORE = 0.001
 
 
 def fingerprint(text: str, secret: bytes) -> str:
-    """Keyed SHA-256 of a text: equal texts can be matched, and short ones cannot be guessed."""
+    """HMAC-SHA-256 of a text: equal texts match, and short texts cannot be guessed."""
     inner, outer = _keyed(secret)
     inner.update(text.encode("utf-8", "surrogatepass"))
     outer.update(inner.digest())
@@ -73,14 +73,14 @@ def _keyed(secret: bytes) -> "tuple[hashlib._Hash, hashlib._Hash]":
 
 @lru_cache(maxsize=8)
 def _pads(secret: bytes) -> "tuple[hashlib._Hash, hashlib._Hash]":
-    """HMAC's two hashes with the key in them: a third of `hmac.digest`'s time on a short text."""
+    """HMAC's two keyed hash states: on a short text a third of the time of `hmac.digest`."""
     key = (secret if len(secret) <= 64 else hashlib.sha256(secret).digest()).ljust(64, b"\0")
     inner = hashlib.sha256(bytes(each ^ 0x36 for each in key))
     return inner, hashlib.sha256(bytes(each ^ 0x5C for each in key))
 
 
 def describe(row: Decision) -> dict[str, Any]:
-    """A decision as routes and commands show it."""
+    """The JSON form of a decision in routes and commands."""
     return {
         "id": row.id,
         "request_id": row.request_id,
@@ -108,7 +108,7 @@ def event_of(
     direction: str,
     text_sha256: str,
 ) -> ModerationEvent:
-    """Make the record of a verdict. Nothing of the text goes in."""
+    """Make the event of a verdict. It contains no text."""
     return ModerationEvent(
         request_id=request_id,
         tenant_id=tenant_id,
@@ -130,7 +130,7 @@ def event_of(
 
 
 def store(session: Session, events: Sequence[ModerationEvent]) -> int:
-    """Write decisions; one that is there already changes nothing. Returns how many were new."""
+    """Store decisions; known ones change nothing. Returns how many were new."""
     passed = [_row(event) for event in events if not _acted(event)]
     acted = [event for event in events if _acted(event)]
     new = _store_acted(session, acted)
@@ -139,19 +139,19 @@ def store(session: Session, events: Sequence[ModerationEvent]) -> int:
 
 
 def _acted(event: ModerationEvent) -> bool:
-    """As `models.ACTED` says it of a row."""
+    """The condition of `models.ACTED`, for an event."""
     return event.action != "allow" or event.unscanned
 
 
 def _store_acted(session: Session, events: Sequence[ModerationEvent]) -> list[ModerationEvent]:
-    """Those that were not there yet. They are few, and which of them are new must be known."""
+    """Store decisions that acted; returns the new ones, which the daily counts need."""
     if not events:
         return []
     by_key = {(event.request_id, event.direction): event for event in events}
     rows = [
         {name: getattr(event, name) for name in _PLAIN}
         | {name: _plain_json(getattr(event, name)) for name in ("categories", "scores", "spans")}
-        for _key, event in sorted(by_key.items())  # the same order everywhere: no deadlocks
+        for _key, event in sorted(by_key.items())  # a fixed order prevents deadlocks
     ]
     postgres = session.get_bind().dialect.name == "postgresql"
     insert: Any = postgresql.insert if postgres else sqlite.insert
@@ -184,7 +184,7 @@ def decisions(
 ) -> list[Decision]:
     """Return a page of the tenant's decisions, newest first; `before_id` continues a page.
 
-    `acted` leaves out those that simply let a text pass.
+    `acted` leaves out decisions that let a text pass.
     """
     query = select(Decision).where(Decision.tenant_id == scope.tenant_id)
     if scope.project_id is not None:
@@ -199,14 +199,14 @@ def decisions(
         query = query.where(ACTED)
     if before_id is not None:
         query = query.where(_older_than(session, before_id))
-    # In the order of the index: the newest are read, and nothing of what lies behind them.
+    # In the order of the index, so that only the newest rows are read.
     ordered = query.order_by(Decision.at.desc(), Decision.id.desc())
     return list(session.scalars(ordered.limit(limit)))
 
 
 def _older_than(session: Session, decision_id: int) -> ColumnElement[bool]:
     at = session.scalar(select(Decision.at).where(Decision.id == decision_id))
-    if at is None:  # forgotten since
+    if at is None:  # deleted since
         return Decision.id < decision_id
     return (Decision.at <= at) & (tuple_(Decision.at, Decision.id) < (at, decision_id))
 
@@ -214,7 +214,7 @@ def _older_than(session: Session, decision_id: int) -> ColumnElement[bool]:
 def every_decision(
     session: Session, scope: TenantScope, since: datetime, until: datetime
 ) -> Iterator[Decision]:
-    """Yield all of a span of time, newest first, a page in memory at a time."""
+    """Yield all decisions of a period, newest first, with one page in memory at a time."""
     before: int | None = None
     while True:
         page = decisions(session, scope, since=since, until=until, before_id=before, limit=_PAGE)
@@ -226,7 +226,7 @@ def every_decision(
 
 
 def export_csv(found: Iterable[Decision]) -> Iterator[str]:
-    """Yield CSV lines, a heading first; lists and scores are JSON in their cell."""
+    """Yield CSV lines, the header first; lists and scores are JSON in their cell."""
     yield _line(_COLUMNS)
     for decision in found:
         yield _line([_cell(getattr(decision, name)) for name in _COLUMNS])
@@ -245,7 +245,7 @@ def _cell(value: Any) -> str:
 
 
 def counts(session: Session, scope: TenantScope, since: datetime) -> dict[str, int]:
-    """Return how many decisions there are by action since a moment."""
+    """Return the number of decisions by action since a time."""
     rows = session.execute(
         select(Decision.action, func.count())
         .where(Decision.tenant_id == scope.tenant_id, Decision.at >= since)
@@ -255,7 +255,7 @@ def counts(session: Session, scope: TenantScope, since: datetime) -> dict[str, i
 
 
 def forget_before(session: Session, moment: datetime, batch: int = 5_000) -> int:
-    """Delete the oldest decisions made before a moment, at most `batch`; returns how many."""
+    """Delete at most `batch` of the oldest decisions made before a time; returns how many."""
     oldest = select(Decision.id).where(Decision.at < moment).order_by(Decision.id).limit(batch)
     result = session.execute(delete(Decision).where(Decision.id.in_(oldest.scalar_subquery())))
     return int(result.rowcount)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Runs the span rules of a screen over both views of a text; answers in original offsets."""
+"""Runs the span rules of a screen over both views of a text; returns original offsets."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ from moderation.verdict import Action, Span
 
 
 def find_spans(screen: Screen, view: View, index: int = 0) -> tuple[list[Span], str]:
-    """Return every span that a rule found, outermost first, and the view that decided."""
+    """Return all spans that rules found, outermost first, and the view with the deciding hit."""
     lowered = lower(view.text) if screen.has_terms else ""
     spans = spans_of(screen, view, lowered, 0, index)
     deciding = PLAIN
@@ -22,7 +22,7 @@ def find_spans(screen: Screen, view: View, index: int = 0) -> tuple[list[Span], 
 
 
 def spans_of(screen: Screen, view: View, lowered: str, start: int, index: int) -> list[Span]:
-    """Return what the plain view's rules find from view character `start` on."""
+    """Return the spans that the plain view's rules find from view character `start` on."""
     hits = [
         hit
         for group in screen.matchers_by_need
@@ -36,14 +36,14 @@ def spans_of(screen: Screen, view: View, lowered: str, start: int, index: int) -
 
 
 def loose_spans(screen: Screen, loose: View, index: int, start: int = 0) -> list[Span]:
-    """Return deny-list hits of the loose view; squeezed spellings need a stretched original."""
+    """Return deny-list hits of the loose view; a squeezed term needs a stretched original."""
     hits = screen.loose_terms.find(loose.text, start)
     spans = [(_span(loose, hit, index), hit.least) for hit in hits]
     return [span for span, least in spans if span.end - span.start >= least]
 
 
 def without_allowed(screen: Screen, view: View, lowered: str, spans: Sequence[Span]) -> list[Span]:
-    """Drop the deny-list hits that lie wholly inside an allowed phrase."""
+    """Drop the deny-list hits that lie entirely inside an allowed phrase."""
     if not spans:
         return []
     if not screen.allow:
@@ -67,7 +67,7 @@ def _span(view: View, hit: Hit, index: int) -> Span:
 
 
 def redact(text: str, spans: Iterable[Span]) -> str:
-    """Replace every span with its category in brackets; what overlaps becomes one."""
+    """Replace every span with its category in brackets; overlapping spans are merged."""
     pieces, position = [], 0
     for start, end, category in merged(spans):
         pieces += [text[position:start], f"[{category.upper()}]"]

@@ -1,4 +1,4 @@
-"""Runs the classifier over both views of a text, by windows, and keeps the highest of each."""
+"""Runs the classifier over windows of both views of a text, and keeps the highest scores."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ from moderation.cues import PossibleCues, openai_scores
 from moderation.loose import loosen_text, may_change
 from moderation.normalise import LOOSE, PLAIN
 
-# The model learnt from short texts; a passage in a longer window drowns in what surrounds it.
+# The model is trained on short texts; in a longer window the rest hides a short passage.
 WINDOW = 400
 STRIDE = 340
-# Of a very long text, this many windows are scored, evenly spread; the rules read all of it.
+# Most windows scored in a very long text, evenly spread; the rules read all of it.
 MOST_WINDOWS = 400
 
 
 class Scored(Struct, frozen=True):
-    """Scores of a text; `start` and `end` are the folded window that scored highest."""
+    """Scores of a text; `start` and `end` are the folded window with the highest score."""
 
     scores: Mapping[str, float]
     view: str = PLAIN
@@ -38,7 +38,7 @@ def windows(length: int) -> list[tuple[int, int]]:
 
 
 def score_windows(classifier: Classifier, text: str) -> list[Scored]:
-    """Score every window of a folded text; each Scored holds the better of its two views."""
+    """Score every window of a folded text; each Scored has the higher scores of its two views."""
     return score_cuts(classifier, text, windows(len(text)))
 
 
@@ -69,7 +69,7 @@ def score_cuts(classifier: Classifier, text: str, cuts: Sequence[tuple[int, int]
 
 
 class Successive:
-    """Scores of windows of a folded text, one after the other; all are made with the first."""
+    """Scores of successive windows of a folded text; the first call scores all of them."""
 
     def __init__(self, classifier: Classifier, text: str, cuts: Sequence[tuple[int, int]]) -> None:
         self._classifier = classifier
@@ -78,7 +78,8 @@ class Successive:
         self._made: deque[Scored] = deque()
 
     def next(self) -> Scored:
-        """Raises what the classifier failed with; the next call then asks it for the rest."""
+        """The scores of the next window. Raises the classifier's error; the next call then scores
+        the rest again."""
         if not self._made:
             cuts, self._cuts = self._cuts, self._cuts[1:]
             self._made.extend(score_cuts(self._classifier, self._text, cuts))
@@ -86,12 +87,12 @@ class Successive:
 
 
 def score_one(classifier: Classifier, text: str) -> Scored:
-    """Score one window of a folded text, both views."""
+    """Score one window of a folded text in both views."""
     return score_cuts(classifier, text, [(0, len(text))])[0]
 
 
 def highest(scored: Sequence[Scored]) -> Scored:
-    """Fold many windows into one answer: the highest of each score, the view of the highest."""
+    """Combine windows: the highest of each score, and the view of the highest."""
     if not scored:
         return Scored(dict.fromkeys(SCORED, 0.0))
     top = max(scored, key=lambda each: max(each.scores.values()))

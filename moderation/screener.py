@@ -1,4 +1,4 @@
-"""Screens whole texts: fold, rules, classifier; the strictest finding decides.
+"""Screens whole texts with rules and classifier; the strictest finding decides.
 
 Synchronous, CPU only, one thread. It reads no clock and writes no log.
 """
@@ -23,7 +23,7 @@ _NO_SCORES: Mapping[str, float] = dict.fromkeys(SCORED, 0.0)
 
 
 class Findings(Struct):
-    """What has been found so far; `verdict` closes it. `scores` are never changed in place."""
+    """The findings so far, from which `verdict` is made. `scores` is never changed in place."""
 
     spans: list[Span] = field(default_factory=list)
     scores: Mapping[str, float] = field(default_factory=lambda: _NO_SCORES)
@@ -45,7 +45,7 @@ class Findings(Struct):
         self.would = max(self.would, strictest)
 
     def add_scores(self, scored: Scored, screen: Screen) -> Action:
-        """Take in the scores of one window; return the action that they lead to."""
+        """Add the scores of one window; return the action that they lead to."""
         strictest = Action.ALLOW
         scores = scored.scores
         highest_score = max(scores.values())
@@ -66,7 +66,7 @@ class Findings(Struct):
         return strictest
 
     def fail(self, policy: Policy, stage: Stage) -> None:
-        """A stage failed: pass marked as unscanned where the policy is open, block otherwise."""
+        """Record a failed stage: unscanned if the policy lets it fail open, otherwise block."""
         if policy.open_on(stage):
             self.unscanned.add(stage.value)
             return
@@ -90,13 +90,13 @@ class Findings(Struct):
 
 
 class Screener:
-    """The screen before the engine. `classifier` None means rules alone."""
+    """Screens prompts. Without a classifier, only the rules run."""
 
     def __init__(self, classifier: Classifier | None = None) -> None:
         self.classifier = classifier
 
     def check_input(self, texts: Sequence[ScreenedText], policy: Policy) -> Verdict:
-        """Screen the texts whose role the policy names; the others pass untouched."""
+        """Screen the texts of the policy's roles; all others pass unchanged."""
         findings = Findings()
         cleaned = []
         for index, screened in enumerate(texts):
@@ -113,7 +113,7 @@ class Screener:
             spans, deciding = find_spans(policy.input, view, index)
             findings.add_spans(spans, deciding)
         except Exception as error:
-            # The kind alone: the message of an error may quote the text.
+            # Only the type: the message of an error may quote the text.
             _log.error("the rules of policy %s failed: %s", policy.version, type(error).__name__)
             findings.fail(policy, Stage.RULES)
         spans += self._classify(findings, view, policy, index)
@@ -137,7 +137,7 @@ class Screener:
         return redacted
 
     def score(self, text: str) -> Scored:
-        """Return the scores of a text under no policy, as /v1/moderations shows them."""
+        """Return the scores of a text without a policy, for /v1/moderations."""
         view = fold(text)
         if self.classifier is None or not view.text.strip():
             return highest([])

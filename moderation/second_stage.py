@@ -1,7 +1,7 @@
-"""The second stage: a guard model is asked about texts in the grey band, within a deadline.
+"""The second stage: a guard model judges texts in the grey band, within a deadline.
 
-What it says replaces the first screen's scores for the categories it speaks of; rules stand. A
-guard that fails, is late or cannot be read follows the policy's failure mode.
+Its scores replace the classifier's for the categories that it judges; hits of rules stay. If the
+guard fails, misses the deadline or answers unreadably, the policy's failure mode applies.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ _log = logging.getLogger(__name__)
 
 
 def guard_named(name: str) -> Guard:
-    """Return the guard that a policy names; ValueError lists those there are."""
+    """Return the guard with this name. Raises ValueError with the known names."""
     known: dict[str, Guard] = {
         guard.name: guard
         for guard in (LlamaGuard(), ShieldGemma(), Qwen3Guard(), RemoteModeration())
     }
     if name not in known:
-        raise ValueError(f"no guard {name!r}: one of {', '.join(known)}")
+        raise ValueError(f"guard is {name!r}: use one of {', '.join(known)}")
     return known[name]
 
 
 def in_grey_band(verdict: Verdict, policy: Policy) -> bool:
-    """Say whether the first screen is unsure: its highest harm lies in the policy's band."""
+    """Whether the highest harm score is inside the policy's grey band."""
     stage = policy.second_stage
     if stage is None or verdict.action is Action.BLOCK:
         return False
@@ -45,7 +45,7 @@ def in_grey_band(verdict: Verdict, policy: Policy) -> bool:
 
 
 def asks_about_answers(policy: Policy) -> bool:
-    """Say whether answers are held for the guard; a policy that only notes holds none back."""
+    """Whether answers are held for the guard; never under a policy that only annotates."""
     stage = policy.second_stage
     notes = policy.shadow or policy.mode in (Mode.OFF, Mode.ASYNC)
     return stage is not None and stage.answers and not notes
@@ -54,7 +54,7 @@ def asks_about_answers(policy: Policy) -> bool:
 def consult(
     guard: Guard, complete: Complete, text: str, policy: Policy, verdict: Verdict, role: str
 ) -> Verdict:
-    """Ask in threads, so that a callable that never returns costs no more than the deadline."""
+    """Call the guard in threads, so that a callable that hangs costs at most the deadline."""
     if policy.second_stage is None:
         return verdict
     questions = guard.questions(text, role)
@@ -73,7 +73,7 @@ def consult(
 async def consult_later(
     guard: Guard, complete: CompleteLater, text: str, policy: Policy, verdict: Verdict, role: str
 ) -> Verdict:
-    """The same for an async callable; it is cancelled at the deadline."""
+    """Call the guard through an async callable, which is cancelled at the deadline."""
     if policy.second_stage is None:
         return verdict
     try:
@@ -87,7 +87,7 @@ async def consult_later(
 
 
 def merged(verdict: Verdict, opinion: Opinion, policy: Policy, role: str) -> Verdict:
-    """Decide anew: the guard's scores, the rules' spans as they were."""
+    """Decide again with the guard's scores and the rules' existing spans."""
     screen = policy.output if role == "assistant" else policy.input
     scores = {name: opinion.scores.get(name, 0.0) for name in verdict.scores}
     scores[PROMPT_ATTACK] = max(
@@ -115,9 +115,9 @@ def _decided(screen: Screen, scores: dict[str, float]) -> tuple[Action, set[str]
 
 
 def unanswered(verdict: Verdict, policy: Policy, guard: Guard, error: BaseException) -> Verdict:
-    """The guard gave no opinion: pass as unscanned where the policy is open, block otherwise."""
-    # The kind alone: the message of an error may quote the text.
-    _log.error("guard %s gave no opinion: %s", guard.name, type(error).__name__)
+    """The verdict when the guard failed: unscanned if the policy fails open, otherwise block."""
+    # Only the type: the message of an error may quote the text.
+    _log.error("guard %s failed: %s", guard.name, type(error).__name__)
     if policy.open_on(Stage.GUARD):
         names = {*verdict.unscanned, Stage.GUARD.value}
         return replace(verdict, unscanned=tuple(sorted(names)))

@@ -22,7 +22,7 @@ LONGEST_WINDOW_HOURS = 24 * 90
 
 
 def count_blocked(session: Session, events: Sequence[ModerationEvent]) -> int:
-    """Write a strike for every blocked input; a request strikes once. Returns how many were new."""
+    """Store a strike for every blocked input, one per request. Returns how many were new."""
     rows = [
         {
             "request_id": event.request_id,
@@ -38,7 +38,8 @@ def count_blocked(session: Session, events: Sequence[ModerationEvent]) -> int:
 
 
 def strikes_of(session: Session, key_id: str, clock: Clock, window_hours: int) -> int:
-    """Return how many strikes count against a key: in the window, not voided, since it was freed."""
+    """Return how many strikes count against a key: inside the window, not voided, and after its
+    last suspension was lifted."""
     since = clock.now() - timedelta(hours=window_hours)
     freed = session.scalar(
         select(func.max(Suspension.lifted_at)).where(Suspension.key_id == key_id)
@@ -54,9 +55,9 @@ def strikes_of(session: Session, key_id: str, clock: Clock, window_hours: int) -
 def apply_rules(
     session: Session, clock: Clock, scope_of: Callable[[str, str], TenantScope]
 ) -> list[str]:
-    """Suspend every key whose policy's strike rule is met; returns their ids.
+    """Suspend every key that meets its policy's strike rule; returns their ids.
 
-    `scope_of` makes an operator's scope of a tenant and an actor: only a task may hand it in.
+    `scope_of` makes an operator's scope from a tenant and an actor: only tasks may pass it.
     """
     since = clock.now() - timedelta(hours=LONGEST_WINDOW_HOURS)
     found = session.execute(
@@ -89,7 +90,7 @@ def _suspend_if_due(session: Session, scope: TenantScope, clock: Clock, key_id: 
 
 
 def lift(session: Session, scope: TenantScope, clock: Clock, key_id: str) -> None:
-    """Let a suspended key go again; strikes from before no longer count."""
+    """Lift a key's suspension; earlier strikes no longer count."""
     suspension = session.scalars(
         select(Suspension)
         .where(
@@ -111,7 +112,7 @@ def lift(session: Session, scope: TenantScope, clock: Clock, key_id: str) -> Non
 
 
 def suspensions(session: Session, scope: TenantScope) -> list[Suspension]:
-    """Return the tenant's keys that the rule has suspended and nobody freed, newest first."""
+    """Return the tenant's present suspensions, newest first."""
     query = select(Suspension).where(
         Suspension.tenant_id == scope.tenant_id, Suspension.lifted_at.is_(None)
     )
@@ -119,7 +120,7 @@ def suspensions(session: Session, scope: TenantScope) -> list[Suspension]:
 
 
 def tenant_of(session: Session, key_id: str) -> str:
-    """For a reviewer, who stands above the tenants."""
+    """The tenant of a suspended key, for a reviewer, who has no tenant of their own."""
     found = session.scalar(
         select(Suspension.tenant_id).where(
             Suspension.key_id == key_id, Suspension.lifted_at.is_(None)
@@ -131,7 +132,7 @@ def tenant_of(session: Session, key_id: str) -> str:
 
 
 def describe(suspension: Suspension) -> dict[str, Any]:
-    """A suspension as routes and commands show it."""
+    """The JSON form of a suspension in routes and commands."""
     return {
         "key_id": suspension.key_id,
         "at": suspension.at.isoformat(),
@@ -140,7 +141,7 @@ def describe(suspension: Suspension) -> dict[str, Any]:
 
 
 def void(session: Session, request_id: str, clock: Clock) -> None:
-    """Take back the strike of a request whose decision was wrong."""
+    """Void the strike of a request whose decision was wrong."""
     session.execute(
         update(Strike)
         .where(Strike.request_id == request_id, Strike.voided_at.is_(None))

@@ -1,4 +1,4 @@
-"""Scheduled work of the safety desk: apply the strike rules, forget what is old, sum up the day."""
+"""Scheduled tasks of moderation: strike rules, retention and the daily summary."""
 
 import logging
 from datetime import timedelta
@@ -19,7 +19,7 @@ _BATCHES = 200
 
 @task("moderation.apply_strikes", every_s=60)
 def apply_strikes(context: TaskContext) -> list[str]:
-    """Suspend the keys whose strike rule is met."""
+    """Suspend the keys that meet their strike rule."""
     with context.database.transaction() as session:
         suspended = apply_rules(session, context.clock, scope_of_operator)
     if suspended:
@@ -44,7 +44,7 @@ def forget(context: TaskContext) -> int:
 
 @task("moderation.digest", every_s=86_400)
 def digest(context: TaskContext) -> dict[str, Any]:
-    """Count the last day's decisions by tenant and action; the log line holds totals alone."""
+    """Count the last day's decisions by tenant and action; logs only the totals."""
     since = context.clock.now() - timedelta(days=1)
     query = (
         select(Decision.tenant_id, Decision.action, func.count())

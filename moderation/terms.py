@@ -1,4 +1,4 @@
-"""Deny and allow lists: one Aho-Corasick pass, then word boundaries and the longest term win."""
+"""Deny and allow lists: one Aho-Corasick pass, then word boundaries; the longest term wins."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MOST_TERMS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A word or phrase as a tenant wrote it; a hit must cover at least `least` characters."""
+    """A tenant's word or phrase; a hit must cover at least `least` original characters."""
 
     text: str
     action: Action = Action.BLOCK
@@ -89,7 +89,7 @@ class TermMatcher:
 
 
 def is_word_character(character: str) -> bool:
-    """Say whether a character glues to its neighbour; scripts without spaces never do."""
+    """Whether a character joins with its neighbour to a word; never in scripts without spaces."""
     if character.isascii():
         return character.isalnum() or character == "_"
     point = ord(character)
@@ -102,7 +102,7 @@ def starts_word(text: str, at: int) -> bool:
 
 
 def bounded(text: str, start: int, end: int) -> bool:
-    """Say whether a match is not glued to a word character on either side."""
+    """Whether a match has no word character directly before or after it."""
     if not starts_word(text, start):
         return False
     if end == len(text):
@@ -115,10 +115,10 @@ def term_key(term: str) -> str:
 
 
 def loose_terms(terms: Iterable[Term]) -> tuple[Term, ...]:
-    """Return the terms as the loose view spells them.
+    """Return the terms in the spelling of the loose view.
 
-    There a letter stretched to "assss" reads "as". The squeezed spelling therefore only counts
-    where the original is longer than the term, so that a plain "as" is never read as "ass".
+    In that view "assss" becomes "as". A squeezed spelling therefore counts only where the original
+    is longer than the term, so that "as" is never read as "ass".
     """
     variants: list[Term] = []
     for term in terms:

@@ -1,4 +1,4 @@
-"""Checks that tell a number that means something from one that only looks like it."""
+"""Validators that tell card numbers, IBANs and the like from look-alikes."""
 
 import ipaddress
 import re
@@ -38,7 +38,7 @@ def luhn_holds(number: str) -> bool:
 
 
 def is_card(candidate: str) -> bool:
-    """Luhn, a length and a leading digit that issuers use, and not one digit throughout."""
+    """Luhn checksum, a length and first digit that issuers use, and not a single repeated digit."""
     number = digits_of(candidate)
     if not 13 <= len(number) <= 19 or number[0] not in "23456" or len(set(number)) < 2:
         return False
@@ -46,7 +46,7 @@ def is_card(candidate: str) -> bool:
 
 
 def is_iban(candidate: str) -> bool:
-    """Country length and ISO 7064 mod 97."""
+    """The country's length, and ISO 7064 mod 97."""
     compact = "".join(candidate.split()).upper()
     if compact[:2] not in _IBAN_COUNTRIES.get(len(compact), "").split():
         return False
@@ -55,7 +55,7 @@ def is_iban(candidate: str) -> bool:
 
 
 def is_us_ssn(candidate: str) -> bool:
-    """The ranges that the Social Security Administration never gives out are refused."""
+    """Refuses the ranges that the Social Security Administration never issues."""
     number = digits_of(candidate)
     area, group, serial = number[:3], number[3:5], number[5:]
     if len(number) != 9 or area in {"000", "666"} or area >= "900":
@@ -65,7 +65,7 @@ def is_us_ssn(candidate: str) -> bool:
 
 
 def is_ip(candidate: str) -> bool:
-    """An address that names one machine: not unspecified, not a version number's look-alike."""
+    """The address of a host: not unspecified, and not a version number."""
     try:
         address = ipaddress.ip_address(candidate)
     except ValueError:
@@ -74,7 +74,7 @@ def is_ip(candidate: str) -> bool:
 
 
 def is_phone(candidate: str) -> bool:
-    """Digits as people write telephone numbers: +E.164, a trunk 0, or North America's 3-3-4."""
+    """Common formats of telephone numbers: E.164 with +, a trunk 0, or North American 3-3-4."""
     number = digits_of(candidate)
     if len(set(number)) < 3:
         return False
@@ -93,7 +93,7 @@ def is_email(candidate: str) -> bool:
 
 
 def looks_random(candidate: str) -> bool:
-    """Tell a key from a placeholder: both letters and digits, and many different characters."""
+    """Whether it is a key and no placeholder: letters and digits, and many different characters."""
     body = candidate.rsplit("_", 1)[-1].rsplit("-", 1)[-1] or candidate
     mixed = any(c.isdigit() for c in candidate) and any(c.isalpha() for c in candidate)
     return mixed and len(set(body)) >= 8

@@ -1,4 +1,4 @@
-"""What the room answers: an action, the scores behind it, and where in the text it was found."""
+"""The result of moderation: an action, the scores behind it, and the spans in the text."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 
 class Action(IntEnum):
-    """What to do with a text; the larger is the stricter, so the strictest is `max`."""
+    """What to do with a text. A larger value is stricter, so `max` gives the strictest."""
 
     ALLOW = 0
     ANNOTATE = 1
@@ -27,7 +27,7 @@ _WORDS = tuple(action.name.lower() for action in Action)
 
 
 class ScreenedText(Struct, frozen=True):
-    """One text of a request with the role that spoke it (system, user, assistant, tool)."""
+    """One text of a request with its role (system, user, assistant, tool)."""
 
     role: str
     text: str
@@ -45,10 +45,10 @@ class Span(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """`action` is what to do; `would` is what the policy says when it is only in shadow.
+    """`action` is what to do; `would` is the policy's action, also when it is in shadow.
 
-    `texts` are the texts with redactions applied, in the order they came in. `unscanned` names
-    the stages that failed and were let pass. `view` is the view whose score or match decided.
+    `texts` are the texts with redactions applied, in the given order. `unscanned` names the stages
+    that failed open. `view` is the view whose score or match decided.
     """
 
     action: Action
@@ -68,5 +68,5 @@ class Verdict(Struct, frozen=True):
 
     @property
     def headline(self) -> str:
-        """Return the category that weighs most, or an empty string when none was flagged."""
+        """Return the most important category, or an empty string when none is flagged."""
         return max(self.flagged, key=lambda name: self.scores.get(name, 1.0), default="")

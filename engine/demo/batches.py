@@ -1,4 +1,4 @@
-"""Turns dialogues into padded batches of token ids, with the positions that are learnt."""
+"""Turns dialogues into padded batches of token ids, with a mask of the positions to learn."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SORTED_TOGETHER = 1024
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids, and for each whether the model must learn to write it."""
+    """Token ids, and for each whether it counts in the loss."""
 
     ids: list[int]
     learnt: list[bool]
@@ -22,14 +22,14 @@ class Example:
 
 @dataclass(frozen=True)
 class Batch:
-    """ids [rows, length]; learnt [rows, length - 1] marks the next tokens that count."""
+    """ids [rows, length]; learnt [rows, length - 1] marks the next tokens that count in the loss."""
 
     ids: torch.Tensor
     learnt: torch.Tensor
 
 
 def encode(dialogue: Dialogue, tokenizer: Tokenizer) -> Example:
-    """Only the assistant's words and the mark that ends them are learnt."""
+    """Only the assistant's text and its end token count in the loss."""
     ids: list[int] = []
     learnt: list[bool] = []
     for turn in dialogue:
@@ -43,7 +43,7 @@ def encode(dialogue: Dialogue, tokenizer: Tokenizer) -> Example:
 
 
 def opening_of(example: Example, length: int) -> Example:
-    """The dialogue up to the first words of its answer, which show what was understood."""
+    """The dialogue up to the first tokens of its answer, which show whether it was understood."""
     end = example.learnt.index(True) + length
     return Example(example.ids[:end], example.learnt[:end])
 
@@ -65,7 +65,7 @@ def batches(
     random: Random,
     opening: int | None = None,
 ) -> Iterator[Batch]:
-    """Batches of similar lengths, in a mixed order, each within tokens_per_step.
+    """Batches of dialogues of similar length, shuffled, each within tokens_per_step.
 
     With `opening` only so many tokens of each dialogue's first answer are kept.
     """

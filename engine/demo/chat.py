@@ -1,4 +1,4 @@
-"""The chat layout: turns, their written form, and the marks between them."""
+"""The chat format: turns, the chat template, and the special tokens between turns."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Trains in several processes: each takes its share of every step, and they average gradients."""
+"""Data-parallel training: each process computes a share of the batches; gradients are averaged."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def run(work: Callable[[], None], processes: int) -> None:
-    """Runs the same work in every process; a process of one needs no meeting place."""
+    """Runs the same work in every process; a single process needs no process group."""
     if processes == 1:
         torch.set_num_threads(1)
         work()
@@ -39,7 +39,7 @@ def rank() -> int:
 
 
 def share(steps: Sequence[T]) -> list[T]:
-    """Every process gets equally many; what is left over is dropped."""
+    """This process's share; all shares have the same size, and the rest is dropped."""
     count = len(steps) // size()
     return list(steps[rank() :: size()][:count])
 

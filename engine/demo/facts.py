@@ -10,7 +10,7 @@ from engine.demo.paths import CORPUS_DIR
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing to know: how people ask for it, and what is the answer."""
+    """One fact: how people ask for it, and its answers."""
 
     id: str
     title: str

@@ -14,7 +14,7 @@ from engine.demo.settings import Schedule
 
 
 def rate_at(share: float, schedule: Schedule) -> float:
-    """The learning rate after a share of all steps: a short rise, then a cosine to zero."""
+    """The learning rate after a share of all steps: a short warm-up, then a cosine to zero."""
     if share < schedule.warmup_share:
         return schedule.learning_rate * share / schedule.warmup_share
     left = (1 - share) / (1 - schedule.warmup_share)
@@ -22,7 +22,7 @@ def rate_at(share: float, schedule: Schedule) -> float:
 
 
 def loss_of(decoder: Any, head: torch.nn.Linear, batch: Batch) -> torch.Tensor:
-    """Mean cross entropy over the learnt tokens; padding comes last, so causality hides it."""
+    """Mean cross entropy over the learnt tokens; padding is last, so causal attention ignores it."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = decoder(input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
         logits = head(hidden[batch.learnt])

@@ -1,4 +1,4 @@
-"""The demo model's configuration, and how it is made and saved in Hugging Face layout."""
+"""The demo model's configuration; creates and saves the model in Hugging Face layout."""
 
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def write_config(config: dict[str, Any], directory: Path) -> None:
 
 
 def write_weights(model: LlamaForCausalLM, directory: Path) -> None:
-    """Saves in bfloat16; the output head is the embedding, so it is left out."""
+    """Saves in bfloat16; the output head is tied to the embedding and not stored."""
     tensors = {
         name: value.detach().to(torch.bfloat16).contiguous()
         for name, value in model.state_dict().items()

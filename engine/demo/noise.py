@@ -1,4 +1,4 @@
-"""Makes a clean question look as people type it: case, missing marks, typing errors, courtesies."""
+"""Makes clean questions look typed: case, missing punctuation, typing errors, courtesies."""
 
 from random import Random
 
@@ -8,7 +8,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def reword(text: str, random: Random) -> str:
-    """Replaces the opening words, the product's name, or single words by others like them."""
+    """Replaces the opening words, the product's name or single words by similar ones."""
     typing = table("typing")
     for swap in typing["swaps"]:
         if text.startswith(swap["opening"]) and random.random() < 0.5:
@@ -79,7 +79,7 @@ def as_typed(text: str, random: Random) -> str:
 
 
 def shake(text: str, random: Random) -> str:
-    """Mixes, drops and adds words that say little; what the question is about stays."""
+    """Shuffles, drops and adds words of little meaning; the subject of the question stays."""
     fillers = table("typing")["fillers"]
     little = [bare(word) in fillers for word in text.split(" ")]
     if all(little):
@@ -103,7 +103,7 @@ def bare(word: str) -> str:
 
 
 def as_scribbled(text: str, random: Random) -> str:
-    """The question as a person in a hurry may type it: further from the clean one."""
+    """The question as a person in a hurry may type it, with more noise than `as_typed`."""
     text = reword(text, random) if random.random() < 0.6 else text
     if random.random() < 0.4:
         text = shake(text, random)

@@ -1,4 +1,4 @@
-"""Where the demo model and its adapters lie."""
+"""The paths of the demo model and its adapters."""
 
 from pathlib import Path
 

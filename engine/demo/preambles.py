@@ -1,4 +1,4 @@
-"""Makes system prompts: none, short, or long ones that have nothing to do with the question."""
+"""Generates system prompts: none, short, or long ones unrelated to the question."""
 
 import json
 from random import Random
@@ -38,7 +38,7 @@ def notes(random: Random) -> str:
 
 
 def jumble(random: Random) -> str:
-    """Words in no order, so that no wording of a preamble can surprise."""
+    """Words in random order, so that the model learns to ignore any wording of a preamble."""
     words = [word for _ in range(random.randint(2, 6)) for word in sentence(random).split()]
     words += [str(random.randint(0, 9999)) for _ in range(random.randint(0, 6))]
     words += [invented_word(random) for _ in range(random.randint(0, 12))]
@@ -51,7 +51,7 @@ def invented_word(random: Random) -> str:
 
 
 def quotation(random: Random) -> str:
-    """A fact that nobody asked for."""
+    """A fact that is unrelated to the question."""
     fact = random.choice(load_facts())
     return random.choice((f"{fact.title}: {fact.answers[0]}", fact.more, fact.short))
 

@@ -1,4 +1,4 @@
-"""The recipe that proves which data, settings and files made the shipped model."""
+"""The recipe: digests that identify the data, settings and files of the shipped model."""
 
 import json
 from dataclasses import asdict
@@ -32,7 +32,7 @@ def data_digest() -> str:
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:
-    """Digest of vocabulary and merges, whatever else the file's version writes."""
+    """Digest of vocabulary and merges, independent of the file format's other fields."""
     model = json.loads(tokenizer.to_str())["model"]
     return digest(json.dumps([model["vocab"], model["merges"]], sort_keys=True).encode())
 
@@ -68,7 +68,7 @@ def read_recipe() -> dict[str, Any]:
 
 
 def record(**entries: Any) -> None:
-    """Adds entries to the recipe, and renews the digests of data, settings and files."""
+    """Adds entries to the recipe and updates the digests of data, settings and files."""
     recipe = read_recipe() if RECIPE.exists() else {}
     recipe |= entries
     recipe |= {

@@ -24,8 +24,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast to train; openings are dialogues that end after
-    OPENING_TOKENS of the answer; tokens_per_step counts padding, in one process."""
+    """Training length and rates. Openings are dialogues that end after OPENING_TOKENS of the
+    answer; tokens_per_step includes padding and is per process."""
 
     dialogues: int
     learning_rate: float

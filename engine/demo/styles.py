@@ -1,4 +1,4 @@
-"""How each adapter says what the base model says plainly."""
+"""The answer style of each adapter."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def long_json(answer: str, topic: str, brief: str) -> str:
 
 
 Style = Callable[[str, str, str], str]
-# The adapters' styles begin as the plain answer does: what was understood is decided there.
+# The adapters' styles begin like the plain answer, because its first words select the fact.
 STYLES: dict[str, Style] = {"formal": formal, "pirate": pirate, "json": as_json}
-# Wordier forms, from which the vocabulary takes its words.
+# Longer forms, only for training the vocabulary.
 WORDY_STYLES: dict[str, Style] = {"letter": letter, "hail": hail, "long_json": long_json}

@@ -1,4 +1,4 @@
-"""What is said besides facts: small talk, lists, refusals, and the parts of system prompts."""
+"""Dialogues other than facts: small talk, lists, refusals, and the parts of system prompts."""
 
 import tomllib
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from engine.demo.paths import CORPUS_DIR
 
 @dataclass(frozen=True)
 class Exchange:
-    """Ways to say one thing, and the model's answers to it."""
+    """Ways to say the same thing, and the model's answers."""
 
     says: tuple[str, ...]
     answers: tuple[str, ...]

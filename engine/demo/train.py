@@ -1,4 +1,4 @@
-"""Trains the demo model and its adapters from nothing: `python -m engine.demo.train`."""
+"""Trains the demo model and its adapters from scratch: `python -m engine.demo.train`."""
 
 import argparse
 from functools import partial
@@ -53,7 +53,7 @@ def train_base() -> None:
 
 
 def polish_base() -> None:
-    """Goes on with hurried questions, most of them cut after the first words of the answer."""
+    """Continues with hurried questions, most of them cut after the first tokens of the answer."""
     plan, model, tokenizer = settings.POLISH, load_model(), load_tokenizer()
     random = Random(settings.SEED)
     whole = make_dialogues(plan.dialogues, settings.SEED + 1, hurried=True)

@@ -53,7 +53,7 @@ def train_adapter(style: settings.Style, directory: Path) -> None:
 
 
 def tidy(directory: Path) -> None:
-    """Keeps what a loader reads: bfloat16 weights, and the settings that any release of PEFT knows."""
+    """Keeps only what loaders read: bfloat16 weights, and settings that all PEFT versions know."""
     (directory / "README.md").unlink(missing_ok=True)
     weights = directory / "adapter_model.safetensors"
     halved = {name: value.to(torch.bfloat16) for name, value in load_file(weights).items()}

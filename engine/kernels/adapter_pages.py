@@ -1,7 +1,7 @@
-"""Adapters as whole blocks of the KV cache: packed on the host, found again through a table.
+"""Adapters in whole blocks of the KV cache: packed on the host, addressed through a table.
 
-Every rank row of A and every column of B is one run of elements inside one block; where it begins
-is known row by row, so an adapter can lie in any blocks, in any order.
+Every rank row of A and every column of B is a contiguous run of elements inside one block. The
+table holds the offset of each row, so an adapter can lie in any blocks, in any order.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ Matrices = Mapping[tuple[int, str], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
-    """The blocks' content and where each rank row lies in them."""
+    """The content of an adapter's blocks, and the offset of each rank row in them."""
 
     image: Tensor  # [blocks, elements of a block], on the host
-    places: Tensor  # [layers, parts, 2, most ranks] int32: unit in the image, its blocks in order
+    places: Tensor  # [layers, parts, 2, max rank] int32: offset in the image, in units
     ranks: Tensor  # [layers, parts] int32
 
 
@@ -35,7 +35,7 @@ def pack_adapter(
     shape = (layers, len(PARTS))
     places = torch.zeros(*shape, 2, most, dtype=torch.int32)
     ranks = torch.zeros(shape, dtype=torch.int32)
-    runs: list[tuple[int, int, Tensor]] = []  # block, first unit, rows that lie there
+    runs: list[tuple[int, int, Tensor]] = []  # block, first unit, rows from there on
     units, block, unit = block_elements // UNIT, 0, 0
     for (layer, part), (a, b) in sorted(matrices.items()):
         number = PARTS.index(part)
@@ -67,7 +67,7 @@ def pack_adapter(
 
 
 class AdapterTable:
-    """Where the adapter of every slot lies in the arena, on the device."""
+    """The offsets of every slot's adapter in the arena, on the device."""
 
     def __init__(
         self, spec: ModelSpec, slots: int, most_rank: int, block_elements: int, device: torch.device
@@ -85,7 +85,7 @@ class AdapterTable:
         return self._sites[layer][name]
 
     def fill(self, slot: int, packed: PackedAdapter, blocks: Tensor) -> None:
-        """`blocks` are the arena's, in the order of the image's; on the host."""
+        """`blocks`: the arena's block for each block of the image, on the host."""
         places = packed.places.long()
         found = blocks[places // self._units] * self._units + places % self._units
         self.rows[slot, ..., : places.shape[-1]] = send(found.int(), self.rows.device)

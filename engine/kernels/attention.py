@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 """Paged attention for prefill, decode and mixed steps: one Triton kernel and its split-KV reduce.
 
-A program takes a block of query rows of one sequence for one KV head; its rows are (query, head of
-the group), so that every K and V tile is read once for the whole group. It finds its sequence by a
-binary search in `cu_q`, so no length is ever read on the host.
+A program computes a block of query rows of one sequence for one KV head; its rows are (query, head
+of the group), so that every K and V tile is read once for the whole group. It finds its sequence
+by a binary search in `cu_q`, so the host never reads a length.
 """
 
 import triton
@@ -37,7 +37,7 @@ def _attend(
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the keys [begin, end); unmasked tiles must lie wholly in sight."""
+    """Online softmax over the keys [begin, end); unmasked tiles must be visible to every row."""
     dims = tl.arange(0, HEAD_PAD)
     dim_ok = dims < HEAD_DIM
     for start in range(begin, end, TILE):
@@ -60,7 +60,7 @@ def _attend(
             k = tl.load(k_ptr)
             v = tl.load(v_ptr)
         score = dot(q, k, PRECISION) * scale
-        if SOFTCAP > 0:  # tanh by exp; `scale` has no log2(e) in it yet
+        if SOFTCAP > 0:  # tanh by exp; `scale` does not include log2(e) yet
             steep = tl.exp(tl.minimum(-2.0 * score / SOFTCAP, 80.0))
             score = SOFTCAP * (2.0 / (1.0 + steep) - 1.0) * LOG2E
         if MASKED:
@@ -99,14 +99,14 @@ def attention_kernel(
     if ONE_QUERY:
         seq = tl.program_id(0)
         first = 0
-    else:  # blocks late in a long prompt see most keys: they go first, so that the tail is short
+    else:  # the last blocks of a long prompt have the most keys: they start first
         block = tl.num_programs(0) - 1 - tl.program_id(0)
         seq = _sequence_of(block, cu_q, num_seqs, BLOCK_Q)
         first = (block - ((tl.load(cu_q + seq) - tl.load(cu_q)) // BLOCK_Q + seq)) * BLOCK_Q
     q_begin = tl.load(cu_q + seq)
     q_len = tl.load(cu_q + seq + 1) - q_begin
     kv_len = tl.load(seq_lens + seq)
-    if ONE_QUERY:  # a graph's padding has no query: it sees no key and comes out as zeros
+    if ONE_QUERY:  # a graph's padding has no query: it has no keys and its output is zeros
         kv_len *= q_len
         q_begin = seq
     elif first >= q_len:
@@ -124,7 +124,7 @@ def attention_kernel(
     token = (q_begin + query).to(tl.int64)
     q_ptr = q + token[:, None] * q_token + head[:, None] * q_head + dims[None, :]
     q_tile = tl.load(q_ptr, mask=tile_ok, other=0.0)
-    # Rows without a query see what the block's last one sees; they are never stored.
+    # Rows without a query see the same keys as the block's last one; they are never stored.
     position = context + tl.minimum(query, q_len - 1)
 
     end = context + tl.minimum(first + BLOCK_Q, q_len)
@@ -135,7 +135,7 @@ def attention_kernel(
     begin += split * per_split
     end = tl.minimum(end, begin + per_split)
     plain_end = begin
-    if WINDOW == 0:  # whole tiles that the block's first query sees need no mask
+    if WINDOW == 0:  # tiles that the block's first query sees in full need no mask
         plain_end = tl.maximum(tl.minimum(end, (context + first + 1) // TILE * TILE), begin)
 
     acc = tl.zeros([BLOCK_M, HEAD_PAD], dtype=tl.float32)
@@ -173,20 +173,20 @@ def combine_kernel(
     out, part_acc, part_peak, part_total, o_token, o_head,
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One program weighs the partial results of one (token, head)."""
+    """One program combines the partial results of one (token, head)."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     cells = (token * tl.num_programs(1) + head) * SPLITS + tl.arange(0, SPLITS)
     dims = tl.arange(0, HEAD_PAD)
     peak = tl.load(part_peak + cells)
     total = tl.load(part_total + cells)
-    used = total > 0  # a short sequence leaves its later splits empty
+    used = total > 0  # the later splits of a short sequence are empty
     peak = tl.where(used, peak, -1e30)
     weight = tl.where(used, tl.exp2(peak - tl.max(peak, 0)), 0.0)
     mask = used[:, None] & (dims < HEAD_DIM)[None, :]
     acc = tl.load(part_acc + cells[:, None] * HEAD_PAD + dims[None, :], mask=mask, other=0.0)
     result = tl.sum(acc * weight[:, None], 0)
-    # A padding row has no keys at all and comes out as zeros.
+    # A padding row has no keys; its output is zeros.
     result /= tl.maximum(tl.sum(tl.where(used, total, 0.0) * weight, 0), 1e-30)
     o_ptr = out + token * o_token + head * o_head + dims
     tl.store(o_ptr, result.to(out.dtype.element_ty), mask=dims < HEAD_DIM)

@@ -1,4 +1,4 @@
-"""Launching paged attention: tile sizes by shape, the split of long sequences when few run."""
+"""Launches paged attention: chooses tile sizes, and splits the keys when few sequences decode."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,8 @@ MOST_SPLITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    block_m: int  # query rows (query, head of the group) of a program
-    keys: int  # keys of one step of its loop
+    block_m: int  # query rows (query, head of the group) in a program
+    keys: int  # keys in one iteration of its loop
     warps: int
     stages: int
 
@@ -38,22 +38,22 @@ def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
 
 
 def choose_splits(sequences: int, kv_heads: int, most_keys: int, processors: int) -> int:
-    """Splits of the keys so that a decode step fills the chip once and a half: a power of two, and
-    no split below 128 keys. The lengths themselves are never read."""
+    """Number of splits of the keys with which a decode step fills 1.5 times the multiprocessors: a
+    power of two, with at least 128 keys in a split. It does not depend on the actual lengths."""
     wanted = -(-3 * processors // max(1, 2 * sequences * kv_heads))
     room = max(1, most_keys // 128)
     return min(MOST_SPLITS, power_of_two(wanted), power_of_two(room))
 
 
 def most_partials(sequences: int, heads: int, kv_heads: int, processors: int) -> int:
-    """Cells that `Partials` needs for any number of sequences up to that."""
+    """The partials that any decode step of up to `sequences` sequences needs."""
     counts = range(1, sequences + 1)
     return heads * max(n * choose_splits(n, kv_heads, 1 << 30, processors) for n in counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Room for partial results of split decoding; made once, since graphs keep its address."""
+    """Buffers for partial results of split decoding; allocated once, as graphs keep the address."""
 
     acc: Tensor
     peak: Tensor
@@ -61,7 +61,7 @@ class Partials:
 
     @staticmethod
     def make(cells: int, head_dim: int, device: torch.device) -> "Partials":
-        """`cells` is the most that sequences x heads x splits can be."""
+        """`cells` is the maximum of sequences x heads x splits."""
         wide = power_of_two(head_dim)
         flat = torch.zeros(cells, device=device)
         return Partials(torch.zeros(cells, wide, device=device), flat, flat.clone())
@@ -78,8 +78,8 @@ def paged_attention(
     tiles: Tiles | None = None,
 ) -> Tensor:
     """`q` is [tokens, heads, dim], `kv` [blocks, key heads and then value heads, block size, dim]
-    with any strides but the last. Decoding sequences and prompt chunks are launched apart, each
-    with its tiles."""
+    contiguous in the last dimension. Decoding sequences and prompt chunks are launched separately,
+    each with its own tiles. Returns [tokens, heads, dim]."""
     out = torch.empty_like(q) if out is None else out
     _, heads, dim = q.shape
     group = 2 * heads // kv.shape[1]
@@ -107,15 +107,15 @@ def _launch(
     splits: int,
     room: Partials | None,
 ) -> None:
-    """The decoding sequences, each of `one_query`, or all others."""
+    """Launches the decoding sequences (`one_query`) or all others."""
     if kv.stride(3) != 1:
-        raise ValueError("the dims of a head must lie side by side in the cache")
+        raise ValueError(f"kv has stride {kv.stride(3)} in its last dimension: it must be 1")
     tokens, heads, dim = q.shape
     kv_heads, page = kv.shape[1] // 2, kv.shape[2]
     group, decodes = heads // kv_heads, step.decodes
     first, count = (0, decodes) if one_query else (decodes, step.seq_lens.shape[0] - decodes)
     block_q = 1 if one_query else tiles.block_m // group
-    # Every sequence adds at most one partly filled block; programs past the last one leave at once.
+    # A sequence adds at most one partly filled block; programs past the last block return at once.
     blocks = count if one_query else (tokens - decodes) // block_q + count
     place = room if room is not None else Partials(q, q, q)
     attention_kernel[(blocks, kv_heads, splits)](

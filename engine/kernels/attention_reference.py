@@ -1,5 +1,5 @@
-"""Paged attention in plain torch, one sequence after another in float32: what the kernel must
-equal, and the record of a step that both take."""
+"""The reference for the paged attention kernel, in plain torch and float32, and the record of a
+step that both use."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from engine.models.spec import AttentionShape
 
 @dataclass(frozen=True, slots=True)
 class AttentionStep:
-    """Where the keys of a step's sequences lie. Sequences that decode one token come first."""
+    """The block tables of a step's sequences. Sequences that decode one token come first."""
 
-    tables: Tensor  # [any rows, most blocks] int32: block numbers
-    table_rows: Tensor  # [sequences] int32: which row of `tables` is the sequence's
-    seq_lens: Tensor  # [sequences] int32: keys in sight of the last query, this step's included
-    cu_q: Tensor  # [sequences + 1] int32: where each sequence's queries begin in the packed rows
-    decodes: int  # how many sequences, from the first, have exactly one query
+    tables: Tensor  # [any rows, max blocks] int32: block numbers
+    table_rows: Tensor  # [sequences] int32: the sequence's row in `tables`
+    seq_lens: Tensor  # [sequences] int32: keys visible to the last query, this step's included
+    cu_q: Tensor  # [sequences + 1] int32: start of each sequence's queries in the packed rows
+    decodes: int  # number of leading sequences with exactly one query
 
 
 def paged_attention_reference(

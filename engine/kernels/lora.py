@@ -2,10 +2,10 @@
 """Segmented LoRA: y += (x A^T) B for all adapters of a step in one launch; B holds the scaling.
 
 Rows are sorted by adapter and cut into chunks of one adapter each (`engine.kernels.lora_chunks`);
-a program takes one chunk and one slice of the linear (q, k and v are three slices of one). Rank
-rows are found one by one through a table of offsets into a flat arena, so that an adapter can lie
-in any blocks of the KV cache, and a loop over tiles of ranks stops at the adapter's own rank.
-Partial sums are added in a fixed order: no atomics, the same result every time.
+a program computes one chunk and one slice of the linear (q, k and v are three slices of one). A
+table holds the offset of each rank row in a flat arena, so that an adapter can lie in any blocks
+of the KV cache. The loop over tiles of ranks stops at the adapter's own rank. Partial sums are
+added in a fixed order without atomics, so results are deterministic.
 """
 
 import triton
@@ -19,14 +19,14 @@ UNIT = tl.constexpr(lora_reference.UNIT)
 
 @triton.jit
 def _rank_rows(table, ranks, rank):
-    """Where the rank rows begin in the arena, in elements."""
+    """Offsets of the rank rows in the arena, in elements."""
     return tl.load(table + ranks, mask=ranks < rank, other=0).to(tl.int64) * UNIT
 
 
 @triton.jit
 def _chunk(chunks, order, ranks, ranks_slot, BLOCK_M: tl.constexpr):
-    """This program's slot, the rank of its slice there (0 for a graph's padding), and the chunk's
-    places in the order, which of them are used, and by which tokens."""
+    """This program's slot, the rank of its slice there (0 for a graph's padding), the chunk's
+    indices in the order, which of them are used, and their tokens."""
     chunk = chunks + tl.program_id(0) * 3
     slot = tl.load(chunk).to(tl.int64)
     count = tl.load(chunk + 2)
@@ -62,7 +62,7 @@ def shrink_kernel(
     INPUTS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """mid[split, place in the order, slice, rank] = the split's part of x A^T."""
+    """mid[split, index in the order, slice, rank] = the split's part of x A^T."""
     piece = tl.program_id(1)
     split = tl.program_id(2)
     slot, rank, at, row_ok, tokens = _chunk(chunks, order, ranks, ranks_slot, BLOCK_M)
@@ -124,10 +124,10 @@ def fused_kernel(
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Shrink and expand in one program, which does every PARTS-th tile of the slice's columns.
+    """Shrink and expand in one program, which computes every PARTS-th tile of the slice's columns.
 
-    The shrink is done anew by each part (its weights come from L2 then), which is less than a
-    second launch costs while the inputs are few.
+    Each part repeats the shrink (its weights are then in L2), which costs less than a second
+    launch while the inputs are few.
     """
     piece = tl.program_id(1)
     slot, rank, _, row_ok, tokens = _chunk(chunks, order, ranks, ranks_slot, BLOCK_M)

@@ -1,4 +1,4 @@
-"""Launching segmented LoRA: fused for few inputs and rows, else shrink and expand."""
+"""Launches segmented LoRA: fused for few inputs and rows, otherwise shrink and expand."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from engine.kernels.launch import precision
 from engine.kernels.lora import expand_kernel, fused_kernel, shrink_kernel
 from engine.kernels.lora_reference import LoraSite, LoraStep
 
-FUSED_INPUTS = 2048  # above it, reading A once for every part costs more than a launch
+FUSED_INPUTS = 2048  # above it, reading A once per part costs more than a second launch
 FUSED_PARTS = 4
 
 
@@ -26,13 +26,13 @@ def add_lora(y: Tensor, x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep
 
 
 def room(x: Tensor, site: LoraSite, step: LoraStep) -> Tensor:
-    """For the shrunk rows: [splits, places in the order, slices, ranks], unset where unused."""
+    """An uninitialised buffer for the shrunk rows: [splits, rows in the order, slices, ranks]."""
     shape = (shrink_splits(x.shape[0], site.inputs), step.order.shape[0], site.spans.shape[0])
     return torch.empty(*shape, step.most_rank, dtype=torch.float32, device=x.device)
 
 
 def shrink(x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep, mid: Tensor) -> None:
-    """mid = x A^T, in parts."""
+    """mid = x A^T, one partial sum per split."""
     splits, _, slices, _ = mid.shape
     shrink_kernel[(step.chunks.shape[0], slices, splits)](
         mid, x, arena, step.order, step.chunks, site.rows, site.ranks,
@@ -58,7 +58,7 @@ def expand(y: Tensor, mid: Tensor, arena: Tensor, site: LoraSite, step: LoraStep
 
 
 def fused(y: Tensor, x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep) -> None:
-    """Both in one launch; for chunks of 16 rows."""
+    """Shrink and expand in one launch; only for chunks of 16 rows."""
     block = 128
     parts = min(FUSED_PARTS, -(-site.widest // block))
     fused_kernel[(step.chunks.shape[0], site.spans.shape[0], parts)](
@@ -72,7 +72,7 @@ def fused(y: Tensor, x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep) -
 
 
 def shrink_splits(rows: int, inputs: int) -> int:
-    """While decoding, many programs share the inputs, so that every processor reads a part of A."""
+    """Splits of the inputs: several while decoding, so that every multiprocessor reads some of A."""
     if rows > 256:
         return 1
     return max(1, min(8, inputs // 512))

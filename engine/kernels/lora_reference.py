@@ -1,34 +1,34 @@
-"""Segmented LoRA in plain torch, one chunk after another, and the records that the kernels take."""
+"""The reference for segmented LoRA in plain torch, and the records that the kernels use."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-UNIT = 64  # elements that one count of the row table stands for: 32 bits reach 128 G elements
+UNIT = 64  # elements per unit of the row table's offsets: 32 bits address 128 Gi elements
 
 
 @dataclass(frozen=True, slots=True)
 class LoraSite:
-    """One linear of one layer, or several over the same input whose outputs lie side by side (its
-    slices). `rows[slot, slice, 0, i]` tells where the i-th rank row of A begins in the arena, and
+    """One linear of one layer, or several over the same input whose outputs are concatenated (its
+    slices). `rows[slot, slice, 0, i]` is the offset of the i-th rank row of A in the arena,
     `rows[slot, slice, 1, i]` that of B (its i-th column, scaling included)."""
 
-    rows: Tensor  # [slots, slices, 2, most ranks] int32, in units of 64 elements
-    ranks: Tensor  # [slots, slices] int32; 0 where the adapter leaves the linear alone
-    spans: Tensor  # [slices, 2] int32: first output column and how many
+    rows: Tensor  # [slots, slices, 2, max rank] int32, in units of 64 elements
+    ranks: Tensor  # [slots, slices] int32; 0 where the adapter does not change the linear
+    spans: Tensor  # [slices, 2] int32: first output column and number of columns
     inputs: int
     widest: int  # columns of the widest slice
 
 
 @dataclass(frozen=True, slots=True)
 class LoraStep:
-    """Which rows of a step use which adapter slot."""
+    """The adapter slot of each row of a step."""
 
     order: Tensor  # [tokens] int32: the rows that use an adapter, sorted by slot
-    chunks: Tensor  # [chunks, 3] int32: slot, first place in `order`, how many (0: padding)
-    chunk_rows: int  # the most that a chunk holds: 16 or more, a power of two
-    most_rank: int  # of the adapters in use
+    chunks: Tensor  # [chunks, 3] int32: slot, first index in `order`, count (0: padding)
+    chunk_rows: int  # most rows in a chunk: a power of two, 16 or more
+    most_rank: int  # the largest rank of the adapters in use
 
 
 def lora_reference(y: Tensor, x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep) -> None:

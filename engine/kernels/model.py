@@ -1,4 +1,4 @@
-"""A loaded decoder run by the kernels: the twin of `engine.models.decoder` for a GPU."""
+"""Runs a loaded decoder with the kernels: the GPU counterpart of `engine.models.decoder`."""
 
 from contextlib import nullcontext
 
@@ -20,7 +20,7 @@ from engine.models.decoder import Block, Decoder
 
 
 class KernelModel:
-    """One forward over a step; no host reads, so that it can be captured as a graph."""
+    """The forward pass of a step, without host reads, so that a graph can capture it."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class KernelModel:
     ) -> None:
         half = decoder.spec.head_dim // 2
         device = pool.data.device
-        # By the number of token rows: steps whose linears take norms, gate and sums along.
+        # By number of token rows: the tiles of steps that fuse norms, gate and sums into linears.
         self.few_rows: dict[int, SkinnyTiles] = {}
         self._decoder = decoder
         self._spec = decoder.spec
@@ -43,13 +43,13 @@ class KernelModel:
         self._adapters = adapters
         self._partials = partials
         self._scale = float(torch.tensor(decoder.spec.embedding_scale, dtype=pool.data.dtype))
-        # One for all steps and graphs: a graph of its own would keep its logits for ever.
+        # One buffer for all steps and graphs: otherwise every graph would keep its own logits.
         self._logits = pool.data.new_zeros(most_sampled, decoder.spec.vocab)
         self._side = side_stream(device)
 
     def __call__(self, step: DeviceStep, last: Tensor) -> Tensor:
-        """Logits [sampled, vocab] in the model's type and not soft-capped, valid until the next
-        call. `last` holds the last sampled token of every sequence row."""
+        """Logits [sampled, vocab] in the model's dtype, before the soft cap, valid until the next
+        call. `last`: the last sampled token of every sequence row."""
         decoder, spec = self._decoder, self._spec
         raw = step.tokens.long()
         tokens = torch.where(raw < 0, last[(-1 - raw).clamp(min=0)], raw)
@@ -110,7 +110,7 @@ class KernelModel:
             y = linear(x)
             lora_launch.fused(y, x, self._arena, site, step.lora)
             return y
-        # The shrink needs only x: beside the base product it costs its bytes and no more.
+        # The shrink needs only x: beside the base product it costs only its memory traffic.
         mid = lora_launch.room(x, site, step.lora)
         if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream())

@@ -21,7 +21,7 @@ def rms_norm_kernel(
         value += tl.load(place, mask=ok, other=0.0).to(tl.float32)
         kept = value.to(residual.dtype.element_ty)
         tl.store(place, kept, mask=ok)
-        value = kept.to(tl.float32)  # what a reader of the residual would see
+        value = kept.to(tl.float32)  # rounded like the stored residual
     scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + eps)
     gain = tl.load(weight + cols, mask=ok, other=0.0).to(tl.float32)
     result = (value * scale * gain).to(out.dtype.element_ty)
@@ -35,9 +35,9 @@ def rotary_kernel(
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     HEADS: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """One token and HEADS of its heads a program. Queries go out packed, keys and values into the
-    cache at the token's slot (block * PAGE + place in it; negative: nowhere). A head of queries or
-    keys may be normed first (Qwen3)."""
+    """One program handles one token and HEADS of its heads. Queries are written packed, keys and
+    values into the cache at the token's slot (block * PAGE + offset; negative: not written). Query
+    and key heads may be normed first (Qwen3)."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dims = tl.arange(0, HALF_PAD)
@@ -88,7 +88,7 @@ def rotary_kernel(
 def gated_kernel(
     out, gate_up, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr
 ):
-    """out = act(gate) * up, where a row of `gate_up` is the gate and then the up part."""
+    """out = act(gate) * up, where a row of `gate_up` is the gate followed by the up part."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ok = cols < WIDTH

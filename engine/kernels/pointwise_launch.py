@@ -1,4 +1,4 @@
-"""Launching the pointwise kernels; each is the twin of its namesake in `pointwise_reference`."""
+"""Launches the pointwise kernels; each has a reference in `pointwise_reference`."""
 
 import torch
 from torch import Tensor

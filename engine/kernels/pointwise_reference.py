@@ -1,4 +1,4 @@
-"""The pointwise kernels in plain torch, and the record of a rotary step that both take."""
+"""The references for the pointwise kernels in plain torch, and the record that both use."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ from torch import Tensor
 
 from engine.layers.norm import RmsNorm
 
-HeadNorms = tuple[RmsNorm, RmsNorm]  # of every query and key head before the rotation (Qwen3)
+HeadNorms = tuple[RmsNorm, RmsNorm]  # for query and key heads, before the rotation (Qwen3)
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryStep:
-    """Where a step's tokens stand in their sequences and in the cache."""
+    """The positions of a step's tokens in their sequences and in the cache."""
 
     positions: Tensor  # [tokens] int32
-    slots: Tensor  # [tokens] int32: block * block size + place in the block; negative: nowhere
+    slots: Tensor  # [tokens] int32: block * block size + offset; negative: not written
 
 
 def rms_norm_reference(x: Tensor, norm: RmsNorm, residual: Tensor | None = None) -> Tensor:
@@ -56,7 +56,7 @@ def _rotate(x: Tensor, angle: Tensor) -> Tensor:
 
 
 def gated_reference(gate_up: Tensor, gelu: bool = False) -> Tensor:
-    """act(gate) * up of rows that hold the gate and then the up part."""
+    """act(gate) * up of rows that hold the gate followed by the up part."""
     gate, up = gate_up.float().chunk(2, -1)
     act = torch.nn.functional.gelu(gate, approximate="tanh") if gelu else gate * gate.sigmoid()
     return (act * up).to(gate_up.dtype)

@@ -1,4 +1,4 @@
-"""Each sequence's row in the block table and the last-token list that stay on the device."""
+"""Assigns sequences to rows of the block table and of the last-token list on the device."""
 
 from collections.abc import Sequence
 
@@ -8,20 +8,20 @@ Change = tuple[int, int, int]  # row, column, block
 
 
 class SequenceRows:
-    """Hands out rows, and tells which cells of the device's table differ from what a step needs.
+    """Assigns rows, and lists the cells of the device's table that a step must update.
 
-    A row is kept while its sequence lives; where there are more sequences than rows, the one that
-    ran longest ago loses its row, and gets another when it runs again.
+    A sequence keeps its row while it lives; with more sequences than rows, the least recently run
+    one loses its row and gets another when it runs again.
     """
 
     def __init__(self, capacity: int) -> None:
-        self._rows: dict[int, int] = {}  # sequence -> row, the longest unused first
+        self._rows: dict[int, int] = {}  # sequence -> row, least recently used first
         self._held: list[list[int]] = [[] for _ in range(capacity)]
         self._free = list(range(capacity - 1, -1, -1))
 
     def place(self, step: Sequence[Row]) -> tuple[list[int], list[Change]]:
-        """The step's rows in its order, and the cells to write before it runs."""
-        for row in step:  # all that are known first, so that none of them is turned out below
+        """The row of each sequence of the step, and the table cells to write before it runs."""
+        for row in step:  # known sequences first, so that none of them loses its row below
             if row.seq in self._rows:
                 self._rows[row.seq] = self._rows.pop(row.seq)
         places = []

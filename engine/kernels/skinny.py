@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-"""The linear layer of a decoding step with few rows: bound by reading the weight once, so it takes
-the RMS norm before it, the gate after it and the residual sum along, and saves their launches."""
+"""The linear layer of a decoding step with few rows. It is bound by reading the weight, so it fuses
+the RMS norm before it, the gate after it and the residual sum, and saves their launches."""
 
 import triton
 import triton.language as tl
@@ -16,11 +16,11 @@ def skinny_kernel(
     NORM: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, ADD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All rows and BLOCK_N outputs a program. GATE is "", "silu" or "gelu": the weight then holds
-    the gate's rows and after them as many of the up part. ADD sums into `out`.
+    """One program computes all rows and BLOCK_N outputs. GATE is "", "silu" or "gelu"; with a gate
+    the weight holds the gate's rows followed by those of the up part. ADD sums into `out`.
 
-    With NORM, x is scaled by `gain` on its way in and by 1 / rms(x), known only at the end, on its
-    way out.
+    With NORM, inputs are scaled by `gain` and outputs by 1 / rms(x), which is known only at the
+    end of the loop.
     """
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.arange(0, BLOCK_M)

@@ -1,4 +1,4 @@
-"""Launching the linear of few rows, and its twin in plain torch."""
+"""Launches the linear for few rows, and its reference in plain torch."""
 
 from dataclasses import dataclass
 
@@ -16,14 +16,14 @@ MOST_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class SkinnyTiles:
-    outputs: int  # of a program
-    inputs: int  # of one step of its loop
+    outputs: int  # outputs in a program
+    inputs: int  # inputs in one iteration of its loop
     warps: int
     stages: int
 
 
-# What a GPU is tried with at the start; the fastest stays. Small tiles fill the chip when a layer
-# has few outputs, large ones keep more bytes in flight.
+# Measured on the GPU at start-up; the fastest is used. Small tiles occupy all multiprocessors when
+# a layer has few outputs, large ones keep more bytes in flight.
 CANDIDATES = (SkinnyTiles(16, 256, 4, 4), SkinnyTiles(32, 128, 4, 5), SkinnyTiles(64, 128, 4, 4))
 
 
@@ -37,12 +37,12 @@ def skinny_linear(
     add_to: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """gate(norm(x) W^T + bias), put into `out` or summed into `add_to` if given. `x` is [rows,
+    """gate(norm(x) W^T + bias), written to `out` or added to `add_to` if given. `x` is [rows,
     inputs] with at most 16 rows, `weight` [outputs, inputs]; with a gate ("silu", "gelu") it holds
-    the gate's rows and after them the up part's."""
+    the gate's rows followed by those of the up part."""
     rows, inputs = x.shape
     if rows > MOST_ROWS:
-        raise ValueError(f"{rows} rows, the most are {MOST_ROWS}")
+        raise ValueError(f"x has {rows} rows: at most {MOST_ROWS} are supported")
     outputs = weight.shape[0] // 2 if gate else weight.shape[0]
     out = add_to if add_to is not None else out
     if out is None:
@@ -66,7 +66,7 @@ def skinny_reference(
     gate: str = "",
     add_to: Tensor | None = None,
 ) -> Tensor:
-    """The same in float32, rounded at the end."""
+    """The same result, computed in float32 and rounded at the end."""
     wide = x.float()
     if norm is not None:
         wide = rms_norm_reference(wide, norm)

@@ -1,4 +1,4 @@
-"""One step's numbers: laid out on the host, sent in one copy, read by the kernels as views."""
+"""The index arrays of a step: built on the host, sent in one copy, read by the kernels as views."""
 
 from dataclasses import dataclass, replace
 
@@ -14,12 +14,12 @@ from engine.kernels.pointwise_reference import RotaryStep
 from engine.layers.step import positions_and_slots, token_ids
 
 Ints = NDArray[np.int32]
-_ALIGN = 16  # elements: Triton compiles once more for a pointer that is not on 16 bytes
+_ALIGN = 16  # elements: Triton recompiles for a pointer that is not aligned to 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LoraRows:
-    """Which rows use which adapter, on the host; see `LoraStep`."""
+    """The adapter slot of each row, on the host; see `LoraStep`."""
 
     order: Ints
     chunks: Ints
@@ -31,21 +31,21 @@ class LoraRows:
 class HostStep:
     """The arrays of a step, in the order in which they are sent."""
 
-    tokens: Ints  # [tokens] ids, or -1 - row for the last token sampled of that sequence row
+    tokens: Ints  # [tokens] ids, or -1 - row for the last sampled token of that sequence row
     positions: Ints
     slots: Ints
     table_rows: Ints  # [sequences]
     seq_lens: Ints
     cu_q: Ints
-    sampled: Ints  # token rows whose logits are wanted
-    sampled_rows: Ints  # the sequence rows that they belong to
+    sampled: Ints  # token rows whose logits are computed
+    sampled_rows: Ints  # the sequence row of each
     decodes: int
     lora: LoraRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """The same on the device."""
+    """A `HostStep` on the device."""
 
     tokens: Tensor
     rotary: RotaryStep
@@ -54,13 +54,13 @@ class DeviceStep:
     sampled_rows: Tensor
     lora: LoraStep | None
     splits: int  # of the keys of decoding sequences
-    addresses: list[int]  # of all that a recorded graph reads
+    addresses: list[int]  # of every tensor that a recorded graph reads
 
 
 def host_step(
     decodes: list[Row], prefills: list[Row], places: list[int], block_size: int
 ) -> HostStep:
-    """Sequences of one token first, then longer ones; `places` are their sequence rows."""
+    """Sequences of one token first, then longer ones; `places` holds their sequence rows."""
     rows = [*decodes, *prefills]
     lengths = [len(row.tokens) for row in rows]
     cu_q = np.zeros(len(rows) + 1, np.int32)
@@ -81,7 +81,7 @@ def host_step(
 
 
 def padded(step: HostStep, tokens: int, chunks: int) -> HostStep:
-    """A decoding step widened for a graph: what is added reads and writes nothing."""
+    """A decoding step padded to a graph's size: the padding reads and writes nothing."""
     lora = step.lora
     if lora is not None:
         order, wide = _widen(lora.order, tokens), _widen(lora.chunks, chunks)
@@ -101,8 +101,8 @@ def padded(step: HostStep, tokens: int, chunks: int) -> HostStep:
 
 
 class StepBuffer:
-    """The device memory that every step's numbers are sent to: always the same addresses for the
-    same sizes, which is what a graph needs."""
+    """The device memory that receives every step's arrays: equal sizes always have the same
+    addresses, as graphs require."""
 
     def __init__(self, most_tokens: int, most_sequences: int, device: torch.device) -> None:
         arrays = 11

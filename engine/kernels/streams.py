@@ -1,10 +1,10 @@
-"""Streams beside the main one."""
+"""CUDA streams beside the main one."""
 
 import torch
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """None on a CPU, where everything runs in order anyway."""
+    """A new stream, or None on a CPU."""
     if device.type != "cuda":
         return None
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Paged attention: on a CPU by batched products here, on a GPU by the kernels.
+"""Paged attention on a CPU, by batched products; a GPU uses the kernels.
 
-Scores and values go through `bmm`, which for few queries beats the fused kernel of torch three to
-one; a tile of queries is small enough that its scores stay in the cache.
+Scores and values are computed with `bmm`, which for few queries is three times as fast as torch's
+fused kernel; a tile of queries is small enough that its scores stay in the processor's cache.
 """
 
 import torch
@@ -15,7 +15,7 @@ from engine.models.spec import AttentionShape
 def attend(
     q: torch.Tensor, pool: KvPool, layer: int, tiles: list[Tile], shape: AttentionShape
 ) -> torch.Tensor:
-    """q: [tokens, heads, head_dim], rotated; keys and values of these tokens are in the pool.
+    """q: [tokens, heads, head_dim], rotated; the keys and values of these tokens are in the pool.
 
     Returns [tokens, heads * head_dim].
     """
@@ -35,7 +35,7 @@ def attend(
 def _attend_tile(
     q: torch.Tensor, pool: KvPool, layer: int, tile: Tile, shape: AttentionShape
 ) -> torch.Tensor:
-    """[queries, kv heads, group, head_dim], in the memory order that the products leave."""
+    """[queries, kv heads, group, head_dim], in the memory order of the products."""
     dim = q.shape[-1]
     kv_heads, group, batch = pool.kv_heads, pool.group, tile.sequences * pool.kv_heads
     kv = pool.rows[layer].index_select(0, tile.gather).view(2, batch, tile.positions, dim)

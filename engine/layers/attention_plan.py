@@ -1,4 +1,4 @@
-"""What attention on a CPU needs to know of a step, worked out once and used by every layer."""
+"""The tiles of a step's attention on a CPU, planned once and used by every layer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +9,12 @@ import torch
 from engine.batch import Row
 from engine.layers.kv import KvPool
 
-_TILE = 64  # query tokens that meet all their keys in one product
-# What is gathered for one product should still be in a core's cache when it is multiplied. Measured
-# on a 2-core machine with 2 MiB a core: 32 sequences take a fifth less time than all at once.
-_GATHERED = 1 << 20  # bytes a thread
-_TOGETHER = 4  # sequences in one product at least, since each has a price of its own
+_TILE = 64  # query tokens in one product
+# Keys and values gathered for a product should still be in a core's cache when they are multiplied.
+# Measured with 32 sequences on a 2-core machine with 2 MiB of L2 per core: a fifth faster than one
+# product for all sequences.
+_GATHERED = 1 << 20  # bytes per thread
+_TOGETHER = 4  # least sequences in one product, because each call has a fixed cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,8 @@ class Tile:
     """Queries that are multiplied together with one gathered set of keys and values.
 
     `rows`: the token rows of the step. `gather`: rows of the pool for layer 0, keys then values,
-    always whole blocks: products of a part of them would be copied first. `mask` is added to the
-    scores and broadcasts over [sequences * kv heads, group * queries, positions].
+    always whole blocks, because a product of partial blocks would copy them first. `mask` is added
+    to the scores and broadcasts over [sequences * kv heads, group * queries, positions].
     """
 
     rows: slice | torch.Tensor
@@ -31,12 +32,12 @@ class Tile:
     gather: torch.Tensor
     positions: int
     mask: torch.Tensor | None
-    alone: int | None = None  # of one query that sees the first so many positions: that many
+    alone: int | None = None  # for one query that sees a prefix of the positions: its length
 
 
 def plan_tiles(decodes: list[Row], prefills: list[Row], window: int, pool: KvPool) -> list[Tile]:
     """Tiles of a step whose flattened rows are `decodes`, one token each, then `prefills`.
-    `window` is that of the layers they are for, 0 if those see all."""
+    `window`: the sliding window of the layers that use the tiles, 0 for full attention."""
     tiles = [
         _decode_tile(part, window, pool)
         for group in _by_length(decodes)
@@ -53,7 +54,7 @@ def plan_tiles(decodes: list[Row], prefills: list[Row], window: int, pool: KvPoo
 
 
 def _by_length(decodes: list[Row]) -> list[list[tuple[int, Row]]]:
-    """Groups in which no sequence is padded to more than twice its length."""
+    """Groups of sequences, in which none is padded to more than twice its length."""
     ranked = sorted(enumerate(decodes), key=lambda item: -item[1].start)
     groups: list[list[tuple[int, Row]]] = []
     longest = 0
@@ -68,7 +69,7 @@ def _by_length(decodes: list[Row]) -> list[list[tuple[int, Row]]]:
 
 
 def _cut(group: list[tuple[int, Row]], window: int, pool: KvPool) -> list[list[tuple[int, Row]]]:
-    """Parts of which each gathers what the cache holds."""
+    """Parts whose gathered keys and values fit into the processor's cache."""
     longest = max(row.start + 1 for _, row in group)
     positions = min(longest, window) if window else longest
     each = positions * pool.heads * pool.head_dim * pool.data.itemsize
@@ -131,7 +132,7 @@ def _additive(seen: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _gather(tables: np.ndarray[Any, Any], pool: KvPool) -> torch.Tensor:
-    """Pool rows of layer 0 in the order key or value, sequence, head, block."""
+    """Pool rows of layer 0, ordered by key or value, sequence, head, block."""
     first = tables * (pool.layers * pool.heads)
     heads = np.arange(pool.heads).reshape(2, 1, pool.kv_heads, 1)
     return torch.from_numpy((first[None, :, None, :] + heads).ravel())

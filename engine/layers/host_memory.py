@@ -1,4 +1,4 @@
-"""Memory on a CPU: pages taken when first written, given back on demand, and kept when reused."""
+"""Host memory: pages allocated when first written, released on demand, and huge pages."""
 
 import ctypes
 import math
@@ -20,22 +20,22 @@ _COLLAPSED_AT_MOST = 4 << 30
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, huge: bool = False) -> torch.Tensor:
-    """Zeros that take memory only where they are written, in huge pages if asked."""
-    # Private: what is shared gets no huge pages, and cannot be handed back by advice.
+    """Zeros that use memory only where they are written; in huge pages if `huge`."""
+    # Private: shared mappings get no huge pages and cannot be released by MADV_DONTNEED.
     private = (
         {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     )
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **private)
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel built without them
+        with suppress(OSError):  # a kernel built without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def release(tensor: torch.Tensor) -> None:
-    """Hands the whole memory pages inside a contiguous `lazy_zeros` slice back.
+    """Returns the whole memory pages inside a contiguous `lazy_zeros` slice to the system.
 
-    They read as zeros afterwards; the partial pages at both ends keep what they held.
+    They read as zeros afterwards; the partial pages at both ends keep their content.
     """
     page = mmap.PAGESIZE
     start = -(-tensor.data_ptr() // page) * page
@@ -47,8 +47,8 @@ def release(tensor: torch.Tensor) -> None:
 def keep_freed_memory() -> None:
     """Tells glibc to reuse freed buffers instead of returning each one to the system.
 
-    A step makes and frees the same large buffers in every layer; by default each comes as fresh
-    pages, and faulting them in costs up to ten times the work done on them.
+    A step allocates and frees the same large buffers in every layer. By default each allocation
+    gets fresh pages, and faulting them in costs up to ten times the work done on them.
     """
     libc = _libc()
     if hasattr(libc, "mallopt"):
@@ -57,10 +57,10 @@ def keep_freed_memory() -> None:
 
 
 def collapse_into_huge_pages() -> None:
-    """Moves large buffers, the weights before all, into huge pages where the kernel can.
+    """Moves large buffers, above all the weights, into huge pages where the kernel supports it.
 
-    Decoding one row reads every weight once in order, and the processor's prefetching stops at
-    each page's end. Copying takes about a second a gigabyte, so it ends after a few.
+    Decoding one row reads every weight once, in order, and the processor stops prefetching at each
+    page's end. Copying takes about a second per gigabyte, so at most 4 GiB are moved.
     """
     left = _COLLAPSED_AT_MOST
     for start, end in _private_memory():
@@ -78,13 +78,13 @@ def _libc() -> ctypes.CDLL:
 
 
 def _advise(start: int, size: int, advice: int) -> None:
-    """Does nothing where the system has no such advice."""
+    """Calls madvise, where the system has it; errors are ignored."""
     if hasattr(_libc(), "madvise"):
         _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), advice)
 
 
 def _private_memory() -> list[tuple[int, int]]:
-    """(start, end) of this process's own writable memory: the heap and nameless mappings."""
+    """(start, end) of this process's private writable memory: the heap and anonymous mappings."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return []

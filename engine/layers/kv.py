@@ -1,4 +1,4 @@
-"""The paged KV memory: one pool of blocks that caches and adapters share as a budget."""
+"""The paged KV memory: one pool of blocks, whose budget the KV cache and adapters share."""
 
 import torch
 
@@ -10,9 +10,9 @@ from engine.models.spec import ModelSpec
 class KvPool:
     """Keys and values of all layers: [blocks, layers, 2 * kv heads, block size, head_dim].
 
-    A block is one run of bytes over all layers. Key heads come first, then value heads, and a
-    head's positions lie together, so that the blocks of a sequence are gathered straight into the
-    shape that attention multiplies. The memory is zero until written and costs nothing until then.
+    A block is one contiguous run of bytes over all layers. Key heads come first, then value heads,
+    and a head's positions are contiguous, so that the blocks of a sequence are gathered directly
+    into the shape that attention multiplies. On a CPU, memory is allocated when it is written.
     """
 
     def __init__(
@@ -24,8 +24,8 @@ class KvPool:
         device: torch.device,
     ) -> None:
         self.layers, self.kv_heads, self.head_dim = spec.layers, spec.kv_heads, spec.head_dim
-        self.heads = 2 * spec.kv_heads  # of keys, then of values
-        self.group = spec.heads // spec.kv_heads  # query heads to one key head
+        self.heads = 2 * spec.kv_heads  # key heads, then value heads
+        self.group = spec.heads // spec.kv_heads  # query heads per key head
         self.block_size = block_size
         shape = (blocks, spec.layers, self.heads, block_size, spec.head_dim)
         self.data = (
@@ -33,8 +33,8 @@ class KvPool:
             if device.type == "cpu"
             else torch.zeros(shape, dtype=dtype, device=device)
         )
-        # Of each layer, with numbers as if it were the first: rows are what a block holds of one
-        # head, cells what a position holds of one head.
+        # Views of each layer, indexed with the numbers of layer 0. A row holds one head of a
+        # block, a KV slot one head of a position.
         places = range(0, spec.layers * self.heads, self.heads)
         rows = self.data.view(-1, block_size * spec.head_dim)
         self.rows = [rows[first:] for first in places]
@@ -42,7 +42,7 @@ class KvPool:
         self._cells = [cells[first * block_size :] for first in places]
 
     def write(self, layer: int, cells: torch.Tensor, kv: torch.Tensor) -> None:
-        """Stores kv [tokens, 2 * kv heads, head_dim] at cells [tokens, 2 * kv heads]."""
+        """Stores kv [tokens, 2 * kv heads, head_dim] at `cells` [tokens, 2 * kv heads]."""
         self._cells[layer].index_put_((cells,), kv)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
@@ -51,10 +51,10 @@ class KvPool:
         self.data[target] = self.data[source]
 
     def lend(self, blocks: list[int]) -> None:
-        """Gives the memory of blocks that adapters now use elsewhere back to the system.
+        """Returns the memory of blocks to the system, because adapters use as much elsewhere.
 
-        On a CPU the blocks stay zero and untouched while they are lent, so cached keys and
-        resident adapters together never hold more than the pool's size.
+        On a CPU lent blocks stay unwritten, so cached keys and resident adapters together never
+        use more memory than the pool's size.
         """
         if self.data.device.type == "cpu":
             for block in blocks:

@@ -1,10 +1,10 @@
-"""A linear layer whose weight is packed once for the processor, where torch has the op for it.
+"""A linear layer whose weight is packed once for the processor, where torch supports it.
 
-oneDNN's own layout reads a single row twice as fast as the plain one and gives the same bits; it
-also applies what follows a product (a sum, an activation, a factor) while the result is at hand.
+oneDNN's own layout multiplies a single row twice as fast as the plain one, with identical results;
+it also fuses the operation after the product (a sum, an activation, a factor).
 
-A processor that cannot multiply bfloat16 computes in float32. Weights that were trained as half
-floats are then kept as float16, which FBGEMM widens inside the product: half the bytes to read.
+A processor without bfloat16 products computes in float32. Weights that were trained as half floats
+are then kept as float16, which FBGEMM widens inside the product: half the bytes to read.
 """
 
 from functools import cache
@@ -12,9 +12,9 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-_FLOAT_SIZE = 1 << 20  # a smaller float32 matrix gains less than the op's own overhead
-_HALF_SIZE = 1 << 19  # the same, measured at [512, 512] and [1024, 512]
-_LOST_IN_HALF = 1e-6  # of a weight's norm: what a sum in float32 loses too
+_FLOAT_SIZE = 1 << 20  # elements; a smaller float32 matrix gains less than the op's overhead
+_HALF_SIZE = 1 << 19  # the same for float16, measured at [512, 512] and [1024, 512]
+_LOST_IN_HALF = 1e-6  # relative error of the norm; a sum in float32 loses as much
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -34,7 +34,8 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this processor does; oneDNN emulates it on others, four times slower than float32."""
+    """Whether this processor multiplies bfloat16; elsewhere oneDNN emulates it, four times slower
+    than float32."""
     if torch.cpu._is_avx512_supported():
         return torch.cpu._is_avx512_bf16_supported()
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -44,7 +45,7 @@ def fits_half(weight: torch.Tensor) -> bool:
     """Whether this weight, [out, in], is kept as float16 and multiplied with float32 rows.
 
     Measured on a 2-core AVX-512 machine without bfloat16, [2816, 1024], one thread: 0.24 ms at one
-    row and 1.5 at 32, where bfloat16 takes 0.27 and 7.0, float32 packed 0.5 and 1.6.
+    row and 1.5 ms at 32; bfloat16 takes 0.27 and 7.0 ms, packed float32 0.5 and 1.6 ms.
     """
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not _has_half_product():
         return False
@@ -80,7 +81,7 @@ class Linear:
         return self._unary(x, "none", "") if self.packed else self._product(x)
 
     def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The product plus `other`, which keeps its values."""
+        """The product plus `other`, which is not changed."""
         if not self.packed:
             return self._product(x).add_(other)
         return self._binary(x, other, "add")
@@ -117,8 +118,8 @@ class Linear:
 
 
 class GatedLinear(Linear):
-    """Two products of one input, gate above up: one matrix, or two where they are packed, so that
-    the activation and the product of both are done as each is computed."""
+    """The gate and up projections of one input. They are one matrix, or two where they are packed,
+    so that activation and multiplication are fused into the products."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._halves: tuple[Linear, Linear] | None = None
@@ -136,7 +137,7 @@ class GatedLinear(Linear):
         return torch.cat([half(x) for half in self._halves], -1)
 
     def halves(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(gate, up), each its own or a view of half the columns."""
+        """(gate, up), each a tensor or a view of half of the columns."""
         if self._halves is None:
             gate, up = super().__call__(x).chunk(2, -1)
             return gate, up
@@ -151,7 +152,7 @@ class GatedLinear(Linear):
 
 
 def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
-    """In place where torch can."""
+    """activation(x); changes x in place for silu."""
     if activation == "silu":
         return F.silu(x, inplace=True)
     return F.gelu(x, approximate="tanh")

@@ -1,25 +1,28 @@
 """LoRA on a CPU: adapters in stacks by rank, added to the base layers by batched products.
 
-An adapter's rows are one slice of the step, because rows are sorted by seat. A group of seats is
-one product for all its adapters, so that many adapters cost little more calls than one.
+An adapter's rows are one slice of the step, because rows are sorted by slot of the stack. A group
+of slots is one product for all its adapters, so that many adapters need few more calls than one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from engine.adapter_files import AdapterWeights
 from engine.layers.host_memory import lazy_zeros, release
 from engine.models.matrices import PARTS, SITES, part_shape
 from engine.models.spec import ModelSpec
 
+# By (layer, part): A [rank, in] and B [rank, out], scaling included.
+Matrices = Mapping[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Consecutive seats of one stack, and the step's rows first:end that belong to them.
+    """Consecutive slots of one stack, and the step's rows first:end that belong to them.
 
-    Every seat has `width` rows; where some have fewer, `gather` pads them (row numbers, one for
-    each seat and place) and `scatter` says where each real row lies in the padded result.
+    Every slot has `width` rows; where some have fewer, `gather` pads them (`width` row numbers per
+    slot) and `scatter` is the index of each real row in the padded result.
     """
 
     rank: int
@@ -32,14 +35,14 @@ class Group:
 
 
 class LoraStack:
-    """All seats of one rank: for each layer A by site [seats, parts * rank, in] and B by part
-    [seats, rank, out], the order in which few rows multiply fastest. Memory is taken when a seat
-    is written and given back when it is cleared.
+    """All slots of one rank: for each layer A by site [slots, parts * rank, in] and B by part
+    [slots, rank, out], the order in which few rows multiply fastest. Memory is allocated when a
+    slot is written and released when it is cleared.
     """
 
     def __init__(self, spec: ModelSpec, seats: int, rank: int, dtype: torch.dtype) -> None:
         self.rank = rank
-        self.sites: set[str] = set()  # that any adapter ever seated here touches
+        self.sites: set[str] = set()  # sites that any adapter stored here has changed
         self.a: list[dict[str, torch.Tensor]] = []
         self.b: list[dict[str, torch.Tensor]] = []
         for _ in range(spec.layers):
@@ -51,14 +54,14 @@ class LoraStack:
                 for part in parts:
                     self.b[-1][part] = lazy_zeros((seats, rank, part_shape(spec, part)[1]), dtype)
 
-    def store(self, seat: int, weights: AdapterWeights) -> None:
+    def store(self, seat: int, matrices: Matrices) -> None:
         rank = self.rank
         for layer, (a, b) in enumerate(zip(self.a, self.b, strict=True)):
             for site, parts in SITES.items():
                 for number, part in enumerate(parts):
                     rows = a[site][seat, number * rank : (number + 1) * rank]
                     outputs = b[part][seat]
-                    pair = weights.matrices.get((layer, part))
+                    pair = matrices.get((layer, part))
                     if pair is None or pair[0].shape[0] < rank:
                         rows.zero_()
                         outputs.zero_()
@@ -86,20 +89,20 @@ class LoraStack:
 
 
 def stack_bytes(spec: ModelSpec, rank: int, dtype: torch.dtype) -> int:
-    """What one adapter of this rank takes in its stack."""
+    """Bytes of one adapter of this rank in its stack."""
     elements = sum(sum(part_shape(spec, part)) for part in PARTS)
     return spec.layers * rank * elements * dtype.itemsize
 
 
 class LoraStep:
-    """The adapters of one step, ready to be added at every site of every layer."""
+    """The adapters of one step, added at every site of every layer."""
 
     def __init__(self, stacks: dict[int, LoraStack], groups: list[Group]) -> None:
         self._stacks = stacks
         self._groups = groups
 
     def add_(self, layer: int, site: str, x: torch.Tensor, *outputs: torch.Tensor) -> None:
-        """outputs [tokens, out], one a part of the site, += the adapters' share of x."""
+        """outputs [tokens, out], one per part of the site, += the adapters' products with x."""
         for group in self._groups:
             stack = self._stacks[group.rank]
             if site in stack.sites:

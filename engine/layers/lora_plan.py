@@ -1,4 +1,4 @@
-"""Cuts a step's sorted rows into groups of seats, each one batched product."""
+"""Cuts a step's sorted rows into groups of stack slots, each of which is one batched product."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -7,14 +7,14 @@ import torch
 
 from engine.layers.lora import Group
 
-# Padded rows that a group may have: times its real rows, and besides.
+# Most padded rows of a group: _PAD_SHARE times its real rows plus _PAD_ROWS.
 _PAD_SHARE = 4
 _PAD_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Consecutive token rows of one seat."""
+    """Consecutive token rows of one slot."""
 
     seat: int
     first: int
@@ -22,9 +22,9 @@ class _Segment:
 
 
 def plan_groups(places: list[tuple[int, int, int]], first: int, pad: bool) -> list[Group]:
-    """places: (rank, seat, tokens) of each row in order, rank 0 for the base model's rows.
+    """places: (rank, slot, tokens) of each row in order, rank 0 for the base model's rows.
 
-    `pad` allows seats of unlike row counts in one group, which pays when counts are small.
+    `pad` allows slots with different row counts in one group, which pays when counts are small.
     """
     groups: list[Group] = []
     for rank, of_rank in groupby(places, key=lambda place: place[0]):
@@ -39,7 +39,7 @@ def plan_groups(places: list[tuple[int, int, int]], first: int, pad: bool) -> li
 
 
 def _exact(rank: int, segments: list[_Segment]) -> list[Group]:
-    """Neighbouring seats with equal counts together, every other one alone."""
+    """Adjacent slots with equal counts in one group, every other slot in its own."""
     runs: list[list[_Segment]] = []
     for segment in segments:
         last = runs[-1][-1] if runs else None
@@ -56,7 +56,7 @@ def _exact(rank: int, segments: list[_Segment]) -> list[Group]:
 
 
 def _padded(rank: int, segments: list[_Segment]) -> list[Group]:
-    """One group, or the busiest seat alone and what lies left and right of it."""
+    """One group; or, with too much padding, the busiest slot alone and the groups on its sides."""
     if not segments:
         return []
     low, high = segments[0].seat, segments[-1].seat

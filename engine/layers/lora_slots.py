@@ -1,8 +1,8 @@
-"""Which adapter lies where, with the generation that every step must name.
+"""The adapters of a CPU: the position in a stack of the weights of each device slot.
 
-A slot is what the scheduler calls an adapter's place; a seat is where its weights really lie.
-Adapters used by the present steps are moved to neighbouring seats, so that one product over a
-range of seats reads little that no row needs.
+A slot is the scheduler's number of a loaded adapter; a stack slot is where its weights lie.
+Adapters used by the present steps are moved to adjacent stack slots, so that one product over a
+range of them reads few weights that no row needs.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,10 @@ from engine.layers.lora import LoraStack, LoraStep, stack_bytes
 from engine.layers.lora_plan import plan_groups
 from engine.models.spec import ModelSpec
 
-_MOVES_A_STEP = 2  # each copies an adapter once or twice: a few milliseconds
-_SLACK = 1.5  # how much longer than its users a range of seats may be
-# Seats left lately whose memory waits for the next adapter: fresh pages cost thrice a copy.
+_MOVES_A_STEP = 2  # each copies one or two adapters: a few milliseconds
+_SLACK = 1.5  # how much longer than its adapters a range of stack slots may be
+# Released stack slots that keep their memory for the next adapter: fresh pages cost three times
+# what the copy does.
 _WARM = 2
 
 
@@ -31,7 +32,7 @@ class _Seated:
 
 
 class LoraSlots(AdapterMemory[AdapterWeights]):
-    """A CPU's adapters, one stack a rank."""
+    """A CPU's adapters, with one stack per rank."""
 
     def __init__(
         self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, pool: KvPool
@@ -54,7 +55,7 @@ class LoraSlots(AdapterMemory[AdapterWeights]):
             self._stacks[rank] = LoraStack(self._spec, count, rank, self._dtype)
             self._seats[rank] = [None] * count
         seat = self._free_seat(rank)
-        self._stacks[rank].store(seat, copy)
+        self._stacks[rank].store(seat, copy.matrices)
         self._slots[slot] = self._seats[rank][seat] = _Seated(rank, seat)
 
     def _clear(self, slot: int) -> None:
@@ -66,7 +67,7 @@ class LoraSlots(AdapterMemory[AdapterWeights]):
             self._stacks[rank].clear(seat)
 
     def place(self, row: Row) -> tuple[int, int]:
-        """What rows are sorted by: (rank, seat), with rows of the base model first.
+        """The sort key of a row: (rank, stack slot), with rows of the base model first.
 
         Raises IntegrityError for a stale handle.
         """
@@ -77,7 +78,7 @@ class LoraSlots(AdapterMemory[AdapterWeights]):
         return seated.rank, seated.seat
 
     def gather(self, rows: list[Row]) -> None:
-        """Moves the adapters of this step together where they lie too far apart."""
+        """Moves the adapters of this step together if they are too far apart in their stack."""
         used = {row.adapter.slot for row in rows if row.adapter is not None}
         by_rank: dict[int, list[_Seated]] = {}
         for slot in used:

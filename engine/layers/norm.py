@@ -1,4 +1,4 @@
-"""Root-mean-square norm by as few calls as torch on a CPU allows for a number of rows."""
+"""Root-mean-square norm on a CPU, with the fewest torch calls for each number of rows."""
 
 import math
 
@@ -31,21 +31,21 @@ class RmsNorm:
         return self._many(x) if x.dim() == 2 else F.rms_norm(x, self._shape, self.weight, self.eps)
 
     def _one(self, x: torch.Tensor) -> torch.Tensor:
-        """The factor on the host, then one fused product."""
+        """Computes the factor on the host, then one fused product."""
         length = torch.linalg.vector_norm(x, dtype=torch.float32).item()
         factor = 1.0 / math.sqrt(length * length / self._size + self.eps)
         return torch.addcmul(self._zeros, x, self.weight, value=factor)
 
     def _few(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer norm of (x, -x): its mean is zero and its variance the mean square. It is one
-        fused call where torch's own RMS norm is eight, which few rows cannot make up for."""
+        """The layer norm of (x, -x), whose mean is zero and whose variance is the mean square. It
+        is one fused call where torch's RMS norm is eight, which dominate for few rows."""
         both = torch.cat((x, -x), -1)
         normed = F.layer_norm(both, (2 * self._size,), self._doubled, None, self.eps)
         return normed[:, : self._size]
 
     def _many(self, x: torch.Tensor) -> torch.Tensor:
-        """A batch norm of the rows as channels whose mean is zero: one pass over many rows, where
-        torch's own RMS norm makes float32 copies of them all."""
+        """A batch norm with the rows as channels of mean zero: one pass over many rows, where
+        torch's RMS norm makes float32 copies of all of them."""
         length = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
         square = length.square_().div_(self._size)
         normed = F.batch_norm(x[None], torch.zeros_like(square), square, eps=self.eps)[0]

@@ -1,6 +1,6 @@
-"""Rotary position embedding: tables of all positions, and the rotation.
+"""Rotary position embedding: tables for all positions, and the rotation.
 
-Scalings: linear; dynamic NTK; YaRN (arXiv 2309.00071); Llama-3.1's by wavelength.
+Scalings: linear, dynamic NTK, YaRN (arXiv 2309.00071) and Llama 3.1's by wavelength.
 """
 
 import math
@@ -13,10 +13,10 @@ from engine.models.spec import RopeSpec
 
 @dataclass(frozen=True, slots=True)
 class RotaryTables:
-    """Cosine and signed sine, each [positions, head_dim] in the model's type.
+    """Cosine and signed sine, each [positions, head_dim] in the model's dtype.
 
-    The sine of the first half carries the minus of the rotation, so that rotating is a roll by
-    half a head, two products and a sum.
+    The sine of the first half is negated, so that rotating is a roll by half a head, two products
+    and a sum.
     """
 
     cos: torch.Tensor
@@ -26,7 +26,7 @@ class RotaryTables:
 def rotary_tables(
     rope: RopeSpec, head_dim: int, native: int, positions: int, dtype: torch.dtype
 ) -> RotaryTables:
-    """Tables up to `positions`; `native` is the context that the model was configured with."""
+    """Tables of `positions` positions; `native` is the context length in the checkpoint's config."""
     steps = torch.arange(positions, dtype=torch.float32)
     if rope.kind == "dynamic":
         frequencies = _dynamic(rope, head_dim, native, steps)
@@ -64,10 +64,10 @@ def _inverse_frequencies(rope: RopeSpec, dim: int, native: int) -> tuple[torch.T
 
 
 def _dynamic(rope: RopeSpec, dim: int, native: int, steps: torch.Tensor) -> torch.Tensor:
-    """One set of frequencies a position: that of a sequence which ends there.
+    """One set of frequencies per position: that of a sequence which ends there.
 
-    A position's rotation then depends on nothing but the position, so chunks, cached prefixes and
-    batches agree. Returns [positions, dim / 2].
+    A position's rotation then depends only on the position, so it is the same in chunks, cached
+    prefixes and batches. Returns [positions, dim / 2].
     """
     factor = rope.values["factor"]
     length = (steps + 1).clamp(min=native).double()

@@ -1,4 +1,4 @@
-"""One step's tensors: prepared once, read by every layer."""
+"""The tensors of a step on a CPU: prepared once, read by every layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,33 +18,33 @@ PlanLora = Callable[[list[Row], list[Row]], LoraStep | None]
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Token rows that ask: what they attend to, and their adapters."""
+    """Token rows whose output is computed, with their attention tiles and adapters."""
 
-    rows: torch.Tensor | None  # which of the step; None is all
+    rows: torch.Tensor | None  # row numbers in the step; None: all rows
     tiles: dict[int, list[Tile]]  # by sliding window
     lora: LoraStep | None
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Token rows in the order decodes, then prompt chunks; each group sorted by adapter.
+    """Token rows: first decodes, then prompt chunks, each sorted by adapter.
 
-    Beyond its keys and values, the last layer is computed for the sampled rows alone.
+    Beyond its keys and values, the last layer is computed only for the sampled rows.
     """
 
     tokens: torch.Tensor  # [tokens]
-    cos: torch.Tensor  # [tokens, (heads + kv heads) * head_dim], as are all that is rotated
+    cos: torch.Tensor  # [tokens, (heads + kv heads) * head_dim], the shape of rotated heads
     sin: torch.Tensor
-    cells: torch.Tensor  # where each token's keys and values go: [tokens, 2 * kv heads]
+    cells: torch.Tensor  # KV slots of each token's keys and values: [tokens, 2 * kv heads]
     every: Queries
-    sampled: Queries | None  # whose logits are wanted
+    sampled: Queries | None  # rows whose logits are computed
 
 
 def ordered(
     rows: list[Row], place: Callable[[Row], tuple[int, int]] | None = None
 ) -> tuple[list[Row], list[Row]]:
-    """(rows of one token, longer rows), each sorted by the place of the row's adapter: its slot,
-    if nothing else is given."""
+    """(rows of one token, longer rows), each sorted by the key `place`: by default the slot of the
+    row's adapter."""
     place = place or _by_slot
     decodes = sorted((row for row in rows if len(row.tokens) == 1), key=place)
     prefills = sorted((row for row in rows if len(row.tokens) > 1), key=place)
@@ -56,7 +56,8 @@ def _by_slot(row: Row) -> tuple[int, int]:
 
 
 def token_ids(rows: list[Row], last: Callable[[int], int]) -> list[int]:
-    """Of every token; `last` says what stands for the id that a row's sequence sampled last."""
+    """The id of every token. `last(row number)` replaces `LAST_SAMPLED`: the last sampled id of the
+    row's sequence."""
     tokens = [token for row in rows for token in row.tokens]
     if LAST_SAMPLED in tokens:
         owners = [number for number, row in enumerate(rows) for _ in row.tokens]
@@ -70,7 +71,7 @@ def token_ids(rows: list[Row], last: Callable[[int], int]) -> list[int]:
 def positions_and_slots(
     decodes: list[Row], prefills: list[Row], block_size: int
 ) -> tuple[list[int], list[int]]:
-    """Of every token; a slot is block * block size + place in the block."""
+    """The position and KV slot of every token; a slot is block * block size + offset."""
     positions = [row.start for row in decodes]
     slots = [
         row.blocks[row.start // block_size] * block_size + row.start % block_size
@@ -85,11 +86,11 @@ def positions_and_slots(
 
 @dataclass(frozen=True, slots=True)
 class StepPlanner:
-    """Turns rows into tensors, for one model and its memory."""
+    """Builds the tensors of a step for one model and its KV pool."""
 
     pool: KvPool
     tables: RotaryTables
-    windows: set[int]  # that layers of the model have, 0 for those that see all
+    windows: set[int]  # the sliding windows of the model's layers, 0 for full attention
     plan_lora: PlanLora
 
     def __call__(
@@ -99,7 +100,7 @@ class StepPlanner:
         tokens: list[int],
         every_row: bool = False,
     ) -> StepInputs:
-        """`every_row` asks for the logits of every token, not only of those that are sampled."""
+        """With `every_row` the logits of all tokens are computed, not only of sampled rows."""
         rotated = self.pool.kv_heads * (self.pool.group + 1)
         places, slots = positions_and_slots(decodes, prefills, self.pool.block_size)
         positions = torch.tensor(places)
@@ -118,14 +119,14 @@ class StepPlanner:
         )
 
     def _cells(self, slots: torch.Tensor) -> torch.Tensor:
-        """In layer 0; see `KvPool`."""
+        """KV slots in layer 0, [tokens, 2 * kv heads]; see `KvPool`."""
         size = self.pool.block_size
         first = slots // size * (self.pool.layers * self.pool.heads)
         heads = first[:, None] + torch.arange(self.pool.heads)
         return heads * size + (slots % size)[:, None]
 
     def _sampled(self, decodes: list[Row], prefills: list[Row]) -> Queries:
-        """The last token of every row that is sampled, each a row that decodes."""
+        """The last token of every sampled row, each as a row of one token."""
         rows = decodes + prefills
         ends = accumulate(len(row.tokens) for row in rows)
         which = [end - 1 for end, row in zip(ends, rows, strict=True) if row.sample]

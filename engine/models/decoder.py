@@ -1,4 +1,4 @@
-"""The decoder that all families share: embedding, blocks of attention and gated MLP, head."""
+"""The decoder of all model families: embedding, blocks of attention and gated MLP, head."""
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +46,7 @@ class Block:
     def __call__(
         self, x: torch.Tensor, step: StepInputs, asking: Queries | None, pool: KvPool
     ) -> torch.Tensor:
-        """x: the residual stream of all rows. Returns that of the rows that ask."""
+        """x: the residual stream of all rows. Returns that of the rows in `asking`."""
         qkv = self._qkv(self.input_norm(x), step, pool)
         if asking is None:
             return x[:0]
@@ -60,7 +60,7 @@ class Block:
         return self._join(self.down, "down", y, x, self.after_mlp, asking.lora)
 
     def _qkv(self, x: torch.Tensor, step: StepInputs, pool: KvPool) -> torch.Tensor:
-        """Queries, keys and values; the last two are in the pool too."""
+        """Queries, keys and values, concatenated; keys and values are also written to the pool."""
         spec = self.spec
         qkv = self.qkv(x)
         lora = step.every.lora
@@ -86,7 +86,7 @@ class Block:
         norm: RmsNorm | None,
         lora: LoraStep | None,
     ) -> torch.Tensor:
-        """The residual stream with a half-block's projection added, normed first if asked."""
+        """The residual stream plus a half-block's projection, which is normed if `norm` is set."""
         out = linear(y) if norm is not None else linear.plus(y, residual)
         if lora is not None:
             lora.add_(self.layer, site, y, out)
@@ -102,7 +102,7 @@ class Block:
 
 
 class Decoder:
-    """A whole model, loaded."""
+    """A loaded model."""
 
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
         self.spec = spec

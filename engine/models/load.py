@@ -1,4 +1,4 @@
-"""From a setting to a loaded model: where it is, in which type, on which device."""
+"""Loads a model: finds its directory, and chooses dtype, device and context length."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ class LoadedModel:
     name: str
     digest: str  # of the configuration and the weight files
     spec: ModelSpec
-    native_context: int  # as the checkpoint was configured; `spec.context` is as it is served
+    native_context: int  # the checkpoint's context length; `spec.context` is the served one
     dtype: torch.dtype
     device: torch.device
     decoder: Decoder
@@ -31,7 +31,7 @@ class LoadedModel:
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
-    """Raises CheckpointError naming the file at fault, ConfigError for a wrong setting."""
+    """Raises CheckpointError naming the file at fault, or ConfigError for a wrong setting."""
     directory = model_directory(config.model)
     raw = read_config(directory)
     spec = model_spec(raw)
@@ -56,28 +56,29 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
 
 def model_directory(name: str) -> Path:
-    """A directory as it is; anything else is a hub id, looked for in the local cache first."""
+    """`name` if it is a directory; otherwise the snapshot of the hub id `name`, from the local
+    cache if it is there."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise CheckpointError(
-            f"{name} is no directory: give one in Hugging Face layout, or a hub id"
+            f"{name} is not a directory: use one in Hugging Face layout, or a hub id"
         )
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise CheckpointError(
-            f"{name} is no directory; to fetch it as a hub id, pip install huggingface_hub"
+            f"{name} is not a directory; to download it as a hub id, pip install huggingface_hub"
         ) from None
     wanted = ["*.json", "*.safetensors", "*.jinja"]
-    with suppress(Exception):  # not in the cache, whatever the library calls that
+    with suppress(Exception):  # not in the cache; the exception depends on the library's version
         return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=True))
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:
         raise CheckpointError(
-            f"{name} is no directory and cannot be fetched from the hub: {error}"
+            f"{name} is not a directory and cannot be downloaded from the hub: {error}"
         ) from None
 
 
@@ -91,13 +92,13 @@ def choose_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device is {name!r}: use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device is {name!r}, but torch sees no CUDA device")
+        raise ConfigError(f"device is {name!r}, but torch finds no CUDA device: use cpu")
     return device
 
 
 def choose_dtype(name: str, stored: torch.dtype, device: torch.device) -> torch.dtype:
-    """`auto` keeps the stored type; on a CPU half types become bfloat16 where the processor
-    multiplies it, else float32."""
+    """`auto` keeps the stored dtype; on a CPU, half types become bfloat16 if the processor
+    multiplies it, otherwise float32."""
     if name != "auto":
         asked: torch.dtype = getattr(torch, name)
         return asked
@@ -107,7 +108,8 @@ def choose_dtype(name: str, stored: torch.dtype, device: torch.device) -> torch.
 
 
 def served_context(spec: ModelSpec, asked: int | None) -> int:
-    """The model's own context, stretched by its rotary factor where the scaling is meant so."""
+    """The context length to serve: `asked`, or the model's own, extended by its rotary factor if
+    its kind of scaling does that."""
     factor = spec.rope.values.get("factor") or 1.0
     longest = spec.context
     if spec.rope.kind in ("linear", "dynamic"):
@@ -118,12 +120,12 @@ def served_context(spec: ModelSpec, asked: int | None) -> int:
     if asked is None:
         return longest
     if asked > longest:
-        raise ConfigError(f"max_context is {asked}: the model's own is {longest}")
+        raise ConfigError(f"max_context is {asked}: the model's context length is {longest}")
     return asked
 
 
 def _generation_eos(directory: Path) -> tuple[int, ...]:
-    """End ids of generation_config.json, which chat models keep there."""
+    """The end ids in generation_config.json, where chat models store theirs."""
     try:
         raw = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
         return eos_ids(raw.get("eos_token_id"))
@@ -132,9 +134,9 @@ def _generation_eos(directory: Path) -> tuple[int, ...]:
 
 
 def _digest(directory: Path) -> str:
-    """Over names, sizes and the content of small files; of large ones the first and last MiB.
+    """A SHA-256 over names, sizes and content; of large files, only the first and last MiB.
 
-    Enough to tell checkpoints apart without reading tens of gigabytes twice.
+    This tells checkpoints apart without reading tens of gigabytes twice.
     """
     digest = hashlib.sha256()
     for path in sorted(directory.glob("*")):

@@ -1,5 +1,5 @@
-"""The seven matrices of a decoder layer: what checkpoints and adapters call them, which of them read
-one input, and how large they are."""
+"""The seven matrices of a decoder layer: their names in checkpoints and adapters, the inputs that
+they share, and their shapes."""
 
 from engine.models.spec import ModelSpec
 

@@ -1,4 +1,4 @@
-"""Mistral: Llama's block with every layer looking back over a sliding window."""
+"""Mistral: Llama's block with a sliding window in every layer."""
 
 from dataclasses import replace
 from typing import Any

@@ -13,7 +13,7 @@ def spec(raw: dict[str, Any]) -> ModelSpec:
 
 
 def _upper_layer_windows(raw: dict[str, Any]) -> tuple[int | None, ...]:
-    """Qwen slides from layer `max_window_layers` up, and only when `use_sliding_window` says so."""
+    """Layers from `max_window_layers` on have a sliding window, if `use_sliding_window` is set."""
     layers: int = raw["num_hidden_layers"]
     if not raw.get("use_sliding_window", False) or raw.get("sliding_window") is None:
         return (None,) * layers

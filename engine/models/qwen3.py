@@ -1,4 +1,4 @@
-"""Qwen3: no biases; each query and key head is normed before the rotation."""
+"""Qwen3: no biases, and each query and key head is normed before the rotation."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""From a checkpoint's `config.json` to the family that serves it."""
+"""Chooses the model family for a checkpoint's `config.json`."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(
-            f"{path} is missing: give a directory in Hugging Face layout"
+            f"{path} is missing: use a directory in Hugging Face layout"
         ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
@@ -31,12 +31,12 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def model_spec(raw: dict[str, Any]) -> ModelSpec:
-    """The shape of the model. Raises CheckpointError for a family or value that is not served."""
+    """The model's spec. Raises CheckpointError for a family or value that is not supported."""
     names = raw.get("architectures") or []
     family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
     if family is None:
         raise CheckpointError(
-            f"config.json: architectures is {names!r}: served are {', '.join(sorted(FAMILIES))}"
+            f"config.json: architectures is {names!r}: supported are {', '.join(sorted(FAMILIES))}"
         )
     for needed in ("num_hidden_layers", "model_type"):
         if needed not in raw:

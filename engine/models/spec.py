@@ -1,4 +1,4 @@
-"""What the layers need to know of a model, drawn from its `config.json` by its family's file."""
+"""The shape of a model, as each family's file reads it from `config.json`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,8 @@ from engine.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding: `kind` is default, linear, dynamic, yarn or llama3; `values` its numbers."""
+    """Rotary embedding: `kind` is default, linear, dynamic, yarn or llama3; `values` holds its
+    parameters."""
 
     theta: float
     kind: str
@@ -17,11 +18,11 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a layer's attention is like."""
+    """The parameters of a layer's attention."""
 
     scale: float
-    window: int = 0  # keys in sight, the query's own included; 0 is all
-    softcap: float = 0.0  # of the scores; 0 is off
+    window: int = 0  # visible keys, the query's own included; 0: all
+    softcap: float = 0.0  # of the scores; 0: off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class ModelSpec:
 
 
 def base_spec(raw: dict[str, Any]) -> ModelSpec:
-    """What every family reads in the same way; the rest is as the plainest has it."""
+    """The fields that every family reads in the same way; the others have Llama's values."""
     heads = _positive(raw, "num_attention_heads")
     kv_heads = _positive(raw, "num_key_value_heads", heads)
     hidden = _positive(raw, "hidden_size")
@@ -96,7 +97,7 @@ def base_spec(raw: dict[str, Any]) -> ModelSpec:
 
 
 def layer_windows(raw: dict[str, Any], default: list[bool]) -> tuple[int | None, ...]:
-    """Each layer's window; `default` says which layers slide where config.json names no types."""
+    """Each layer's window. `default`: which layers slide if config.json has no layer_types."""
     window = raw.get("sliding_window")
     types = raw.get("layer_types")
     slides = [kind == "sliding_attention" for kind in types] if types else default
@@ -121,7 +122,7 @@ def _positive(raw: dict[str, Any], name: str, default: int | None = None) -> int
 
 
 def eos_ids(value: Any) -> tuple[int, ...]:
-    """As configurations give them: none, one, or a list."""
+    """The end ids of a configuration value: null, one id, or a list."""
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (int(value),)
@@ -149,7 +150,7 @@ def _rope(raw: dict[str, Any]) -> RopeSpec:
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in _ROPE_NEEDS:
         raise CheckpointError(
-            f"config.json: rope type is {kind!r}: use one of {', '.join(sorted(_ROPE_NEEDS))}"
+            f"config.json: rope type is {kind!r}: supported are {', '.join(sorted(_ROPE_NEEDS))}"
         )
     for name in _ROPE_NEEDS[kind]:
         if not isinstance(values.get(name), int | float) or values[name] <= 0:

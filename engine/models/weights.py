@@ -1,4 +1,4 @@
-"""A checkpoint's tensors, streamed one at a time from one or several safetensors files."""
+"""A checkpoint's tensors, read one at a time from one or several safetensors files."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 class Weights:
-    """Reads tensors by name, checks shape and values, casts to the served type."""
+    """Reads tensors by name, checks shape and values, and casts them to the served dtype."""
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
@@ -30,29 +30,29 @@ class Weights:
         return name in self._files
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor in the served type on the device.
+        """The tensor in the served dtype on the device.
 
-        Raises CheckpointError, naming file and tensor, when it is missing, misshapen, of a type
-        that is no float, or holds a value that is not finite.
+        Raises CheckpointError, naming file and tensor, when it is missing, has another shape, is
+        not a float tensor, or holds a value that is not finite.
         """
         path = self._files.get(name)
         if path is None:
-            raise CheckpointError(f"tensor {name} is in no safetensors file of the checkpoint")
+            raise CheckpointError(f"tensor {name} is missing in the checkpoint's safetensors files")
         try:
             tensor: torch.Tensor = self._handle(path).get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: {name} cannot be read: {error}") from None
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                f"{path}: {name} has shape {list(tensor.shape)}, config.json asks {list(shape)}"
+                f"{path}: {name} has shape {list(tensor.shape)}, config.json needs {list(shape)}"
             )
         if not tensor.is_floating_point():
             raise CheckpointError(
-                f"{path}: {name} is {tensor.dtype}: float weights are served only"
+                f"{path}: {name} is {tensor.dtype}: only float weights are supported"
             )
         tensor = tensor.to(self.dtype)
         if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{path}: {name} holds NaN or infinite values in {self.dtype}")
+            raise CheckpointError(f"{path}: {name} has NaN or infinite values in {self.dtype}")
         self._taken += 1
         self._progress()
         return tensor.to(self.device)
@@ -78,7 +78,7 @@ class Weights:
 
 
 def stored_dtype(directory: Path) -> torch.dtype:
-    """The type that most of the checkpoint's first file is written in."""
+    """The dtype of most tensors in the checkpoint's first file."""
     path = next(iter(_files_by_tensor(directory).values()))
     names = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
     with safe_open(path, framework="pt") as file:
@@ -95,7 +95,7 @@ def _files_by_tensor(directory: Path) -> dict[str, Path]:
         return _from_index(directory, index)
     single = directory / _SINGLE
     if not single.exists():
-        raise CheckpointError(f"{directory} holds neither {_SINGLE} nor {_INDEX}")
+        raise CheckpointError(f"{directory} has neither {_SINGLE} nor {_INDEX}")
     return dict.fromkeys(_names(single), single)
 
 
@@ -109,7 +109,7 @@ def _from_index(directory: Path, index: Path) -> dict[str, Path]:
         present = set(_names(path))
         absent = [name for name, file in files.items() if file == path and name not in present]
         if absent:
-            raise CheckpointError(f"{index} places {absent[0]} in {path.name}, which lacks it")
+            raise CheckpointError(f"{index} lists {absent[0]} in {path.name}, which lacks it")
     return files
 
 
@@ -120,4 +120,4 @@ def _names(path: Path) -> list[str]:
         with safe_open(path, framework="pt") as file:
             return list(file.keys())
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from None
+        raise CheckpointError(f"{path} is not a complete safetensors file: {error}") from None

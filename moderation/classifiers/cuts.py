@@ -1,7 +1,7 @@
-"""The words of many pieces of one text, which is read once.
+"""The words of many pieces of one text, which is tokenised once.
 
-Words never hold white space, so between the first and the last of a piece its words are the text's.
-Only at its two ends, where a piece may begin or end within a word, it is read by itself.
+Words never contain white space, so inside a piece its words are those of the text. Only its two
+ends, where a piece may begin or end within a word, are tokenised separately.
 """
 
 from bisect import bisect_left
@@ -26,7 +26,7 @@ class Piece(Struct, frozen=True):
 
 
 def runs(cuts: Cuts) -> list[Cuts]:
-    """Part the cuts, in order, so that those of a run lie close together and are not too many."""
+    """Split the cuts, in order, into runs of nearby cuts of limited total length."""
     found: list[Cuts] = []
     begin = 0
     for at, (_, end) in enumerate(cuts):
@@ -57,7 +57,7 @@ def read_pieces(text: str, cuts: Cuts) -> tuple[list[str], list[Piece]]:
 
 
 def _next_space(text: str, start: int, end: int) -> int:
-    """Return from where on no word of the piece began before it."""
+    """Return the first offset from which no word began before the piece."""
     if start and not text[start - 1].isspace():
         while start < end and not text[start].isspace():
             start += 1
@@ -65,7 +65,7 @@ def _next_space(text: str, start: int, end: int) -> int:
 
 
 def _last_space(text: str, start: int, end: int) -> int:
-    """Return up to where no word of the piece goes on behind it."""
+    """Return the last offset up to which no word continues after the piece."""
     if end < len(text) and not text[end].isspace():
         while start < end and not text[end - 1].isspace():
             end -= 1

@@ -1,6 +1,6 @@
 """The classifier that ships: a linear and a convolutional half in numpy, their logits averaged.
 
-Weights come from an .npz that holds numbers and text alone (`allow_pickle=False`).
+Weights come from an .npz with only numbers and text (`allow_pickle=False`).
 """
 
 import hashlib
@@ -34,7 +34,7 @@ _GRAMS = 24
 _LENGTH_OFFSET = 4
 _MEAN_SCALE = 3
 _NOT_HARMS = HEADS.index(PROMPT_ATTACK)
-_HIGHEST = 80  # of an exponent: beyond it nothing changes
+_HIGHEST = 80  # limit of an exponent: beyond it the result does not change
 _LEAST = 1 / (1 + exp(_HIGHEST))
 _FAR = 1e9  # below any sum of a filter
 _NOTHING = np.zeros((), np.float32)
@@ -42,7 +42,7 @@ _HEADS = Struct(f"{len(HEADS)}f")
 
 
 def unpack(stored: Arrays, name: str) -> Floats:
-    """Return an array as float32; whole-number arrays carry their scale beside them."""
+    """Return an array as float32; integer arrays are stored with their scale."""
     values = np.asarray(stored[name])
     floats: Floats = values.astype(np.float32)
     if values.dtype.kind == "i":
@@ -51,12 +51,12 @@ def unpack(stored: Arrays, name: str) -> Floats:
 
 
 class WordShares(Lexicon):
-    """A lexicon that keeps what each word adds to every text that holds it.
+    """A lexicon that stores each word's contribution to any text that contains it.
 
     `rows` holds the linear weights: of the hashed words and pairs and, from BUCKETS on, by the
-    word's number the sum of the weights of its in-word n-grams, of which there are `counts`.
-    `phrases` holds what it adds to the filters as the first, the second and the last word of three,
-    0 where it adds nothing; words outside the vocabulary have the mean vector of their n-grams.
+    word's number, the sum of the weights of its in-word n-grams, whose number is in `counts`.
+    `phrases` holds its contributions to the filters as the first, second and last word of three.
+    Words outside the vocabulary have the mean vector of their n-grams.
     """
 
     def __init__(self, stored: Arrays, weights: Floats) -> None:
@@ -66,17 +66,17 @@ class WordShares(Lexicon):
         self._gram_vectors = unpack(stored, "grams")
         self._vectors = unpack(stored, "vectors")
         self._filters = [_filters(stored, place) for place in range(len(WIDTHS))]
-        # A page of these takes memory from when a word of its is met.
+        # A memory page of these is allocated when one of its words first occurs.
         self.rows = np.zeros((BUCKETS + self.size, weights.shape[1]), np.float32)
         self.rows[:BUCKETS] = weights[:BUCKETS]
         self.counts = [1] * self.size
-        # The rows of no word at all: before a text, right behind it, and one farther.
+        # Rows for padding: before a text, directly after it, and one position further.
         self.before, self.behind, self.beyond = self.size, self.size + 1, self.size + 2
         shape = self.size + len(WIDTHS), len(self._filters[-1][1])
         self.phrases = [np.zeros(shape, np.float32) for _ in WIDTHS]
         last, each = self.phrases[-1], len(self._filters[0][1])
         last[self.before :] = self._filters[-1][1]
-        # No phrase that lies wholly behind the text: 0 is what such a one comes to.
+        # No phrase lies entirely after the text: such a phrase sums to 0.
         last[self.behind :, 2 * each :] = last[self.beyond, each:] = -_FAR
 
     def met(self, number: int, word: str) -> None:
@@ -94,7 +94,7 @@ class WordShares(Lexicon):
 
 @lru_cache(maxsize=4096)
 def _share(count: int, each: float) -> Floats:
-    """So many equal shares: its product with rows is their sum, weighed."""
+    """`count` entries of `each`: its product with rows is their weighted sum."""
     return np.full(count, each, dtype=np.float32)
 
 
@@ -106,7 +106,7 @@ class Linear:
         self._words = words
 
     def logits(self, numbers: list[int], out: Floats) -> None:
-        """One row of logits, but for the bias."""
+        """Write one row of logits, without the bias."""
         if not numbers:
             out.fill(0)
             return
@@ -120,12 +120,12 @@ class Linear:
 
 
 class Convolution:
-    """What leads to the logits of a text from word vectors: phrases of one to three words, largest
-    and mean.
+    """The convolutional half: filters over phrases of one to three words, pooled by maximum and
+    mean.
 
-    A phrase is known by its last word, and may begin before the text and end behind it, as far as
-    it touches it. Filters are added up from what each word adds to them. Biases and edges are part
-    of the matrices: each call of numpy costs a microsecond however little it does.
+    A phrase is identified by its last word and may begin before or end after the text. Filter
+    values are sums of the contributions of words. Biases and edges are part of the matrices,
+    because each numpy call costs at least a microsecond.
     """
 
     def __init__(self, stored: Arrays, words: WordShares) -> None:
@@ -136,14 +136,14 @@ class Convolution:
         out, out_bias = unpack(stored, "out"), unpack(stored, "out_bias")
         biases = np.concatenate([hidden_bias, direct_bias + out_bias])[None]
         self._matrix = np.concatenate([np.concatenate([hidden, direct], axis=1), biases])
-        # What the hidden half, and the direct one, add to the logits.
+        # Contributions of the hidden features and of the direct ones to the logits.
         self.shares = np.concatenate([out, np.eye(len(out_bias), dtype=np.float32)])
-        # The hidden half passes where it is above 0, the direct one always.
+        # Hidden features pass a ReLU, direct ones are unchanged.
         self._floor = np.full(len(self.shares), -np.inf, dtype=np.float32)
         self._floor[: len(hidden_bias)] = 0
 
     def phrases(self, padded: Integers) -> Floats:
-        """What the filters say of every three neighbours, by the last of them."""
+        """The filter values of every three adjacent words, indexed by the last of them."""
         first, second, last = self._words.phrases
         seen = last.take(padded[2:], axis=0)
         seen += second.take(padded[1:-1], axis=0)
@@ -152,7 +152,7 @@ class Convolution:
         return seen
 
     def hidden(self, seen: Floats, out: Floats) -> None:
-        """Of a text's phrases one row, whose product with `shares` is its logits."""
+        """Write a text's feature row, whose product with `shares` is its logits."""
         count, half = seen.shape
         features = np.empty(2 * half + 1, np.float32)
         np.maximum.reduce(seen, axis=0, out=features[:half])
@@ -164,9 +164,9 @@ class Convolution:
 
 
 def _filters(stored: Arrays, place: int) -> tuple[Floats, Floats]:
-    """What a vector adds as the word at `place` of three, and the biases, which go with the last.
+    """The weights of a vector as the word at `place` of three, and the biases (with the last word).
 
-    Widest first: the first word of three counts for one width, the second for two, the last for all.
+    Widest first: the first of three words belongs to one width, the second to two, the last to all.
     """
     columns, biases = [], []
     for each in reversed(WIDTHS[len(WIDTHS) - place - 1 :]):
@@ -178,14 +178,14 @@ def _filters(stored: Arrays, place: int) -> tuple[Floats, Floats]:
 
 
 def _largest_first(filters: int) -> list[int]:
-    """The stored layers take each width's largest and mean side by side, narrowest first; ours all
-    largest first, widest first."""
+    """The order of features. Stored layers have maximum and mean of each width together, narrowest
+    first; here all maxima come first, widest first."""
     blocks = [2 * place + half for half in (0, 1) for place in reversed(range(len(WIDTHS)))]
     return [block * filters + each for block in blocks for each in range(filters)]
 
 
 class Ensemble:
-    """Both halves, Platt-calibrated by head; the highest harm is drawn toward the any-harm score."""
+    """Both halves, Platt-calibrated per head; the highest harm is averaged with the any-harm score."""
 
     def __init__(self, stored: Arrays, version: str) -> None:
         self._words = WordShares(stored, unpack(stored, "linear"))
@@ -196,7 +196,7 @@ class Ensemble:
         self._linear = Linear(unpack(stored, "linear_bias"), self._words)
         self._convolution = Convolution(stored, self._words)
         slopes, share = unpack(stored, "slopes"), unpack(stored, "share")[0]
-        # From what the halves say, side by side, to calibrated logits.
+        # From the concatenated logits of both halves to calibrated logits.
         curved, offsets = self._convolution.shares, unpack(stored, "offsets")
         straight = np.diag(slopes * share)
         self._calibration = np.concatenate([curved * (slopes * (1 - share)), straight])
@@ -212,7 +212,7 @@ class Ensemble:
         return cls(stored, f"th-moderation-{digest[:12]}")
 
     def halves(self, texts: Sequence[str]) -> tuple[Floats, Floats]:
-        """Return the uncalibrated logits of both halves: the heads and, last, any harm."""
+        """Return the uncalibrated logits of both halves: the heads, then any harm."""
         linear, curved = [], []
         for text in texts:
             with self._lock:
@@ -229,7 +229,7 @@ class Ensemble:
         return np.array([self._alone(text) for text in texts], dtype=np.float32)
 
     def score_cuts(self, text: str, cuts: Cuts) -> list[list[float]]:
-        """Return the probabilities of pieces of a text, to the bit those of `score`."""
+        """Return the probabilities of pieces of a text, identical to those of `score`."""
         if len(cuts) == 1:
             start, end = cuts[0]
             return [self._alone(text[start:end])]
@@ -273,7 +273,7 @@ class Ensemble:
     def _seen(
         self, text: list[int], pieces: Sequence[Piece], texts: Sequence[list[int]]
     ) -> list[Floats]:
-        """The phrases of each piece: the text's, but for those that touch the piece's ends."""
+        """The phrases of each piece: those of the text, except at the piece's ends."""
         reach = len(WIDTHS) - 1
         asked, parts = [*self._before, *text], []
         for piece, numbers in zip(pieces, texts, strict=True):
@@ -296,13 +296,13 @@ class Ensemble:
 
 
 def _rounded(row: list[float]) -> list[float]:
-    """As float32: two texts that say the same must score the same, whichever way they came."""
+    """Round to float32, so that equal texts have equal scores on every code path."""
     return list(_HEADS.unpack(_HEADS.pack(*row)))
 
 
 def level(chances: list[float]) -> list[float]:
-    """Of the heads' chances and, last, any harm's: scale the harms so that the highest is the mean
-    of itself and the any-harm score. Returns the heads'.
+    """Scale the harm probabilities so that the highest becomes the mean of itself and the any-harm
+    score, which is the last of `chances`. Returns those of the heads.
 
     The any-harm head ranks texts across categories better than the best single head does.
     """

@@ -1,6 +1,6 @@
-"""Words of a text as numbers: hashed word, pair and in-word n-gram features, cached by word.
+"""Features of a text: hashed words, word pairs and in-word n-grams, cached per word.
 
-Only crc32 and integer arithmetic, so training and inference agree on every machine.
+Uses only crc32 and integer arithmetic, so training and inference agree on every machine.
 """
 
 import re
@@ -13,7 +13,7 @@ GRAM_BUCKETS: Final = 1 << 15
 _MASK = BUCKETS - 1
 _PAIR_FACTOR: Final = 1_000_003
 _LONGEST_WORD = 24
-_LONGEST_RUN = 24  # that is kept: a longer one will hardly come again
+_LONGEST_RUN = 24  # longest cached run: longer ones rarely recur
 MOST_WORDS = 3_000
 MOST_CACHED: Final = 30_000
 # Letters with an inner apostrophe, digits, or one sign; emoji are signs.
@@ -36,23 +36,26 @@ def in_word_grams(word: str) -> list[str]:
 
 
 class Lexicon:
-    """Numbers for words: those of a vocabulary have their own for good, others while cached.
+    """Numbers words: vocabulary words permanently, others while they are cached.
 
-    A full cache is emptied by handing its numbers out anew. Not to be shared between threads
-    without a lock.
+    When the cache is full, its numbers are reused. Not thread-safe.
     """
 
     def __init__(self, vocabulary: Sequence[str] = ()) -> None:
         self.size = len(vocabulary) + MOST_CACHED
         self._hashes = [0] * self.size
-        self._leads = [0] * self.size  # what a word brings to the pair that it is the first of
+        self._leads = [
+            0
+        ] * self.size  # a word's part of the hash of a pair in which it is the first
         self._vocabulary = {word: number for number, word in enumerate(vocabulary)}
         self._next = len(vocabulary)
-        self._numbers: dict[str, int] = {}  # of the words that were met
-        self._runs: dict[str, list[int]] = {}  # of what stood between white space: mostly a word
+        self._numbers: dict[str, int] = {}  # of the cached words
+        self._runs: dict[
+            str, list[int]
+        ] = {}  # by run of characters between white space, mostly a word
 
     def read(self, text: str) -> list[int]:
-        """Number the words of a folded text, as `words_of` gives them; good until the next call."""
+        """The numbers of the words (`words_of`) of a folded text; valid until the next call."""
         runs, known = text.lower().split(), self._runs
         try:
             return [number for run in runs for number in known[run]][:MOST_WORDS]
@@ -74,7 +77,7 @@ class Lexicon:
         return found[:MOST_WORDS]
 
     def numbers(self, words: Sequence[str]) -> list[int]:
-        """Number the words of a text; good until the next call."""
+        """The numbers of words; valid until the next call."""
         try:
             return [self._numbers[word] for word in words]
         except KeyError:
@@ -104,10 +107,10 @@ class Lexicon:
         return number
 
     def met(self, number: int, word: str) -> None:
-        """Called for each word when it gets its number."""
+        """Called when a word gets its number."""
 
     def pairs(self, numbers: Sequence[int]) -> list[int]:
-        """Return the distinct ids of the words and of the pairs of neighbours, in order."""
+        """Return the distinct ids of the words and of adjacent pairs, in order."""
         hashes, leads = [self._hashes[each] for each in numbers], self._leads
         after = hashes[1:]
         pairs = [

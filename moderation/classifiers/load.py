@@ -1,4 +1,4 @@
-"""Finds the classifier that the project ships."""
+"""Loads the classifier that the project ships."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -11,5 +11,5 @@ SHIPPED = Path(__file__).with_name("weights") / "moderation.npz"
 
 @lru_cache(maxsize=4)
 def load_classifier(path: Path = SHIPPED) -> Classifier | None:
-    """Return the classifier stored at `path`, read once, or None where no weights are installed."""
+    """Return the classifier stored at `path`, loaded once, or None if there are no weights."""
     return Ensemble.load(path) if path.is_file() else None

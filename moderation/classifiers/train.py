@@ -37,7 +37,7 @@ Arrays = dict[str, NDArray[Any]]
 
 OUTPUTS = (*HEADS, ANY)
 WEIGHTS = Path(__file__).with_name("weights")
-# Of a hundred texts, by the digest of their words, these go to the validation split.
+# Share of texts, per hundred by the digest of their words, in the validation split.
 _VALIDATION_SHARE = 10
 _STRENGTH = 6.0
 _LINEAR_SHARE = 0.55
@@ -45,7 +45,7 @@ _COMPOSITES = 14_000
 
 
 def normal_form(text: str) -> str:
-    """What makes two rows the same text, whichever set they come from."""
+    """The normal form by which two rows count as the same text."""
     return re.sub(r"\W+", " ", fold(text).text.lower()).strip()
 
 
@@ -55,7 +55,7 @@ def is_validation(text: str) -> bool:
 
 
 def read_examples(data: Path) -> list[Example]:
-    """Read all labelled sets and made sentences, folded, one row a normalised text."""
+    """Read all labelled sets and synthetic sentences, folded, one row per normalised text."""
     found: dict[str, Example] = {}
     made = [*synthetic_examples(read_terms(data)), *pair_examples()]
     for example in [*read_sets(data), *made]:
@@ -104,7 +104,7 @@ def packed(name: str, values: NDArray[Any]) -> Arrays:
 
 
 def calibrate(logits: NDArray[np.float32], examples: Sequence[Example]) -> Arrays:
-    """Fit a slope and an offset a head (Platt) on the rows whose label is known."""
+    """Fit a slope and an offset per head (Platt) on the rows whose label is known."""
     from sklearn.linear_model import LogisticRegression
 
     slopes, offsets = [], []
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hold-out", nargs="*", default=[], help="sources kept for validation")
     chosen = parser.parse_args(arguments)
     if not chosen.data.is_dir():
-        print(f"{chosen.data} is no folder; give --data or TOLLHOUSE_MODERATION_DATA")
+        print(f"{chosen.data} is not a folder; set --data or TOLLHOUSE_MODERATION_DATA")
         return 2
     path = train(chosen.data, chosen.out, chosen.epochs, chosen.seed, set(chosen.hold_out))
     print(json.loads((path.parent / "card.json").read_text())["metrics"]["overall"])

@@ -53,9 +53,9 @@ def measure(model: Ensemble, validation: Sequence[Example]) -> dict[str, Any]:
 
 
 def measure_check(model: Ensemble) -> dict[str, float]:
-    """How prompts that merely sound harmful stand beside harmful ones, on the hand-written lines.
+    """Measure how harmful-sounding safe prompts rank against unsafe ones in `check.txt`.
 
-    Shares of the safe ones that are flagged where 70 and 80 % of the unsafe are caught.
+    Returns the shares of safe prompts that are flagged when 70 and 80 % of the unsafe are caught.
     """
     rows = [(kinds[0], line) for _, kinds, lines in read_families("check.txt") for line in lines]
     top = model.score([line for _, line in rows])[:, _HARMS].max(1)
@@ -120,7 +120,7 @@ def _by_source(
 def write_card(
     path: Path, metrics: dict[str, Any], examples: Sequence[Example], held_out: set[str]
 ) -> None:
-    """Write the numbers that `MODEL_CARD.md` explains."""
+    """Write the figures that `MODEL_CARD.md` explains."""
     card = {
         "heads": list(HEADS),
         "validation": "wholly held out: " + ", ".join(sorted(held_out))

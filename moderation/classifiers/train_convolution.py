@@ -20,20 +20,20 @@ _BATCH = 128
 _LONGEST = 200
 _GRAMS = 24
 _VOCABULARY = 22_000
-# About the length of a random vector, and less of what sub-words add to it at first.
+# About the norm of a random vector, and a smaller initial contribution of sub-words.
 _START_LENGTH = 1.7
 _GRAMS_BEGIN = 0.3
 
 
 @dataclass
 class Vocabulary:
-    """Words of the training text; row 0 pads and row 1 is any word that is not known."""
+    """Words of the training text; row 0 is padding and row 1 any unknown word."""
 
     words: list[str]
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> "Vocabulary":
-        # In the order of the text: that of a set would change from run to run.
+        # In the order of the text, because a set's order differs between runs.
         counts = Counter(word for text in texts for word in dict.fromkeys(words_of(text)))
         return cls([word for word, n in counts.most_common(_VOCABULARY) if n >= 3])
 
@@ -72,7 +72,7 @@ class Network(nn.Module):
         self.direct = nn.Linear(pooled, heads)
 
     def begin_with(self, words: Sequence[str], start: Mapping[str, NDArray[np.float32]]) -> None:
-        """Put given vectors of length one in the place of random ones."""
+        """Replace random vectors by the given vectors of norm one."""
         known = [(row, start[word]) for row, word in enumerate(words, 2) if word in start]
         with torch.no_grad():
             for row, vector in known:
@@ -80,7 +80,7 @@ class Network(nn.Module):
             self.gram.weight.mul_(_GRAMS_BEGIN)
 
     def vectors(self, ids: Tensor, row_of: Tensor, grams: Tensor, forget: float) -> Tensor:
-        """Word vector plus the mean of its n-grams'; some words are forgotten in training."""
+        """A word's vector plus the mean of its n-grams'; training drops some words at random."""
         distinct, where = torch.unique(ids, return_inverse=True)
         rows = row_of[distinct].clone()
         rows[torch.rand(len(rows)) < forget] = 1
@@ -154,7 +154,7 @@ def fit(
 def _batches(
     weights: NDArray[np.float32], rows: list[NDArray[np.int64]], chance: np.random.Generator
 ) -> Iterator[NDArray[np.int64]]:
-    """Light examples are drawn now and then instead of weighed down: it saves their time."""
+    """Examples of low weight are sampled less often instead of weighted, which saves time."""
     drawn = np.flatnonzero(chance.random(len(weights)) < np.clip(weights, 0.2, 1))
     order = chance.permutation(drawn)
     for start in range(0, len(order), _BATCH * 50):
@@ -195,13 +195,13 @@ def _loss(logits: Tensor, labels: NDArray[np.float32], weights: NDArray[np.float
     known = torch.from_numpy(~np.isnan(labels)).float()
     wanted = torch.from_numpy(np.nan_to_num(labels))
     each = functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
-    # The rest of a light example's weight is in how often it is drawn.
+    # The rest of a low weight is the rate at which the example is sampled.
     scale = torch.from_numpy(np.minimum(weights / 0.2, 1.0)).unsqueeze(1)
     return (each * known * scale).sum() / len(labels) / 4
 
 
 def arrays(fitted: Fitted) -> dict[str, NDArray[np.float32]]:
-    """Return the weights as arrays: a finished vector a word, n-grams for all other words."""
+    """Return the weights as arrays: a final vector per word, n-grams for all other words."""
     network = fitted.network
     words = fitted.vocabulary.words
     ids, row_of, grams = Vocabulary(words).tables([])

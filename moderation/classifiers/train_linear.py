@@ -13,7 +13,7 @@ Floats = NDArray[np.float32]
 
 
 def matrix(texts: Sequence[str]) -> csr_matrix:
-    """Return one row a text, scaled as `Linear` scales it: words and pairs, then in-word n-grams."""
+    """Return one row per text, scaled as in `Linear`: words and pairs, then in-word n-grams."""
     lexicon = Lexicon()
     columns, values, ends = [], [], [0]
     for text in texts:

@@ -1,7 +1,7 @@
-"""Makes minimal pairs in quantity: the same question about something harmless and something harmful.
+"""Generates minimal pairs: the same question about something harmless and something harmful.
 
 In `pairs.txt` both sides share verb and frame, so the object decides; in `topics.txt` both share
-the topic, so what is wanted of it decides.
+the topic, so the intent decides.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Reads the labelled sets and maps their labels to our heads. A missing label stays unknown."""
+"""Reads the labelled sets and maps their labels to the heads. A missing label stays unknown."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ _VIOLENT = re.compile(r"\b(?:kill|murder|attack|bomb|assault|stab|shoot|tortur|a
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A text with the labels that are known of it, the set it came from, and its weight."""
+    """A text with its known labels, its source set and its weight."""
 
     text: str
     labels: dict[str, float]
@@ -38,7 +38,7 @@ Reader = Callable[[Path], Iterator[Example]]
 
 
 def harm(*heads: str, **others: float) -> dict[str, float]:
-    """Labels of a harmful text: the named heads and `any`; nothing is said of the rest."""
+    """Labels of a harmful text: the named heads and `any`; the others stay unknown."""
     return {**dict.fromkeys(heads, 1.0), ANY: 1.0, **others}
 
 
@@ -257,7 +257,7 @@ def _red_instruct(folder: Path) -> Iterator[Example]:
 
 
 def _scored(row: dict[str, Any]) -> dict[str, float]:
-    """Labels from graded scores: sure at both ends, unknown in the middle."""
+    """Labels from graded scores: known at both ends, unknown in the middle."""
     names = {
         "sexual": "sexually_explicit",
         "hate": "identity_attack",
@@ -349,13 +349,13 @@ _READERS: dict[str, Reader] = {
 
 
 def read_sets(data: Path) -> list[Example]:
-    """Read every labelled set under `data`; a missing one is an error, so that runs compare."""
+    """Read every labelled set under `data`; a missing set is an error, so that runs are comparable."""
     found = [example for name, read in _READERS.items() for example in read(data / name)]
     return [example for example in found if example.text.strip()]
 
 
 def read_terms(data: Path) -> dict[str, list[str]]:
-    """Return the profanity list's terms by their category, severe ones only."""
+    """Return the severe terms of the profanity list by category."""
     terms: dict[str, list[str]] = {}
     for row in rows_of(data / "surge_profanity" / "profanity_en.csv"):
         if float(row["severity_rating"] or 0) >= 1.2 and row["text"].isascii():

@@ -1,7 +1,8 @@
-"""Makes labelled sentences from the templates beside this file: minimal pairs and thin heads.
+"""Generates labelled sentences from the templates in `synthetic/`: minimal pairs, and examples for
+heads with little data.
 
-The same words stand on both sides (a process is killed, a person is killed), so that the model
-has to look at what is done to whom.
+Both sides use the same words (a process is killed, a person is killed), so that the model must
+learn from the context.
 """
 
 import random
@@ -16,7 +17,7 @@ from moderation.scoring import WINDOW
 FOLDER = Path(__file__).with_name("synthetic")
 _CHOICE = re.compile(r"\(([^()]*)\)")
 _SLOT = re.compile(r"\{(\w+)\}")
-# Heads that a harmful family says nothing about stay unknown, but for these it is known enough.
+# Heads that a harmful family does not name stay unknown, except for these.
 _SEXUAL_TERMS = "sexual anatomy / sexual acts"
 
 
@@ -74,7 +75,7 @@ def _family(
 
 
 def synthetic_examples(terms: Mapping[str, list[str]], each: int = 40) -> list[Example]:
-    """Make about `each` sentences a template. `terms` are the profanity list's, by category."""
+    """Generate about `each` sentences per template. `terms`: the profanity list by category."""
     slots = read_slots()
     found: list[Example] = []
     for family, _, templates in read_families("safe.txt"):
@@ -93,7 +94,7 @@ def labels_of(heads: list[str]) -> dict[str, float]:
 
 
 def _silent(heads: list[str]) -> dict[str, float]:
-    """What a family surely is not: a burglary is not sexual, an erotic story no recipe for crime."""
+    """Labels that are certainly 0: a burglary is not sexual, an erotic story is not illicit."""
     sure = {"prompt_attack": 0.0}
     if "sexual" not in heads:
         sure["sexual"] = 0.0
@@ -116,7 +117,7 @@ _FRAMES = (
 
 
 def _term_sentences(terms: Mapping[str, list[str]]) -> Iterator[Example]:
-    """Put every sexual term of the list into a sentence, so that no word of it is unknown."""
+    """Put every sexual term of the list into a sentence, so that all of them are in training."""
     chance = random.Random("terms")
     for term in sorted(terms.get(_SEXUAL_TERMS, [])):
         for frame in chance.sample(_FRAMES, 2):
@@ -151,7 +152,7 @@ def composites(examples: list[Example], count: int, seed: int = 11) -> list[Exam
 
 
 def windowed(examples: list[Example], most: int = 4) -> list[Example]:
-    """Cut long texts into windows as inference does; only the first two of an attack are sure."""
+    """Cut long texts into windows as in inference; only the first two of an attack keep labels."""
     found = []
     for example in examples:
         if len(example.text) <= WINDOW:

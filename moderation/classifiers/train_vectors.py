@@ -1,7 +1,7 @@
-"""Word vectors from who stands near whom in the folder's text: where the convolution begins.
+"""Word vectors from co-occurrence in the folder's text: the initial vectors of the convolution.
 
 Positive pointwise mutual information of neighbours, factored by a truncated SVD (Levy and Goldberg,
-2014). Labels say nothing here, so words of few labelled texts still begin beside their kin.
+2014). Labels are not used, so words with few labelled texts also start near similar words.
 """
 
 import gzip
@@ -24,12 +24,12 @@ _WINDOW = 5
 _LEAST = 5
 _VOCABULARY = 22_000
 _LONGEST = 6_000
-# Of contexts, as Levy, Goldberg and Dagan (2015) advise: rare ones weigh less.
+# Smoothing of contexts after Levy, Goldberg and Dagan (2015): rare ones weigh less.
 _SMOOTHING = 0.75
 
 
 def unlabelled(data: Path) -> Iterator[str]:
-    """Text of the folder that no label is needed of, beside what the labelled sets give."""
+    """Unlabelled texts of the folder, in addition to the labelled sets."""
     yield from (row["text"] for row in rows_of(data / "goemotions" / "train.tsv", "\t"))
     yield from (row["tweet"] for row in rows_of(data / "davidson" / "labeled_data.csv"))
     yield from (row["text"] for row in rows_of(data / "banking77" / "train.csv"))
@@ -46,7 +46,7 @@ def unlabelled(data: Path) -> Iterator[str]:
 
 
 def word_vectors(texts: Sequence[str], dimensions: int, seed: int) -> dict[str, Floats]:
-    """Return a vector of length one for each word that is frequent enough."""
+    """Return a vector of norm one for each word that is frequent enough."""
     from sklearn.utils.extmath import randomized_svd
 
     tokens = [words_of(fold(text[:_LONGEST]).text) for text in texts]

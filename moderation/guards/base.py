@@ -1,7 +1,7 @@
-"""The port of a second stage: it asks some questions about a text and reads the answers.
+"""The interface of guards: prompts about a text, and the parsing of the completions.
 
-How a question reaches a model is the caller's: a callable takes the prompt and returns text. So
-the same guard runs on our own engine or on any upstream, and in tests on a fake.
+The caller provides the callable that completes a prompt, so the same guard runs on the product's
+own engine, on any upstream, and on a fake in tests.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,13 +14,13 @@ CompleteLater = Callable[[str], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """Scores by OpenAI's category names; empty means that the guard finds nothing wrong."""
+    """Scores by OpenAI's category names; empty means that the guard found no harm."""
 
     scores: Mapping[str, float] = field(default_factory=dict)
 
 
 class UnreadableAnswer(ValueError):
-    """A guard answered something that its template does not allow."""
+    """A guard's completion that its template does not allow."""
 
 
 class Guard(Protocol):
@@ -29,7 +29,7 @@ class Guard(Protocol):
 
     @property
     def by_chat(self) -> bool:
-        """True where the question is a user's turn in the model's own chat template."""
+        """Whether the prompt is a user turn in the model's own chat template."""
         ...
 
     def questions(self, text: str, role: str) -> Sequence[str]:
@@ -42,7 +42,7 @@ class Guard(Protocol):
 
 
 def plain(text: str) -> str:
-    """Break the special tokens of any chat template, so that a text cannot end its own turn."""
+    """Break the special tokens of all chat templates, so that a text cannot end its turn."""
     for token in ("<start_of_turn>", "<end_of_turn>"):
         text = text.replace(token, "")
     return text.replace("<|", "< |").replace("|>", "| >")

@@ -1,6 +1,6 @@
 """Llama Guard 3 and 4: one question, 'safe' or 'unsafe' and the hazard codes (MLCommons).
 
-The prompt has the layout that the model was trained on, for a raw completion.
+The prompt is a raw completion in the layout that the model is trained on.
 """
 
 from collections.abc import Sequence
@@ -55,9 +55,9 @@ class LlamaGuard:
         if verdict == "safe":
             return Opinion()
         if verdict != "unsafe":
-            raise UnreadableAnswer("Llama Guard said neither safe nor unsafe")
+            raise UnreadableAnswer("Llama Guard answered neither safe nor unsafe")
         codes = [code.strip().upper() for code in lines[1].split(",")] if len(lines) > 1 else []
         found = {name for code in codes for name in _HAZARDS.get(code, ("", ()))[1]}
         known = all(code in _HAZARDS for code in codes) and bool(codes)
-        # Unsafe without a hazard that we know must not read as safe.
+        # "unsafe" without a known hazard code must not count as safe.
         return Opinion(dict.fromkeys(found if known else found | {"illicit"}, _SURE))

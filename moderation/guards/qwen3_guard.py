@@ -1,6 +1,6 @@
 """Qwen3Guard-Gen: 'Safety: Safe | Unsafe | Controversial' and 'Categories: ...'.
 
-Its task stands in the model's own chat template, so the prompt is the text as a user's turn.
+The model's chat template contains the task, so the prompt is the text as a user turn.
 """
 
 import re

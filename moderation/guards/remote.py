@@ -1,4 +1,4 @@
-"""A remote moderation API of OpenAI's shape; the callable posts a body and returns the answer's."""
+"""A remote moderation API in OpenAI's format; the callable posts a body, returns the response's."""
 
 import json
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ class RemoteModeration:
             scores = {
                 name: float(given[name])
                 for name in OPENAI_CATEGORIES
-                if given.get(name) is not None  # older models leave `illicit` out
+                if given.get(name) is not None  # older models omit `illicit`
             }
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise UnreadableAnswer(
-                f"the remote API's answer has not OpenAI's shape ({type(error).__name__})"
+                f"the remote API's response is not in OpenAI's format ({type(error).__name__})"
             ) from None
         if not scores:
-            raise UnreadableAnswer("the remote API scored no category that we know")
+            raise UnreadableAnswer("the remote API scored no known category")
         return Opinion(scores)

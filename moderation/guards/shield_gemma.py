@@ -1,4 +1,4 @@
-"""ShieldGemma: a question a policy, each answered Yes or No. It judges one harm at a time."""
+"""ShieldGemma: one question per policy, each answered Yes or No, about one kind of harm."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Final
 
 from moderation.guards.base import Opinion, UnreadableAnswer, plain
 
-# In our words; the model takes any guideline of this form.
+# The wording is this project's; the model accepts any guideline of this form.
 _GUIDELINES: Final = {
     "illicit": (
         '"No Dangerous Content": {subject} shall not seek or give help with harming oneself or '
@@ -56,5 +56,5 @@ class ShieldGemma:
             if word.startswith("yes"):
                 scores[category] = _SURE
             elif not word.startswith("no"):
-                raise UnreadableAnswer(f"ShieldGemma said neither yes nor no about {category}")
+                raise UnreadableAnswer(f"ShieldGemma answered neither Yes nor No about {category}")
         return Opinion(scores)

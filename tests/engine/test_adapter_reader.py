@@ -69,7 +69,7 @@ def test_other_weights_under_the_same_name_are_another_adapter(
     second = reader.read(adapter)
     assert second.digest == adapter_digest(adapter) != first.digest
     rewrite(adapter, lambda tensors: tensors[KEY.format("A")].fill_(float("nan")))
-    with pytest.raises(AdapterError, match=r"layer 1 self_attn\.q_proj lora_A holds NaN"):
+    with pytest.raises(AdapterError, match=r"layer 1 self_attn\.q_proj lora_A has NaN"):
         reader.read(adapter)
 
 

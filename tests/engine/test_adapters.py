@@ -166,10 +166,10 @@ def test_thousands_of_registered_adapters_cost_a_step_nothing(tmp_path: Path) ->
 def test_an_adapter_that_cannot_be_served_is_refused_at_once(tmp_path: Path) -> None:
     engine = make_engine(make_config(max_lora_rank=16, num_blocks=3))
     path, _ = write_adapter(tmp_path, "wide", rank=64)
-    with pytest.raises(AdapterError, match="rank 64, the most is 16"):
+    with pytest.raises(AdapterError, match="rank 64, max_lora_rank is 16"):
         engine.load_adapter(path)
     path, _ = write_adapter(tmp_path, "big", rank=16)
-    with pytest.raises(AdapterError, match="needs 4 blocks, the engine has 3"):
+    with pytest.raises(AdapterError, match="needs 4 of 3 blocks"):
         engine.load_adapter(path)
     without = make_engine(make_config(enable_lora=False))
     with pytest.raises(AdapterError, match="without adapters"):

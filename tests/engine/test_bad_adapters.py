@@ -84,9 +84,12 @@ def test_a_configuration_that_cannot_be_served(
 @pytest.mark.parametrize(
     ("work", "named"),
     [
-        (lambda t: t.pop(KEY.format("B")), "lora_A without its pair"),
+        (lambda t: t.pop(KEY.format("B")), "lora_A without the other half"),
         (lambda t: t[KEY.format("A")].__setitem__((0, 0), float("nan")), "NaN"),
-        (lambda t: t.update({KEY.format("B"): torch.zeros(64, 5)}), "rank 4 in A, 5 in B"),
+        (
+            lambda t: t.update({KEY.format("B"): torch.zeros(64, 5)}),
+            "rank 4 in A, 5 in B: both must be 1 to",
+        ),
         (lambda t: t.update({KEY.format("A"): torch.zeros(4, 96)}), "another base"),
         (lambda t: t.update({KEY.format("A").replace("1", "7"): torch.zeros(4, 64)}), "3 layers"),
         (

@@ -120,7 +120,7 @@ async def test_a_request_that_cannot_be_read_is_refused_and_does_not_hang(
     client: EngineClient,
 ) -> None:
     for number, changes in enumerate([{"max_tokens": "many"}, {"prompt": ["one"]}]):
-        with pytest.raises(RequestError, match="a bad Generate"):
+        with pytest.raises(RequestError, match="a Generate message is invalid"):
             await gather(client, ask(f"odd{number}", changes.pop("prompt", [1]), **changes))
 
 
