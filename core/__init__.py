@@ -1,1 +1,1 @@
-"""The ground all packages stand on: settings, storage, queue, money, clock, ids, errors."""
+"""What every package shares: settings, storage, queue, money, clock, ids, errors."""

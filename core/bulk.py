@@ -1,9 +1,9 @@
-"""Many rows in one go: one statement with one parameter on PostgreSQL, one prepared one on SQLite.
+"""Bulk inserts: one statement with one parameter on PostgreSQL, one prepared statement on SQLite.
 
-By hand because SQLAlchemy builds a dictionary and a parameter list a row, which costs more than all
-of rating does. PostgreSQL takes rows that may be there already as one JSON document: that is one
-round trip, where COPY needs a table to stage them in, and writes every row twice. Rows that cannot be
-there go by COPY itself.
+Written without SQLAlchemy's insert, which builds a dictionary and a parameter list per row and costs
+more than all of rating. On PostgreSQL, rows that may already exist are sent as one JSON document:
+one round trip, whereas COPY needs a staging table and writes every row twice. Rows that cannot exist
+yet use COPY directly.
 """
 
 import sqlite3
@@ -30,12 +30,14 @@ _encode = msgspec.json.Encoder().encode
 def insert_new(
     session: Session, table: Table, columns: Sequence[str], rows: Sequence[Row], *key: str
 ) -> int:
-    """Insert the rows whose key is not there yet, in the order of its first column; returns how
-    many. What lies in a JSON column is given as JSON."""
+    """Insert the rows whose key does not exist yet and return how many were inserted. Rows are
+    sorted by the first key column; values of JSON columns must already be encoded."""
     if not rows:
         return 0
     at = list(columns).index(key[0])
-    ordered = sorted(rows, key=lambda row: row[at])  # the same order everywhere: no deadlocks
+    ordered = sorted(
+        rows, key=lambda row: row[at]
+    )  # one lock order in every process prevents deadlocks
     ending = f" on conflict ({', '.join(key)}) do nothing"
     if session.get_bind().dialect.name == "postgresql":
         return _merge(session, table, columns, ordered, ending)
@@ -43,7 +45,7 @@ def insert_new(
 
 
 def insert_all(session: Session, table: Table, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """Insert rows that cannot be there yet; a second one with the key is an error."""
+    """Insert rows that do not exist yet; a duplicate key is an error."""
     if not rows:
         return
     if session.get_bind().dialect.name == "postgresql":
@@ -60,7 +62,7 @@ def add_up(
     key: Sequence[str],
     sums: Sequence[str],
 ) -> None:
-    """Insert rows, or add their sums to the row that has their key."""
+    """Insert rows, or add the columns `sums` to the existing row with the same key."""
     if not rows:
         return
     ending = f" on conflict ({', '.join(key)}) do update set "
@@ -98,7 +100,7 @@ def _merge(
 
 @lru_cache(maxsize=64)
 def _recipe(table: Table, columns: tuple[str, ...]) -> tuple[Any, str, tuple[int, ...]]:
-    """What makes a row an object, the statement that takes them, and the places that hold JSON."""
+    """The struct that encodes a row, the statement, and the indexes of the JSON columns."""
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
     types = [table.c[name].type.dialect_impl(dialect) for name in columns]
     names = ", ".join(columns)
@@ -136,7 +138,7 @@ def _insert_sqlite(
 
 @contextmanager
 def _told_as_usual(statement: str, base: type[Exception]) -> Iterator[None]:
-    """The driver's errors as SQLAlchemy's, as from every other statement."""
+    """Re-raise the driver's errors as SQLAlchemy's, like those of every other statement."""
     try:
         yield
     except base as error:
@@ -144,7 +146,7 @@ def _told_as_usual(statement: str, base: type[Exception]) -> Iterator[None]:
 
 
 def _plain(row: Row, moments: list[int]) -> list[Any]:
-    """SQLite keeps moments as text, in the form that SQLAlchemy reads."""
+    """SQLite stores timestamps as text, in the format that SQLAlchemy reads."""
     plain = list(row)
     for index in moments:
         moment = plain[index]

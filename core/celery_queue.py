@@ -1,8 +1,8 @@
 """The task registry on Celery, over RabbitMQ or Redis: late acknowledgement, retries with back-off
-and jitter, time limits, a queue for each kind of work, the schedule from the registry itself.
+and jitter, time limits, one queue per kind of work, and the beat schedule from the registry.
 
-A message is acknowledged when its task has ended, so a worker that is killed in the middle gives it
-back: RabbitMQ at once, Redis after the visibility time-out.
+A message is acknowledged when its task has ended. If a worker is killed, its message is redelivered:
+at once by RabbitMQ, after the visibility time-out by Redis.
 """
 
 import logging
@@ -26,14 +26,14 @@ _SENT_AT = "tollhouse_sent_at"
 
 @dataclass(frozen=True, slots=True)
 class WorkerServices:
-    """What a worker process makes for itself, after it was forked."""
+    """Services that each worker process creates after the fork."""
 
     context: TaskContext
     on_dead: OnDead
 
 
 class CeleryQueue:
-    """Enqueues by name. Running is the business of worker processes: start and stop do nothing."""
+    """Enqueues tasks by name. Worker processes run them, so `start` does nothing here."""
 
     def __init__(self, app: Celery, tasks: dict[str, Task] | None = None) -> None:
         self._app = app
@@ -51,7 +51,7 @@ class CeleryQueue:
         )
 
     def start(self) -> None:
-        """Nothing to start here."""
+        """No-op: worker processes run the tasks."""
 
     def stop(self, timeout_s: float = 10.0) -> None:
         self._app.close()
@@ -64,10 +64,10 @@ def make_app(
     tasks: dict[str, Task] | None = None,
     visibility_timeout_s: float | None = None,
 ) -> Celery:
-    """A Celery application that knows every task of the registry, its queue and its schedule."""
+    """A Celery application with the queues and the beat schedule of every registered task."""
     if not broker_url.startswith(("amqp://", "amqps://", "redis://", "rediss://")):
         raise SettingError(
-            "TOLLHOUSE_BROKER_URL is no address of RabbitMQ or Redis.",
+            "TOLLHOUSE_BROKER_URL is not a RabbitMQ or Redis address.",
             next_step="Write amqp://user:password@host:5672/vhost or redis://host:6379/0.",
         )
     known = TASKS if tasks is None else tasks
@@ -103,7 +103,7 @@ def make_app(
 
 
 def schedule(tasks: dict[str, Task], prefix: str = "tollhouse") -> dict[str, dict[str, Any]]:
-    """Beat's entries. A tick that nobody took before the next one is worth nothing: it expires."""
+    """The beat schedule. A tick expires when the next one is due."""
     return {
         each.name: {
             "task": each.name,
@@ -118,8 +118,8 @@ def schedule(tasks: dict[str, Task], prefix: str = "tollhouse") -> dict[str, dic
 def serve(
     app: Celery, services: Callable[[], WorkerServices], tasks: dict[str, Task] | None = None
 ) -> None:
-    """Register the tasks' bodies with the application. Each worker process makes its services once,
-    on its first task: connections do not survive a fork.
+    """Register the task functions. Each worker process creates its services once, on its first
+    task, because connections do not survive a fork.
     """
     made: list[WorkerServices] = []
 
@@ -135,7 +135,7 @@ def serve(
 def worker_arguments(
     prefix: str, queues: Iterable[str] = QUEUES, *, concurrency: int = 2, beat_file: str = ""
 ) -> list[str]:
-    """What to hand to `app.worker_main`; with `beat_file` the worker runs the schedule too."""
+    """Arguments for `app.worker_main`. With `beat_file` the worker runs the beat schedule too."""
     names = ",".join(f"{prefix}.{name}" for name in queues)
     found = ["worker", "--loglevel", "WARNING", "--queues", names, "--pool", "prefork"]
     found += ["--concurrency", str(concurrency), "--without-gossip", "--without-mingle"]

@@ -1,4 +1,4 @@
-"""The time, as a thing that can be handed in. Only this file reads the system's clock."""
+"""An injectable clock. Only this file reads the system clock."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -7,11 +7,11 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> datetime:
-        """UTC, with its zone."""
+        """Timezone-aware, in UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never run back; only differences mean anything."""
+        """Seconds that never decrease; only differences are meaningful."""
         ...
 
 
@@ -19,11 +19,11 @@ class SystemClock:
     def now(self) -> datetime:
         return datetime.now(UTC)
 
-    monotonic = staticmethod(time.monotonic)  # a request asks it sixteen times
+    monotonic = staticmethod(time.monotonic)  # direct, because each request reads it 16 times
 
 
 class FakeClock:
-    """Stands still until it is told to move. Ships with the product for demos, tests, simulation."""
+    """A clock that moves only by `advance` and `set`, for demos, tests and simulations."""
 
     def __init__(self, start: datetime | None = None) -> None:
         self._now = start or datetime(2026, 1, 1, tzinfo=UTC)
@@ -36,7 +36,7 @@ class FakeClock:
         return self._monotonic
 
     def advance(self, seconds: float = 0.0, **units: float) -> None:
-        """`advance(days=31)`, `advance(0.5)`. Backwards is refused: tests of skew set `now`."""
+        """`advance(days=31)`, `advance(0.5)`. ValueError if negative; `set` may move backwards."""
         step = timedelta(seconds=seconds, **units)
         if step < timedelta(0):
             raise ValueError("a clock does not run backwards; use set()")

@@ -1,27 +1,27 @@
--- The counters, one atomic step a call. KEYS[1] is the group's hash tag; every other key begins with
--- it, so one group lies in one slot of a Redis Cluster. ARGV: operation, now in ms (-1: this server's
--- clock), msgpack of the arguments. Answers in msgpack.
+-- Atomic counters, one script call per operation. KEYS[1] is the group's hash tag and the prefix of
+-- every other key, so a group is in one slot of a Redis Cluster. ARGV: operation, now in ms (-1: the
+-- server's clock), msgpack of the arguments. Replies are msgpack.
 --
 --   :t:<key>  three doubles: used, carry, at  a token bucket
 --   :c:<key>  two doubles: spent, held        money under a cap, nano-units
---   :s:<key>  sorted set id -> lease's end    slots
+--   :s:<key>  sorted set id -> lease expiry   slots
 --   :h:<id>   msgpack                         a reservation
---   :l        sorted set id -> lease's end    leases
+--   :l        sorted set id -> lease expiry   leases
 --
--- A command costs more than the work it does: so what a call needs is read by one MGET, and a value
--- is set together with its expiry. Numbers are given to Redis as text: it writes them as fractions.
+-- Each Redis command has a fixed cost, so a call reads all its values with one MGET and sets a value
+-- together with its expiry. Numbers are passed as text, because Redis would format them as floats.
 
 local base, call, fmod = KEYS[1], redis.call, math.fmod
 local pack, unpacked, format = struct.pack, struct.unpack, string.format
 local DAY_MS = 86400000
 local RECORD_MS, RECORD = 7 * DAY_MS, '604800000'
-local MARKED = '691200000' -- a day more: the sets are marked once a day
+local MARKED = '691200000' -- one day more, because the sets' expiry is extended once a day
 local MONEY = '3456000000' -- 40 days
-local LONGEST_MS = 1e14 -- Redis takes no expiry beyond its clock
+local LONGEST_MS = 1e14 -- Redis rejects an expiry that overflows its clock
 local SWEEP = '100'
 
 local now = tonumber(ARGV[2])
--- What a bucket's key outlives its refill by: a clock from outside may stand while this server's runs.
+-- How long a bucket's key outlives its refill: an injected clock may stand still while Redis's runs.
 local slack_ms = now < 0 and 1000 or RECORD_MS
 if now < 0 then
   local time = call('TIME')
@@ -58,7 +58,7 @@ local function store(take, used, carry, at)
   call('SET', key, pack('<ddd', used, carry, at), 'PX', format('%d', lasts))
 end
 
--- Values of these takes and caps, in this order, after the `first` key's if there is one.
+-- The values of `first` (if given), the takes and the caps, in this order.
 local function values(first, takes, caps)
   local keys = {first}
   for _, take in ipairs(takes) do keys[#keys + 1] = base .. ':t:' .. take[1] end
@@ -66,7 +66,7 @@ local function values(first, takes, caps)
   return #keys > 0 and call('MGET', unpack(keys)) or keys
 end
 
--- Brings the takes to these amounts; returns what is read of the caps in the same go.
+-- Sets the takes to these amounts; returns the caps' values, read in the same MGET.
 local function change(takes, amounts, caps)
   local changed, differences = {}, {}
   for index, amount in ipairs(amounts) do
@@ -97,7 +97,7 @@ local function pay(cap, spent, held)
   call('SET', base .. ':c:' .. cap[1], pack('<dd', spent, held), 'PX', MONEY)
 end
 
--- args of `reserve`, money held, answer. What was reserved is `args` to the byte, until it changes.
+-- Returns args of `reserve`, money held, answer. `args` is stored as received until it changes.
 local function load(id)
   local raw = call('GET', base .. ':h:' .. id)
   if raw then return cmsgpack.unpack(raw) end
@@ -107,7 +107,7 @@ local function save(id, packed)
   call('SET', base .. ':h:' .. id, packed, 'PX', RECORD)
 end
 
--- The first of a day prolongs the set's own expiry: the day's mark, at infinity, is then new in it.
+-- The first call of a day extends the set's expiry: only then is the day's marker (score inf) new.
 local function enter(key, id, lease)
   local ends = format('%d', now + lease)
   local mark = 'day ' .. math.floor(now / DAY_MS)
@@ -122,7 +122,7 @@ local function leave(id, slots)
   for _, slot in ipairs(slots) do call('ZREM', base .. ':s:' .. slot[1], id) end
 end
 
--- A lease that ran out gives back its slots and what lies above `keep`; its money stays held.
+-- An expired lease returns its slots and the amounts above `keep`; its money stays held.
 local function sweep()
   local due = call('ZRANGEBYSCORE', base .. ':l', '-inf', now_text, 'LIMIT', '0', SWEEP)
   for _, id in ipairs(due) do

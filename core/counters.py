@@ -1,8 +1,8 @@
-"""Counters that cannot be raced: token buckets, leased slots and money holds, taken in one step.
+"""Atomic counters: token buckets, leased concurrency slots and money holds, reserved in one step.
 
-A reservation takes from every bucket, slot and money cap that it names, or from none. All figures
-are whole numbers below 2^53, so that Redis' doubles are exact: tokens, milliseconds, nano-units of
-money. One contract suite runs on the memory and on the Redis implementation.
+A reservation takes from every bucket, slot and money cap that it names, or from none. All amounts
+(tokens, milliseconds, nano-units of money) are integers below 2^53, so that Redis's doubles are
+exact. The memory and the Redis implementation pass the same contract suite.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-EXACT = 2**53 - 1  # the largest whole number that a double tells from its neighbours
+EXACT = 2**53 - 1  # the largest integer up to which doubles are exact
 _MOST = EXACT // 2
-DAY_MS = 86_400_000  # the longest period: its square is still exact
+DAY_MS = 86_400_000  # the longest period: its square is below 2^53
 PICO_PER_NANO = 1000
 
 
 class Take(Struct, frozen=True):
-    """From a token bucket that refills continuously, `capacity` units every `period_ms`.
+    """An amount to take from a token bucket that refills `capacity` units every `period_ms`.
 
-    `keep` is what stays taken if the holder dies and its lease runs out. A shadow take counts and
-    reports, and refuses nothing.
+    `keep` is the part that stays taken if the lease expires before the reservation settles. A shadow
+    take is counted and reported but never causes a denial.
     """
 
     key: str
@@ -38,7 +38,7 @@ class Take(Struct, frozen=True):
 
 
 class Slot(Struct, frozen=True):
-    """One of `limit` places, held until the reservation settles or its lease runs out."""
+    """One of `limit` concurrency slots, held until the reservation settles or its lease expires."""
 
     key: str
     limit: int
@@ -46,8 +46,8 @@ class Slot(Struct, frozen=True):
 
 
 class Cap(Struct, frozen=True):
-    """At most `cap` nano-units of money in this key. `spent` seeds a key that is not there yet,
-    and raises one that knows of less."""
+    """A limit of `cap` nano-units of money on this key. `spent` initialises a new key, and raises
+    the spent amount of a key that has a lower one."""
 
     key: str
     cap: int
@@ -55,7 +55,7 @@ class Cap(Struct, frozen=True):
 
 
 class Hold(Struct, frozen=True):
-    """Money held against every cap: as much of `want` as they all allow, and no less than `need`."""
+    """Money to hold against every cap: up to `want` as the caps allow, and at least `need`."""
 
     need: int
     want: int
@@ -63,9 +63,9 @@ class Hold(Struct, frozen=True):
 
 
 class Wish(Struct, frozen=True):
-    """What one reservation asks for. Keys of one group lie together (one Redis Cluster slot).
+    """The amounts of one reservation. All keys of a group are in one Redis Cluster slot.
 
-    A lease of 0 ms is spent at once: buckets only, nothing to settle.
+    With a lease of 0 ms the amounts are consumed at once: buckets only, nothing to settle.
     """
 
     group: str
@@ -86,25 +86,25 @@ class BucketState(Struct, frozen=True):
     period_ms: int
     remaining: int
     reset_ms: int  # until the bucket is full again
-    wait_ms: int | None  # until the take would fit; 0 it fits now, None it never does
+    wait_ms: int | None  # until the take fits; 0: it fits now, None: it never does
 
 
 class Grant(Struct, frozen=True):
     buckets: tuple[BucketState, ...]
     slots_used: tuple[int, ...]
     held: int  # nano-units
-    shadow: tuple[str, ...] = ()  # keys that would have refused
+    shadow: tuple[str, ...] = ()  # shadow keys that were over their limit
 
 
 class Denial(Struct, frozen=True):
-    """Nothing was taken. `wait_ms` is None where waiting is not known to help."""
+    """Nothing was taken. `wait_ms` is None if waiting may not help."""
 
     buckets: tuple[BucketState, ...]
     slots_used: tuple[int, ...]
-    keys: tuple[str, ...]  # what refused: buckets and slots
-    money: tuple[str, ...] = field(default=())  # caps that refused
+    keys: tuple[str, ...]  # buckets and slots over their limit
+    money: tuple[str, ...] = field(default=())  # caps below `need`
     shadow: tuple[str, ...] = ()
-    affordable: int = 0  # nano-units that all caps together would still allow
+    affordable: int = 0  # nano-units that the caps still allow
 
     @property
     def wait_ms(self) -> int | None:
@@ -117,38 +117,39 @@ class Denial(Struct, frozen=True):
 
 class Counters(Protocol):
     async def start(self) -> None:
-        """Before the first call."""
+        """Await before the first call."""
         ...
 
     async def reserve(self, wish: Wish) -> Grant | Denial:
-        """All or nothing. The same id again gives the same grant and takes nothing more."""
+        """All or nothing. A repeated id returns the same grant and takes nothing more."""
         ...
 
     async def extend(
         self, group: str, id: str, amounts: Sequence[int], need: int, want: int
     ) -> int:
-        """Raise the takes to `amounts` (they may go into debt) and hold more money.
+        """Raise the takes to `amounts` (a bucket may go into debt) and hold more money.
 
-        Returns the nano-units newly held: between need and want, or 0 where the caps allow less.
+        Returns the additional nano-units held: between `need` and `want`, or 0 if the caps allow less.
         """
         ...
 
     async def settle(self, group: str, id: str, amounts: Sequence[int], spent: int) -> bool:
-        """End the reservation at the exact amounts, in the order of its takes. False: not known.
+        """End the reservation at the exact amounts, in the order of its takes, and record `spent`
+        nano-units. Returns False if the id is unknown.
 
-        Without amounts the takes stay as they are: the holder died, and only the cost is known.
+        Empty `amounts` leave the takes unchanged: the holder died and only the cost is known.
         """
         ...
 
     async def renew(self, group: str, ids: Sequence[str], lease_ms: int) -> None:
-        """Push the leases' end away from now. One that ran out already stays lost."""
+        """Extend the leases to `lease_ms` from now. An expired lease is not revived."""
         ...
 
     async def close(self) -> None: ...
 
 
 def state_of(take: Take, used: int, carry: int, *, taken: bool) -> BucketState:
-    """What a client is told of a bucket; `used` is after the take where it was `taken`."""
+    """The public state of a bucket. `used` includes the take if `taken`."""
     remaining = max(0, take.capacity - used)
     short = 0 if taken else used + take.amount - take.capacity
     wait = _ms_until(short, carry, take) if take.amount <= take.capacity else None
@@ -157,7 +158,7 @@ def state_of(take: Take, used: int, carry: int, *, taken: bool) -> BucketState:
 
 
 def nano_ceil(picounits: int) -> int:
-    """Money into the counters is rounded up, a cap down: the sum never passes the true cap."""
+    """Amounts are rounded up and caps down (`nano_floor`), so the sum never exceeds the true cap."""
     return min(EXACT // 4, -(-picounits // PICO_PER_NANO))
 
 

@@ -1,4 +1,4 @@
-"""The counters of one process: dictionaries behind one lock. Made for one worker, tests and demos."""
+"""In-memory counters of one process, behind one lock: for a single worker, tests and demos."""
 
 import heapq
 import threading
@@ -13,8 +13,8 @@ _IDLE_MS = 2 * DAY_MS
 
 @dataclass(slots=True)
 class _Bucket:
-    """`debt` is what was taken and not refilled, in units times the period's milliseconds: so a
-    millisecond refills `capacity` of it, and nothing is ever rounded."""
+    """`debt` is the amount taken and not yet refilled, in units times the period's milliseconds:
+    each millisecond refills exactly `capacity` of it, without rounding."""
 
     debt: int
     at: int  # ms
@@ -33,7 +33,7 @@ class _Record:
     held: int
     expires: int
     grant: Grant
-    live: bool = True  # the lease runs; a lost record keeps its money until it settles
+    live: bool = True  # False once the lease expired; money stays held until it settles
 
 
 class MemoryCounters:
@@ -54,7 +54,7 @@ class MemoryCounters:
         return self.reserve_now(wish)
 
     def reserve_now(self, wish: Wish) -> Grant | Denial:
-        """For callers without an event loop."""
+        """`reserve` for callers without an event loop."""
         with self._lock:
             now = self._now()
             self._expire(now)
@@ -151,7 +151,7 @@ class MemoryCounters:
         return grant
 
     def _affordable(self, wish: Wish) -> dict[str, int]:
-        """Nano-units left in each cap, after seeding."""
+        """Nano-units left in each cap, after `spent` is applied."""
         if wish.hold is None:
             return {}
         left = {}
@@ -175,7 +175,7 @@ class MemoryCounters:
         return granted
 
     def _refilled(self, group: str, takes: Sequence[Take], now: int) -> list[_Bucket]:
-        """The takes' buckets as they are now."""
+        """The takes' buckets, refilled up to `now`."""
         known = self._buckets.setdefault(group, {})
         found = []
         for take in takes:
@@ -189,7 +189,7 @@ class MemoryCounters:
         return found
 
     def _amend(self, group: str, record: _Record, amounts: Sequence[int], now: int) -> None:
-        """Its takes become these amounts; those beyond what is given stay."""
+        """Set the takes to `amounts`; takes beyond its length are unchanged."""
         changed = [
             (take, amount - held)
             for take, amount, held in zip(record.wish.takes, amounts, record.amounts, strict=False)
@@ -202,7 +202,7 @@ class MemoryCounters:
             bucket.debt = debt if debt > 0 else 0
 
     def _expire(self, now: int) -> None:
-        """Leases that ran out give back their slots and what is above `keep`; money stays held."""
+        """Expired leases return their slots and the amounts above `keep`; money stays held."""
         while self._leases and self._leases[0][0] <= now:
             _, group, id = heapq.heappop(self._leases)
             record = self._records.get((group, id))
@@ -221,7 +221,7 @@ class MemoryCounters:
             self._slots[(record.wish.group, slot.key)].discard(record.wish.id)
 
     def _sweep(self, now: int) -> None:
-        """Forget, now and then, buckets that nobody has touched for longer than any period."""
+        """Every 5,000 calls, drop buckets unused for longer than the longest period."""
         self._writes += 1
         if self._writes % 5_000:
             return
@@ -239,7 +239,7 @@ class MemoryCounters:
 def _states(
     takes: Sequence[Take], buckets: Sequence[_Bucket], *, taken: bool
 ) -> tuple[BucketState, ...]:
-    """What a client is told of them; the debts are after the takes where those were `taken`."""
+    """The public states of the buckets. The debts include the takes if `taken`."""
     states = []
     for take, bucket in zip(takes, buckets, strict=True):
         capacity, period, debt = take.capacity, take.period_ms, bucket.debt

@@ -1,8 +1,8 @@
-"""The counters of many processes, in Redis: one script, one round trip, calls of a moment together.
+"""Counters in Redis, shared by many processes: one script, one round trip, concurrent calls batched.
 
-Keys of a group share a hash tag, so a Redis Cluster keeps each tenant's counters in one slot. A
-server that does not answer within the time-out opens a breaker: calls then fail at once, until a
-probe in the background is answered.
+Keys of a group share a hash tag, so that a Redis Cluster keeps each tenant's counters in one slot.
+A server that does not answer within the time-out opens a circuit breaker: calls fail at once until a
+background probe succeeds.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from core.redis_line import line_to
 
 log = logging.getLogger("tollhouse.counters")
 
-# The declared mode must be taken within 50 ms; what patience adds to this is its turns.
+# The fallback mode must take effect within 50 ms; AdaptiveTimeout adds its grace turns to this.
 TIMEOUT_S = 0.036
 PROBE_FIRST_S, PROBE_EVERY_S = 0.02, 0.25
 _START_S = 3.0
@@ -46,7 +46,7 @@ class RedisCounters:
         clock: Clock | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`clock` is for tests and simulations; without one the server's clock counts for all."""
+        """`clock` is for tests and simulations; by default the Redis server's clock is used."""
         self._prefix = prefix
         self._clock = clock
         self._timeout_s = timeout_s
@@ -66,9 +66,9 @@ class RedisCounters:
         return self._down
 
     async def start(self) -> None:
-        """Finds a cluster's nodes, brings the script and connects before the first call, whose time
-        is short, needs them. SettingError of an address that cannot do; one that does not answer is
-        found out by the calls."""
+        """Discover the cluster's nodes, load the script and connect, so that the first call meets
+        its short time-out. SettingError for an unusable address; a server that does not answer is
+        only logged, and the calls fail later."""
         try:
             async with asyncio.timeout(_START_S):
                 await check_kind(self._client)
@@ -124,7 +124,7 @@ class RedisCounters:
             raise
 
     async def _send(self) -> None:
-        """Everything that is waiting, in pipes, until nothing is."""
+        """Send the waiting calls in pipelined batches until none is left."""
         while self._waiting:
             batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
             try:
@@ -143,7 +143,7 @@ class RedisCounters:
         forgotten = [
             index for index, result in enumerate(results) if isinstance(result, NoScriptError)
         ]
-        if forgotten:  # the server restarted or flushed its scripts
+        if forgotten:  # the server has restarted or its scripts were flushed
             await self._learn_script()
             again = await self._run([batch[index] for index in forgotten])
             for index, result in zip(forgotten, again, strict=True):
@@ -152,7 +152,7 @@ class RedisCounters:
             if answer.done():
                 continue
             if isinstance(result, Exception):
-                log.error("the counters' script failed: %s", result)
+                log.error("counter script failed: %s", result)
                 answer.set_exception(_no_answer("failed"))
             else:
                 answer.set_result(result)
@@ -169,7 +169,7 @@ class RedisCounters:
         self._sha = str(await self._client.script_load(self._source))
 
     def _note(self, operation: str, group: str, arguments: tuple[Any, ...]) -> None:
-        """A reservation whose caller was told no may have been made: it is returned later."""
+        """A failed `reserve` may have taken effect on the server: release it later."""
         if operation == "reserve" and arguments[1] > 0:
             self._uncertain.append((group, arguments[0], len(arguments[2])))
 
@@ -230,7 +230,7 @@ def _answer(wish: Wish, raw: bytes) -> Grant | Denial:
 
 def _no_answer(what: str) -> DependencyDown:
     return DependencyDown(
-        f"Redis {what}; limits cannot be counted.",
-        next_step="Try again in a moment; the operator checks TOLLHOUSE_REDIS_URL.",
+        f"Redis {what}, so limits cannot be checked.",
+        next_step="Retry shortly. Operators: check TOLLHOUSE_REDIS_URL and the Redis server.",
         retry_after_s=1.0,
     )

@@ -1,7 +1,7 @@
-"""One database, SQLite or PostgreSQL: the declarative base, sessions, and the few differences.
+"""The database, SQLite or PostgreSQL: the declarative base, sessions and dialect differences.
 
-`read()` gives a session that must not write; `transaction()` commits at its end and is opened only
-by an edge (a request handler, a task, a command). Domain code flushes at most.
+`read()` yields a session that must not write. `transaction()` commits on exit and is opened only at
+an edge (a request handler, a task, a command); domain code flushes but never commits.
 """
 
 import sqlite3
@@ -36,7 +36,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from core.errors import DependencyDown, SettingError
 
-# Named constraints, so that a migration can drop what another made, on both databases.
+# Constraints have names, so that a later migration can drop them on both databases.
 _NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -51,7 +51,7 @@ class Base(DeclarativeBase):
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment in UTC. SQLite keeps no zone, so it is put on and taken off here."""
+    """A timezone-aware datetime in UTC. SQLite stores no zone; it is added and removed here."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -60,7 +60,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         if value.tzinfo is None:
-            raise ValueError("a moment needs its zone")
+            raise ValueError(f"datetime without a timezone: {value.isoformat()}")
         moment = value.astimezone(UTC)
         return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
 
@@ -71,7 +71,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class Units(TypeDecorator[int]):
-    """Money in picounits. PostgreSQL: numeric(38,0). SQLite: 64 bits, 9.2 million major units."""
+    """Money in picounits. PostgreSQL: numeric(38,0). SQLite: 64 bits, up to 9.2 million major units."""
 
     impl = BigInteger
     cache_ok = True
@@ -83,7 +83,7 @@ class Units(TypeDecorator[int]):
 
     def process_bind_param(self, value: int | None, dialect: Dialect) -> int | None:
         if value is not None and type(value) is not int:
-            raise TypeError(f"money is whole units, not {type(value).__name__}")
+            raise TypeError(f"money is an int of picounits, not {type(value).__name__}")
         return value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> int | None:
@@ -101,7 +101,7 @@ class Database:
         self.dialect = _dialect_of(url)
         self.db_engine = _make_engine(url, self.dialect, pool_size, connect_timeout_s)
         self._sessions = sessionmaker(self.db_engine, expire_on_commit=False)
-        # A write transaction takes SQLite's lock at once: upgrading a read later can deadlock.
+        # A write transaction takes SQLite's lock at once; upgrading a read lock later can deadlock.
         writer = self.db_engine.execution_options(tollhouse_write=True)
         self._writers = sessionmaker(writer, expire_on_commit=False)
 
@@ -110,7 +110,7 @@ class Database:
         with self._sessions() as session:
             yield session
             if session.new or session.dirty or session.deleted:
-                raise RuntimeError("a read session was written to; use transaction()")
+                raise RuntimeError("a read-only session was modified; use transaction()")
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -118,14 +118,14 @@ class Database:
             yield session
 
     def ping(self) -> None:
-        """One round trip; DependencyDown with the next step if it fails."""
+        """One round trip. DependencyDown if it fails."""
         try:
             with self.db_engine.connect() as connection:
                 connection.execute(text("select 1"))
         except SQLAlchemyError as error:
             raise DependencyDown(
                 f"The database does not answer: {_first_line(error)}.",
-                next_step="Check TOLLHOUSE_DATABASE_URL and that the server runs.",
+                next_step="Check TOLLHOUSE_DATABASE_URL and that the database server is running.",
             ) from error
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Database:
 
 
 def insert_new(session: Session, table: Table, rows: Sequence[dict[str, Any]], *key: str) -> int:
-    """Insert the rows whose key is not there yet; returns how many were new. Replays change nothing."""
+    """Insert the rows whose key does not exist yet; returns how many were inserted."""
     if not rows:
         return 0
     insert: Any = (
@@ -145,7 +145,7 @@ def insert_new(session: Session, table: Table, rows: Sequence[dict[str, Any]], *
 
 
 def epoch_bucket(column: Any, dialect: str, seconds: int) -> ColumnElement[int]:
-    """The start of the column's bucket of so many seconds, as seconds since 1970, computed in SQL."""
+    """SQL for the start of the column's time bucket of `seconds`, in seconds since 1970."""
     if dialect == "postgresql":
         epoch: ColumnElement[int] = cast(func.floor(func.extract("epoch", column)), BigInteger)
     else:
@@ -189,7 +189,7 @@ def _make_engine(url: str, dialect: str, pool_size: int, connect_timeout_s: int)
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # we say BEGIN ourselves
+    connection.isolation_level = None  # `_begin_sqlite` emits BEGIN
     for pragma in ("journal_mode=wal", "synchronous=normal", "foreign_keys=on"):
         connection.execute(f"pragma {pragma}")
 

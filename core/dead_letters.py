@@ -1,4 +1,4 @@
-"""Tasks that failed for good: kept with their arguments, listed, and played again."""
+"""Dead letters: tasks that exhausted their retries, stored with their arguments for replay."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +14,7 @@ from core.queue_models import DeadLetter
 
 
 def keeper(database: Database, clock: Clock) -> OnDead:
-    """For a queue's `on_dead`: writes the letter in a transaction of its own."""
+    """A queue's `on_dead` callback, which stores the task in its own transaction."""
 
     def _keep(task: Task, arguments: dict[str, Any], error: Exception, attempts: int) -> None:
         metrics.dead_letters.labels(task.name).inc()
@@ -34,7 +34,7 @@ def keeper(database: Database, clock: Clock) -> OnDead:
 
 
 def waiting(session: Session) -> list[DeadLetter]:
-    """Letters that nobody has played again, oldest first."""
+    """Dead letters not yet replayed, oldest first."""
     unplayed = select(DeadLetter).where(DeadLetter.replayed_at.is_(None))
     return list(session.scalars(unplayed.order_by(DeadLetter.died_at, DeadLetter.id)))
 
@@ -42,8 +42,8 @@ def waiting(session: Session) -> list[DeadLetter]:
 def replay(
     database: Database, clock: Clock, queue: TaskQueue, ids: Iterable[int] | None = None
 ) -> int:
-    """Enqueue letters again, all or those named; returns how many. Tasks may run twice anyhow, so
-    they are enqueued before they are marked.
+    """Enqueue dead letters again, all of them or those in `ids`; returns how many. They are enqueued
+    before they are marked, because tasks are idempotent and may run twice.
     """
     with database.transaction() as session:
         letters = waiting(session)

@@ -1,5 +1,5 @@
-"""Engines that an operator takes out of use: what runs there ends, nothing new is sent. In the
-database, so that every gateway process of every machine knows within a second."""
+"""Drained engines: running requests finish, no new ones are sent. Stored in the database, so that
+every gateway process sees a change within a second."""
 
 from datetime import datetime
 
@@ -24,7 +24,7 @@ def drained(session: Session) -> dict[str, EngineDrain]:
 
 
 def drain(session: Session, clock: Clock, actor: str, engine_id: str) -> None:
-    """No-op where it is drained already."""
+    """No-op if the engine is already drained."""
     if session.get(EngineDrain, engine_id) is None:
         session.add(EngineDrain(engine_id=engine_id, since=clock.now(), by=actor))
         audit.record_house(

@@ -1,8 +1,8 @@
-"""The error tree. Each leaf has a code, an HTTP status, and says what to do next.
+"""The error tree. Each error has a code, an HTTP status and a next step for the caller.
 
 TollhouseError
 ├── SettingError            a wrong setting stops the start and names the variable
-├── InvariantBroken         a thing that must never be; nothing is served past it
+├── InvariantBroken         an internal invariant failed; serving stops
 ├── BadRequest 400
 │   ├── ContextLengthExceeded
 │   ├── UnsupportedParameter
@@ -14,7 +14,7 @@ TollhouseError
 ├── Conflict 409
 ├── PayloadTooLarge 413
 ├── RateLimited 429
-├── InsufficientQuota 429   terminal: a retry cannot help
+├── InsufficientQuota 429   terminal: a retry cannot succeed
 └── Unavailable 503
     └── DependencyDown
 """
@@ -23,7 +23,7 @@ from http import HTTPStatus
 
 
 class TollhouseError(Exception):
-    """Base of all our errors. `message` names the cause, `next_step` what to do about it."""
+    """Base of all errors. `message` states the cause, `next_step` what the caller can do about it."""
 
     status: int = HTTPStatus.INTERNAL_SERVER_ERROR
     code: str = "internal_error"
@@ -111,7 +111,7 @@ class PayloadTooLarge(TollhouseError):
 
 
 class RateLimited(TollhouseError):
-    """`retry_after_s` is when the same request would be admitted if nothing else came."""
+    """`retry_after_s` is when the same request is admitted if no other request arrives first."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
     code = "rate_limit_exceeded"
@@ -119,7 +119,7 @@ class RateLimited(TollhouseError):
 
 
 class InsufficientQuota(TollhouseError):
-    """The money has ended. Sent with `x-should-retry: false`."""
+    """Budget or credit is exhausted, or an invoice is overdue. Sent with `x-should-retry: false`."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
     code = "insufficient_quota"

@@ -1,4 +1,4 @@
-"""Frozen records that cross packages: what the door hands to the counting-house and the safety desk."""
+"""Frozen records that cross packages: what the gateway passes to billing and moderation."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -14,13 +14,13 @@ class UsageKind(StrEnum):
 
 
 class SettledBy(StrEnum):
-    GATEWAY = "gateway"  # the stream ended and the door counted
-    RECEIPT = "receipt"  # the door died; the engine's receipt says what it did
-    EXPIRY = "expiry"  # neither came back: closed at zero output, everything waived
+    GATEWAY = "gateway"  # counted by the gateway when the request ended
+    RECEIPT = "receipt"  # the gateway died; counted from the engine's receipt
+    EXPIRY = "expiry"  # no receipt either: closed with zero output
 
 
 class OpenedRequest(Struct, frozen=True):
-    """Written durably before the first token leaves. Everything that rating needs is pinned here."""
+    """Written durably before the first token is sent. Pins everything that rating needs."""
 
     request_id: str
     tenant_id: str
@@ -31,15 +31,15 @@ class OpenedRequest(Struct, frozen=True):
     model: str  # public name of the base model
     adapter: str | None  # public name of the adapter
     adapter_digest: str | None
-    price_version: str  # pinned at admission; rating uses no other
+    price_version: str  # pinned at admission and used for rating
     opened_at: datetime
     prompt_tokens: int
     engine_id: str = ""
     member_id: str | None = None
     end_user: str | None = None  # the client's own `user` field: correlation only
     client_request_id: str | None = None  # the client's x-request-id: correlation only
-    batch_job: str | None = None  # the batch of /v1/batches that this was a line of
-    prompts: int = 1  # raw ones, each of which the engine has under a name of its own
+    batch_job: str | None = None  # id of the batch, for a line of /v1/batches
+    prompts: int = 1  # of /v1/completions; the engine knows each under its own id
 
     @property
     def engine_names(self) -> tuple[str, ...]:
@@ -47,17 +47,17 @@ class OpenedRequest(Struct, frozen=True):
 
 
 def engine_names(request_id: str, prompts: int) -> tuple[str, ...]:
-    """Under which an engine knows a request: one for each of its prompts."""
+    """The ids under which an engine knows a request: one per prompt."""
     if prompts == 1:
         return (request_id,)
     return tuple(f"{request_id}.{number}" for number in range(prompts))
 
 
 class UsageEvent(Struct, frozen=True):
-    """One request, ended: exactly one of these for every OpenedRequest.
+    """A finished request: exactly one for every OpenedRequest.
 
     input_tokens includes cached_tokens. output_tokens were delivered to the client and are billed;
-    waived_tokens were generated and not delivered: generated = output + waived.
+    waived_tokens were generated but not delivered: generated = output + waived.
     """
 
     request_id: str
@@ -70,7 +70,7 @@ class UsageEvent(Struct, frozen=True):
     adapter: str | None
     adapter_digest: str | None
     price_version: str
-    occurred_at: datetime  # admission: decides the billing period
+    occurred_at: datetime  # time of admission; decides the billing period
     finished_at: datetime
     input_tokens: int
     cached_tokens: int
@@ -90,25 +90,30 @@ class UsageEvent(Struct, frozen=True):
     client_request_id: str | None = None
     moderation: str | None = None  # strongest action taken: annotate, redact, block, unscanned
     prompt_order: str | None = None  # off, safe or full, and whether it changed anything
-    reordered_cached_tokens: int = 0  # cached tokens owed to prompt order
-    truncated: str | None = None  # what was dropped to fit the context: "turns=2, blocks=1"
+    reordered_cached_tokens: int = 0  # cached tokens gained by prompt order
+    truncated: str | None = None  # parts dropped to fit the context: "turns=2, blocks=1"
     batch_job: str | None = None
-    routed: str | None = None  # why that engine, in words; what was tried before it
-    paid_by: str | None = None  # tenant or house: who bears what the policy blocked or cut
+    routed: str | None = None  # why this engine was chosen, and which failed before it
+    paid_by: str | None = (
+        None  # tenant or house: who pays for output that the policy blocked or cut
+    )
 
     def __post_init__(self) -> None:
         counts = (self.input_tokens, self.cached_tokens, self.output_tokens, self.waived_tokens)
         for count in counts:
             if type(count) is not int or count < 0:
                 raise ValueError(
-                    f"{self.request_id}: token counts are whole and not negative: {counts}"
+                    f"{self.request_id}: token counts must be non-negative integers: {counts}"
                 )
         if self.cached_tokens > self.input_tokens:
-            raise ValueError(f"{self.request_id}: more cached tokens than input tokens")
+            raise ValueError(
+                f"{self.request_id}: {self.cached_tokens} cached tokens exceed"
+                f" {self.input_tokens} input tokens"
+            )
 
 
 class EngineCount(Struct, frozen=True):
-    """What an engine says that it did for a request; compared with the event by the audit."""
+    """Token counts of an engine's receipt; the audit compares them with the usage event."""
 
     request_id: str
     engine_id: str
@@ -119,7 +124,7 @@ class EngineCount(Struct, frozen=True):
 
 
 class ModerationEvent(Struct, frozen=True):
-    """One decision of the screen or the guard. No text: a hash, spans and scores."""
+    """One decision of the screener or the guard, without text: a hash, spans and scores."""
 
     request_id: str
     tenant_id: str
@@ -130,8 +135,8 @@ class ModerationEvent(Struct, frozen=True):
     action: str  # allow | annotate | redact | block
     policy_version: str
     text_sha256: str
-    categories: tuple[str, ...]  # that fired
+    categories: tuple[str, ...]  # categories over their threshold
     scores: dict[str, float]
     spans: tuple[tuple[int, int, str], ...] = ()  # start, end, label; code points of the text
-    view: str = "plain"  # which view fired: plain or folded
+    view: str = "plain"  # the text view that matched: plain or folded
     unscanned: bool = False

@@ -1,7 +1,7 @@
-"""Answers that are kept under the client's own key, so that a request sent twice is done once.
+"""Stored responses by Idempotency-Key, so that a request that is sent twice runs once.
 
-A key belongs to one project's work: another tenant's equal key is another key. The body's digest
-tells a repetition from a mistake. What is kept is bounded in size, number and time.
+Keys are scoped to a tenant and project. The digest of route and body distinguishes a retry from a
+reused key. Stored responses are limited in size, number and age.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from core.database import Base, Json, UtcDateTime, insert_new
 from core.errors import BadRequest, Conflict, RateLimited
 
 KEPT = timedelta(hours=24)
-MOST_KEYS = 10_000  # of one tenant, within that time
-MOST_BYTES = 4 << 20  # of one answer; a longer one is not kept
+MOST_KEYS = 10_000  # per tenant
+MOST_BYTES = 4 << 20  # per response; a larger one is not stored
 
 
 class KeptAnswer(Base):
@@ -55,9 +55,10 @@ def claim(
     now: datetime,
     longest: timedelta,
 ) -> tuple[str, Kept | None]:
-    """(id of the claim, None) for the first request, and what it was answered for later ones.
-    Conflict while the first still runs, BadRequest where the body is another. A first request
-    older than `longest` died: its claim is open again."""
+    """Returns (claim id, None) for the first request and (claim id, stored response) for a retry.
+
+    Conflict while the first request is running; BadRequest if the key was used with another body or
+    route. A claim older than `longest` belongs to a request that died, and is taken over."""
     name = hashlib.sha256("\0".join((tenant_id, project_id, key)).encode()).hexdigest()
     digest = hashlib.sha256(route.encode() + b"\0" + body).hexdigest()
     session.execute(delete(KeptAnswer).where(KeptAnswer.id == name, KeptAnswer.expires_at <= now))
@@ -79,8 +80,8 @@ def claim(
         found = session.get_one(KeptAnswer, name)
     if found.body_sha256 != digest:
         raise BadRequest(
-            "This Idempotency-Key was used with another body or route.",
-            next_step="Take a new key for a new request.",
+            "This Idempotency-Key was already used with a different body or route.",
+            next_step="Use a new key for a new request.",
             param="Idempotency-Key",
             code="idempotency_key_reused",
         )
@@ -98,7 +99,7 @@ def claim(
         return name, None
     raise Conflict(
         "A request with this Idempotency-Key is still running.",
-        next_step="Wait for its answer, then ask again.",
+        next_step="Retry after it has finished.",
         param="Idempotency-Key",
         code="idempotency_in_progress",
     )
@@ -117,7 +118,7 @@ def keep(session: Session, claim_id: str, kept: Kept) -> None:
 
 
 def let_go(session: Session, claim_id: str) -> None:
-    """The request came to nothing that is worth keeping: the next one is the first again."""
+    """Release the claim of a request whose response is not stored; the next request runs."""
     session.execute(
         delete(KeptAnswer).where(KeptAnswer.id == claim_id, KeptAnswer.status.is_(None))
     )
@@ -136,8 +137,8 @@ def _make_room(session: Session, tenant_id: str, now: datetime) -> None:
     )
     if (session.scalar(mine) or 0) >= MOST_KEYS:
         raise RateLimited(
-            f"The organisation has {MOST_KEYS} idempotency keys of the last day, which is the most.",
-            next_step="Send the request without one, or wait.",
+            f"The organisation used {MOST_KEYS} idempotency keys in the last 24 hours, the maximum.",
+            next_step="Send the request without an Idempotency-Key, or retry later.",
             code="too_many_idempotency_keys",
             retry_after_s=60.0,
         )

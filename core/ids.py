@@ -1,6 +1,6 @@
 """Prefixed ids that sort by time: `req_01hx…`. 48 bits of milliseconds, 80 random bits, base 32.
 
-The layout is ULID's; the alphabet is Crockford's in lower case, so ids are safe in URLs and paths.
+The layout is ULID's with Crockford's alphabet in lower case, so ids are safe in URLs and paths.
 """
 
 import os
@@ -11,7 +11,7 @@ from datetime import datetime
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
-_CHANCES = 16  # characters after the moment's ten
+_CHANCES = 16  # random characters, after 10 of the timestamp
 _OF_BYTE = bytes(ord(_ALPHABET[byte & 31]) for byte in range(256))
 
 TENANT = "org"
@@ -29,14 +29,14 @@ def _system_millis() -> int:
     return time.time_ns() // 1_000_000
 
 
-# Where ids take their time and chance from. A simulation puts its own here, to be replayed.
+# Sources of time and randomness. A simulation replaces them to be reproducible.
 _millis: Callable[[], int] = _system_millis
 _entropy: Callable[[int], bytes] = os.urandom
 
 
 @contextmanager
 def drawn_from(millis: Callable[[], int], entropy: Callable[[int], bytes]) -> Iterator[None]:
-    """Ids from a given clock and chance, in this process, while it lasts."""
+    """Within the context, draw this process's ids from the given time and randomness."""
     global _millis, _entropy
     before = _millis, _entropy
     _millis, _entropy = millis, entropy
@@ -53,7 +53,7 @@ def new_id(prefix: str, millis: int | None = None) -> str:
 
 
 def floor_id(prefix: str, at: datetime) -> str:
-    """The lowest id of a moment: every later id sorts after it."""
+    """The lowest id of a timestamp; every later id sorts after it."""
     return f"{prefix}_{_written(int(at.timestamp() * 1000))}{_ALPHABET[0] * _CHANCES}"
 
 

@@ -1,4 +1,4 @@
-"""Log lines on stderr, for people or as JSON, with the request id and with secrets blacked out."""
+"""Logging to stderr, as text or JSON, with the request id and with secrets redacted."""
 
 import json
 import logging

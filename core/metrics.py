@@ -1,105 +1,124 @@
-"""Every Prometheus metric of the gateway side, declared once, by room. Nothing is labelled by tenant:
-per-tenant figures come from SQL. The engine worker serves its own.
+"""All Prometheus metrics of the gateway and the workers. None is labelled by tenant: per-tenant
+figures come from SQL. The engine worker serves its own metrics.
 """
 
 from prometheus_client import Counter, Gauge, Histogram
 
-# 0.3 is the bound of the SLO on first tokens.
+# 0.3 s is the SLO for the first token.
 LATENCY_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
 
-requests = Counter(
-    "tollhouse_requests", "Answers given, by route and HTTP status.", ["route", "status"]
-)
+requests = Counter("tollhouse_requests", "Responses by route and HTTP status.", ["route", "status"])
 request_seconds = Histogram(
-    "tollhouse_request_seconds", "Door to last byte.", ["route"], buckets=LATENCY_BUCKETS
+    "tollhouse_request_seconds",
+    "Time from request to last byte, in seconds.",
+    ["route"],
+    buckets=LATENCY_BUCKETS,
 )
 first_token_seconds = Histogram(
-    "tollhouse_first_token_seconds", "Door to first token.", ["model"], buckets=LATENCY_BUCKETS
+    "tollhouse_first_token_seconds",
+    "Time from request to first token, in seconds.",
+    ["model"],
+    buckets=LATENCY_BUCKETS,
 )
-in_flight = Gauge("tollhouse_in_flight_requests", "Requests between door and ledger now.")
-rejections = Counter("tollhouse_rejections", "Requests refused, by reason.", ["reason"])
+in_flight = Gauge("tollhouse_in_flight_requests", "Requests in progress.")
+rejections = Counter("tollhouse_rejections", "Requests rejected, by reason.", ["reason"])
 tokens = Counter(
     "tollhouse_tokens", "Tokens by kind: input, cached, output, waived.", ["model", "kind"]
 )
-limit_mode = Gauge("tollhouse_limit_mode", "How limits count: 0 shared, 1 local share, 2 closed.")
-limit_queue = Gauge("tollhouse_limit_queue_requests", "Requests that wait for a limit now.")
+limit_mode = Gauge(
+    "tollhouse_limit_mode", "Mode of rate limits: 0 shared, 1 local share, 2 closed."
+)
+limit_queue = Gauge("tollhouse_limit_queue_requests", "Requests waiting in the queues of plans.")
 limit_queue_seconds = Histogram(
     "tollhouse_limit_queue_seconds",
-    "Time in the plan's queue.",
+    "Time in the plan's queue, by the limit waited for.",
     ["reason"],
     buckets=LATENCY_BUCKETS,
 )
 limit_queue_place = Histogram(
     "tollhouse_limit_queue_place",
-    "Requests ahead at the time of queueing.",
+    "Requests ahead in the queue when a request joins it.",
     buckets=(0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000),
 )
 limit_shadow = Counter(
-    "tollhouse_limit_shadow_refusals", "What limits on trial would have refused.", ["limit"]
+    "tollhouse_limit_shadow_refusals", "Requests that shadow limits would have rejected.", ["limit"]
 )
 task_seconds = Histogram(
     "tollhouse_task_seconds",
-    "Time a background task ran.",
+    "Run time of background tasks.",
     ["task"],
     buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600),
 )
 queue_age_seconds = Histogram(
     "tollhouse_queue_age_seconds",
-    "Time a task waited in its queue.",
+    "Time that tasks waited in their queue.",
     ["queue"],
     buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600),
 )
-task_retries = Counter("tollhouse_task_retries", "Tasks that failed and are tried again.", ["task"])
-dead_letters = Counter("tollhouse_dead_letters", "Tasks that failed for good.", ["task"])
+task_retries = Counter("tollhouse_task_retries", "Retries of failed tasks.", ["task"])
+dead_letters = Counter("tollhouse_dead_letters", "Tasks that exhausted their retries.", ["task"])
 payment_commands = Counter(
-    "tollhouse_payment_commands", "What the payment provider was told, by outcome.", ["outcome"]
+    "tollhouse_payment_commands", "Commands sent to the payment provider, by outcome.", ["outcome"]
 )
 payment_events = Counter(
-    "tollhouse_payment_events", "Events of the payment provider, by outcome.", ["outcome"]
+    "tollhouse_payment_events",
+    "Events received from the payment provider, by outcome.",
+    ["outcome"],
 )
-audit_differences = Gauge("tollhouse_audit_differences", "Differences that the last audit found.")
-parked_events = Gauge("tollhouse_parked_events", "Usage events that wait for somebody.")
-parked_exports = Gauge("tollhouse_parked_exports", "Scheduled exports that wait for somebody.")
-spool_waiting = Gauge("tollhouse_spool_records", "Records on disk, not yet in the database.")
+audit_differences = Gauge("tollhouse_audit_differences", "Differences found by the last audit.")
+parked_events = Gauge(
+    "tollhouse_parked_events", "Usage events that cannot be rated and need attention."
+)
+parked_exports = Gauge(
+    "tollhouse_parked_exports", "Scheduled exports that failed and need attention."
+)
+spool_waiting = Gauge("tollhouse_spool_records", "Spool records not yet shipped to the database.")
 spool_age_seconds = Gauge(
-    "tollhouse_spool_age_seconds", "How long shipping to the database has failed; 0 is well."
+    "tollhouse_spool_age_seconds",
+    "How long shipping to the database has been failing; 0 if it succeeds.",
 )
 breaker_open = Gauge(
-    "tollhouse_breaker_open", "Whether a replica is left alone after failures: 1 is so.", ["engine"]
+    "tollhouse_breaker_open",
+    "1 if the replica's circuit breaker is open after failures.",
+    ["engine"],
 )
 hung = Counter(
     "tollhouse_hung_requests",
-    "Requests taken from a replica that hung before their first token.",
+    "Requests moved off a hung replica before their first token.",
     ["engine"],
 )
 breaker_openings = Counter(
-    "tollhouse_breaker_openings", "Times that a replica was left alone.", ["engine"]
+    "tollhouse_breaker_openings", "Times that a replica's circuit breaker opened.", ["engine"]
 )
 retries = Counter(
-    "tollhouse_retries", "Requests given to another replica before the first byte.", ["reason"]
+    "tollhouse_retries", "Requests retried on another replica before the first byte.", ["reason"]
 )
 adapter_preloads = Counter(
-    "tollhouse_adapter_preloads", "Adapters loaded before they were asked for.", ["engine"]
+    "tollhouse_adapter_preloads", "Adapters loaded ahead of the first request for them.", ["engine"]
 )
 fallbacks = Counter(
-    "tollhouse_fallbacks", "Requests that another model answered.", ["model", "instead"]
+    "tollhouse_fallbacks", "Requests served by a fallback model.", ["model", "instead"]
 )
 moderation_checks = Counter(
-    "tollhouse_moderation_checks", "Verdicts, by direction and action.", ["direction", "action"]
+    "tollhouse_moderation_checks",
+    "Moderation decisions, by direction and action.",
+    ["direction", "action"],
 )
 moderation_flags = Counter(
-    "tollhouse_moderation_flags", "Categories that fired, by action.", ["category", "action"]
+    "tollhouse_moderation_flags",
+    "Moderation categories over their threshold, by action.",
+    ["category", "action"],
 )
 moderation_guard_seconds = Histogram(
     "tollhouse_moderation_guard_seconds",
-    "Time of a second opinion, by guard.",
+    "Latency of guard models, by guard.",
     ["guard"],
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5),
 )
 moderation_seconds = Histogram(
     "tollhouse_moderation_seconds",
-    "Time of screening a prompt.",
+    "Time to screen a prompt.",
     buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 1),
 )

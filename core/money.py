@@ -1,8 +1,8 @@
-"""Exact money. Amounts are whole picounits (10^-12 of the currency's major unit), never floats.
+"""Exact money. Amounts are integers of picounits (10^-12 of the currency's major unit), never floats.
 
-A price with up to six decimals per million tokens is then a whole number of picounits a token, so a
-charge is a product of integers and needs no rounding. Rounding to the minor unit happens once an
-invoice line, here, half away from zero; `round_to_minor` also returns what was left.
+A price with up to six decimals per million tokens is a whole number of picounits per token, so a
+charge is a product of integers and needs no rounding. `round_to_minor` rounds to the minor unit, half
+away from zero, once per invoice line, and also returns the remainder.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MINOR_DIGITS = {"USD": 2, "EUR": 2, "GBP": 2, "CHF": 2, "CAD": 2, "AUD": 2, "JPY
 
 
 class CurrencyMismatch(ValueError):
-    """Two currencies in one sum."""
+    """Two amounts in different currencies were added or compared."""
 
 
 def minor_digits(currency: str) -> int:
@@ -29,7 +29,7 @@ class Money:
 
     def __post_init__(self) -> None:
         if type(self.units) is not int:
-            raise TypeError(f"money is counted in whole units, not {type(self.units).__name__}")
+            raise TypeError(f"money is an int of picounits, not {type(self.units).__name__}")
         minor_digits(self.currency)
 
     def __add__(self, other: "Money") -> "Money":
@@ -43,7 +43,7 @@ class Money:
 
     def __mul__(self, count: int) -> "Money":
         if type(count) is not int:
-            raise TypeError("money is multiplied by whole counts only")
+            raise TypeError(f"money can be multiplied by an int only, not {type(count).__name__}")
         return Money(self.units * count, self.currency)
 
     def __lt__(self, other: "Money") -> bool:
@@ -54,7 +54,7 @@ class Money:
 
     def _same(self, other: "Money") -> "Money":
         if other.currency != self.currency:
-            raise CurrencyMismatch(f"{self.currency} and {other.currency} in one sum")
+            raise CurrencyMismatch(f"cannot combine {self.currency} and {other.currency}")
         return other
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Money:
 
 
 def units_of(amount: str | int | Decimal) -> int:
-    """Picounits of a decimal amount of major units; refuses floats and more than twelve decimals."""
+    """Picounits of an amount in major units. TypeError for a float, ValueError past 12 decimals."""
     if isinstance(amount, float):
         raise TypeError("money is never a float; write the amount as a string")
     try:
@@ -78,7 +78,7 @@ def units_of(amount: str | int | Decimal) -> int:
 
 
 def decimal_of(units: int) -> str:
-    """Picounits as a plain decimal of major units, without an exponent or trailing zeros."""
+    """Picounits as a decimal string of major units, without exponent or trailing zeros."""
     sign = "-" if units < 0 else ""
     whole, fraction = divmod(abs(units), PICO)
     digits = f"{fraction:012d}".rstrip("0")
@@ -86,7 +86,7 @@ def decimal_of(units: int) -> str:
 
 
 def round_to_minor(units: int, currency: str) -> tuple[int, int]:
-    """(whole minor units, picounits left over): minor * unit + left = units. Half goes away from 0."""
+    """(minor units, remainder in picounits), which add up to `units`. Half rounds away from zero."""
     minor = 10 ** (12 - minor_digits(currency))
     rounded = (abs(units) + minor // 2) // minor
     signed = rounded if units >= 0 else -rounded
@@ -98,7 +98,7 @@ def units_of_minor(minor: int, currency: str) -> int:
 
 
 def format_minor(minor: int, currency: str) -> str:
-    """`1234` USD -> `12.34`. For people and exports; sums are made on integers."""
+    """`1234` USD -> `12.34`, for display and exports only."""
     digits = minor_digits(currency)
     if digits == 0:
         return str(minor)
@@ -108,10 +108,10 @@ def format_minor(minor: int, currency: str) -> str:
 
 
 def split(units: int, weights: list[int]) -> list[int]:
-    """Share an amount by whole weights with nothing lost: the largest remainders get the last units."""
+    """Split an amount by integer weights; the largest remainders get the last units."""
     total = sum(weights)
     if total <= 0 or any(weight < 0 for weight in weights):
-        raise ValueError("weights must be non-negative and not all zero")
+        raise ValueError(f"weights must be non-negative and not all zero: {weights}")
     shares = [units * weight // total for weight in weights]
     left = units - sum(shares)
     order = sorted(range(len(weights)), key=lambda i: (-(units * weights[i] % total), i))

@@ -1,7 +1,7 @@
-"""HTTP to addresses that a tenant chose: to public ones only, pinned, without redirects.
+"""HTTP to URLs that a tenant configured: public addresses only, pinned, without redirects.
 
-The name is resolved once and the connection goes to that very address, so an answer that changes
-between check and use (DNS rebinding) gains nothing.
+The host name is resolved once and the connection goes to the checked address, which prevents DNS
+rebinding.
 """
 
 import http.client
@@ -20,7 +20,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def check_address(url: str) -> None:
-    """BadRequest for what can never be posted to; names are resolved when it is sent."""
+    """BadRequest if the URL is malformed. The name is resolved only when something is sent."""
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -29,14 +29,14 @@ def check_address(url: str) -> None:
     plain = parts.hostname and parts.username is None and parts.password is None
     if parts.scheme not in _PORTS or not plain or port == -1 or not url.isprintable():
         raise BadRequest(
-            f"{url[:80]!r} is not an address to post to.",
-            next_step="Write https://host/path, without a user name.",
+            f"{url[:80]!r} is not a valid webhook URL.",
+            next_step="Use https://host/path, without a user name or password.",
             param="webhooks",
         )
 
 
 def encoded(body: Any) -> bytes:
-    """As `post_json` sends it: what a signature is made over."""
+    """The body exactly as `post_json` sends it, for signing."""
     return json.dumps(body).encode()
 
 
@@ -48,8 +48,8 @@ def post_json(
     timeout_s: float,
     private: Sequence[str] = (),
 ) -> int:
-    """The status of the answer. `private` lists networks (CIDR) that the operator allows besides
-    the public ones. Unavailable where the address may not or cannot be reached."""
+    """Returns the HTTP status of the response. `private` lists private networks (CIDR) that the
+    operator allows. Unavailable if the address is not allowed or cannot be reached."""
     check_address(url)
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
@@ -64,7 +64,10 @@ def post_json(
         return answer.status
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        raise Unavailable(f"{host} does not answer: {reason}.") from None
+        raise Unavailable(
+            f"{host} does not answer: {reason}.",
+            next_step="Check that the URL is right and its server is running.",
+        ) from None
     finally:
         link.close()
 
@@ -78,23 +81,25 @@ def is_public(address: str, private: Sequence[str] = ()) -> bool:
 
 
 def _resolved(host: str, port: int, private: Sequence[str]) -> str:
-    """One address; if any that the name gives is not public, none is used."""
+    """The first address of the host. Unavailable if any of its addresses is not allowed."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise Unavailable(f"{host[:80]} has no address.") from None
+        raise Unavailable(
+            f"{host[:80]} cannot be resolved.", next_step="Check the host name of the URL."
+        ) from None
     addresses = [str(entry[4][0]) for entry in found]
     if not addresses or not all(is_public(each, private) for each in addresses):
         raise Unavailable(
-            f"{host[:80]} is not a public address.",
-            next_step="The operator may allow it by TOLLHOUSE_WEBHOOK_NETWORKS.",
+            f"{host[:80]} does not resolve to public addresses only.",
+            next_step="The operator can allow a network with TOLLHOUSE_WEBHOOK_NETWORKS.",
             code="address_refused",
         )
     return addresses[0]
 
 
 class _Pinned(http.client.HTTPConnection):
-    """Speaks to one address, and to no other, whatever the name says by then."""
+    """Connects to the given address and does not resolve the name again."""
 
     def __init__(
         self, host: str, port: int, address: str, timeout_s: float, *, secure: bool

@@ -1,4 +1,4 @@
-"""A time limit for an answer that tells a silent server from a busy machine."""
+"""A time-out for server replies that adapts to the load of this machine."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -7,26 +7,25 @@ from typing import Any
 
 from core.turns import waited_s
 
-# After the time allowed come the turns in which a loop that was busy itself reads what the server
-# had said in time.
+# Grace turns after the time-out, in which a busy event loop reads a reply that arrived in time.
 _TURNS, _TURN_S = 4, 0.002
-_LATE_S = 0.004  # an ordinary turn's delay
-_PROMPT = 0.25  # of the time: whoever answers within it costs no look at how busy the machine is
-_LONGEST_S = 1.0  # on the busiest machine
-# A server that shares its cores with a load is slow before it is silent: so many times its usual
-# answer is no silence yet.
+_LATE_S = 0.004  # normal delay of a loop turn
+_PROMPT = 0.25  # of the time-out: a reply within it needs no check of the machine's load
+_LONGEST_S = 1.0  # upper bound of the extended time-out
+# A server on loaded cores is slow without being down: it gets `_USUAL` times its usual reply time.
+# `_NEWEST` is the weight of the newest reply in that average.
 _USUAL, _NEWEST = 8, 0.1
 
 
 class Patience:
-    """For one server, asked one thing after the other."""
+    """For one server with one call at a time."""
 
     def __init__(self, allowed_s: float) -> None:
         self._allowed_s = allowed_s
-        self._usual_s = 0.0  # of an answer, the newest weighing a tenth
+        self._usual_s = 0.0  # moving average of the reply time
 
     async def wait(self, work: Coroutine[Any, Any, None]) -> None:
-        """What `work` raises, or TimeoutError where the server is silent: it is cancelled then."""
+        """Await `work` and re-raise its error. TimeoutError cancels it if the server is silent."""
         loop = asyncio.get_running_loop()
         began, longest = loop.time(), max(_LONGEST_S, self._allowed_s)
         allowed = min(max(self._allowed_s, _USUAL * self._usual_s), longest)
@@ -44,7 +43,7 @@ class Patience:
 
 
 class _Watch:
-    """Looks a few times while it waits; moves the end by what the machine itself took."""
+    """Checks a few times while waiting, and extends the deadline by the delays of this machine."""
 
     def __init__(
         self, limit: asyncio.Timeout, began: float, allowed: float, longest: float
@@ -53,7 +52,7 @@ class _Watch:
         self._last = began + longest
         self._end = min(began + allowed + _TURNS * _TURN_S, self._last)
         self._pauses = chain((allowed * _PROMPT, allowed * (1 - _PROMPT)), repeat(_TURN_S))
-        self._waited: float | None = None  # of this thread, for a core
+        self._waited: float | None = None  # time that this thread waited for a CPU
         self._sleep(began)
 
     def over(self) -> None:
@@ -65,8 +64,8 @@ class _Watch:
 
     def _look(self) -> None:
         now = asyncio.get_running_loop().time()
-        # Where this loop came late itself, or this thread had to wait for a core, the machine was
-        # busy, and the server may have waited for its turn as we did.
+        # If this loop ran late or this thread waited for a CPU, the machine was busy, and the server
+        # may have been delayed as well.
         late = max(0.0, now - self._due - _LATE_S)
         before, self._waited = self._waited, waited_s()
         if before is not None:

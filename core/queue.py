@@ -1,8 +1,8 @@
-"""Tasks: one registry, two runners. Embedded: threads with a timer. Production: Celery.
+"""Background tasks: one registry, two runners. Embedded: threads with a timer. Production: Celery.
 
-A task is a plain function of a TaskContext and JSON-able arguments. It must be idempotent: either
-runner may run it twice. Work that must follow a commit is found again by a periodic task, so a
-queue that forgets loses time and nothing else.
+A task is a plain function of a TaskContext and JSON-serialisable arguments. It must be idempotent,
+because either runner may run it twice. Periodic tasks pick up any work whose message was lost, so a
+lost message delays the work but does not lose it.
 """
 
 import logging
@@ -25,7 +25,7 @@ Service = TypeVar("Service")
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """What tasks work with. `services` holds further ports by their type, put in by the wiring."""
+    """Dependencies of tasks. `services` maps further ports by their type, set by the wiring."""
 
     settings: Settings
     database: Database
@@ -35,7 +35,7 @@ class TaskContext:
     def service(self, port: type[Service]) -> Service:
         found = self.services.get(port)
         if found is None:
-            raise LookupError(f"no {port.__name__} was wired for tasks")
+            raise LookupError(f"no {port.__name__} in TaskContext.services; add it in the wiring")
         return found  # type: ignore[return-value]
 
 
@@ -44,7 +44,7 @@ class Task:
     name: str  # "billing.rate_events"
     run: Callable[..., Any]  # run(context, **arguments)
     queue: str  # rating | invoices | payments | exports | default
-    every_s: float | None  # period of the schedule; None runs on demand only
+    every_s: float | None  # period of the schedule; None: on demand only
     max_retries: int
     retry_base_s: float
     time_limit_s: float
@@ -53,7 +53,7 @@ class Task:
         return self.run(context, **arguments)
 
     def retry_delay_s(self, attempt: int) -> float:
-        """Exponential with full jitter, at most ten minutes. `attempt` counts from 1."""
+        """Exponential back-off with jitter, at most ten minutes. `attempt` counts from 1."""
         return float(random.uniform(0.5, 1.0) * min(600.0, self.retry_base_s * 2 ** (attempt - 1)))
 
 
@@ -69,13 +69,13 @@ def task(
     retry_base_s: float = 1.0,
     time_limit_s: float = 300.0,
 ) -> Callable[[Callable[..., Any]], Task]:
-    """Register a task under its name. The schedule stands here too, in one place."""
+    """Register a task, with its queue, schedule and retry policy."""
 
     def _register(run: Callable[..., Any]) -> Task:
         made = Task(name, run, queue, every_s, max_retries, retry_base_s, time_limit_s)
         known = TASKS.setdefault(name, made)
         if known.run.__qualname__ != run.__qualname__:
-            raise ValueError(f"two tasks are called {name}")
+            raise ValueError(f"two tasks are named {name!r}")
         TASKS[name] = made
         return made
 
@@ -94,7 +94,7 @@ OnDead = Callable[[Task, dict[str, Any], Exception, int], None]
 
 
 class InProcessQueue:
-    """Threads of this process and a timer for the schedule. `on_dead` gets what failed for good."""
+    """Runs tasks in threads of this process. `on_dead` receives tasks that exhausted their retries."""
 
     def __init__(
         self,
@@ -171,12 +171,12 @@ class InProcessQueue:
             return
         self._schedule(chosen, chosen.every_s)
         with self._lock:
-            if chosen.name in self._running:  # the last run still goes on
+            if chosen.name in self._running:  # the previous run has not ended
                 return
             self._running.add(chosen.name)
         try:
             self._pool.submit(self._periodic, chosen)
-        except RuntimeError:  # the pool was closed between the look at `_stopping` and now
+        except RuntimeError:  # the pool was shut down after `_stopping` was checked
             with self._lock:
                 self._running.discard(chosen.name)
 

@@ -1,4 +1,4 @@
-"""The table of tasks that failed for good: listed, replayed, never silently dropped."""
+"""The table of dead letters: tasks that exhausted their retries."""
 
 from datetime import datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""Connections to one Redis, or to a Redis Cluster: `redis+cluster://` (`rediss+cluster://` by TLS)."""
+"""Connections to Redis or a Redis Cluster: `redis+cluster://`, with TLS `rediss+cluster://`."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ def is_cluster(url: str) -> bool:
 
 
 def node_url(url: str) -> str:
-    """Of the node that the setting names: the way to it alone."""
+    """The plain URL of the node named in a cluster URL."""
     return url.replace(_CLUSTER, "://", 1)
 
 
 def connect(url: str, *, timeout_s: float, connections: int) -> Client:
-    """Nothing is sent yet."""
+    """A client; it connects on first use."""
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": 1.0,
@@ -34,8 +34,8 @@ def connect(url: str, *, timeout_s: float, connections: int) -> Client:
 
 
 async def check_kind(client: Client) -> None:
-    """RedisError where it does not answer; SettingError of a cluster's node under a plain address:
-    it would refuse every tenant whose counters lie on another."""
+    """RedisError if the server does not answer. SettingError if a plain URL names a cluster node,
+    which rejects every key of another node."""
     if isinstance(client, RedisCluster):
         await client.initialize()
         return
@@ -43,5 +43,5 @@ async def check_kind(client: Client) -> None:
     if told.get("cluster_enabled"):
         raise SettingError(
             "TOLLHOUSE_REDIS_URL names one node of a Redis Cluster.",
-            next_step="Write redis+cluster:// instead of redis://, or name a Redis of its own.",
+            next_step="Use redis+cluster:// instead of redis://, or a Redis without cluster mode.",
         )

@@ -1,8 +1,8 @@
-"""The short way of many small calls to Redis: all of a moment at once, their answers in order.
+"""Low-overhead pipelining to Redis: commands sent as one batch, replies in order.
 
-A pipeline of redis-py takes a connection from its pool, looks at its health and gives it back, with
-a timer at each step; that costs more than a script of ours runs. Whoever asks one thing after the
-other keeps a connection, and watches the time himself.
+A redis-py pipeline takes a connection from the pool, checks its health and returns it, with a timer
+at each step, which costs more than the counters' script runs. A caller that sends one batch at a
+time can keep one connection instead; it must enforce its own time-out.
 """
 
 import math
@@ -18,16 +18,16 @@ from redis.exceptions import ResponseError
 from core.redis_client import Client
 
 Command = tuple[Any, ...]
-# What was quiet for so long may have been closed by its server, or by what lies between.
+# After this idle time the server or a proxy may have closed the connection.
 _QUIET_S = 0.05
 
 
 class Line(Protocol):
-    """For one caller at a time, who may be cancelled at any point."""
+    """Used by one caller at a time, which may be cancelled at any point."""
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """An answer each, in order; what one failed with is its answer. RedisError or OSError where
-        the server cannot be reached: any of the commands may then have been done."""
+        """Returns a reply per command, in order; a failed command's reply is its exception.
+        RedisError or OSError if the server cannot be reached: commands may have been executed."""
 
     async def ping(self) -> None: ...
 
@@ -41,7 +41,7 @@ def line_to(client: Client) -> Line:
 
 
 class KeptLine:
-    """One connection, made when it is first needed, and anew after any that broke off."""
+    """One connection, opened on first use and reopened after a failure."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         pool = client.connection_pool
@@ -52,7 +52,7 @@ class KeptLine:
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
         connection = await self._ready()
-        self._kept = None  # nobody finds one with answers to somebody else's questions on it
+        self._kept = None  # never reuse a connection with unread replies
         try:
             await connection.send_packed_command(
                 connection.pack_commands(commands), check_health=False
@@ -89,7 +89,7 @@ class KeptLine:
 
 
 class ClusterLine:
-    """By its client's pipes, which send each command to its slot's node."""
+    """Uses the cluster client's pipelines, which send each command to its slot's node."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -104,7 +104,7 @@ class ClusterLine:
         await self._client.ping()
 
     async def close(self) -> None:
-        """The client closes what it opened."""
+        """No-op: the client owns the connections."""
 
 
 async def _answer(connection: AbstractConnection) -> Any:

@@ -1,7 +1,7 @@
-"""Every knob, typed, with its unit and default, read once. A wrong value stops the start.
+"""All settings, typed, with unit and default, read once at start. A wrong value stops the start.
 
-Values come from the environment (`TOLLHOUSE_*`) and from the file that `TOLLHOUSE_ENV_FILE` names
-(default `tollhouse.env` where it exists); the environment wins.
+Values come from the environment (`TOLLHOUSE_*`) and from the file named by `TOLLHOUSE_ENV_FILE`
+(default: `tollhouse.env` if it exists). The environment takes precedence.
 """
 
 import difflib
@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from core.errors import SettingError
 
 PREFIX = "TOLLHOUSE_"
-# Read by tests, benchmarks and the settings file itself, not by the product.
+# Names read by tests, benchmarks and this file, which are not settings.
 _OTHER_NAMES = ("ENV_FILE", "SPECS_DIR", "BENCH_HOME", "MODERATION_DATA", "TEST_", "DEBUG")
 
 
@@ -24,115 +24,130 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 chooses a free port.")
     workers: int = Field(1, ge=1, le=256, description="Gateway processes on this machine.")
     pin_workers: bool = Field(
         False,
-        description="Each gateway process keeps to one core of those it may use (worker i to core "
-        "i from the last), which keeps its threads from handing the interpreter across cores. Leave "
-        "it off where several houses share a machine: they would choose the same cores.",
+        description="Pin each gateway process to one CPU core, counted from the last allowed core, so "
+        "that its threads do not pass the interpreter lock between cores. Leave it off if several "
+        "deployments share the machine: they would choose the same cores.",
     )
-    data_dir: Path = Field(Path("./data"), description="Where the spool and embedded data lie.")
+    data_dir: Path = Field(
+        Path("./data"), description="Directory of the spool and of embedded data."
+    )
     database_url: str = Field(
-        "", description="SQLAlchemy address; empty is a SQLite file in the data directory."
+        "", description="SQLAlchemy database URL; empty: a SQLite file in the data directory."
     )
     redis_url: str = Field(
-        "", description="Redis (or redis+cluster://) for counters; empty: memory."
+        "", description="Redis URL (redis:// or redis+cluster://) for counters; empty: in memory."
     )
     broker_url: str = Field(
-        "", description="Celery's broker (amqp:// or redis://); empty runs tasks in-process."
+        "", description="Celery broker URL (amqp:// or redis://); empty: tasks run in-process."
     )
     model: str = Field(
-        "", description="Directory in Hugging Face layout, or a hub id; empty is the demo model."
+        "",
+        description="Model directory in Hugging Face layout, or a hub id; empty: the demo model.",
     )
-    model_name: str = Field("", description="Public name of the model; empty is the directory's.")
+    model_name: str = Field("", description="Public model name; empty: the directory's name.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Arithmetic of the engine."
+        "auto", description="Data type in which the engine computes."
     )
     adapter_dirs: Annotated[tuple[Path, ...], NoDecode] = Field(
-        (), description="Colon-separated directories from which lora_path may load."
+        (), description="Colon-separated directories from which `lora_path` may load adapters."
     )
     upstreams: str = Field(
         "",
-        description="Engines to route to: addresses split by commas or spaces (tcp://, ipc://, "
-        "http://), or a JSON list of objects, or the path of a JSON file; empty spawns a local "
-        "engine.",
+        description="Engines to route to: addresses separated by commas or spaces (tcp://, ipc://, "
+        "http://), a JSON list of objects, or the path of a JSON file; empty: a local engine is "
+        "started.",
     )
-    engines: int = Field(1, ge=1, le=64, description="Local engine processes to spawn.")
-    kv_memory_mb: int = Field(0, ge=0, description="KV cache of a local engine in MiB; 0 chooses.")
+    engines: int = Field(1, ge=1, le=64, description="Number of local engine processes to start.")
+    kv_memory_mb: int = Field(0, ge=0, description="KV cache of a local engine, MiB; 0: automatic.")
     engine_public_key: str = Field("", description="CURVE public key of remote engines (Z85).")
     engine_secret_key_file: Path | None = Field(
-        None, description="File with this side's CURVE key pair for engine sockets."
+        None, description="File with the gateway's CURVE key pair for engine sockets."
     )
-    admin_token: str = Field("", description="Operator's token; empty mints one at first start.")
-    stripe_api_key: str = Field("", description="Stripe secret key; empty uses manual payments.")
-    stripe_api_base: str = Field("", description="Stripe API address; empty is Stripe's own.")
-    stripe_webhook_secret: str = Field("", description="Secret that signs Stripe's webhooks.")
+    admin_token: str = Field("", description="Operator's token; empty: generated at first start.")
+    stripe_api_key: str = Field("", description="Stripe secret key; empty: manual payments.")
+    stripe_api_base: str = Field("", description="Base URL of the Stripe API; empty: Stripe's own.")
+    stripe_webhook_secret: str = Field(
+        "", description="Signing secret of the Stripe webhook endpoint."
+    )
     dunning: Literal["own", "stripe"] = Field(
-        "own", description="Who tries a refused card again: dunning, or Stripe's Smart Retries."
+        "own", description="What retries a declined card: our dunning, or Stripe's Smart Retries."
     )
     limits_when_redis_down: Literal["closed", "local"] = Field(
         "closed",
-        description="Rate limits without Redis: refuse, or count a local share. Money is closed.",
+        description="Rate limits while Redis is down: reject all requests, or count a local share. "
+        "Budgets and credit always reject.",
     )
     max_in_flight: int = Field(
         4096,
         ge=0,
-        description="Requests that one gateway process runs at once; 0 is no bound. Free plans are "
-        "refused from 80 % on, standard ones from 90 %, premium ones wait.",
+        description="Concurrent requests per gateway process; 0: unlimited. Requests on free plans "
+        "are rejected from 80 % of it, on standard plans from 90 %; premium plans queue.",
     )
     moderation: Literal["on", "off"] = Field("on", description="Screen prompts and answers.")
     guards: str = Field(
         "",
-        description="Second opinions that policies may ask: a JSON list of objects, or the path of "
+        description="Guard models that policies may consult: a JSON list of objects, or the path of "
         'a JSON file: {"guard": "llama-guard", "model": "a served model"} or {"guard": "remote", '
         '"url": "https://api.openai.com", "api_key": "sk-..."}.',
     )
     moderation_retention_days: int = Field(
-        90, ge=1, le=3650, description="How long decisions of the screen are kept."
+        90, ge=1, le=3650, description="Retention of moderation decisions, days."
     )
-    request_timeout_s: float = Field(600, gt=0, description="Longest life of a request, seconds.")
+    request_timeout_s: float = Field(600, gt=0, description="Time-out of a request, seconds.")
     fallbacks: str = Field(
         "",
-        description="Models that answer where a model has no engine: small=large,other; "
-        "large=other. Charged at the price of what answered; a tenant may turn it off.",
+        description="Fallback models for a model that no engine can serve: small=large,other; "
+        "large=other. Charged at the price of the model that served; a tenant may turn it off.",
     )
     cold_start_s: float = Field(
         60,
         ge=0,
-        description="Longest that a request waits for a model or an adapter that is being loaded, "
-        "seconds; a stream gets keep-alives meanwhile. 0 refuses at once.",
+        description="How long a request waits for a model or an adapter that is being loaded, "
+        "seconds; streams receive keep-alives meanwhile. 0: reject at once.",
     )
     max_body_mb: int = Field(8, ge=1, le=512, description="Largest request body, MiB.")
-    max_file_mb: int = Field(200, ge=1, le=4096, description="Largest file of /v1/files, MiB.")
+    max_file_mb: int = Field(
+        200, ge=1, le=4096, description="Largest file accepted by /v1/files, MiB."
+    )
     batch_concurrency: int = Field(
         8,
         ge=0,
         le=1024,
-        description="Lines of batches that one gateway process runs at once; 0 runs none.",
+        description="Batch lines that one gateway process runs concurrently; 0: none.",
     )
-    drain_timeout_s: float = Field(30, ge=0, description="Grace for streams at shutdown, seconds.")
+    drain_timeout_s: float = Field(
+        30, ge=0, description="How long open streams may continue at shutdown, seconds."
+    )
     tracing_endpoint: str = Field(
         "",
-        description="OTLP/HTTP address for OpenTelemetry spans, such as "
-        "http://localhost:4318/v1/traces (needs the tracing extra); empty traces nothing.",
+        description="OTLP/HTTP endpoint for OpenTelemetry spans, such as "
+        "http://localhost:4318/v1/traces (needs the `tracing` extra); empty: no tracing.",
     )
-    log_format: Literal["console", "json"] = Field("console", description="Shape of log lines.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least.")
-    smtp_url: str = Field("", description="smtp://user:password@host:port for alerts; empty: none.")
+    log_format: Literal["console", "json"] = Field("console", description="Log format.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Log level."
+    )
+    smtp_url: str = Field(
+        "", description="smtp://user:password@host:port for alert mails; empty: none."
+    )
     webhook_networks: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="Private networks (CIDR, comma-separated) that tenants' webhooks may reach."
+        (),
+        description="Private networks (CIDR, comma-separated) that webhooks of tenants may reach.",
     )
-    public_url: str = Field("", description="Address that links in mails and pages begin with.")
+    public_url: str = Field("", description="Base URL of links in mails and pages.")
     oidc_issuer: str = Field("", description="OpenID Connect issuer for single sign-on.")
     oidc_client_id: str = Field("", description="OpenID Connect client id.")
     oidc_client_secret: str = Field("", description="OpenID Connect client secret.")
     export_dir: Path | None = Field(
-        None, description="Scheduled exports; empty is `exports` in the data directory."
+        None, description="Directory of scheduled exports; empty: `exports` in the data directory."
     )
     export_store_url: str = Field(
         "",
-        description="Address of the S3-compatible store of scheduled exports; empty is AWS's own.",
+        description="Endpoint of the S3-compatible store for scheduled exports; empty: AWS.",
     )
 
     @field_validator("adapter_dirs", mode="before")
@@ -155,7 +170,7 @@ class Settings(BaseSettings):
 
 
 def load_settings(**overrides: object) -> Settings:
-    """Read the environment and the file; SettingError names the variable and what it takes."""
+    """Read the environment and the settings file. SettingError names the wrong variable."""
     env_file = os.environ.get(f"{PREFIX}ENV_FILE", "")
     if env_file and not Path(env_file).is_file():
         raise SettingError(

@@ -1,13 +1,13 @@
-"""How busy the machine is, as this thread feels it."""
+"""CPU contention, measured on the calling thread."""
 
 from pathlib import Path
 
-_TOLD = Path("/proc/thread-self/schedstat")  # ns on a core, ns ready for one, turns
+_TOLD = Path("/proc/thread-self/schedstat")  # ns running, ns runnable but waiting, time slices
 
 
 def waited_s() -> float:
-    """How long the calling thread has been ready to run and waited for a core, all in all; always
-    0 where the system does not tell."""
+    """Total seconds for which the calling thread was runnable but waited for a CPU. 0 if the
+    system does not report it."""
     try:
         return int(_TOLD.read_bytes().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):

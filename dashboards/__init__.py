@@ -1,1 +1,1 @@
-"""What people look at."""
+"""The dashboard: server-rendered pages for tenants and the operator."""

@@ -1,4 +1,4 @@
-"""The mounted sub-application: who is looking, strict headers, an origin check on every change."""
+"""The mounted dashboard application: authentication, security headers, and a same-origin check."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -45,7 +45,7 @@ def create_dashboard(house: House) -> Asgi:
 
 
 class _Gate:
-    """Finds the viewer, sends strangers to the sign-in page, and puts the headers on everything."""
+    """Resolves the viewer, redirects to the sign-in page without one, and adds security headers."""
 
     def __init__(self, app: Starlette, house: House) -> None:
         self._app = app
@@ -73,7 +73,7 @@ class _Gate:
         await (answer or self._app)(scope, receive, _send)
 
     async def _admit(self, request: Request, path: str) -> Response | None:
-        """None lets the request through to its page."""
+        """None admits the request to its page."""
         root = request.scope.get("root_path", "")
         if request.method not in ("GET", "HEAD") and not same_origin(request):
             return _error_page(request, Forbidden("This form was sent from another site."))
@@ -92,7 +92,8 @@ def _find(house: House, cookie: str) -> Any:
 
 
 def same_origin(request: Request) -> bool:
-    """Browsers send Origin with every POST; a request without one must not come from a page."""
+    """Whether the form was sent by one of our pages. Browsers send Origin with every POST, so a
+    request without it does not come from a page."""
     fetch_site = request.headers.get("sec-fetch-site")
     if fetch_site is not None:
         return fetch_site in ("same-origin", "none")
@@ -111,5 +112,5 @@ def _error_page(request: Request, error: Exception) -> Response:
 
 def _http_error_page(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = "There is no such page." if error.status_code == 404 else str(error.detail)
+    message = "This page does not exist." if error.status_code == 404 else str(error.detail)
     return page(request, "error.html", error.status_code, message=message, next_step="")

@@ -1,5 +1,5 @@
-"""The cells of a table as HTML. In Python rather than in the template, where a page of a hundred rows
-spends most of its time.
+"""Table cells as HTML. Rendered in Python, because in Jinja they take most of the time of a page
+with a hundred rows.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from dashboards.scales import grouped
 from dashboards.tables import Column, Table
 
 _NUMBER = '<td class="num">'
-_LONG, _WRAPPED = ' class="long"', 18  # characters from which a text may break anywhere
+_LONG, _WRAPPED = ' class="long"', 18  # characters; a longer text may break anywhere
 
 
 def lines(table: Table) -> list[list[Markup | None]]:
-    """The rows; None where the template puts the forms of a row."""
+    """The cells of each row; None where the template inserts the row's forms."""
     return [
         [_cell(column, row, table.currency_of(row)) for column in table.columns]
         for row in table.rows

@@ -1,7 +1,7 @@
-"""Numbers to accessible SVG text: bars in stacks, and lines. The same numbers stand in a table below.
+"""Accessible SVG charts: stacked bars, lines and meters. Each page repeats the numbers in a table.
 
-Colour is never alone: each series also has a hatch or a dash of its own. No inline style and no
-script, so the strictest Content-Security-Policy holds.
+Series differ by hatch or dash as well as by colour. Without inline styles and scripts, the charts work
+under a strict Content-Security-Policy.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from dashboards.scales import Axis, Label, Number, axis_for, short
 WIDTH, HEIGHT = 720, 240
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 28
 PLOT_W, PLOT_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-STYLES = 8  # series classes in the stylesheet; a ninth series belongs into "Other"
+STYLES = 8  # series classes in the stylesheet; further series are combined as "Other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Series:
 def stacked_bars(
     title: str, labels: Sequence[str], series: Sequence[Series], label: Label = short
 ) -> str:
-    """One bar a label, the series on top of each other, the first at the foot."""
+    """One bar per label with the series stacked, the first at the bottom."""
     _check(labels, series)
     totals = [sum(each.values[i] for each in series) for i in range(len(labels))]
     axis = axis_for(max(totals, default=0))
@@ -49,7 +49,7 @@ def stacked_bars(
 
 
 def lines(title: str, labels: Sequence[str], series: Sequence[Series], label: Label = short) -> str:
-    """One line a series over the labels, with a dot at each value."""
+    """One line per series, with a dot at each value."""
     _check(labels, series)
     axis = axis_for(max((v for each in series for v in each.values), default=0))
     step = PLOT_W / max(len(labels), 1)
@@ -71,7 +71,7 @@ def lines(title: str, labels: Sequence[str], series: Sequence[Series], label: La
 
 
 def meter(title: str, used: Number, limit: Number) -> str:
-    """How much of a limit is used; past the limit the bar is full and marked."""
+    """The used share of a limit. At or above the limit the bar is full and marked."""
     share = 0.0 if limit <= 0 else min(1.0, float(used) / float(limit))
     state = "over" if used >= limit else "near" if share >= 0.8 else "under"
     said = f"{title}: {short(used)} of {short(limit)}"
@@ -104,7 +104,7 @@ def _frame(
     )
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(described)} The table below has the numbers.">'
+        f'aria-label="{escape(described)} The table below shows the numbers.">'
         f"{_grid(axis, label)}{''.join(marks)}{_names(labels)}</svg>"
         f"{legend(series) if len(series) > 1 else ''}"
     )
@@ -124,7 +124,7 @@ def _grid(axis: Axis, label: Label) -> str:
 
 
 def _names(labels: Sequence[str]) -> str:
-    """At most eight names under the axis, evenly spaced, so that they never run into each other."""
+    """At most eight evenly spaced labels under the axis, so that they do not overlap."""
     every = -(-len(labels) // 8) or 1
     step = PLOT_W / max(len(labels), 1)
     return "".join(
@@ -139,7 +139,7 @@ def _check(labels: Sequence[str], series: Sequence[Series]) -> None:
         if len(each.values) != len(labels):
             raise ValueError(f"{each.name} has {len(each.values)} values for {len(labels)} labels")
         if any(value < 0 for value in each.values):
-            raise ValueError(f"{each.name} has a negative value; charts begin at zero")
+            raise ValueError(f"{each.name} has a negative value; charts start at zero")
 
 
 def _hatch(number: int, path: str) -> str:
@@ -149,7 +149,7 @@ def _hatch(number: int, path: str) -> str:
     )
 
 
-# Once a page, before the first chart: the hatches that the stylesheet's series refer to.
+# Included once per page, before the first chart: the hatches that the stylesheet refers to.
 PATTERNS = (
     '<svg class="patterns" width="0" height="0" aria-hidden="true"><defs>'
     + "".join(

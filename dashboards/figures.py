@@ -1,6 +1,6 @@
-"""What the pages count: one reading of the buckets, folded into tiles, series and tables.
+"""Usage totals for the pages: the buckets are read once and aggregated for tiles, charts and tables.
 
-Tile, chart, table and CSV of a page come from one `Figures`, so they cannot disagree.
+Tiles, charts, table and CSV of a page come from one `Figures`, so they always agree.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ GROUPS = {
 }
 
 
-# Corrections of past usage name a project and a model at most.
+# Corrections of past usage have at most a project and a model.
 _NAMELESS = {
     "model": "corrections",
     "adapter": "no adapter",
@@ -42,16 +42,16 @@ _NAMELESS = {
 @dataclass(slots=True)
 class Figures:
     group_by: str
-    labels: list[str]  # one a bucket
+    labels: list[str]  # one per bucket
     counts: dict[str, dict[str, int]]  # group -> column -> sum over the range
-    steps: dict[str, list[dict[str, int]]]  # group -> a bucket each
-    names: dict[str, str] = field(default_factory=dict)  # group -> what a person calls it
+    steps: dict[str, list[dict[str, int]]]  # group -> one entry per bucket
+    names: dict[str, str] = field(default_factory=dict)  # group -> display name
 
     def total(self, column: str) -> int:
         return sum(sums[column] for sums in self.counts.values())
 
     def series(self, column: str) -> list[Series]:
-        """The largest groups, and the rest as "Other", so that no colour is used twice."""
+        """The largest groups, and the rest as "Other", so that no colour repeats."""
         ranked = sorted(self.counts, key=lambda group: -self.counts[group][column])
         shown = ranked if len(ranked) <= STYLES else ranked[: STYLES - 1]
         rest = ranked[len(shown) :]
@@ -77,7 +77,7 @@ class Figures:
 
 
 def drawable(values: list[int]) -> list[int]:
-    """Charts begin at zero. A day on which more was given back than used is told by the table."""
+    """Replace negative values, which charts cannot show, by 0. The table shows them."""
     return [max(0, value) for value in values]
 
 
@@ -87,7 +87,7 @@ def read(
     span: Range,
     now: datetime,
     group_by: str,
-    **filters: Any,  # tuples of names, as BucketQuery has them
+    **filters: Any,  # filters of BucketQuery: tuples of names
 ) -> Figures:
     width = span.width
     limit = min(width.most, span.days * 86400 // width.seconds)
@@ -95,7 +95,7 @@ def read(
     page = usage_buckets(session, scope, query)
     found = list(page.buckets)
     if group_by == "member_id" and not scope.project_id:
-        # Corrections name no member; with them the totals are those of every other grouping.
+        # Corrections have no member. They are added, so that all groupings have the same totals.
         other = replace(query, group_by=(), kinds=(ADJUSTMENT,))
         for own, changed in zip(found, usage_buckets(session, scope, other).buckets, strict=True):
             own.rows.extend(replace(row, group={"member_id": ""}) for row in changed.rows)

@@ -1,4 +1,4 @@
-"""Filters that live in the URL: the date range, the grouping, the page. Wrong ones say so."""
+"""Filters in the URL: date range, grouping and choices. BadRequest for an invalid value."""
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -14,7 +14,7 @@ LONGEST_DAYS = 180
 @dataclass(frozen=True, slots=True)
 class Range:
     first: date
-    last: date  # included
+    last: date  # inclusive
 
     @property
     def start(self) -> datetime:
@@ -34,17 +34,17 @@ class Range:
 
 
 def date_range(request: Request, now: datetime, usual_days: int = 30) -> Range:
-    """`from` and `to` of the query, both included, in UTC; the last 30 days without them."""
+    """`from` and `to` of the query string, inclusive, in UTC; by default the last `usual_days`."""
     last = _day(request, "to") or now.date()
     first = _day(request, "from") or last - timedelta(usual_days - 1)
     if first > last:
         raise BadRequest(
-            f"The range runs from {first} back to {last}.", next_step="Swap the dates."
+            f"The range starts on {first}, after its end on {last}.", next_step="Swap the dates."
         )
     if (last - first).days >= LONGEST_DAYS:
         raise BadRequest(
-            f"The range has {(last - first).days + 1} days; at most {LONGEST_DAYS} are shown.",
-            next_step="Choose a shorter one, or export the usage.",
+            f"The range has {(last - first).days + 1} days; the maximum is {LONGEST_DAYS}.",
+            next_step="Choose a shorter range, or export the usage.",
         )
     return Range(first, last)
 
@@ -52,7 +52,7 @@ def date_range(request: Request, now: datetime, usual_days: int = 30) -> Range:
 def choice(request: Request, name: str, known: tuple[str, ...], usual: str) -> str:
     value = request.query_params.get(name) or usual
     if value not in known:
-        raise BadRequest(f"{name} is {value[:40]!r}; known: {', '.join(known)}.")
+        raise BadRequest(f"{name} is {value[:40]!r}.", next_step=f"Use one of {', '.join(known)}.")
     return value
 
 
@@ -67,11 +67,11 @@ def day_of(name: str, text: str) -> date | None:
         return date.fromisoformat(text)
     except ValueError:
         raise BadRequest(
-            f"{name} is {text[:40]!r}, not a date like 2026-11-21.", param=name
+            f"{name} is {text[:40]!r}, which is not a date like 2026-11-21.", param=name
         ) from None
 
 
 def moment_of(name: str, text: str) -> datetime | None:
-    """The first moment of a day, UTC."""
+    """The start of a day in UTC; None for an empty text."""
     day = day_of(name, text)
     return datetime(day.year, day.month, day.day, tzinfo=UTC) if day else None

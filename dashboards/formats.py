@@ -1,4 +1,4 @@
-"""Values to words: money, moments, shares, and the colour of a state."""
+"""Formatting of values: money, times, shares, and the colours of states."""
 
 import re
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from dashboards.scales import grouped
 
 
 def money(units: int, currency: str) -> str:
-    """To the minor unit, for tiles and tables; the exact amount stands in the title and the CSV."""
+    """Rounded to the minor unit, for tiles and tables; titles and CSV have the exact amount."""
     rounded, _left = round_to_minor(units, currency)
     return f"{_grouped_decimal(format_minor(rounded, currency))} {currency}"
 
@@ -36,7 +36,7 @@ def share(part: int, whole: int) -> str:
 
 
 def marked(text: object) -> Markup:
-    """Escaped, with what stands between backticks as code."""
+    """HTML-escaped, with text between backticks as <code>."""
     said = str(escape(text))
     return Markup(_CODE.sub(r"<code>\1</code>", said) if "`" in said else said)
 
@@ -45,7 +45,7 @@ _CODE = re.compile(r"`([^`]+)`")
 
 
 def feeling(state: str) -> str:
-    """The colour of a badge; its words say the same."""
+    """The colour class of a badge with this state."""
     return _FEELINGS.get(state, "")
 
 

@@ -1,4 +1,4 @@
-"""The sections of the dashboard, and who sees which: casbin's answer, asked once a page."""
+"""The sections of the dashboard. casbin decides which of them a viewer sees."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What only the gateway knows and the pages show: handed in by the composition root."""
+"""The port to the gateway: data and actions that pages need, provided by the composition root."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ from core.tenants.scope import TenantScope
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One replica as its last heartbeat said."""
+    """One replica, as of its last heartbeat."""
 
     engine_id: str
     model: str
-    state: str  # healthy | loading | draining | silent (away, or left alone after failures)
+    state: str  # healthy | loading | draining | silent (no heartbeat, or its breaker is open)
     running: int = 0
     waiting: int = 0
     tokens_waiting: int = 0
     blocks_used: int = 0
-    blocks_total: int = 0  # 0: this kind of engine does not say
-    adapters: Mapping[str, int] = field(default_factory=dict)  # by state
+    blocks_total: int = 0  # 0: this kind of engine does not report it
+    adapters: Mapping[str, int] = field(default_factory=dict)  # count by state
 
     @property
     def kv_share(self) -> float | None:
@@ -30,7 +30,7 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the house: whether it does its work, and what to do if not."""
+    """A component of the deployment: its state, and what to do if it does not work."""
 
     name: str
     state: str  # good | warn | bad | unused
@@ -40,9 +40,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """How much of a bucket is taken now; it refills continuously."""
+    """Current use of a rate limit's bucket, which refills continuously."""
 
-    rule: str  # as limits are named: tenant:requests:60
+    rule: str  # name of the limit: tenant:requests:60
     used: int
     limit: int
     full_again_s: float
@@ -50,7 +50,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An adapter as a form sent it: an archive, or the two files of PEFT."""
+    """An uploaded adapter: an archive, or the two files of PEFT."""
 
     archive: IO[bytes] | None = None
     config: IO[bytes] | None = None
@@ -63,35 +63,35 @@ class Gatehouse(Protocol):
     def base_models(self) -> Sequence[str]: ...
 
     def residency(self) -> Mapping[str, Mapping[str, int]]:
-        """Adapter digest -> state -> on how many engines."""
+        """Adapter digest -> state -> number of engines."""
         ...
 
     def parts(self) -> Sequence[Part]: ...
 
     def used(self, scope: TenantScope, rules: Sequence[LimitRule]) -> Sequence[Used]:
-        """Of the rates of the tenant as a whole; [] while the counters do not answer."""
+        """Use of the tenant-wide rate limits; [] while the counters do not answer."""
         ...
 
     def add_adapter(self, scope: TenantScope, name: str, base: str, upload: Upload) -> None:
-        """BadRequest says what is wrong with the files; nothing of them is kept then."""
+        """Validate and register. BadRequest if the files are invalid; nothing is stored then."""
         ...
 
     def collects_by(self) -> str:
-        """The payment provider that collects, or "" where people book payments by hand."""
+        """The payment provider that collects, or "" if payments are recorded manually."""
         ...
 
     def card_page(self, scope: TenantScope) -> str:
-        """The provider's page to leave a card on. Conflict, or Unavailable while it is silent."""
+        """URL of the provider's page for adding a card. Conflict, or Unavailable if it is down."""
         ...
 
     def export_store(self, destination: str) -> Store:
-        """Where a scheduled export goes; BadRequest where that is no destination."""
+        """The store of a scheduled export. BadRequest for an invalid destination."""
         ...
 
     def changed(self) -> None:
-        """Policies or adapters were changed: this process reads them again at once."""
+        """Reload policies and adapters in this process after a change."""
         ...
 
     def replay(self, ids: Sequence[int]) -> int:
-        """Play dead letters again, all without ids; returns how many."""
+        """Replay the dead letters with these ids, or all if `ids` is empty; returns how many."""
         ...

@@ -1,4 +1,4 @@
-"""Templates to pages: one Jinja environment, its filters, and the headers that every page carries."""
+"""Rendering of pages: the Jinja environment, its filters, and the variables of every template."""
 
 from functools import cache
 from pathlib import Path
@@ -16,35 +16,35 @@ from dashboards.scales import grouped, short
 from dashboards.viewer import House, Viewer
 
 HERE = Path(__file__).parent
-# What a change says on the page that it leads back to: a word in the URL, never text from it.
+# Messages after a change. The URL carries only the key, never the text.
 NOTICES = {
-    "key-revoked": "The key is revoked.",
-    "member-added": "The member is added.",
-    "member-changed": "The member is changed, and signed out everywhere.",
-    "member-removed": "The member is removed, and signed out everywhere.",
-    "adapter-added": "The adapter is valid and registered. Its name works in `model` at once.",
-    "adapter-removed": "The adapter is removed. Requests that name it are refused from now on.",
+    "key-revoked": "The key was revoked.",
+    "member-added": "The member was added.",
+    "member-changed": "The member was changed and signed out everywhere.",
+    "member-removed": "The member was removed and signed out everywhere.",
+    "adapter-added": "The adapter is valid and registered. You can use it in `model` now.",
+    "adapter-removed": "The adapter was removed. Requests that name it are rejected.",
     "limit-set": "The limit is in force.",
-    "limit-removed": "The limit is removed; the plan's holds again.",
+    "limit-removed": "The limit was removed. The limit of the plan applies again.",
     "budget-set": "The budget is in force.",
     "budget-ended": "The budget has ended.",
     "policy-put": "The policy is in force.",
-    "policy-retired": "The policy is out of force; the next level's holds.",
-    "appeal-opened": "The appeal is open. Its answer appears here.",
-    "appeal-decided": "The appeal is decided.",
-    "key-freed": "The key works again; earlier strikes no longer count.",
-    "tenant-made": "The tenant is made. Give it a first key with `tollhouse key new`.",
-    "tenant-shown": "The pages below are this tenant's until another is chosen.",
-    "tenant-changed": "The tenant is changed.",
-    "price-saved": "The price was tried on samples and saved.",
-    "replayed": "The tasks were played again.",
-    "resent": "The message goes out again.",
-    "endpoint-removed": "The endpoint is removed. Nothing more is sent to it.",
-    "test-sent": "A test is on its way; the list below says how it went.",
-    "schedule-made": "The schedule is set. Its first file comes when the current span ends.",
+    "policy-retired": "The policy was retired. The policy of the next level applies.",
+    "appeal-opened": "The appeal is open. The answer will appear here.",
+    "appeal-decided": "The appeal was decided.",
+    "key-freed": "The key works again. Earlier strikes no longer count.",
+    "tenant-made": "The tenant was created. Issue its first key with `tollhouse key new`.",
+    "tenant-shown": "The tenant pages now show this tenant.",
+    "tenant-changed": "The tenant was changed.",
+    "price-saved": "The price was tested on sample usage and saved.",
+    "replayed": "The tasks were replayed.",
+    "resent": "The message is queued again.",
+    "endpoint-removed": "The endpoint was removed. No more messages are sent to it.",
+    "test-sent": "A test message is queued. The list below shows the result.",
+    "schedule-made": "The schedule is active. The first file is written when the current period ends.",
     "schedule-pause": "The schedule is paused.",
-    "schedule-resume": "The schedule goes on with the current span.",
-    "schedule-end": "The schedule is deleted. Files that it made stay.",
+    "schedule-resume": "The schedule is active again, from the current period on.",
+    "schedule-end": "The schedule was deleted. Its files were kept.",
 }
 
 
@@ -95,7 +95,7 @@ def page(request: Request, template: str, status: int = 200, **values: Any) -> H
 
 
 def svg(text: str) -> Markup:
-    """Text that `charts` has escaped already."""
+    """Marks SVG from `charts`, which is already escaped, as safe."""
     return Markup(text)
 
 

@@ -1,5 +1,5 @@
-"""The list of requests, read in the order of its index: a page costs the same wherever it lies among ten
-million, since it begins at the row where the last one ended instead of counting up to it.
+"""The request log with keyset pagination: each page starts at the last row of the previous one, so
+that any page of ten million requests costs the same.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Beside a row: `older` of it, or newer."""
+    """A cursor: the rows older or newer than the given row."""
 
     at: datetime
     request_id: str
@@ -41,13 +41,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    rows: list[Found]  # the newest first
-    newer: str = ""  # the place to go on from; empty where there is nothing more
+    rows: list[Found]  # newest first
+    newer: str = ""  # cursor of the page; empty if there is none
     older: str = ""
 
 
 def place_of(query: Mapping[str, str]) -> Place | None:
-    """`before` or `after` of the URL; BadRequest where it is no place."""
+    """The cursor in `before` or `after` of the URL. BadRequest if it is malformed."""
     name = "before" if query.get("before") else "after"
     text = query.get(name) or ""
     if not text:
@@ -59,8 +59,8 @@ def place_of(query: Mapping[str, str]) -> Place | None:
         at = None
     if at is None or at.tzinfo is None or not request_id:
         raise BadRequest(
-            f"{name} is {text[:60]!r}, no place in this list.",
-            next_step="Begin with the newest.",
+            f"{name} is {text[:60]!r}, which is not a cursor of this list.",
+            next_step="Remove it to start with the newest request.",
             param=name,
         )
     return Place(at, request_id[:40], name == "before")
@@ -85,7 +85,7 @@ def page_of(session: Session, wanted: Wanted, place: Place | None, size: int) ->
 
 
 def every(database: Database, wanted: Wanted) -> Iterator[Found]:
-    """All of them, the newest first, some thousand in memory at a time."""
+    """All matching requests, newest first, with `_EXPORTED` rows in memory at a time."""
     place: Place | None = None
     while True:
         with database.read() as session:
@@ -123,7 +123,7 @@ def _query(wanted: Wanted, place: Place | None) -> Select[UsageEventRow, int]:
     row = tuple_(event.occurred_at, event.request_id)
     if place is None:
         return query.order_by(event.occurred_at.desc(), event.request_id.desc())
-    # The moment alone bounds the index; the pair tells apart what came at the same moment.
+    # The time alone bounds the index scan; the pair orders rows with the same time.
     if place.older:
         return query.where(
             event.occurred_at <= place.at, row < (place.at, place.request_id)

@@ -1,6 +1,6 @@
-"""What the house earned, by currency: read from invoices, payments, credit and the daily roll-ups.
+"""The operator's revenue by currency, from invoices, payments, credit and the daily roll-ups.
 
-Every figure is exact: minor units where something was billed or paid, picounits where it was used.
+All amounts are exact: minor units for what was billed or paid, picounits for usage.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ from billing.models import (
 from billing.settlement import open_minor
 from dashboards.filters import Range
 
-# Days past due, from and to, as finance people cut them.
+# Ageing buckets: name, first and last day past due.
 AGES = (
     ("not due", None, 0),
     ("1–30", 1, 30),
@@ -38,18 +38,18 @@ AGES = (
 
 @dataclass(slots=True)
 class Revenue:
-    """Of one currency in a span of days; `deferred` and what is outstanding are as of now."""
+    """Revenue in one currency and date range. `deferred` and `outstanding` are as of now."""
 
     currency: str
-    used: int = 0  # picounits: rated usage of these days, invoiced or not
-    billed: int = 0  # minor units from here on
+    used: int = 0  # picounits: rated usage of the range, invoiced or not
+    billed: int = 0  # this and the following: minor units
     collected: int = 0
     credited: int = 0
     refunded: int = 0
     failed: int = 0
     outstanding: int = 0
-    deferred: int = 0  # picounits: paid ahead and not used
-    given: int = 0  # picounits: gifts granted in these days
+    deferred: int = 0  # picounits: prepaid and unused
+    given: int = 0  # picounits: promotional credit granted in the range
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Debtor:
 
 
 def read(session: Session, span: Range) -> list[Revenue]:
-    """A row a currency, the one with the most billed first."""
+    """One row per currency, the most billed first."""
     found: dict[str, Revenue] = {}
     start, end = span.start, span.end
 
@@ -103,7 +103,7 @@ def read(session: Session, span: Range) -> list[Revenue]:
 
 
 def outstanding(session: Session, now: datetime) -> list[Debtor]:
-    """Open amounts of final invoices by tenant and by days past due, the largest first."""
+    """Open amounts of final invoices by tenant and days past due, largest first."""
     found: dict[tuple[str, str], Debtor] = {}
     for invoice in session.scalars(select(Invoice).where(Invoice.status == FINAL)):
         amount = open_minor(invoice)
@@ -119,13 +119,13 @@ def age_of(due_at: datetime | None, now: datetime) -> str:
     for name, first, last in AGES:
         if (first is None or late >= first) and (last is None or late <= last):
             return name
-    raise AssertionError("the last age has no end")
+    raise AssertionError("the last ageing bucket is unbounded")
 
 
 def by_month(
     session: Session, currency: str, now: datetime, months: int = 12
 ) -> dict[str, list[int]]:
-    """Month -> [billed, collected] in minor units, oldest first, months without any included."""
+    """Month -> [billed, collected] in minor units, oldest first, including empty months."""
     names = []
     year, month = now.year, now.month
     for _ in range(months):

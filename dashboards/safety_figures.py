@@ -1,4 +1,4 @@
-"""What the safety desk did for a tenant in a span of days, from the counts that it keeps by day."""
+"""Moderation decisions of a tenant in a date range, from the daily counts."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class SafetyFigures:
         return sum(self.by_action.values())
 
     def rows(self) -> list[dict[str, Any]]:
-        """The most frequent category first; a decision with two categories is in both."""
+        """Most frequent category first. A decision with two categories counts in both."""
         ranked = sorted(self.by_category.items(), key=lambda pair: (-pair[1].total(), pair[0]))
         return [
             {"category": name, "total": counts.total(), **{a: counts[a] for a in ACTIONS}}

@@ -1,4 +1,4 @@
-"""What a tenant saved: by the prefix cache, and by the order that prompts were put in for it."""
+"""What a tenant saved by prefix caching, and which part of it prompt order made possible."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,17 @@ from dashboards.filters import Range
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """Picounits; what ordering saved is a part of what caching saved."""
+    """Picounits. `ordering` is a part of `caching`."""
 
     caching: int = 0
     ordering: int = 0
-    reordered_tokens: int = 0  # cached tokens that only the order made possible
+    reordered_tokens: int = 0  # cached tokens gained by prompt order
 
 
 def read(session: Session, scope: TenantScope, span: Range) -> Savings:
-    """By price version: cached tokens at what computed ones cost on average, less what they did cost.
-    With a flat price that is exact. A version under which nothing was computed counts as nothing.
+    """Per price version: cached tokens at the average price of computed ones, minus their charge.
+
+    Exact for a flat price. A version without computed tokens counts as 0.
     """
     table = DailyService
     query = (

@@ -1,4 +1,4 @@
-"""Numbers to places on a chart: round axis steps and their labels. Pure functions."""
+"""Scales of charts: rounded axis ticks, positions and labels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ Number = int | float
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    top: float  # the axis runs from 0 to here
+    top: float  # the axis runs from 0 to `top`
     ticks: tuple[float, ...]
 
     def place(self, value: Number, length: float) -> float:
-        """Distance from the foot of the axis."""
+        """Distance from the bottom of the axis."""
         return float(value) / self.top * length if self.top else 0.0
 
 
@@ -34,7 +34,7 @@ _MULTIPLES = tuple(Decimal(m) for m in ("1", "2", "2.5", "5", "10"))
 
 
 def short(value: Number) -> str:
-    """`1234567` -> `1.23 M`: for axes and tiles; tables show the exact number."""
+    """`1234567` -> `1.23 M`, for axes and tiles; tables show the exact number."""
     size = abs(value)
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= limit:
@@ -43,7 +43,7 @@ def short(value: Number) -> str:
 
 
 def grouped(value: int) -> str:
-    """Digits in threes, with a narrow no-break space (the SI way, the same in every locale)."""
+    """Digits in groups of three, separated by a narrow no-break space as the SI recommends."""
     return f"{value:,}".replace(",", "\u202f")
 
 

@@ -1,4 +1,4 @@
-"""How a tenant was served in a span of days: outcomes, and percentiles of first token and speed."""
+"""Service levels of a tenant in a date range: outcomes, percentiles of first token and speed."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -36,12 +36,12 @@ class Served:
         return percentile([self.sums[name] for name in FIRST_COLUMNS], FIRST_TOKEN_MS, share)
 
     def speed(self, share: float) -> float | None:
-        """Tokens a second after the first. The slow end is the low one: p95 is what 95 % exceed."""
+        """Tokens per second after the first token. 95 % of responses are faster than `speed(0.95)`."""
         counts = [self.sums[name] for name in SPEED_COLUMNS]
         return percentile(counts, TOKENS_A_SECOND, 1 - share)
 
     def within_ms(self, bound: int) -> float | None:
-        """Share of first tokens within a bound of the histogram."""
+        """Share of first tokens within `bound` ms, a bucket bound of the histogram."""
         classes = [self.sums[name] for name in FIRST_COLUMNS]
         if not sum(classes):
             return None
@@ -56,7 +56,7 @@ def read(
     width: Width,
     group_by: str = "",
 ) -> tuple[Served, dict[str, Served]]:
-    """In all, and by group. `width` chooses the table: hours for a day or two, else days."""
+    """Totals, and by group. `width` chooses the hourly or the daily table."""
     table: Any = HourlyService if width is Width.HOUR else DailyService
     column = getattr(table, group_by) if group_by else func.min(table.kind)
     sums = [func.sum(getattr(table, name)).label(name) for name in _ALL]

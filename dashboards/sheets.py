@@ -1,5 +1,5 @@
-"""A page as data: tiles, charts, tables and forms, laid out by one template. A form is a real one, so
-every page works without script.
+"""Pages as data: tiles, charts, tables and forms, rendered by one template. Forms are plain HTML
+forms, so that every page works without JavaScript.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ class Tile:
     title: str
     value: str
     note: str = ""
-    about: str = ""  # the definition behind the figure
-    state: str = ""  # "", good, warn or bad; the words say it too
+    about: str = ""  # definition of the value
+    state: str = ""  # "", good, warn or bad
     href: str = ""
-    meter: str = ""  # a drawing of `charts.meter`
+    meter: str = ""  # SVG of `charts.meter`
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +34,27 @@ class Input:
     label: str
     kind: InputKind = "text"
     value: str = ""
-    options: Sequence[tuple[str, str]] = ()  # (value, what a person reads)
+    options: Sequence[tuple[str, str]] = ()  # (value, label)
     required: bool = True
     hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`confirm` is a name that must be typed before the act; the server checks it again."""
+    """`confirm` is a name that the user must type; the server checks it as well."""
 
     path: str  # under the dashboard's root
     button: str
     fields: dict[str, str] = field(default_factory=dict)
     inputs: Sequence[Input] = ()
     confirm: str = ""
-    account: str = ""  # whose password it is, for password managers
+    account: str = ""  # account of the password, for password managers
     danger: bool = False
     title: str = ""
     about: str = ""
     method: Literal["post", "get"] = "post"
-    act: str = ""  # of the first button, where there are several
-    also: tuple[tuple[str, str], ...] = ()  # further buttons: (act, words)
+    act: str = ""  # value of the first button, if there are several
+    also: tuple[tuple[str, str], ...] = ()  # further buttons: (act, label)
 
     @property
     def has_file(self) -> bool:
@@ -75,18 +75,18 @@ class Sheet:
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
     forms: Sequence[Form] = ()
-    span: Range | None = None  # shows the filter of dates
+    span: Range | None = None  # shows the date filter
     groups: dict[str, str] = field(default_factory=dict)
     by: str = ""
-    narrow: Sequence[Input] = ()  # further filters beside the dates
-    back: tuple[str, str] | None = None  # (path, words)
-    link: tuple[str, str] | None = None  # (path, words): the next thing to look at
-    away: tuple[str, str] | None = None  # (address, words): a page of somebody else
-    once: str = ""  # a secret that is shown this one time
-    after: Sequence[Table] = ()  # behind the forms
-    remarks: Sequence[str] = ()  # under the figures, in words
+    narrow: Sequence[Input] = ()  # further filters
+    back: tuple[str, str] | None = None  # (path, label)
+    link: tuple[str, str] | None = None  # (path, label) of a related page
+    away: tuple[str, str] | None = None  # (URL, label) of an external page
+    once: str = ""  # a secret that is shown only once
+    after: Sequence[Table] = ()  # tables after the forms
+    remarks: Sequence[str] = ()  # paragraphs below the tiles
     problem: str = ""
-    pager: Sequence[tuple[str, str]] = ()  # (words, address) of the other pages of the first table
+    pager: Sequence[tuple[str, str]] = ()  # (label, URL) of further pages of the first table
 
 
 def show(request: Request, sheet: Sheet, status: int = 200, **more: Any) -> Response:

@@ -1,5 +1,5 @@
-"""A table as data: columns, rows, totals. One object is shown as HTML and written as CSV, so the two
-cannot differ.
+"""Tables as data: columns, rows and totals. HTML and CSV are rendered from the same object, so they
+always agree.
 """
 
 import csv
@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from core.money import decimal_of, units_of_minor
 
-# money is picounits, minor whole minor units, badge a state in words, acts the forms of a row.
+# money: picounits; minor: minor units; badge: a state; acts: the forms of a row.
 Kind = Literal["text", "code", "whole", "figure", "money", "minor", "moment", "badge", "acts"]
 NUMBERS: tuple[Kind, ...] = ("whole", "figure", "money", "minor", "moment")
 
@@ -24,9 +24,9 @@ class Column:
     key: str
     title: str
     kind: Kind = "text"
-    about: str = ""  # the definition behind the figure
-    link: str = ""  # key of the row's value that is the address
-    brief: bool = False  # an id is shown by its ends; the file has it whole
+    about: str = ""  # definition of the column
+    link: str = ""  # key of the row's value that holds the URL
+    brief: bool = False  # shorten ids on the page; CSV has them in full
 
     @property
     def is_number(self) -> bool:
@@ -35,18 +35,18 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A row with a `currency` of its own is shown in it; such a table has no totals."""
+    """A row with its own `currency` is shown in that currency; such a table has no totals."""
 
     caption: str
     columns: Sequence[Column]
     rows: Sequence[dict[str, Any]]
     currency: str = "USD"
     totals: bool = True
-    empty: str = "Nothing yet."  # what to do next where there is no row
+    empty: str = "Nothing yet."  # shown if there are no rows: what to do next
 
     @property
     def total(self) -> dict[str, int]:
-        """Sums of the number columns; exact, since amounts are whole picounits."""
+        """Exact sums of the number columns."""
         return {
             column.key: sum(row[column.key] for row in self.rows)
             for column in self.columns
@@ -61,7 +61,7 @@ class Table:
         return str(row.get("currency", self.currency))
 
     def csv(self, name: str) -> Response:
-        """The same rows; money exact and unrounded."""
+        """The rows as CSV, with exact amounts."""
         text = "".join(_lines(self.columns, self.rows, self.currency))
         return Response(text, media_type=_CSV, headers=_as_file(name))
 
@@ -69,7 +69,7 @@ class Table:
 def csv_stream(
     name: str, columns: Sequence[Column], rows: Iterable[dict[str, Any]], currency: str
 ) -> Response:
-    """A table that is too long to be held: its rows are written as they come."""
+    """A table that is too long for memory: rows are written as they are read."""
     lines = _lines(columns, rows, currency)
     return StreamingResponse(lines, media_type=_CSV, headers=_as_file(name))
 
@@ -117,6 +117,6 @@ def _plain(column: Column, row: dict[str, Any], currency: str) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
     text = str(value)
-    # A spreadsheet must not run what a customer named.
+    # Prevents CSV injection: a spreadsheet must not evaluate names as formulas.
     risky = column.kind in ("text", "code", "badge") and text.startswith(("=", "+", "-", "@"))
     return "'" + text if risky else text

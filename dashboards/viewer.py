@@ -1,4 +1,4 @@
-"""Who looks at a page, and the doors that the pages use: all that the composition root hands in."""
+"""The viewer of a page, and the dependencies of the dashboard, set by the composition root."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from dashboards.ports import Gatehouse
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """A signed-in person. `scope` proves that the tenant check was made."""
+    """A signed-in user. `scope` proves that the tenant check was made."""
 
     scope: TenantScope
     tenant_name: str
-    name: str  # the member's, or the key's
+    name: str  # name of the member or the key
     role: str  # owner | admin | finance | developer | viewer | operator
     session_id: str
     currency: str = "USD"
@@ -27,19 +27,19 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    cookie: str  # the secret that only the browser keeps
+    cookie: str  # the secret stored in the browser only
     viewer: Viewer
 
 
 class Doorman(Protocol):
-    """Sessions on the server: made at sign-in, found at each page, revocable at any time."""
+    """Server-side sessions: created at sign-in, looked up on each request, revocable at any time."""
 
     def sign_in(
         self, session: Session, *, email: str, password: str, secret: str, address: str
     ) -> SignedIn:
-        """By e-mail and password, or by a key or the operator's token in `secret`.
+        """Sign in by e-mail and password, or by an API key or the operator's token in `secret`.
 
-        Raises Unauthenticated, or RateLimited after too many failures from one address.
+        Unauthenticated, or RateLimited after too many failures from one address.
         """
         ...
 
@@ -48,22 +48,22 @@ class Doorman(Protocol):
     def sign_out(self, session: Session, cookie: str) -> None: ...
 
     def look_at(self, session: Session, viewer: Viewer, cookie: str, tenant: str) -> None:
-        """The operator's session shows this tenant's pages from now on; NotFound, or Forbidden."""
+        """Make the operator's session show this tenant's pages. NotFound or Forbidden."""
         ...
 
     def may(self, viewer: Viewer, obj: str, act: str) -> bool:
-        """Casbin's answer: whether this role may do this to that."""
+        """Whether casbin allows the viewer's role this act on the object."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """What the pages are built on."""
+    """Dependencies of the pages."""
 
     database: Database
     clock: Clock
     doorman: Doorman
-    models: Callable[[TenantScope], list[str]]  # names that this tenant may ask for
+    models: Callable[[TenantScope], list[str]]  # models that the tenant may use
     gatehouse: Gatehouse
-    secure_cookies: bool = False  # behind TLS
+    secure_cookies: bool = False  # set if served over TLS
     single_sign_on: bool = False

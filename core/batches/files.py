@@ -1,4 +1,4 @@
-"""Uploaded files: kept in pieces, seen by their own project alone, gone when they expire."""
+"""Uploaded files: stored in chunks, visible to their own project only, deleted when they expire."""
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
@@ -13,7 +13,7 @@ from core.ids import new_id
 from core.tenants.scope import TenantScope
 
 PIECE = 1 << 20  # bytes
-MOST_FILES = 1_000  # of one tenant
+MOST_FILES = 1_000  # per tenant
 
 
 def store(
@@ -35,8 +35,8 @@ def store(
     ).all()
     if len(held) >= MOST_FILES and purpose == "batch":
         raise BadRequest(
-            f"The organisation has {MOST_FILES} files, which is the most.",
-            next_step="Delete some.",
+            f"The organisation already stores {MOST_FILES} files, the maximum.",
+            next_step="Delete files with DELETE /v1/files/{file_id} and upload again.",
             code="too_many_files",
         )
     now = clock.now()
@@ -58,7 +58,7 @@ def store(
         if most_bytes is not None and made.bytes > most_bytes:
             raise PayloadTooLarge(
                 f"The file is larger than {most_bytes >> 20} MiB.",
-                next_step="Split it, or raise TOLLHOUSE_MAX_FILE_MB.",
+                next_step="Split the file, or ask the operator to raise TOLLHOUSE_MAX_FILE_MB.",
                 param="file",
             )
         row = {"file_id": made.id, "number": number, "content": piece}
@@ -68,7 +68,7 @@ def store(
 
 
 def get(session: Session, scope: TenantScope, file_id: str, now: datetime) -> StoredFile:
-    """NotFound for another project's, as for none."""
+    """NotFound if the file does not exist, has expired or belongs to another project."""
     found = session.get(StoredFile, file_id)
     foreign = found is None or found.tenant_id != scope.tenant_id
     if (
@@ -108,7 +108,7 @@ def all_of(
 
 
 def content(session: Session, file: StoredFile) -> Iterator[bytes]:
-    """Piece by piece: the whole need not fit into memory."""
+    """Yields the content chunk by chunk, so that the file need not fit into memory."""
     number = 0
     while True:
         piece = session.scalar(

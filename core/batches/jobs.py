@@ -1,4 +1,4 @@
-"""Batches: created by a key, run line by line by whichever gateway process holds the lease, ended once.
+"""Batches: created by an API key and run line by line by the gateway process that holds the lease.
 
 validating -> in_progress -> finalizing -> completed, or failed, expired, cancelling -> cancelled.
 """
@@ -21,17 +21,17 @@ from core.tenants.scope import TenantScope
 LEASE_S = 30.0
 WINDOW = timedelta(hours=24)
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
-MOST_OPEN = 100  # of one tenant
+MOST_OPEN = 100  # per tenant
 WAITING, DONE, FAILED = "waiting", "done", "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What became of one line."""
+    """The result of one line."""
 
     number: int
     ok: bool
-    result: str  # its line of the output or error file
+    result: str  # the line to write to the output or error file
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -51,15 +51,15 @@ def create(
     file = files.get(session, scope, input_file_id, now)
     if file.purpose != "batch":
         raise BadRequest(
-            f"The file {file.id} is not for batches.",
-            next_step="Upload one with the purpose batch.",
+            f"The file {file.id} has the purpose {file.purpose!r}, not 'batch'.",
+            next_step="Upload the file again with the purpose 'batch'.",
             param="input_file_id",
         )
     of_tenant = select(Batch.id).where(Batch.tenant_id == scope.tenant_id, Batch.status.in_(OPEN))
     if len(session.scalars(of_tenant.limit(MOST_OPEN)).all()) >= MOST_OPEN:
         raise BadRequest(
-            f"The organisation has {MOST_OPEN} batches that have not ended, which is the most.",
-            next_step="Wait for one to end, or cancel one.",
+            f"The organisation already has {MOST_OPEN} open batches, the maximum.",
+            next_step="Wait for a batch to end, or cancel one.",
             code="too_many_batches",
         )
     made = Batch(
@@ -82,7 +82,7 @@ def create(
 
 
 def get(session: Session, scope: TenantScope, batch_id: str) -> Batch:
-    """NotFound for another project's, as for none."""
+    """NotFound if the batch does not exist or belongs to another project."""
     found = session.get(Batch, batch_id)
     foreign = found is None or found.tenant_id != scope.tenant_id
     if (
@@ -101,7 +101,7 @@ def get(session: Session, scope: TenantScope, batch_id: str) -> Batch:
 def all_of(
     session: Session, scope: TenantScope, *, after: str | None = None, limit: int = 20
 ) -> list[Batch]:
-    """The newest first."""
+    """Newest first."""
     query = select(Batch).where(Batch.tenant_id == scope.tenant_id)
     if scope.project_id is not None:
         query = query.where(Batch.project_id == scope.project_id)
@@ -125,7 +125,7 @@ def cancel(session: Session, scope: TenantScope, clock: Clock, batch_id: str) ->
 
 
 def claim(session: Session, owner: str, now: datetime, held: Sequence[str]) -> Batch | None:
-    """The oldest open batch that nobody runs, leased to `owner`; none that it has already."""
+    """Lease the oldest open batch without a live lease to `owner`, skipping the ids in `held`."""
     free = or_(Batch.lease_until.is_(None), Batch.lease_until < now)
     query = select(Batch.id).where(Batch.status.in_(OPEN), free, Batch.id.not_in(held))
     for batch_id in session.scalars(query.order_by(Batch.id).limit(5)):
@@ -141,7 +141,7 @@ def claim(session: Session, owner: str, now: datetime, held: Sequence[str]) -> B
 
 
 def renew(session: Session, batch_id: str, owner: str, now: datetime) -> Batch | None:
-    """The batch as it now is; None where another process has taken it."""
+    """Extend the lease. Returns the current row, or None if another process holds the lease."""
     kept = session.execute(
         update(Batch)
         .where(Batch.id == batch_id, Batch.lease_owner == owner)
@@ -166,7 +166,7 @@ def begin(
     model: str | None,
     now: datetime,
 ) -> None:
-    """The input is right: its (custom id, body) lines wait to be run."""
+    """Store the validated lines, pairs of (custom id, body), and move the batch to in_progress."""
     rows = (
         {"batch_id": batch.id, "number": number, "custom_id": name, "body": body, "state": WAITING}
         for number, (name, body) in enumerate(lines)
@@ -190,7 +190,7 @@ def waiting(
 
 
 def answered(session: Session, batch: Batch, results: Iterable[Answered]) -> None:
-    """Each line counts once, also where two processes ran it."""
+    """Record results. A line counts once even if two processes ran it."""
     for each in results:
         new = session.execute(
             update(BatchLine)
@@ -213,14 +213,14 @@ def answered(session: Session, batch: Batch, results: Iterable[Answered]) -> Non
 
 
 def note(session: Session, batch_id: str, answer: Answered) -> None:
-    """From the spool, whoever ran it: the process that did may have died before it could tell."""
+    """Record a result read from the spool: the process that ran the line may have died since."""
     batch = session.get(Batch, batch_id, with_for_update=True, populate_existing=True)
     if batch is not None:
         answered(session, batch, [answer])
 
 
 def results(session: Session, batch_id: str, state: str) -> Iterable[bytes]:
-    """The lines of the output (`done`) or error (`failed`) file, in the input's order."""
+    """Chunks of the output (`done`) or error (`failed`) file, in input order."""
     last = -1
     while True:
         rows = session.execute(

@@ -1,5 +1,5 @@
-"""Tables of uploaded files, batches and their lines. Contents lie in the database, in pieces, so that
-every gateway process sees them and a restart loses none."""
+"""Tables of uploaded files, batches and their lines. File contents are stored in the database, in
+chunks, so that every gateway process can read them and a restart loses none."""
 
 from datetime import datetime
 from typing import Any
@@ -36,7 +36,7 @@ class FilePiece(Base):
 
 
 class Batch(Base):
-    """`lease_until` is set while a gateway process runs it; when that dies another takes it up."""
+    """`lease_until` is set while a gateway process runs the batch; after it, another may claim it."""
 
     __tablename__ = "batches"
     __table_args__ = (
@@ -51,9 +51,11 @@ class Batch(Base):
     endpoint: Mapped[str] = mapped_column(String(80))
     input_file_id: Mapped[str] = mapped_column(ID)
     completion_window: Mapped[str] = mapped_column(String(10))
-    status: Mapped[str] = mapped_column(String(20))  # as OpenAI names them
-    labels: Mapped[dict[str, Any]] = mapped_column(Json)  # the client's metadata
-    errors: Mapped[list[dict[str, Any]]] = mapped_column(Json)  # of the input file
+    status: Mapped[str] = mapped_column(String(20))  # OpenAI's names
+    labels: Mapped[dict[str, Any]] = mapped_column(Json)  # `metadata` of the API
+    errors: Mapped[list[dict[str, Any]]] = mapped_column(
+        Json
+    )  # validation errors of the input file
     model: Mapped[str | None] = mapped_column(String(300))
     total: Mapped[int] = mapped_column(default=0)
     completed: Mapped[int] = mapped_column(default=0)
@@ -74,7 +76,7 @@ class Batch(Base):
 
 
 class BatchLine(Base):
-    """One request of a batch. `result` is its line of the output or error file, once it has one."""
+    """One request of a batch. `result` is the line to write to the output or error file, once known."""
 
     __tablename__ = "batch_lines"
     __table_args__ = (Index("ix_batch_lines_state", "batch_id", "state", "number"),)

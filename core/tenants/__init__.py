@@ -1,1 +1,1 @@
-"""Organisations, projects, members, keys: who is at the door and what they may do."""
+"""Organisations, projects, members, API keys, and their permissions."""

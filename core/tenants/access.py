@@ -1,6 +1,7 @@
-"""The authorisation step: an actor, an act and a tenant in; a TenantScope or a refusal out.
+"""Authorisation: checks an actor's act on a tenant and returns a TenantScope, or raises.
 
-A tenant that the actor may not know of is not found, so that names and ids cannot be tried out.
+A tenant that the actor may not see is NotFound rather than Forbidden, so that names and ids cannot be
+probed.
 """
 
 from dataclasses import dataclass
@@ -13,13 +14,13 @@ from core.tenants.models import Tenant
 from core.tenants.roles import OPERATOR, Roles
 from core.tenants.scope import TenantScope, scope_of_key, scope_of_member, scope_of_operator
 
-# Keys of these roles act for the whole tenant; others for their own project.
+# Keys with these roles act for the whole tenant, others for their own project.
 _WHOLE_TENANT = ("owner", "admin", "finance")
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who shows valid credentials. `tenant_id` is None for the operator alone."""
+    """The authenticated caller. `tenant_id` is None only for the operator."""
 
     id: str  # member id, key id, or "operator"
     role: str
@@ -37,7 +38,7 @@ THE_OPERATOR = Actor("operator", OPERATOR, None)
 def authorise(
     session: Session, roles: Roles, actor: Actor, tenant: str | None, obj: str, act: str
 ) -> TenantScope:
-    """`tenant` is an id or a name; None is the actor's own. NotFound or Forbidden."""
+    """`tenant` is an id or a name; None is the actor's own tenant. NotFound or Forbidden."""
     roles.refresh(session)
     chosen = _tenant_id(session, actor, tenant)
     if not roles.allows(actor.role, actor.tenant_id, chosen, obj, act):
@@ -46,18 +47,18 @@ def authorise(
 
 
 def authorise_operator(session: Session, roles: Roles, actor: Actor, obj: str, act: str) -> None:
-    """For what belongs to no tenant."""
+    """For objects that belong to no tenant. Forbidden if the actor is not the operator."""
     roles.refresh(session)
     if not actor.is_operator or not roles.allows(actor.role, None, "", obj, act):
         raise _refusal(actor, obj, act)
 
 
 def scope_for(actor: Actor, tenant_id: str) -> TenantScope:
-    """Of an actor whose right to this tenant was checked, or is its own."""
+    """The scope of an actor after its right to this tenant was checked. NotFound if it has none."""
     if actor.is_operator:
         return scope_of_operator(tenant_id, actor.id)
     if actor.tenant_id != tenant_id:
-        raise NotFound(f"No tenant {tenant_id}.")
+        raise NotFound(f"No tenant {tenant_id}.", next_step="Leave the tenant out to use your own.")
     if actor.project_id is not None and actor.role not in _WHOLE_TENANT:
         return scope_of_key(tenant_id, actor.project_id, actor.id, actor.role)
     return scope_of_member(tenant_id, actor.id, actor.role)
@@ -66,7 +67,7 @@ def scope_for(actor: Actor, tenant_id: str) -> TenantScope:
 def _tenant_id(session: Session, actor: Actor, tenant: str | None) -> str:
     if tenant is None:
         if actor.tenant_id is None:
-            raise NotFound("Which tenant?", next_step="Name it: `?tenant=<id or name>`.")
+            raise NotFound("No tenant is given.", next_step="Add `?tenant=<id or name>`.")
         return actor.tenant_id
     found = session.scalar(select(Tenant.id).where((Tenant.id == tenant) | (Tenant.name == tenant)))
     if found is None or (not actor.is_operator and found != actor.tenant_id):
@@ -76,6 +77,6 @@ def _tenant_id(session: Session, actor: Actor, tenant: str | None) -> str:
 
 def _refusal(actor: Actor, obj: str, act: str) -> Forbidden:
     return Forbidden(
-        f"The role {actor.role} may not {act} {obj}.",
+        f"The role {actor.role} does not permit {act} on {obj}.",
         next_step="Ask an owner or an admin of your organisation, or the operator.",
     )

@@ -1,4 +1,4 @@
-"""A tenant's LoRA adapters, as rows: a name of the tenant's own for weights known by their digest."""
+"""LoRA adapters of tenants: rows that map a tenant's own name to weights, identified by digest."""
 
 import re
 from typing import Any
@@ -13,14 +13,16 @@ from core.tenants import audit
 from core.tenants.models import Adapter
 from core.tenants.scope import TenantScope
 
-# A colon parts base and adapter in `model`, a slash would look like a path.
+# In `model` a colon separates base and adapter; a slash would look like a path.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 
 
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise BadRequest(
-            f"{name[:80]!r} is not an adapter's name: letters, digits, dot, hyphen, underscore.",
+            f"{name[:80]!r} is not a valid adapter name.",
+            next_step="Use 1 to 120 letters, digits, dots, hyphens and underscores,"
+            " starting with a letter or digit.",
             param="lora_name",
         )
     return name
@@ -38,7 +40,7 @@ def register(
     rank: int,
     bytes: int,
 ) -> Adapter:
-    """The same digest under the same name again changes nothing; another digest is a Conflict."""
+    """Idempotent for the same name and digest; Conflict if the name has another digest."""
     check_name(name)
     row = session.scalars(
         select(Adapter).where(Adapter.tenant_id == scope.tenant_id, Adapter.name == name)
@@ -47,7 +49,7 @@ def register(
         if (row.digest, row.base_model) == (digest, base_model):
             return row
         raise Conflict(
-            f"An adapter named {name} is registered with other weights.",
+            f"An adapter named {name} is already registered with different weights.",
             next_step="Unload it first, or choose another name.",
             param="lora_name",
         )
@@ -82,7 +84,9 @@ def get(session: Session, scope: TenantScope, name_or_id: str) -> Adapter:
     ).first()
     if row is None:
         raise NotFound(
-            f"No adapter {name_or_id[:80]!r}.", next_step="List the adapters.", param="lora_name"
+            f"No adapter {name_or_id[:80]!r}.",
+            next_step="List the adapters to find its name.",
+            param="lora_name",
         )
     return row
 
@@ -95,7 +99,7 @@ def all_of(session: Session, scope: TenantScope) -> list[Adapter]:
 
 
 def describe(row: Adapter) -> dict[str, Any]:
-    """Where the files lie is the operator's business."""
+    """Public fields; the path of the files is visible to the operator only."""
     plain = ("id", "name", "base_model", "digest", "rank", "bytes", "created_by")
     return {name: getattr(row, name) for name in plain} | {
         "created_at": row.created_at.isoformat(),

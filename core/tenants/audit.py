@@ -1,4 +1,4 @@
-"""The audit log: every change says who made it, what it was before and what it is after."""
+"""The audit log: every change with its actor, the state before and the state after."""
 
 from datetime import datetime
 from typing import Any
@@ -22,7 +22,7 @@ def record(
     before: dict[str, Any] | None,
     after: dict[str, Any] | None,
 ) -> None:
-    """In the same transaction as the change: neither is there without the other. Moves the epoch."""
+    """Add an entry in the transaction of the change, and advance the epoch."""
     _add(session, clock, scope.tenant_id, scope.actor, action, target, before, after)
 
 
@@ -35,7 +35,7 @@ def record_house(
     before: dict[str, Any] | None,
     after: dict[str, Any] | None,
 ) -> None:
-    """For what belongs to no tenant: plans, roles. The operator's acts."""
+    """For the operator's changes of objects that belong to no tenant, such as plans and roles."""
     _add(session, clock, None, actor, action, target, before, after)
 
 
@@ -74,7 +74,7 @@ def entries(
     action: str | None = None,
     since: datetime | None = None,
 ) -> list[AuditEntry]:
-    """Newest first; `before_id` continues from the last one seen."""
+    """Newest first. `before_id` is the last id of the previous page."""
     query = select(AuditEntry).where(AuditEntry.tenant_id == scope.tenant_id)
     if before_id is not None:
         query = query.where(AuditEntry.id < before_id)

@@ -1,4 +1,4 @@
-"""The demo tenant of embedded mode: made at the first start, found again at every later one."""
+"""The demo tenant of embedded mode, created at the first start and reused at later ones."""
 
 from dataclasses import dataclass
 
@@ -19,11 +19,11 @@ class DemoTenant:
     tenant_id: str
     project_id: str
     key_id: str
-    secret: str | None  # on the first start only
+    secret: str | None  # only when the key was created by this call
 
 
 def ensure_demo_tenant(session: Session, clock: Clock) -> DemoTenant:
-    """An organisation on the standard plan, its project and an owner's key."""
+    """Get or create the demo organisation on the standard plan, its project and an owner key."""
     tenant = session.scalars(select(Tenant).where(Tenant.name == NAME)).one_or_none()
     if tenant is not None:
         return _found(session, tenant, clock)

@@ -1,7 +1,7 @@
-"""A number that moves with every change of tenants, keys, limits or roles.
+"""A counter that every change of tenants, keys, limits or roles increments.
 
-Workers poll it several times a second and drop what they had cached: a revocation reaches all of
-them within a second, with no other server than the database.
+Gateway processes poll it several times a second and clear their caches when it changes, so that a
+revocation reaches all of them within a second without another server than the database.
 """
 
 from sqlalchemy import func, select, update
@@ -14,7 +14,7 @@ _NAME = "tenants"
 
 
 def move(session: Session) -> None:
-    """In the transaction of the change. Holds the row until that commits."""
+    """Increment the epoch in the transaction of the change. Locks the row until it commits."""
     moved = session.execute(
         update(Epoch).where(Epoch.name == _NAME).values(number=Epoch.number + 1)
     )

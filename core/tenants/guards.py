@@ -1,8 +1,8 @@
-"""What the database itself refuses: changes of the audit log. Run by the migration."""
+"""Database triggers that make the audit log append-only. Created by the migration."""
 
 
 def statements(dialect: str) -> list[str]:
-    """DDL that sets the guard up, in order."""
+    """DDL that creates the triggers, in order."""
     if dialect != "postgresql":
         return [
             f"""create trigger append_only_audit_log_{action} before {action} on audit_log
@@ -20,7 +20,7 @@ def statements(dialect: str) -> list[str]:
 
 
 def drop_statements(dialect: str) -> list[str]:
-    """What is left once the table, and with it its triggers, is dropped."""
+    """DDL for what remains after the table and its triggers are dropped."""
     if dialect != "postgresql":
         return []
     return ["drop function if exists tollhouse_audit_log() cascade"]

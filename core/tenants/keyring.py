@@ -1,6 +1,7 @@
-"""Checked keys, kept in memory until the epoch moves; and when each was last used, in batches.
+"""An in-memory cache of verified API keys, valid until the epoch changes. Also collects the times
+of last use, which are written in batches.
 
-While the database is down the keys that were checked under the present epoch go on working.
+While the database is down, keys that are in the cache continue to work.
 """
 
 import logging
@@ -19,12 +20,12 @@ from core.tenants.models import ApiKey
 
 log = logging.getLogger("tollhouse.keys")
 
-POLL_S = 0.4  # with a query's time well inside the second that a revocation may take
+POLL_S = 0.4  # leaves time for the query within the one second of a revocation
 _KEPT = 100_000
 
 
 class Keyring:
-    """`known` first, on the event loop; `find` in a thread where it answers None."""
+    """Call `known` on the event loop; if it returns None, call `find` in a thread."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -36,11 +37,11 @@ class Keyring:
 
     @property
     def epoch(self) -> int:
-        """As it was polled last; -1 before the first time."""
+        """The last polled epoch; -1 before the first poll."""
         return self._epoch
 
     def known(self, secret: str) -> Principal | None:
-        """No query. Unauthenticated for a typo and for a cached key whose time has come."""
+        """Looks up the cache only. Unauthenticated for a wrong checksum or an expired cached key."""
         principal = self._known.get(secrets.digest(secret))
         if principal is None:
             if not secrets.well_formed(secret):
@@ -53,13 +54,13 @@ class Keyring:
         return principal
 
     def find(self, secret: str) -> Principal:
-        """One query. Unauthenticated, or Forbidden where the tenant is suspended."""
+        """Queries the database. Unauthenticated, or Forbidden if the tenant is suspended."""
         now = self._clock.now()
         with self._database.read() as session:
             epoch = epochs.current(session)
             principal = keys.find(session, secret, now)
         with self._lock:
-            # Read under an older epoch than the cache's, it may be out of date: serve it once.
+            # A result of an older epoch may be stale: use it once, but do not cache it.
             if epoch >= self._epoch:
                 self._turn(epoch)
                 self._known[secrets.digest(secret)] = principal
@@ -69,14 +70,14 @@ class Keyring:
         return principal
 
     def poll(self) -> None:
-        """Forget everything if anything changed. Call it every POLL_S seconds, in a thread."""
+        """Clear the cache if the epoch changed. Call it in a thread, every POLL_S seconds."""
         with self._database.read() as session:
             epoch = epochs.current(session)
         with self._lock:
             self._turn(epoch)
 
     def flush_used(self) -> int:
-        """Write when keys were last used; returns how many. Every half minute is plenty."""
+        """Write the times of last use and return their number. Call it about every 30 seconds."""
         used, self._used = self._used, {}
         if used:
             with self._database.transaction() as session:

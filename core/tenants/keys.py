@@ -1,6 +1,6 @@
-"""API keys: issued and shown once, found again by hash, rotated with an overlap, revoked.
+"""API keys: issued and shown once, looked up by hash, rotated with an overlap, revoked.
 
-Who holds a valid key is a Principal: everything the door must know of it without another query.
+A valid key yields a Principal, which holds everything that the gateway needs without another query.
 """
 
 import ipaddress
@@ -27,11 +27,11 @@ UNPAID = "unpaid"
 
 @dataclass(frozen=True, slots=True)
 class KeyScopes:
-    """What a key may use. None is everything that its tenant may."""
+    """What a key may use. None: everything that its tenant may use."""
 
     models: frozenset[str] | None = None
     adapters: frozenset[str] | None = None
-    routes: frozenset[str] | None = None  # "/v1/chat/completions"; "/v1/*" covers what begins so
+    routes: frozenset[str] | None = None  # "/v1/chat/completions", or a prefix such as "/v1/*"
 
     def allows_route(self, route: str) -> bool:
         if self.routes is None:
@@ -48,7 +48,7 @@ class KeyScopes:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A checked key and its owner, as one immutable record; safe to cache until the epoch moves."""
+    """A verified key with its tenant and plan. Immutable; cacheable until the epoch changes."""
 
     scope: TenantScope
     tenant_name: str
@@ -71,7 +71,7 @@ class Principal:
 @dataclass(frozen=True, slots=True)
 class IssuedKey:
     id: str
-    secret: str  # shown once; only its hash is kept
+    secret: str  # returned only here; only its hash is stored
 
 
 def issue(
@@ -113,7 +113,7 @@ def issue(
 
 
 def find(session: Session, secret: str, now: datetime) -> Principal:
-    """Unauthenticated with one and the same message, whatever was wrong with the key itself."""
+    """Unauthenticated if the key is unknown or ended; Forbidden if its tenant is not active."""
     if not secrets.well_formed(secret):
         raise Unauthenticated("Incorrect API key.", next_step="Check it for a typo.")
     row = session.execute(
@@ -129,7 +129,7 @@ def find(session: Session, secret: str, now: datetime) -> Principal:
 
 
 def of_id(session: Session, key_id: str, now: datetime) -> Principal:
-    """For work that a key ordered and that runs later: it may no more than the key may now."""
+    """The current Principal of a key id, for work that a key submitted and that runs later."""
     row = session.execute(
         select(ApiKey, Tenant)
         .join(Tenant, Tenant.id == ApiKey.tenant_id)
@@ -137,7 +137,7 @@ def of_id(session: Session, key_id: str, now: datetime) -> Principal:
         .where(Project.archived_at.is_(None), ApiKey.id == key_id)
     ).one_or_none()
     if row is None:
-        raise Unauthenticated("This API key is gone.", next_step="Use another key.")
+        raise Unauthenticated("This API key no longer exists.", next_step="Use another key.")
     return _admitted(session, *row, now)
 
 
@@ -147,9 +147,7 @@ def _admitted(session: Session, key: ApiKey, tenant: Tenant, now: datetime) -> P
     if key.expires_at is not None and key.expires_at <= now:
         raise Unauthenticated("This API key has expired.", next_step="Use another key.")
     if tenant.status not in ("active", UNPAID):
-        raise Forbidden(
-            f"This organisation is {tenant.status}.", next_step="Speak to the operator."
-        )
+        raise Forbidden(f"This organisation is {tenant.status}.", next_step="Contact the operator.")
     return _principal(session, key, tenant)
 
 
@@ -171,12 +169,20 @@ def revoke(session: Session, scope: TenantScope, clock: Clock, key_id: str) -> N
 def rotate(
     session: Session, scope: TenantScope, clock: Clock, key_id: str, *, overlap: timedelta
 ) -> IssuedKey:
-    """A new key with the same rights; the old one works on for `overlap`."""
+    """Issue a new key with the same rights; the old one stays valid for `overlap`."""
     if overlap < timedelta(0):
-        raise BadRequest("The overlap must not be negative.", param="overlap")
+        raise BadRequest(
+            f"The overlap must not be negative: {overlap}.",
+            next_step="Use 0 or a positive time.",
+            param="overlap",
+        )
     old = get(session, scope, key_id)
     if old.revoked_at is not None or old.rotated_to is not None:
-        raise BadRequest(f"Key {key_id} was revoked or rotated before.", param="key_id")
+        raise BadRequest(
+            f"Key {key_id} is already revoked or rotated.",
+            next_step="Issue a new key instead.",
+            param="key_id",
+        )
     before = describe(old)
     fresh = issue(
         session,
@@ -212,7 +218,7 @@ def all_of(session: Session, scope: TenantScope) -> list[ApiKey]:
 
 
 def describe(key: ApiKey) -> dict[str, Any]:
-    """For people and the audit log: nothing in it opens a door."""
+    """Public fields, for the API and the audit log; without the secret."""
     moments = ("created_at", "expires_at", "revoked_at", "last_used_at")
     shown: dict[str, Any] = {
         name: moment.isoformat() if (moment := getattr(key, name)) else None for name in moments
@@ -260,11 +266,11 @@ def _earlier(one: datetime | None, other: datetime | None) -> datetime | None:
 
 def _check_role(scope: TenantScope, role: str) -> None:
     if role not in KEY_ROLES:
-        raise BadRequest(f"No role {role!r}: one of {', '.join(KEY_ROLES)}.", param="role")
+        raise BadRequest(f"Unknown role {role!r}; use one of {', '.join(KEY_ROLES)}.", param="role")
     if not may_grant(scope.role, role):
         raise Forbidden(
             f"The role {scope.role} may not issue a key with the role {role}.",
-            next_step="Ask an owner.",
+            next_step="Ask an owner of the organisation.",
         )
 
 
@@ -273,7 +279,7 @@ def _network(address: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
         return ipaddress.ip_network(address)
     except ValueError:
         raise BadRequest(
-            f"{address!r} is not an address or a network.",
+            f"{address!r} is not an IP address or network.",
             param="allowed_ips",
             next_step="Write 203.0.113.7 or 203.0.113.0/24.",
         ) from None

@@ -1,4 +1,4 @@
-"""A tenant's own limits, on top of its plan: stored rules, changed under audit."""
+"""Limits of one tenant, in addition to those of its plan. Changes are audited."""
 
 from typing import Any
 
@@ -15,14 +15,18 @@ from core.tenants.scope import TenantScope
 
 
 def plan_of(session: Session, tenant: Tenant) -> Plan:
-    """The tenant's plan with its own rules in it."""
+    """The tenant's plan, merged with its own rules."""
     rows = session.scalars(select(LimitRow).where(LimitRow.tenant_id == tenant.id))
     return with_rules(plan_store.find(session, tenant.plan), tuple(_rule(row) for row in rows))
 
 
 def set_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule) -> None:
     if rule.limit <= 0:
-        raise BadRequest("A limit is a positive number.", param="limit")
+        raise BadRequest(
+            f"A limit must be positive, not {rule.limit}.",
+            next_step="To remove a limit, delete it.",
+            param="limit",
+        )
     row = _row(session, scope, rule)
     if scope.role != OPERATOR:
         _check_own(session, scope, rule, row)
@@ -46,7 +50,9 @@ def set_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule
 def remove_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule) -> None:
     row = _row(session, scope, rule)
     if row is None:
-        raise NotFound(f"No limit {rule.name} of this tenant's own.", next_step="List the limits.")
+        raise NotFound(
+            f"This tenant has no limit {rule.name} of its own.", next_step="List the limits."
+        )
     if row.by_operator and scope.role != OPERATOR:
         raise _operators()
     before = describe(_rule(row))
@@ -73,20 +79,22 @@ def describe(rule: LimitRule) -> dict[str, Any]:
 
 
 def _check_own(session: Session, scope: TenantScope, rule: LimitRule, row: LimitRow | None) -> None:
-    """A tenant may limit itself further; what its plan or the operator set stays as it is."""
+    """A tenant may tighten the limits of its plan, but not loosen them or change the operator's."""
     if row is not None and row.by_operator:
         raise _operators()
     tenant = session.get_one(Tenant, scope.tenant_id)
     for other in plan_store.find(session, tenant.plan).rules:
         if other.slot == rule.slot and (rule.limit > other.limit or rule.shadow):
             raise Forbidden(
-                f"The plan {tenant.plan} sets {rule.name} to {other.limit}.",
+                f"The plan {tenant.plan} limits {rule.name} to {other.limit}.",
                 next_step="Choose a lower limit, or ask the operator for another plan.",
             )
 
 
 def _operators() -> Forbidden:
-    return Forbidden("The operator set this limit.", next_step="Ask the operator to change it.")
+    return Forbidden(
+        "This limit was set by the operator.", next_step="Ask the operator to change it."
+    )
 
 
 def _row(session: Session, scope: TenantScope, rule: LimitRule) -> LimitRow | None:

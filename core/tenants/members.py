@@ -1,4 +1,4 @@
-"""Members: people of a tenant with a role, a password or a single sign-on identity, or both."""
+"""Members: the users of a tenant, with a role and a password, a single sign-on identity, or both."""
 
 import re
 from typing import Any
@@ -27,12 +27,16 @@ def add(
     name: str = "",
     password: str | None = None,
 ) -> Member:
-    """Without a password the member comes in by single sign-on."""
+    """Without a password the member can sign in by single sign-on only."""
     address = _address(email)
     _check_grant(scope, role)
     taken = select(Member.id).where(Member.tenant_id == scope.tenant_id, Member.email == address)
     if session.scalar(taken) is not None:
-        raise Conflict(f"{address} is a member already.", param="email")
+        raise Conflict(
+            f"{address} is already a member.",
+            next_step="Change the existing member instead.",
+            param="email",
+        )
     member = Member(
         id=new_id(MEMBER),
         tenant_id=scope.tenant_id,
@@ -58,7 +62,7 @@ def change(
     name: str | None = None,
     disabled: bool | None = None,
 ) -> Member:
-    """A changed role or a disabled member ends all sessions of that member."""
+    """Changing the role or disabling the member ends all of its sessions."""
     member = get(session, scope, member_id)
     before = describe(member)
     _check_grant(scope, member.role)
@@ -81,7 +85,7 @@ def change(
 def set_password(
     session: Session, scope: TenantScope, clock: Clock, member_id: str, password: str
 ) -> None:
-    """A member sets his own; an admin sets that of whom he may grant a role to."""
+    """Members set their own password; admins also that of members whose role they may grant."""
     member = get(session, scope, member_id)
     if scope.actor != member.id:
         _check_grant(scope, member.role)
@@ -92,7 +96,7 @@ def set_password(
 
 
 def by_password(session: Session, clock: Clock, email: str, password: str) -> Member:
-    """Unauthenticated says the same for a wrong address, a wrong password and a disabled member."""
+    """The same Unauthenticated for an unknown address, a wrong password and a disabled member."""
     candidates = list(
         session.scalars(
             select(Member)
@@ -112,7 +116,9 @@ def by_password(session: Session, clock: Clock, email: str, password: str) -> Me
             found = found or member
     if found is None:
         raise Unauthenticated(
-            "Wrong e-mail address or password.", next_step="Try again.", code="wrong_credentials"
+            "Wrong e-mail address or password.",
+            next_step="Check both and try again.",
+            code="wrong_credentials",
         )
     if found.password_hash and passwords.outdated(found.password_hash):
         found.password_hash = passwords.hashed(password)
@@ -121,7 +127,8 @@ def by_password(session: Session, clock: Clock, email: str, password: str) -> Me
 
 
 def by_subject(session: Session, clock: Clock, subject: str, email: str) -> Member:
-    """Single sign-on: the identity that was linked, else the one member of a verified address."""
+    """Single sign-on: the member linked to `subject`, else the unlinked member with this verified
+    address, which is then linked."""
     linked = select(Member).where(Member.oidc_subject == subject, Member.disabled_at.is_(None))
     found = session.scalars(linked.order_by(Member.id)).first()
     if found is None:
@@ -133,7 +140,7 @@ def by_subject(session: Session, clock: Clock, subject: str, email: str) -> Memb
         found = session.scalars(unlinked.order_by(Member.id)).first()
     if found is None:
         raise Unauthenticated(
-            f"{email} is no member here.",
+            f"{email} is not a member.",
             next_step="Ask an admin of your organisation to add this address.",
             code="not_a_member",
         )
@@ -173,11 +180,13 @@ def _address(email: str) -> str:
 
 def _check_grant(scope: TenantScope, role: str) -> None:
     if role not in MEMBER_ROLES:
-        raise BadRequest(f"No role {role!r}: one of {', '.join(MEMBER_ROLES)}.", param="role")
+        raise BadRequest(
+            f"Unknown role {role!r}; use one of {', '.join(MEMBER_ROLES)}.", param="role"
+        )
     if not may_grant(scope.role, role):
         raise Forbidden(
-            f"The role {scope.role} may not make or change a member with the role {role}.",
-            next_step="Ask an owner.",
+            f"The role {scope.role} may not add or change a member with the role {role}.",
+            next_step="Ask an owner of the organisation.",
         )
 
 
@@ -191,5 +200,6 @@ def _keep_an_owner(session: Session, scope: TenantScope) -> None:
     )
     if not left:
         raise Conflict(
-            "The last owner cannot be disabled or changed.", next_step="Make another owner first."
+            "The last owner cannot be disabled or given another role.",
+            next_step="Make another member an owner first.",
         )

@@ -1,6 +1,6 @@
-"""Tables of who is at the door: tenants, projects, keys, members, sessions, adapters, the audit log.
+"""Tables of tenants, projects, keys, members, sessions, adapters, limits and the audit log.
 
-A tenant is an organisation. Other packages hold its id and nothing else of it.
+A tenant is an organisation. Other packages refer to it by id only.
 """
 
 from datetime import datetime
@@ -22,7 +22,7 @@ class Tenant(Base):
     name: Mapped[str] = mapped_column(NAME, unique=True)  # slug: lower case, digits, hyphens
     display_name: Mapped[str] = mapped_column(String(200))
     plan: Mapped[str] = mapped_column(NAME, default="standard")
-    # active | unpaid (its keys reach the books and nothing that costs) | suspended | closed
+    # active | unpaid (keys may read usage and billing but not run inference) | suspended | closed
     status: Mapped[str] = mapped_column(String(20), default="active")
     currency: Mapped[str] = mapped_column(String(3), default="USD")
     timezone: Mapped[str] = mapped_column(String(64), default="UTC")
@@ -53,7 +53,7 @@ class ApiKey(Base):
     last_four: Mapped[str] = mapped_column(String(4))
     role: Mapped[str] = mapped_column(String(20), default="developer")
     scopes: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # models, adapters, routes
-    allowed_ips: Mapped[list[str]] = mapped_column(Json, default=list)  # CIDR; empty is any
+    allowed_ips: Mapped[list[str]] = mapped_column(Json, default=list)  # CIDR; empty: any address
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     created_by: Mapped[str] = mapped_column(ID, default="")
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -68,7 +68,7 @@ class Member(Base):
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ID, ForeignKey("tenants.id"))
-    email: Mapped[str] = mapped_column(String(320))  # stored in lower case
+    email: Mapped[str] = mapped_column(String(320))  # lower case
     name: Mapped[str] = mapped_column(String(200), default="")
     role: Mapped[str] = mapped_column(String(20))  # owner | admin | finance | developer | viewer
     password_hash: Mapped[str | None] = mapped_column(String(200))  # argon2id
@@ -79,7 +79,7 @@ class Member(Base):
 
 
 class DashboardSession(Base):
-    """A signed-in browser. The cookie holds the secret, the table only its hash."""
+    """A signed-in browser. The cookie holds the secret, the table its hash."""
 
     __tablename__ = "dashboard_sessions"
 
@@ -87,7 +87,7 @@ class DashboardSession(Base):
     member_id: Mapped[str | None] = mapped_column(ID, ForeignKey("members.id"))
     key_id: Mapped[str | None] = mapped_column(ID, ForeignKey("api_keys.id"))
     operator: Mapped[bool] = mapped_column(default=False)
-    # Whose pages the operator looks at; None is the oldest tenant's.
+    # The tenant whose pages the operator views; None: the oldest tenant.
     chosen_tenant: Mapped[str | None] = mapped_column(ID, ForeignKey("tenants.id"))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
@@ -95,7 +95,7 @@ class DashboardSession(Base):
 
 
 class Adapter(Base):
-    """A LoRA adapter that a tenant may name. Its identity is its digest, never its name."""
+    """A LoRA adapter of a tenant. It is identified by its digest, not its name."""
 
     __tablename__ = "adapters"
     __table_args__ = (
@@ -117,7 +117,7 @@ class Adapter(Base):
 
 
 class LimitRow(Base):
-    """A limit of one tenant's own, beside those of its plan."""
+    """A limit of one tenant, in addition to those of its plan."""
 
     __tablename__ = "limits"
     __table_args__ = (
@@ -129,7 +129,7 @@ class LimitRow(Base):
     tenant_id: Mapped[str] = mapped_column(ID, ForeignKey("tenants.id"))
     scope: Mapped[str] = mapped_column(String(20))  # tenant | project | key | model
     unit: Mapped[str] = mapped_column(String(20))
-    period_s: Mapped[int]  # 0 for concurrent requests
+    period_s: Mapped[int]  # seconds; 0 for concurrent requests
     target: Mapped[str] = mapped_column(NAME, default="")
     limit_count: Mapped[int] = mapped_column(BigInteger)
     shadow: Mapped[bool] = mapped_column(default=False)
@@ -137,7 +137,7 @@ class LimitRow(Base):
 
 
 class RefusalRow(Base):
-    """What limits did to a tenant's requests in an hour, by reason."""
+    """Requests of a tenant that limits rejected or delayed, per hour and reason."""
 
     __tablename__ = "limit_refusals"
 
@@ -150,7 +150,7 @@ class RefusalRow(Base):
 
 
 class PlanRow(Base):
-    """A plan that the operator stored: a new one, or another form of one of the code's."""
+    """A plan stored by the operator: a new one, or a replacement of a built-in plan."""
 
     __tablename__ = "limit_plans"
 
@@ -159,7 +159,7 @@ class PlanRow(Base):
 
 
 class PolicyRule(Base):
-    """One line of the role policy, in the columns that casbin's SQLAlchemy adapter reads."""
+    """One rule of the role policy, in the columns of casbin's SQLAlchemy adapter."""
 
     __tablename__ = "casbin_rule"
 
@@ -178,7 +178,7 @@ class PolicyRule(Base):
 
 
 class Epoch(Base):
-    """A number that moves with every change of keys, plans, limits or roles. Workers poll it."""
+    """A counter that every change of keys, plans, limits or roles increments. Gateways poll it."""
 
     __tablename__ = "epochs"
 
@@ -187,7 +187,7 @@ class Epoch(Base):
 
 
 class AuditEntry(Base):
-    """Who changed what, from what, to what. Append-only."""
+    """One change: actor, action, target, state before and after. Append-only."""
 
     __tablename__ = "audit_log"
     __table_args__ = (Index("ix_audit_log_tenant_at", "tenant_id", "at"),)

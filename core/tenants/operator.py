@@ -1,4 +1,4 @@
-"""The operator's token: given by TOLLHOUSE_ADMIN_TOKEN, or minted once into the data directory."""
+"""The operator's token: TOLLHOUSE_ADMIN_TOKEN, or generated once into the data directory."""
 
 import os
 import secrets
@@ -12,12 +12,12 @@ FILE = "admin-token"
 
 
 def operator_token(settings: Settings) -> str:
-    """The token of this house. A file that is made here is readable by its owner alone."""
+    """The token of this deployment. A generated file is readable by its owner only (mode 0600)."""
     if settings.admin_token:
         if len(settings.admin_token) < _LEAST:
             raise SettingError(
-                f"TOLLHOUSE_ADMIN_TOKEN is shorter than {_LEAST} characters.",
-                next_step="Set a longer one, or unset it: one is then minted.",
+                f"TOLLHOUSE_ADMIN_TOKEN has fewer than {_LEAST} characters.",
+                next_step="Set a longer token, or unset it to have one generated.",
             )
         return settings.admin_token
     path = settings.data_dir / FILE
@@ -30,7 +30,7 @@ def is_operator_token(token: str, given: str) -> bool:
 
 
 def _mint(path: Path) -> str:
-    """Written whole under another name, then linked: a second process reads all of it or none."""
+    """Written to a temporary file, then linked, so that no process reads a partial token."""
     fresh = path.with_name(f"{FILE}.{os.getpid()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:

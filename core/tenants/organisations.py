@@ -1,4 +1,4 @@
-"""Organisations and their projects: made, changed, suspended, closed; under audit."""
+"""Organisations (tenants) and their projects: create, change, suspend, close. Changes are audited."""
 
 import re
 from typing import Any
@@ -16,7 +16,11 @@ from core.tenants.models import Project, Tenant
 from core.tenants.roles import OPERATOR, ensure_policy
 from core.tenants.scope import TenantScope, scope_of_operator
 
-STATUSES = ("active", "suspended", "closed")  # the operator's; finance knows `unpaid` besides
+STATUSES = (
+    "active",
+    "suspended",
+    "closed",
+)  # that the operator can set; dunning also sets `unpaid`
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
@@ -31,13 +35,17 @@ def create_tenant(
     timezone: str = "UTC",
     actor: str = "operator",
 ) -> Tenant:
-    """The operator's act only: the callers are the operator's routes and commands."""
+    """Called by the operator's routes and commands only."""
     check_slug(name)
     plan_store.find(session, plan)
     if currency not in MINOR_DIGITS:
-        raise BadRequest(f"No currency {currency!r}.", param="currency")
+        raise BadRequest(
+            f"Unknown currency {currency!r}.",
+            next_step=f"Use one of {', '.join(MINOR_DIGITS)}.",
+            param="currency",
+        )
     if session.scalar(select(Tenant.id).where(Tenant.name == name)) is not None:
-        raise Conflict(f"A tenant named {name} exists.", next_step="Choose another name.")
+        raise Conflict(f"A tenant named {name} already exists.", next_step="Choose another name.")
     tenant = Tenant(
         id=new_id(TENANT),
         name=name,
@@ -65,7 +73,7 @@ def get_tenant(session: Session, scope: TenantScope) -> Tenant:
 
 
 def tenant_named(session: Session, name_or_id: str) -> Tenant:
-    """For the operator's commands and routes."""
+    """For the operator's commands and routes only. NotFound if there is none."""
     found = session.scalars(
         select(Tenant).where((Tenant.name == name_or_id) | (Tenant.id == name_or_id))
     ).one_or_none()
@@ -84,12 +92,12 @@ def change_tenant(
     plan: str | None = None,
     status: str | None = None,
 ) -> Tenant:
-    """Plan and status are the operator's; `settings` is merged, a null takes a name out."""
+    """Only the operator may change plan and status. `settings` is merged; null removes a name."""
     tenant = get_tenant(session, scope)
     before = describe(tenant)
     if (plan is not None or status is not None) and scope.role != OPERATOR:
         raise Forbidden(
-            "Plan and status are the operator's to change.", next_step="Ask the operator."
+            "Only the operator may change the plan and the status.", next_step="Ask the operator."
         )
     if display_name is not None:
         tenant.display_name = display_name[:200]
@@ -100,7 +108,9 @@ def change_tenant(
         tenant.plan = plan_store.find(session, plan).name
     if status is not None:
         if status not in STATUSES:
-            raise BadRequest(f"No status {status!r}: one of {', '.join(STATUSES)}.", param="status")
+            raise BadRequest(
+                f"Unknown status {status!r}; use one of {', '.join(STATUSES)}.", param="status"
+            )
         tenant.status = status
     session.flush()
     audit.record(session, scope, clock, "tenant.change", tenant.id, before, describe(tenant))
@@ -108,8 +118,8 @@ def change_tenant(
 
 
 def set_unpaid(session: Session, clock: Clock, tenant_id: str, unpaid: bool) -> bool:
-    """The door closes for who does not pay, and opens when it is paid; True if that changed anything.
-    What the operator suspended or closed stays so.
+    """Switch a tenant between `active` and `unpaid`. Returns whether the status changed; suspended
+    and closed tenants stay as they are.
     """
     before, after = ("active", UNPAID) if unpaid else (UNPAID, "active")
     tenant = session.get(Tenant, tenant_id)
@@ -125,12 +135,12 @@ def set_unpaid(session: Session, clock: Clock, tenant_id: str, unpaid: bool) -> 
 
 
 def all_tenants(session: Session) -> list[Tenant]:
-    """For the operator."""
+    """For the operator only."""
     return list(session.scalars(select(Tenant).order_by(Tenant.name)))
 
 
 def archive_project(session: Session, scope: TenantScope, clock: Clock, project_id: str) -> Project:
-    """Its keys stop working with it."""
+    """Archive a project; its keys stop working."""
     project = session.get(Project, project_id)
     if project is None or project.tenant_id != scope.tenant_id:
         raise NotFound(f"No project {project_id}.", next_step="List the projects.")
@@ -147,7 +157,7 @@ def create_project(session: Session, scope: TenantScope, clock: Clock, *, name: 
     check_slug(name)
     taken = select(Project.id).where(Project.tenant_id == scope.tenant_id, Project.name == name)
     if session.scalar(taken) is not None:
-        raise Conflict(f"A project named {name} exists.", next_step="Choose another name.")
+        raise Conflict(f"A project named {name} already exists.", next_step="Choose another name.")
     project = Project(
         id=new_id(PROJECT), tenant_id=scope.tenant_id, name=name, created_at=clock.now()
     )
@@ -185,7 +195,8 @@ def describe_project(project: Project) -> dict[str, Any]:
 def check_slug(name: str) -> str:
     if not _SLUG.fullmatch(name):
         raise BadRequest(
-            f"{name!r} is not a name: lower-case letters, digits and hyphens, at most 63.",
+            f"{name!r} is not a valid name.",
+            next_step="Use 1 to 63 lower-case letters, digits and hyphens.",
             param="name",
         )
     return name

@@ -1,4 +1,4 @@
-"""Passwords of members: argon2id, its parameters upgraded at sign-in when the library's rise."""
+"""Passwords of members: argon2id. Hashes with outdated parameters are renewed at sign-in."""
 
 from functools import lru_cache
 
@@ -22,12 +22,16 @@ def _nobodys() -> str:
 
 def hashed(password: str) -> str:
     if not LEAST <= len(password) <= MOST:
-        raise BadRequest(f"A password has {LEAST} to {MOST} characters.", param="password")
+        raise BadRequest(
+            f"The password has {len(password)} characters.",
+            next_step=f"Use {LEAST} to {MOST} characters.",
+            param="password",
+        )
     return _hasher().hash(password)
 
 
 def matches(stored: str | None, password: str) -> bool:
-    """Takes as long for an unknown member as for a known one."""
+    """Takes the same time for an unknown member (`stored` is None) as for a known one."""
     try:
         return _hasher().verify(stored or _nobodys(), password[:MOST]) and stored is not None
     except (VerificationError, InvalidHashError):

@@ -1,4 +1,4 @@
-"""The operator's changes to the role policy, under audit; casbin reads it again with the epoch."""
+"""Changes of the role policy by the operator. Audited; casbin reloads the policy on a new epoch."""
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
@@ -34,7 +34,7 @@ def withdraw(session: Session, clock: Clock, actor: str, role: str, obj: str, ac
     row = _find(session, role, obj, act)
     if row is None:
         raise NotFound(
-            f"The role {role} has no line `{act} {obj}` of its own.", next_step="List the roles."
+            f"The role {role} has no own right `{act} {obj}`.", next_step="List the roles."
         )
     session.execute(delete(PolicyRule).where(PolicyRule.id == row.id))
     before = {"right": f"{act} {obj}"}
@@ -53,14 +53,16 @@ def _find(session: Session, role: str, obj: str, act: str) -> PolicyRule | None:
 
 
 def _check(role: str, obj: str, act: str) -> None:
-    """The operator's own line is fixed: without it nobody could write another."""
+    """BadRequest for an unknown value. The operator's right cannot be changed."""
     for name, value, known in (
         ("role", role, MEMBER_ROLES),
         ("obj", obj, OBJECTS),
         ("act", act, _ACTS),
     ):
         if value not in known:
-            raise BadRequest(f"No {name} {value!r}: one of {', '.join(known)}.", param=name)
+            raise BadRequest(
+                f"Unknown {name} {value!r}; use one of {', '.join(known)}.", param=name
+            )
 
 
 def _shown(row: PolicyRule) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Plans of this house: those of the code, replaced or joined by what the operator stored."""
+"""Plans of this deployment: the built-in ones, and those that the operator stored, which win."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def find(session: Session, name: str) -> Plan:
         return _plan(row)
     if name not in PLANS:
         known = ", ".join(sorted(all_of(session)))
-        raise BadRequest(f"No plan {name!r}: one of {known}.", param="plan")
+        raise BadRequest(f"Unknown plan {name!r}; use one of {known}.", param="plan")
     return PLANS[name]
 
 
@@ -37,11 +37,13 @@ def all_of(session: Session) -> dict[str, Plan]:
 
 
 def save(session: Session, clock: Clock, actor: str, plan: Plan) -> None:
-    """Every tenant on it has it within a second."""
+    """Store a plan. It applies to its tenants within a second."""
     slots = [rule.slot for rule in plan.rules]
     if len(set(slots)) != len(slots) or any(rule.limit <= 0 for rule in plan.rules):
         raise BadRequest(
-            "A plan has each limit once, above zero.", next_step="Correct it.", param="limits"
+            "A limit of the plan is repeated or not positive.",
+            next_step="Give each scope, unit and period once, with a limit above 0.",
+            param="limits",
         )
     row = session.get(PlanRow, plan.name)
     before = describe(find(session, plan.name)) if row or plan.name in PLANS else None
@@ -54,13 +56,15 @@ def save(session: Session, clock: Clock, actor: str, plan: Plan) -> None:
 
 
 def remove(session: Session, clock: Clock, actor: str, name: str) -> None:
-    """A plan of the code is as it was; another must have no tenant on it."""
+    """Delete a stored plan. A built-in plan is restored; any other must have no tenants."""
     row = session.get(PlanRow, name)
     if row is None:
-        raise NotFound(f"No plan {name!r} was stored.", next_step="List the plans.")
+        raise NotFound(f"No plan {name!r} is stored.", next_step="List the plans.")
     users = session.scalar(select(func.count()).where(Tenant.plan == name))
     if users and name not in PLANS:
-        raise Conflict(f"{users} tenants are on the plan {name}.", next_step="Move them first.")
+        raise Conflict(
+            f"{users} tenants are on the plan {name}.", next_step="Move them to another plan first."
+        )
     before = row.body
     session.execute(delete(PlanRow).where(PlanRow.name == name))
     audit.record_house(session, clock, actor, "plan.remove", name, before, None)

@@ -1,7 +1,7 @@
-"""Limits as data: a rule says how much of what, for whom and per which time; a plan is a named set.
+"""Limits as data: a rule has a scope, a unit, a limit and a period; a plan is a named set of rules.
 
-Rules of a tenant are added to those of its plan; one on the same scope, unit and period replaces
-the plan's.
+A tenant's own rules are added to those of its plan, and replace those with the same scope, unit,
+period and target.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ class Scope(StrEnum):
     TENANT = "tenant"
     PROJECT = "project"
     KEY = "key"
-    MODEL = "model"  # of one tenant
+    MODEL = "model"  # per tenant
 
 
 class Unit(StrEnum):
@@ -23,7 +23,7 @@ class Unit(StrEnum):
     INPUT_TOKENS = "input_tokens"
     OUTPUT_TOKENS = "output_tokens"
     TOTAL_TOKENS = "total_tokens"
-    CONCURRENT = "concurrent"  # has no period
+    CONCURRENT = "concurrent"  # without a period
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class LimitRule:
     unit: Unit
     limit: int
     period_s: int = MINUTE
-    target: str = ""  # id of the project or key, name of the model; empty is each one for itself
-    shadow: bool = False  # count and report, refuse nothing
-    # `tenant:requests:60`: what headers, metrics and errors call it. Made once, read every request.
+    target: str = ""  # project id, key id or model name; empty: each one separately
+    shadow: bool = False  # count and report without rejecting
+    # `tenant:requests:60`, as in headers, metrics and errors. Precomputed: every request reads it.
     name: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -51,12 +51,12 @@ class LimitRule:
 class Plan:
     name: str
     rules: tuple[LimitRule, ...]
-    priority: int  # 0 is refused first when the house is full
-    weight: int  # share of a queue and of the engine
-    cached_permille: int = 1000  # what a cached input token weighs in limits
-    queue_wait_s: float = 0.0  # how long a request over a limit may wait; 0 refuses at once
-    queue_length: int = 0  # of one tenant, in one gateway process
-    expected_output: int = 256  # tokens, until the tenant's own habit is known
+    priority: int  # 0 is rejected first when the gateway is saturated
+    weight: int  # share of the queue and of the engine
+    cached_permille: int = 1000  # weight of a cached input token in limits, per mille
+    queue_wait_s: float = 0.0  # how long a request over a limit may wait; 0: reject at once
+    queue_length: int = 0  # per tenant and gateway process
+    expected_output: int = 256  # tokens, until the tenant's own average is known
 
 
 def _rates(requests: int, tokens: int, concurrent: int) -> tuple[LimitRule, ...]:
@@ -93,13 +93,13 @@ PLANS = {plan.name: plan for plan in (FREE, STANDARD, PREMIUM)}
 
 
 def for_batches(plan: Plan) -> Plan:
-    """The plan of a batch's lines: behind everybody who waits for an answer, and not counted
-    against what the tenant may do per minute; its money binds as ever."""
+    """The plan of batch lines: after all interactive requests, and without rate limits. Budgets and
+    credit still apply."""
     return replace(plan, rules=(), priority=BATCH_PRIORITY, queue_wait_s=0.0, queue_length=0)
 
 
 def with_rules(plan: Plan, rules: tuple[LimitRule, ...]) -> Plan:
-    """The plan as one tenant has it."""
+    """The plan with a tenant's own rules."""
     if not rules:
         return plan
     merged = {rule.slot: rule for rule in plan.rules}

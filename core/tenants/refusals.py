@@ -1,4 +1,4 @@
-"""What limits refused and made wait, by tenant, hour and reason: counted in memory, added up here."""
+"""Counts of requests that limits rejected or delayed, per tenant, hour and reason."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ _SUMS = ("refused", "waited", "waited_ms")
 @dataclass(frozen=True, slots=True)
 class Tally:
     tenant_id: str
-    at: datetime  # the hour's start
-    reason: str  # name of the limit, or money, saturated, queue
+    at: datetime  # start of the hour
+    reason: str  # a limit's name, or: money, saturated, queue
     refused: int
     waited: int
     waited_ms: int
@@ -41,7 +41,7 @@ def add(session: Session, tallies: Iterable[Tally]) -> None:
 
 
 def since(session: Session, scope: TenantScope, moment: datetime) -> list[dict[str, Any]]:
-    """By reason, the most refused first."""
+    """Sums by reason, most rejected first. `mean` is the mean wait in ms."""
     table = RefusalRow
     sums = [func.sum(getattr(table, name)) for name in _SUMS]
     rows = session.execute(

@@ -1,4 +1,4 @@
-"""Roles: casbin decides, on a policy that lies in the database and is read again when it changed."""
+"""Roles: casbin decides, using a policy in the database that is reloaded when it changes."""
 
 import threading
 from pathlib import Path
@@ -16,7 +16,7 @@ OPERATOR = "operator"
 MEMBER_ROLES = ("owner", "admin", "finance", "developer", "viewer")
 READ, WRITE = "read", "write"
 
-# Objects of a tenant; "tenants", "prices", "roles" and "operations" are the operator's.
+# Objects of a tenant, and the operator's: "tenants", "prices", "roles" and "operations".
 OBJECTS = (
     "tenant",
     "projects",
@@ -55,7 +55,7 @@ _CONF = str(Path(__file__).with_name("roles.conf"))
 
 
 def default_policy() -> list[tuple[str, ...]]:
-    """(ptype, values…) as it is at the first start; the operator may change it in the database."""
+    """Rows (ptype, values…) of the initial policy; the operator may change it in the database."""
     lines: list[tuple[str, ...]] = [("g", child, parent) for child, parent in _INHERITS]
     lines += [("p", role, obj, READ) for role, objects in _READS.items() for obj in objects]
     lines += [("p", role, obj, WRITE) for role, objects in _WRITES.items() for obj in objects]
@@ -66,7 +66,7 @@ def default_policy() -> list[tuple[str, ...]]:
 
 
 def ensure_policy(session: Session) -> None:
-    """Write the default policy where there is none. Two processes may do so at once."""
+    """Insert the default policy if there is none. Safe to run in two processes at once."""
     if session.scalar(select(func.count()).select_from(PolicyRule)):
         return
     rows = []
@@ -78,14 +78,14 @@ def ensure_policy(session: Session) -> None:
 
 
 def may_grant(actor_role: str, role: str) -> bool:
-    """Nobody makes another mightier than himself: owners are made by owners and the operator."""
+    """Nobody grants more rights than they have: only owners and the operator make owners."""
     if actor_role in (OPERATOR, "owner"):
         return role in MEMBER_ROLES
     return actor_role == "admin" and role in ("finance", "developer", "viewer", "admin")
 
 
 class Roles:
-    """casbin's enforcer on the stored policy. `refresh` before asking, where there is a session."""
+    """casbin's enforcer on the stored policy. Call `refresh` before `allows` if a session is open."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -104,11 +104,11 @@ class Roles:
             self._epoch = epoch
 
     def allows(self, role: str, home: str | None, tenant: str, obj: str, act: str) -> bool:
-        """`home` is the actor's own tenant; the operator has none."""
+        """`home` is the actor's own tenant; None for the operator."""
         if self._enforcer is None:
             with self._lock:
                 self._enforcer = self._load()
-        # The rules of one policy give one answer: casbin walks them once for each question.
+        # casbin evaluates every rule on each call; the result is cached until the policy changes.
         question = (role, home or "", tenant, obj, act)
         answer = self._answers.get(question)
         if answer is None:
@@ -122,7 +122,7 @@ class Roles:
         adapter = Adapter(self._database.db_engine, PolicyRule, create_all_models=False)
         enforcer = casbin.Enforcer(_CONF, adapter)
         if not enforcer.get_policy():
-            # A house without a tenant yet: the policy is written with the first one.
+            # Before the first tenant the database has no policy: use the default one.
             enforcer.enable_auto_save(False)
             for ptype, *values in default_policy():
                 add = enforcer.add_grouping_policy if ptype == "g" else enforcer.add_policy

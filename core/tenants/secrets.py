@@ -1,7 +1,7 @@
-"""The form of an API key: `th_` + 32 random characters + 6 of checksum. Pure functions.
+"""The format of an API key: `th_`, 32 random characters and a checksum of 6.
 
-A typo fails the checksum and is refused without a look-up. Only the SHA-256 is stored: the key has
-190 random bits, so a slow hash would add nothing.
+A typo fails the checksum and is rejected without a query. Only the SHA-256 is stored: the key has 190
+random bits, so a slow hash would not add security.
 """
 
 import hashlib

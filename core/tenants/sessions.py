@@ -1,4 +1,4 @@
-"""Sessions of the dashboard, on the server: the cookie holds a secret, the table its hash."""
+"""Server-side sessions of the dashboard: the cookie holds a secret, the table its hash."""
 
 import secrets
 from datetime import timedelta
@@ -23,9 +23,9 @@ def begin(
     key_id: str | None = None,
     operator: bool = False,
 ) -> str:
-    """Of exactly one kind of caller. Returns the cookie's secret, which is kept nowhere else."""
+    """For exactly one of a member, a key or the operator. Returns the secret for the cookie."""
     if sum((member_id is not None, key_id is not None, operator)) != 1:
-        raise ValueError("a session belongs to a member, a key or the operator")
+        raise ValueError("a session needs exactly one of member_id, key_id and operator")
     secret = secrets.token_urlsafe(32)
     session.add(
         DashboardSession(
@@ -42,7 +42,7 @@ def begin(
 
 
 def find(session: Session, clock: Clock, secret: str) -> Actor | None:
-    """Who it is, as of now: a disabled member or a revoked key has no session."""
+    """The current actor of a session; None if it ended or its member or key is no longer valid."""
     row = session.get(DashboardSession, digest(secret))
     now = clock.now()
     if row is None or row.revoked_at is not None or row.expires_at <= now:
@@ -58,7 +58,7 @@ def find(session: Session, clock: Clock, secret: str) -> Actor | None:
 
 
 def choose(session: Session, secret: str, tenant_id: str) -> None:
-    """Whose pages an operator's session shows from now on."""
+    """Set the tenant whose pages an operator's session shows."""
     row = session.get(DashboardSession, digest(secret))
     if row is not None and row.operator:
         row.chosen_tenant = tenant_id
@@ -76,7 +76,7 @@ def end(session: Session, clock: Clock, secret: str) -> None:
 
 
 def revoke_all(session: Session, clock: Clock, member_id: str) -> None:
-    """Signs a member out everywhere."""
+    """End all sessions of a member."""
     session.execute(
         update(DashboardSession)
         .where(DashboardSession.member_id == member_id, DashboardSession.revoked_at.is_(None))
@@ -92,6 +92,6 @@ def _member(session: Session, member_id: str) -> Actor | None:
 
 
 def _open(session: Session, tenant_id: str) -> bool:
-    """A suspended tenant may still look at its books; a closed one may not."""
+    """Members of a suspended tenant may still sign in; those of a closed one may not."""
     status = session.scalar(select(Tenant.status).where(Tenant.id == tenant_id))
     return status is not None and status != "closed"

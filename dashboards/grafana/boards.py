@@ -1,7 +1,7 @@
-"""The Grafana boards as code: `python -m dashboards.grafana.boards` writes the JSON files beside it.
+"""The Grafana dashboards as code: `python -m dashboards.grafana.boards` writes the JSON files.
 
-A panel is a title, a unit and its queries. A test holds the files and every metric name against the
-registries.
+A panel is a title, a unit and its queries. A test compares the files with this module and the metric
+names with the registries.
 """
 
 import json
@@ -16,7 +16,7 @@ RATE = "$__rate_interval"
 @dataclass(frozen=True, slots=True)
 class Panel:
     title: str
-    unit: str  # Grafana's: short, s, percentunit, reqps
+    unit: str  # a Grafana unit: short, s, percentunit, reqps
     queries: tuple[tuple[str, str], ...]  # (expression, legend)
 
 
@@ -35,7 +35,7 @@ def _quantiles(metric: str, by: str = "") -> tuple[tuple[str, str], ...]:
 BOARDS: dict[str, tuple[Panel, ...]] = {
     "service": (
         Panel(
-            "Answers by status",
+            "Responses by status",
             "reqps",
             ((_rate("tollhouse_requests_total", "status"), "{{status}}"),),
         ),
@@ -66,28 +66,30 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
                 ),
             ),
         ),
-        Panel("Door to last byte", "s", _quantiles("tollhouse_request_seconds")),
+        Panel("Request duration", "s", _quantiles("tollhouse_request_seconds")),
         Panel("In flight", "short", (("sum(tollhouse_in_flight_requests)", "requests"),)),
         Panel(
-            "Refused, by reason",
+            "Rejections by reason",
             "reqps",
             ((_rate("tollhouse_rejections_total", "reason"), "{{reason}}"),),
         ),
         Panel(
-            "Waiting for a limit", "short", (("sum(tollhouse_limit_queue_requests)", "waiting"),)
+            "Requests waiting for a limit",
+            "short",
+            (("sum(tollhouse_limit_queue_requests)", "waiting"),),
         ),
         Panel(
-            "How limits count",
+            "Mode of rate limits",
             "short",
             (("max(tollhouse_limit_mode)", "0 shared, 1 local, 2 closed"),),
         ),
         Panel(
-            "Replicas left alone after failures",
+            "Open circuit breakers",
             "short",
             (("max by (engine) (tollhouse_breaker_open)", "{{engine}}"),),
         ),
         Panel(
-            "Tried on another replica",
+            "Retries on another replica",
             "reqps",
             ((_rate("tollhouse_retries_total", "reason"), "{{reason}}"),),
         ),
@@ -109,12 +111,12 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
                 (
                     f"sum(rate(tollhouse_engine_prefix_hits_total[{RATE}])) "
                     f"/ sum(rate(tollhouse_engine_prefix_queries_total[{RATE}]))",
-                    "tokens found",
+                    "hit rate",
                 ),
             ),
         ),
         Panel(
-            "Tokens a second",
+            "Tokens per second",
             "short",
             (
                 (f"sum(rate(tollhouse_engine_computed_tokens_total[{RATE}]))", "prompt, computed"),
@@ -122,7 +124,7 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
-            "On the house",
+            "Unbilled tokens",
             "short",
             (
                 (f"sum(rate(tollhouse_engine_recomputed_tokens_total[{RATE}]))", "recomputed"),
@@ -130,7 +132,7 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel("Step time", "s", _quantiles("tollhouse_engine_step_seconds")),
-        Panel("Between tokens", "s", _quantiles("tollhouse_engine_inter_token_seconds")),
+        Panel("Inter-token latency", "s", _quantiles("tollhouse_engine_inter_token_seconds")),
         Panel(
             "Adapters by state",
             "short",
@@ -139,7 +141,7 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Preemptions",
             "short",
-            ((f"sum(rate(tollhouse_engine_preemptions_total[{RATE}]))", "a second"),),
+            ((f"sum(rate(tollhouse_engine_preemptions_total[{RATE}]))", "per second"),),
         ),
     ),
     "billing": (
@@ -148,10 +150,16 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
             "short",
             ((_rate("tollhouse_tokens_total", "kind"), "{{kind}}"),),
         ),
-        Panel("Records waiting in spools", "short", (("sum(tollhouse_spool_records)", "records"),)),
-        Panel("Shipping has failed for", "s", (("max(tollhouse_spool_age_seconds)", "oldest"),)),
-        Panel("Task time", "s", _quantiles("tollhouse_task_seconds", "task")),
-        Panel("Task wait in its queue", "s", _quantiles("tollhouse_queue_age_seconds", "queue")),
+        Panel(
+            "Spool records not yet shipped", "short", (("sum(tollhouse_spool_records)", "records"),)
+        ),
+        Panel(
+            "Time since shipping started to fail",
+            "s",
+            (("max(tollhouse_spool_age_seconds)", "oldest"),),
+        ),
+        Panel("Run time of tasks", "s", _quantiles("tollhouse_task_seconds", "task")),
+        Panel("Queue time of tasks", "s", _quantiles("tollhouse_queue_age_seconds", "queue")),
         Panel("Retries", "short", ((_rate("tollhouse_task_retries_total", "task"), "{{task}}"),)),
         Panel(
             "Dead letters", "short", (("sum by (task) (tollhouse_dead_letters_total)", "{{task}}"),)
@@ -165,7 +173,7 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
     ),
     "safety": (
         Panel(
-            "Verdicts",
+            "Moderation decisions",
             "reqps",
             (
                 (
@@ -175,11 +183,11 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
-            "Categories that fired",
+            "Flagged categories",
             "reqps",
             ((_rate("tollhouse_moderation_flags_total", "category"), "{{category}}"),),
         ),
-        Panel("Screening a prompt", "s", _quantiles("tollhouse_moderation_seconds")),
+        Panel("Screening time", "s", _quantiles("tollhouse_moderation_seconds")),
     ),
 }
 

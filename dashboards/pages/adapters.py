@@ -1,4 +1,4 @@
-"""Adapters: uploaded with the result of the checks, removed; where they lie and what they cost."""
+"""Adapters: upload with validation, removal, residency on the engines, and cost."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -28,12 +28,19 @@ from dashboards.tables import Column, Table
 PATH = "/adapters"
 COLUMNS = [
     Column("name", "Name in `model`"),
-    Column("digest", "Digest, first 16", "code", "An adapter is the SHA-256 of its weights."),
+    Column(
+        "digest",
+        "Digest, first 16",
+        "code",
+        "SHA-256 of the weights, which identifies the adapter.",
+    ),
     Column("rank", "Rank", "whole"),
     Column("bytes", "Bytes", "whole"),
     Column("at", "Registered", "moment"),
     Column(
-        "lies", "On the engines", about="Resident ones answer at once; others are loaded first."
+        "lies",
+        "On the engines",
+        about="A resident adapter serves at once; others are loaded first.",
     ),
     Column("requests", "Requests, 30 days", "whole"),
     Column("tokens", "Tokens out, 30 days", "whole"),
@@ -54,17 +61,17 @@ def page_of(request: Request, problem: str = "", name: str = "") -> Response:
     columns = list(COLUMNS)
     if sees_costs:
         columns.append(
-            Column("amount", "Cost, 30 days", "money", "Charges of requests that used it.")
+            Column("amount", "Cost, 30 days", "money", "Charges of requests that used the adapter.")
         )
     if may_change:
         columns.append(Column("acts", "Change", "acts"))
-    empty = "No adapter yet. Upload one below, as PEFT saves it; it is checked before it is taken."
+    empty = "No adapters yet. Upload one below, in the format that PEFT saves."
     table = Table("Adapters", columns, rows, viewer.currency, totals=False, empty=empty)
     if wants_csv(request):
         return table.csv("adapters")
     sheet = Sheet(
         "Adapters",
-        "LoRA weights of your own on a model of the house. Ask for one as `model: base:name`.",
+        "Your own LoRA weights for a base model. Select one with `model: base:name`.",
         tables=[table],
         forms=[_upload(list(house.gatehouse.base_models()), name)] if may_change else [],
         problem=problem,
@@ -82,7 +89,7 @@ def _row(
         "rank": each.rank,
         "bytes": each.bytes,
         "at": each.created_at,
-        "lies": ", ".join(f"{states[state]} {state}" for state in sorted(states)) or "on none now",
+        "lies": ", ".join(f"{states[state]} {state}" for state in sorted(states)) or "none",
         "requests": used.get("requests", 0),
         "tokens": used.get("output_tokens", 0),
         "amount": used.get("amount", 0),
@@ -102,8 +109,8 @@ def _row(
 
 def _upload(models: list[str], name: str) -> Form:
     inputs = [
-        Input("name", "Name", value=name, hint="letters, digits, dot, hyphen, underscore"),
-        Input("base", "On the model", "select", "", [(each, each) for each in models]),
+        Input("name", "Name", value=name, hint="letters, digits, dots, hyphens, underscores"),
+        Input("base", "Base model", "select", "", [(each, each) for each in models]),
         Input("archive", "Archive", "file", required=False, hint="tar, tar.gz or zip"),
         Input("config", "or adapter_config.json", "file", required=False),
         Input("weights", "and adapter_model.safetensors", "file", required=False),
@@ -113,9 +120,9 @@ def _upload(models: list[str], name: str) -> Form:
         "Check and register",
         {"act": "add"},
         inputs,
-        title="A new adapter",
-        about="The files are read as safetensors, never unpickled. Rank, targets and shapes are "
-        "checked; what is wrong is said here and nothing is kept.",
+        title="New adapter",
+        about="Weights are read as safetensors and never unpickled. Rank, target modules and shapes "
+        "are checked; an invalid adapter is rejected with the reason and not stored.",
     )
 
 

@@ -1,4 +1,4 @@
-"""What every page begins with: the viewer, the house, and the right to look."""
+"""Helpers shared by all pages: dependencies, authorisation, redirects and form handling."""
 
 from collections.abc import Awaitable, Callable
 
@@ -22,25 +22,28 @@ def house_of(request: Request) -> House:
 
 
 def viewer_of(request: Request, obj: str, act: str = "read") -> Viewer:
-    """The signed-in viewer, once casbin has allowed the act; Forbidden otherwise."""
+    """The signed-in viewer. Forbidden unless casbin allows the act."""
     viewer: Viewer = request.state.viewer
     if not house_of(request).doorman.may(viewer, obj, act):
         raise Forbidden(
-            f"The role {viewer.role} may not {act} {obj}.", next_step="Ask an owner or an admin."
+            f"The role {viewer.role} does not permit {act} on {obj}.",
+            next_step="Ask an owner or an admin of your organisation.",
         )
     return viewer
 
 
 def operator_of(request: Request, obj: str, act: str = "read") -> Viewer:
-    """For pages that span all tenants: no role of a tenant is enough, whatever its policy says."""
+    """For pages that span all tenants. Forbidden for every role of a tenant."""
     viewer: Viewer = request.state.viewer
     if not viewer.operator:
-        raise Forbidden("This page is the operator's.", next_step="Sign in with its token.")
+        raise Forbidden(
+            "This page is for the operator only.", next_step="Sign in with the operator's token."
+        )
     return viewer_of(request, obj, act)
 
 
 def scope_of(viewer: Viewer, tenant_id: str) -> TenantScope:
-    """The operator's scope of one tenant; NotFound for anybody else."""
+    """The operator's scope of the given tenant; any other viewer's own scope."""
     return scope_for(THE_OPERATOR, tenant_id) if viewer.operator else viewer.scope
 
 
@@ -53,27 +56,32 @@ def root_of(request: Request) -> str:
 
 
 def back_to(request: Request, path: str, notice: str) -> Response:
-    """After a change: a fresh GET, so that a reload sends nothing twice."""
+    """Redirect to a GET after a change, so that a reload does not send the form again."""
     return RedirectResponse(f"{root_of(request)}{path}?notice={notice}", 303)
 
 
 def acting(**acts: Act) -> Callable[[Request], Awaitable[Response]]:
-    """One address for all changes of a page; the form's field `act` says which."""
+    """A POST handler for all changes of a page, dispatched by the form's field `act`."""
 
     async def _change(request: Request) -> Response:
         async with request.form(max_fields=40, max_part_size=LONGEST_FIELD) as form:
             given = {name: str(value).strip() for name, value in form.items()}
         act = acts.get(given.get("act", ""))
         if act is None:
-            raise BadRequest(f"The form names no act: one of {', '.join(acts)}.", param="act")
+            raise BadRequest(
+                f"Unknown act {given.get('act', '')[:20]!r}.",
+                next_step=f"Send one of {', '.join(acts)}.",
+                param="act",
+            )
         return await run_in_threadpool(act, request, given)
 
     return _change
 
 
 def confirmed(given: Fields, name: str) -> None:
-    """A destructive act asks for the name, and the server looks."""
+    """BadRequest unless the user typed the name that a destructive act asks for."""
     if given.get("confirm") != name:
         raise BadRequest(
-            "The name that was typed is not the one.", next_step=f"Type {name!r} and send again."
+            f"The confirmation {given.get('confirm', '')[:80]!r} does not match the name.",
+            next_step=f"Type {name!r} and send the form again.",
         )

@@ -1,4 +1,4 @@
-"""Costs: spend by day and component, the month's end, credit and budgets left, what was saved."""
+"""Costs: spend by day and component, forecast, remaining credit and budgets, and savings."""
 
 from datetime import datetime, timedelta
 
@@ -44,12 +44,12 @@ def costs_table(found: figures.Figures, currency: str) -> Table:
         for group, sums in sorted(found.counts.items(), key=lambda pair: -pair[1]["amount"])
     ]
     caption = f"Spend by {figures.GROUPS[found.group_by].lower()}"
-    empty = "Nothing was charged in these days. Charges appear some seconds after a request ends."
+    empty = "No charges in this period. Charges appear a few seconds after a request ends."
     return Table(caption, columns, rows, currency, empty=empty)
 
 
 def forecast(spent: int, month_start: datetime, now: datetime) -> int:
-    """This month's spend at this month's mean rate, to the month's end. Whole picounits."""
+    """Spend at the end of the month at this month's mean rate, in picounits."""
     end = (month_start + timedelta(32)).replace(day=1)
     elapsed = max(1, int((now - month_start).total_seconds()))
     return spent * int((end - month_start).total_seconds()) // elapsed
@@ -74,7 +74,7 @@ def costs(request: Request) -> Response:
     ending = forecast(this_month.total("amount"), month.start, now)
     sheet = Sheet(
         "Costs",
-        "Usage at the prices that were pinned when each request was admitted, before tax and credits.",
+        "Usage at the prices pinned when each request was admitted, before tax and credits.",
         span=span,
         groups=figures.GROUPS,
         by=group_by,
@@ -92,12 +92,12 @@ def _spend_tiles(found: figures.Figures, viewer: Viewer, ending: int) -> list[Ti
             "Spend",
             money(spent, viewer.currency),
             f"exactly {exact(spent)}",
-            "The sum of the charges of these days.",
+            "The sum of the charges in this period.",
         ),
         Tile(
-            "Forecast to the month's end",
+            "Forecast for this month",
             money(ending, viewer.currency),
-            about="This month's spend so far, carried on at the same rate.",
+            about="This month's spend so far, extrapolated at the same rate.",
         ),
         Tile(
             "Cached share of input",
@@ -108,7 +108,7 @@ def _spend_tiles(found: figures.Figures, viewer: Viewer, ending: int) -> list[Ti
 
 
 def _what_is_left(session: Session, viewer: Viewer, now: datetime) -> list[Tile]:
-    """Credit, and each budget of the whole organisation with how much of it is used."""
+    """Remaining credit, and each budget of the whole organisation with its use."""
     tenant_id, currency = viewer.scope.tenant_id, viewer.currency
     live = CreditGrant.expires_at.is_(None) | (CreditGrant.expires_at > now)
     left = session.scalar(
@@ -118,7 +118,9 @@ def _what_is_left(session: Session, viewer: Viewer, now: datetime) -> list[Tile]
     )
     tiles = [
         Tile(
-            "Credit left", money(int(left or 0), currency), about="Prepaid and given, not expired."
+            "Credit left",
+            money(int(left or 0), currency),
+            about="Prepaid and promotional credit that has not expired.",
         )
     ]
     account = session.get(BillingAccount, tenant_id)
@@ -130,13 +132,13 @@ def _what_is_left(session: Session, viewer: Viewer, now: datetime) -> list[Tile]
         window = budgets.window_of(each.window, now, account.timezone if account else "UTC")
         used, back = budgets.spent_in(session, each, window)
         name = each.name or "Budget"
-        span = "in all" if each.window == "total" else f"a {each.window}"
+        span = "in total" if each.window == "total" else f"per {each.window}"
         tiles.append(
             Tile(
-                f"Left of the budget {name}",
+                f"Left in budget {name}",
                 money(max(0, each.cap - used + back), currency),
                 f"of {money(each.cap, currency)} {span}",
-                "The cap less what was spent in its window.",
+                "The cap minus the spend in its window.",
                 state="bad" if used - back >= each.cap else "",
                 meter=svg(charts.meter(name, (used - back) / 1e12, each.cap / 1e12)),
             )
@@ -149,13 +151,13 @@ def _saved_tiles(saved: savings.Savings, currency: str) -> list[Tile]:
         Tile(
             "Saved by caching",
             money(saved.caching, currency),
-            about="Cached tokens at what computed ones cost on average, less what they did cost.",
+            about="Cached tokens at the average price of computed ones, minus what they cost.",
         ),
         Tile(
-            "Of it by prompt order",
+            "Saved by prompt order",
             money(saved.ordering, currency),
             f"{grouped(saved.reordered_tokens)} tokens",
-            "What was found in the cache only because the prompt was put in order.",
+            "The part saved by caching that prompt order made possible.",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""Exports: files of the same figures, taken at once or written on a schedule."""
+"""Exports: files of usage, charges, invoices and ledger, downloaded or written on a schedule."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -34,8 +34,8 @@ from dashboards.viewer import House, Viewer
 
 PATH = "/exports"
 WHAT = {
-    "usage": "Usage: one row a request",
-    "charges": "Charges: one row a request, by price component",
+    "usage": "Usage: one row per request",
+    "charges": "Charges: one row per request, by price component",
     "invoices": "Invoices with their lines",
     "ledger": "Ledger entries",
     "focus": "FOCUS 1.2, for FinOps tools",
@@ -43,7 +43,7 @@ WHAT = {
 FORMATS = {"csv": "CSV", "jsonl": "JSON Lines", "parquet": "Parquet"}
 MOST_ROWS = 100
 JOBS = [
-    Column("at", "Asked for", "moment"),
+    Column("at", "Created", "moment"),
     Column("what", "What", link="href"),
     Column("span", "Days"),
     Column("to", "Destination"),
@@ -81,22 +81,22 @@ def page_of(request: Request) -> Response:
     ran = [_job(each, root_of(request)) for each in jobs]
     sheet = Sheet(
         "Exports",
-        "The same figures as files: they add up to the pages, the API and the invoices.",
+        "Files whose totals equal those of the pages, the API and the invoices.",
         forms=[
             _download(str(span.first), str(span.last)),
             *([_new_schedule(viewer)] if may_change else []),
         ],
         after=[
             Table("Schedules", columns, given, totals=False, empty=_NO_SCHEDULE),
-            Table("Exports that ran", JOBS, ran, totals=False, empty=_NO_JOB),
+            Table("Export runs", JOBS, ran, totals=False, empty=_NO_JOB),
         ],
-        link=("/webhooks", "Be told when a scheduled export is written"),
+        link=("/webhooks", "Get a webhook when a scheduled export is written"),
     )
     return show(request, sheet)
 
 
-_NO_SCHEDULE = "None. Set one up above, and each day, week or month becomes a file by itself."
-_NO_JOB = "None yet. Files that are taken above go straight to you and are not listed."
+_NO_SCHEDULE = "No schedules. Create one above to write a file each day, week or month."
+_NO_JOB = "None yet. Files that you download above are not listed here."
 
 
 def _download(first: str, last: str) -> Form:
@@ -104,13 +104,13 @@ def _download(first: str, last: str) -> Form:
         Input("what", "What", "select", "usage", list(WHAT.items())),
         Input("form", "Format", "select", "csv", list(FORMATS.items())),
         Input("from", "From", "date", first),
-        Input("to", "To, included", "date", last),
+        Input("to", "To (inclusive)", "date", last),
     ]
-    return Form("/exports/file", "Download", inputs=inputs, title="Take a file now", method="get")
+    return Form("/exports/file", "Download", inputs=inputs, title="Download a file", method="get")
 
 
 def file(request: Request) -> Response:
-    """Streamed as it is read, so that a month of ten million rows needs no memory."""
+    """Streams the file, so that memory use does not depend on its size."""
     viewer, house = viewer_of(request, "exports"), house_of(request)
     span = date_range(request, house.clock.now(), house.clock.now().day)
     what = choice(request, "what", tuple(WHAT), "usage")
@@ -150,7 +150,7 @@ def _job(each: ExportJob, root: str) -> dict[str, Any]:
 def _schedule(each: ExportSchedule, may_change: bool) -> dict[str, Any]:
     name = f"{each.what}, {each.format}"
     fields = {"schedule": each.id}
-    turn = ("resume", "Go on") if each.paused_at else ("pause", "Pause")
+    turn = ("resume", "Resume") if each.paused_at else ("pause", "Pause")
     acts = [
         Form(PATH, turn[1], {"act": turn[0], **fields}),
         Form(PATH, "Delete", {"act": "end", **fields}, confirm=name, danger=True),
@@ -167,21 +167,17 @@ def _schedule(each: ExportSchedule, may_change: bool) -> dict[str, Any]:
 
 
 def _new_schedule(viewer: Viewer) -> Form:
-    """Only the operator says where in full: with the house's rights a path could be anybody's."""
-    hint = "directory or s3://bucket/path" if viewer.operator else "a folder of your own"
+    """Only the operator may give a full path, since files are written with the server's rights."""
+    hint = "directory or s3://bucket/path" if viewer.operator else "a name for your folder"
     inputs = [
         Input("what", "What", "select", "focus", list(WHAT.items())),
         Input("form", "Format", "select", "parquet", list(FORMATS.items())),
-        Input("every", "Each", "select", "month", [(each, each) for each in schedules_of.EVERY]),
-        Input("delay_hours", "Hours after its end", "number", "2", hint="for late usage"),
+        Input("every", "Every", "select", "month", [(each, each) for each in schedules_of.EVERY]),
+        Input("delay_hours", "Hours after the period ends", "number", "2", hint="for late usage"),
         Input("destination", "To", value="books", hint=hint),
     ]
-    about = (
-        "A folder of your own lies in the house's export directory; the list below has each file."
-    )
-    return Form(
-        PATH, "Set it up", {"act": "create"}, inputs, title="A file on a schedule", about=about
-    )
+    about = "Your folder is inside the operator's export directory. The list below shows each file."
+    return Form(PATH, "Create", {"act": "create"}, inputs, title="New schedule", about=about)
 
 
 def _create(request: Request, given: Fields) -> Response:
@@ -208,7 +204,7 @@ def _create(request: Request, given: Fields) -> Response:
 
 
 def _changing(act: str) -> Act:
-    """Pause, resume or end one of the tenant's own."""
+    """A handler that pauses, resumes or ends a schedule of the tenant."""
     do = {"pause": schedules_of.pause, "resume": schedules_of.resume, "end": schedules_of.end}[act]
 
     def _change(request: Request, given: Fields) -> Response:

@@ -1,4 +1,4 @@
-"""Invoices and payments: the list, one invoice with its lines, the usage behind a line, the PDF."""
+"""Invoices and payments: the list, an invoice with its lines, the usage of a line, the PDF."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -27,19 +27,19 @@ INVOICES = [
     Column("invoice", "Invoice", link="href"),
     Column("period", "Period"),
     Column("state", "State", "badge"),
-    Column("total", "Total", "minor", "Tax included, before credit."),
-    Column("open", "To pay", "minor", "What is left after credit, payments and credit notes."),
+    Column("total", "Total", "minor", "Including tax, before credit."),
+    Column("open", "To pay", "minor", "Total minus credit, payments and credit notes."),
     Column("due", "Due by", "figure"),
 ]
 PAYMENTS = [
-    Column("at", "Begun", "moment"),
+    Column("at", "Started", "moment"),
     Column("for", "For", link="href"),
     Column("by", "By"),
     Column("amount", "Amount", "minor"),
-    Column("refunded", "Given back", "minor"),
+    Column("refunded", "Refunded", "minor"),
     Column("state", "State", "badge"),
     Column("settled", "Settled", "moment"),
-    Column("failure", "Why it failed"),
+    Column("failure", "Failure reason"),
 ]
 LINES = [
     Column("description", "Line", link="href"),
@@ -64,7 +64,7 @@ BEHIND = [
     Column("quantity", "Quantity", "whole"),
     Column("amount", "Exact", "money"),
 ]
-# Component of a line -> (its quantity, its amount) in the roll-ups.
+# Component of a line -> (quantity column, amount column) of the roll-ups.
 _COMPONENTS: dict[str, tuple[Any, Any]] = {
     "input": (DailyUsage.input_tokens - DailyUsage.cached_tokens, DailyUsage.input_amount),
     "cached_input": (DailyUsage.cached_tokens, DailyUsage.cached_amount),
@@ -95,16 +95,16 @@ def listing(request: Request) -> Response:
         ).all()
         credit = _credit(session, tenant_id, viewer.currency, now)
     rows = [_invoice(each, root) for each in found]
-    empty = "None yet. The first draft appears when the billing period ends; see Costs until then."
-    table = Table("Invoices, the newest first", INVOICES, rows, totals=False, empty=empty)
+    empty = "None yet. The first draft appears when the billing period ends. Until then, see Costs."
+    table = Table("Invoices, newest first", INVOICES, rows, totals=False, empty=empty)
     if wants_csv(request):
         return table.csv("invoices")
     labels = {each.id: each.label or "draft" for each in found}
     payments = [_payment(each, labels, root) for each in paid]
-    none = "None yet. Payments appear when an invoice is collected or a wallet is topped up."
+    none = "None yet. A payment appears when an invoice is collected or credit is topped up."
     sheet = Sheet(
         "Invoices and payments",
-        "A draft becomes final after the grace period for late usage; a final invoice never changes.",
+        "A draft is finalised after the grace period for late usage. A final invoice never changes.",
         tiles=_tiles(viewer, list(found), credit, now),
         tables=[table, Table("Payments", PAYMENTS, payments, totals=False, empty=none)],
         link=("/payment-methods", "How invoices are paid"),
@@ -113,7 +113,7 @@ def listing(request: Request) -> Response:
 
 
 def _credit(session: Session, tenant_id: str, currency: str, now: datetime) -> int:
-    """Picounits that are left on grants that have not expired."""
+    """Picounits remaining on grants that have not expired."""
     query = select(func.coalesce(func.sum(CreditGrant.remaining), 0)).where(
         CreditGrant.tenant_id == tenant_id,
         CreditGrant.currency == currency,
@@ -129,10 +129,12 @@ def _tiles(viewer: Viewer, found: list[Invoice], credit: int, now: datetime) -> 
     paid = sum(each.paid_minor for each in own)
     return [
         Tile("To pay", minor(owed, viewer.currency)),
-        Tile("Of it overdue", minor(overdue, viewer.currency), state="bad" if overdue else ""),
-        Tile("Paid", minor(paid, viewer.currency), about="By payments; credit is not counted."),
+        Tile("Overdue", minor(overdue, viewer.currency), state="bad" if overdue else ""),
+        Tile("Paid", minor(paid, viewer.currency), about="By payments, without credit."),
         Tile(
-            "Credit left", money(credit, viewer.currency), about="Prepaid and given, not expired."
+            "Credit left",
+            money(credit, viewer.currency),
+            about="Prepaid and promotional credit that has not expired.",
         ),
     ]
 
@@ -190,11 +192,11 @@ def one(request: Request) -> Response:
     sheet = Sheet(
         f"Invoice {invoice.label or '(draft)'}",
         f"{day(invoice.period_start)} to {day(invoice.period_end)} · {invoice.status}. "
-        "A line opens to the usage behind it.",
+        "Select a line to see its usage.",
         tiles=_totals(invoice),
         tables=tables,
         back=("/invoices", "All invoices"),
-        link=(f"/invoices/{invoice.id}/pdf", "The printable page (PDF)"),
+        link=(f"/invoices/{invoice.id}/pdf", "Download PDF"),
         away=(invoice.pay_page, "Pay this invoice") if _to_pay(invoice) else None,
     )
     return show(request, sheet)
@@ -242,7 +244,7 @@ def _note(each: CreditNote) -> dict[str, Any]:
 
 
 def behind(request: Request) -> Response:
-    """The days and keys that a line sums up; their exact amounts are the line's."""
+    """The usage of an invoice line by day and key. The amounts add up to the line."""
     viewer, house = viewer_of(request, "invoices"), house_of(request)
     position = request.path_params["position"]
     with house.database.read() as session:
@@ -253,7 +255,9 @@ def behind(request: Request) -> Response:
             )
         )
         if line is None or line.component not in _COMPONENTS:
-            raise NotFound("No usage is behind this line.", next_step="Look at another line.")
+            raise NotFound(
+                "This line has no usage.", next_step="Choose a usage line of the invoice."
+            )
         rows = _behind(session, invoice, line)
     table = Table("By day and key", BEHIND, rows, invoice.currency)
     if wants_csv(request):
@@ -266,14 +270,14 @@ def behind(request: Request) -> Response:
         tiles=[
             Tile("Billed", minor(line.amount_minor, invoice.currency)),
             Tile(
-                "The usage below",
+                "Sum of the usage below",
                 money(exact, invoice.currency),
-                "exactly the line" if agrees else "differs from the line",
+                "equals the line" if agrees else "differs from the line",
                 state="good" if agrees else "bad",
             ),
         ],
         tables=[table],
-        back=(f"/invoices/{invoice.id}", "The invoice"),
+        back=(f"/invoices/{invoice.id}", "Back to the invoice"),
     )
     return show(request, sheet)
 
@@ -329,7 +333,9 @@ def pdf(request: Request) -> Response:
 def _own(session: Session, viewer: Viewer, invoice_id: str) -> Invoice:
     found = session.get(Invoice, invoice_id)
     if found is None or found.tenant_id != viewer.scope.tenant_id:
-        raise NotFound("There is no such invoice.", next_step="Look in the list.")
+        raise NotFound(
+            f"There is no invoice {invoice_id[:80]!r}.", next_step="Choose one from the list."
+        )
     return found
 
 

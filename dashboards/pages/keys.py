@@ -1,4 +1,4 @@
-"""Keys: made (shown once), rotated, revoked. Revoking asks for the key's name."""
+"""API keys: create (shown once), rotate and revoke. Revoking requires the key's name."""
 
 from datetime import timedelta
 from typing import Any
@@ -40,12 +40,12 @@ def show(request: Request, secret: str = "") -> Response:
 
 
 async def change(request: Request) -> Response:
-    """One form for the three acts; the field `act` says which."""
+    """The POST handler, dispatched by the form's field `act`."""
     async with request.form(max_fields=10, max_part_size=10_000) as fields:
         given = {name: str(value).strip() for name, value in fields.items()}
     act = given.get("act", "")
     if act not in _ACTS:
-        raise BadRequest(f"No act {act[:20]!r}: one of {', '.join(_ACTS)}.")
+        raise BadRequest(f"Unknown act {act[:20]!r}.", next_step=f"Send one of {', '.join(_ACTS)}.")
     secret = await run_in_threadpool(_ACTS[act], request, given)
     if secret is not None:
         return await run_in_threadpool(show, request, secret)
@@ -57,7 +57,11 @@ def _create(request: Request, given: dict[str, str]) -> str | None:
     viewer, house = viewer_of(request, "keys", "write"), house_of(request)
     name = given.get("name", "")
     if not 0 < len(name) <= 120:
-        raise BadRequest("A key needs a name of at most 120 characters.", param="name")
+        raise BadRequest(
+            f"The name has {len(name)} characters.",
+            next_step="Give the key a name of 1 to 120 characters.",
+            param="name",
+        )
     with house.database.transaction() as session:
         issued = keys.issue(
             session,
@@ -84,7 +88,7 @@ def _revoke(request: Request, given: dict[str, str]) -> str | None:
         key = keys.get(session, viewer.scope, given.get("key_id", ""))
         if given.get("confirm") != key.name:
             raise BadRequest(
-                "The name that was typed is not the key's.",
+                "The confirmation does not match the name of the key.",
                 next_step=f"Type {key.name!r} to revoke it.",
             )
         keys.revoke(session, viewer.scope, house.clock, key.id)

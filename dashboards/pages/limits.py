@@ -1,4 +1,4 @@
-"""Limits and budgets: what is in force, how much of it is used, what was refused or waited, and why."""
+"""Limits and budgets: those in force, their use, and the requests they rejected or delayed."""
 
 from datetime import timedelta
 from typing import Any
@@ -38,39 +38,41 @@ from dashboards.viewer import Viewer
 PATH = "/limits"
 PERIODS = {60: "minute", 3600: "hour", 86400: "day"}
 RULES = [
-    Column("scope", "Of each"),
-    Column("unit", "What"),
+    Column("scope", "Scope"),
+    Column("unit", "Unit"),
     Column("per", "Per"),
-    Column("limit", "At most", "whole"),
+    Column("limit", "Limit", "whole"),
     Column(
         "used",
         "Used now",
         "whole",
-        "Taken from the bucket at this moment; it refills continuously.",
+        "Currently taken from the bucket, which refills continuously.",
     ),
     Column("set_by", "Set by"),
-    Column("mode", "Mode", "badge", "On trial: counted and reported, and nothing is refused."),
+    Column("mode", "Mode", "badge", "Shadow limits are counted and reported but reject nothing."),
 ]
 BUDGETS = [
     Column("name", "Budget"),
-    Column("of", "Of"),
-    Column("window", "Each"),
+    Column("of", "Applies to"),
+    Column("window", "Window"),
     Column(
         "spent",
         "Spent",
         "money",
-        "Rated usage of the current window, less what corrections gave back.",
+        "Rated usage of the current window, minus corrections.",
     ),
     Column("cap", "Cap", "money"),
     Column("share", "Used", "figure"),
     Column(
-        "kind", "Kind", about="A hard one refuses before it is overspent; a soft one only alerts."
+        "kind",
+        "Kind",
+        about="A hard budget rejects requests over its cap; a soft budget only alerts.",
     ),
     Column("alerts", "Alerts at"),
 ]
 REFUSED = [
     Column("reason", "Reason"),
-    Column("refused", "Refused", "whole"),
+    Column("refused", "Rejected", "whole"),
     Column(
         "waited",
         "Waited",
@@ -105,20 +107,26 @@ def page_of(request: Request) -> Response:
         return table.csv("limits")
     tables = [
         table,
-        Table("Refused and waited, the last seven days", REFUSED, tally, totals=False, empty=_NONE),
+        Table(
+            "Rejected and delayed requests, last seven days",
+            REFUSED,
+            tally,
+            totals=False,
+            empty=_NONE,
+        ),
     ]
     if sees_money:
         for each in spent:
             each["acts"] = _ending(each) if may_spend else []
         columns = [*BUDGETS, Column("acts", "Change", "acts")] if may_spend else BUDGETS
-        empty = "No budget: nothing caps what is spent, but the credit. Set one below."
+        empty = "No budgets: spend is limited by credit only. Set a budget below."
         tables.insert(
             1, Table("Budgets", columns, spent, viewer.currency, totals=False, empty=empty)
         )
     forms = [*([_new_rule()] if may_set else []), *([_new_budget(targets)] if may_spend else [])]
     sheet = Sheet(
         "Limits and budgets",
-        f"Plan {plan.name}. Buckets refill continuously: there is no window to wait for.",
+        f"Plan {plan.name}. Rate limits are token buckets that refill continuously.",
         tiles=[*_rate_tiles(used), *_budget_tiles(spent, viewer.currency)],
         tables=tables,
         forms=forms,
@@ -126,7 +134,7 @@ def page_of(request: Request) -> Response:
     return show(request, sheet)
 
 
-_NONE = "Nothing was refused and nothing waited in the last seven days."
+_NONE = "No request was rejected or delayed in the last seven days."
 
 
 def _rate_tiles(used: dict[str, Used]) -> list[Tile]:
@@ -134,7 +142,7 @@ def _rate_tiles(used: dict[str, Used]) -> list[Tile]:
         Tile(
             f"{_words(each.rule)}",
             f"{short(each.used)} of {short(each.limit)}",
-            f"full again in {each.full_again_s:.0f} s" if each.used else "nothing taken",
+            f"full in {each.full_again_s:.0f} s" if each.used else "unused",
             meter=svg(charts.meter(_words(each.rule), each.used, each.limit)),
         )
         for each in used.values()
@@ -155,18 +163,16 @@ def _budget_tiles(spent: list[dict[str, Any]], currency: str) -> list[Tile]:
 
 
 def _words(rule: str) -> str:
-    """`tenant:requests:60` -> `Requests a minute`."""
+    """`tenant:requests:60` -> `Requests per minute`."""
     _scope, unit, *period = rule.split(":")
     name = unit.replace("_", " ").capitalize()
-    return (
-        f"{name} a {PERIODS.get(int(period[0]), period[0] + ' s')}" if period else f"{name} at once"
-    )
+    return f"{name} per {PERIODS.get(int(period[0]), period[0] + ' s')}" if period else name
 
 
 def _why(reason: str) -> str:
-    """`key:requests:60` -> `Requests a minute, of a key`; other reasons are words already."""
+    """`key:requests:60` -> `Requests per minute, per key`; other reasons are already words."""
     scope, *rest = reason.split(":")
-    return f"{_words(reason)}, of a {scope}" if rest else reason.replace("_", " ").capitalize()
+    return f"{_words(reason)}, per {scope}" if rest else reason.replace("_", " ").capitalize()
 
 
 def _rule(rule: LimitRule, used: dict[str, Used], own: bool, may_set: bool) -> dict[str, Any]:
@@ -177,11 +183,11 @@ def _rule(rule: LimitRule, used: dict[str, Used], own: bool, may_set: bool) -> d
     return {
         "scope": f"{rule.scope} {rule.target}".strip(),
         "unit": rule.unit.value.replace("_", " "),
-        "per": "at once" if at_once else PERIODS.get(rule.period_s, f"{rule.period_s} s"),
+        "per": "concurrent" if at_once else PERIODS.get(rule.period_s, f"{rule.period_s} s"),
         "limit": rule.limit,
         "used": state.used if state else None,
         "set_by": "you or the operator" if own else "the plan",
-        "mode": "on trial" if rule.shadow else "in force",
+        "mode": "shadow" if rule.shadow else "in force",
         "acts": [Form(PATH, "Remove", fields, confirm=rule.name)] if own and may_set else [],
     }
 
@@ -207,12 +213,14 @@ def _budgets(session: Session, viewer: Viewer, now: Any) -> list[dict[str, Any]]
                 "id": each.id,
                 "name": each.name or f"Budget of {of}",
                 "of": of,
-                "window": "in all" if each.window == "total" else f"a {each.window}",
+                "window": "in total" if each.window == "total" else f"per {each.window}",
                 "spent": spent,
                 "cap": each.cap,
                 "share": f"{100 * spent / each.cap:.1f} %",
                 "kind": "hard" if each.hard else "soft",
-                "alerts": ", ".join(alerts) if each.webhooks or each.emails else "no target is set",
+                "alerts": ", ".join(alerts)
+                if each.webhooks or each.emails
+                else "no recipient is set",
             }
         )
     return found
@@ -220,11 +228,11 @@ def _budgets(session: Session, viewer: Viewer, now: Any) -> list[dict[str, Any]]
 
 def _ending(each: dict[str, Any]) -> list[Form]:
     fields = {"act": "end", "budget": each["id"]}
-    return [Form(PATH, "End it", fields, confirm=each["name"], danger=True)]
+    return [Form(PATH, "End", fields, confirm=each["name"], danger=True)]
 
 
 def _targets(session: Session, scope: TenantScope) -> dict[str, str]:
-    """`scope:id` of everything that a budget can be for, and what a person calls it."""
+    """`scope:id` -> display name of everything that a budget can apply to."""
     found = {f"tenant:{scope.tenant_id}": "the organisation"}
     for project in organisations.projects(session, scope):
         found[f"project:{project.id}"] = f"project {project.name}"
@@ -238,37 +246,35 @@ def _new_rule() -> Form:
     inputs = [
         Input(
             "unit",
-            "What",
+            "Unit",
             "select",
             "requests",
             [(u.value, u.value.replace("_", " ")) for u in Unit],
         ),
-        Input("scope", "Of each", "select", "tenant", [(s.value, s.value) for s in Scope]),
+        Input("scope", "Scope", "select", "tenant", [(s.value, s.value) for s in Scope]),
         Input("period", "Per", "select", "60", [(str(s), words) for s, words in PERIODS.items()]),
-        Input("limit", "At most", "number"),
-        Input("mode", "Mode", "select", "force", [("force", "in force"), ("trial", "on trial")]),
+        Input("limit", "Limit", "number"),
+        Input("mode", "Mode", "select", "force", [("force", "in force"), ("trial", "shadow")]),
     ]
-    about = "Lower than the plan's; only the operator raises those."
-    return Form(
-        PATH, "Set the limit", {"act": "set"}, inputs, title="A limit of your own", about=about
-    )
+    about = "A limit may be lower than the plan's. Only the operator can raise a limit of the plan."
+    return Form(PATH, "Set the limit", {"act": "set"}, inputs, title="New limit", about=about)
 
 
 def _new_budget(targets: dict[str, str]) -> Form:
-    windows = [("day", "day"), ("week", "week"), ("month", "month"), ("total", "in all")]
+    windows = [("day", "day"), ("week", "week"), ("month", "month"), ("total", "in total")]
     inputs = [
         Input("name", "Name"),
-        Input("target", "Of", "select", "", list(targets.items())),
+        Input("target", "Applies to", "select", "", list(targets.items())),
         Input("cap", "Cap", "number"),
-        Input("window", "Each", "select", "month", windows),
+        Input("window", "Window", "select", "month", windows),
         Input(
-            "hard", "Kind", "select", "hard", [("hard", "hard: refuse"), ("soft", "soft: alert")]
+            "hard", "Kind", "select", "hard", [("hard", "hard: reject"), ("soft", "soft: alert")]
         ),
         Input("thresholds", "Alert at, percent", value="50, 80, 100"),
         Input("webhook", "Webhook", "url", required=False),
         Input("email", "E-mail", "email", required=False),
     ]
-    return Form(PATH, "Set the budget", {"act": "budget"}, inputs, title="A new budget")
+    return Form(PATH, "Set the budget", {"act": "budget"}, inputs, title="New budget")
 
 
 def _set(request: Request, given: Fields) -> Response:
@@ -298,7 +304,10 @@ def _rule_of(given: Fields) -> LimitRule:
             given.get("mode") == "trial",
         )
     except ValueError:
-        raise BadRequest("A limit is a whole number of something in a period.") from None
+        raise BadRequest(
+            "The limit is not valid.",
+            next_step="Choose a scope, a unit and a period, and give a whole number.",
+        ) from None
 
 
 def _budget(request: Request, given: Fields) -> Response:
@@ -310,11 +319,15 @@ def _budget(request: Request, given: Fields) -> Response:
         )
     except ValueError:
         raise BadRequest(
-            "A cap is an amount, thresholds are whole percents.", param="cap"
+            "The cap or a threshold is not a number.",
+            next_step="Write the cap as an amount and thresholds as whole percentages.",
+            param="cap",
         ) from None
     with house.database.transaction() as session:
         if given.get("target", "") not in _targets(session, viewer.scope):
-            raise NotFound("There is no such project or key.", next_step="Choose one of the list.")
+            raise NotFound(
+                "There is no such project or key.", next_step="Choose one from the list."
+            )
         kind, _, target = given["target"].partition(":")
         made = budgets.create(
             session,
@@ -340,7 +353,7 @@ def _end(request: Request, given: Fields) -> Response:
     with house.database.transaction() as session:
         found = session.get(Budget, given.get("budget", ""))
         if found is None or found.tenant_id != viewer.scope.tenant_id or found.ended_at:
-            raise NotFound("There is no such budget.", next_step="Look in the list.")
+            raise NotFound("There is no such open budget.", next_step="Choose one from the list.")
         of = _targets(session, viewer.scope).get(f"{found.scope}:{found.scope_id}", found.scope_id)
         confirmed(given, found.name or f"Budget of {of}")
         found.ended_at = house.clock.now()

@@ -1,4 +1,4 @@
-"""Overview: this month in a few figures, the spend a day, and what was used most."""
+"""Overview: this month's totals, daily spend, and the most used models and keys."""
 
 from datetime import timedelta
 
@@ -49,8 +49,8 @@ def overview(request: Request) -> Response:
     spend = Tile(
         "Spend this month",
         money(spent, viewer.currency),
-        f"exactly {exact(spent)}; about {ending} at the month's end",
-        "The sum of the charges since the first of the month.",
+        f"exactly {exact(spent)}; forecast {ending}",
+        "The sum of the charges since the first day of the month.",
         href=f"{root}/costs",
     )
     tiles = [
@@ -62,7 +62,7 @@ def overview(request: Request) -> Response:
             "Server errors, 24 hours",
             grouped(failed),
             share(failed, answered),
-            "Requests of the last 24 hours that ended with a status of 500 or above.",
+            "Requests in the last 24 hours with a status of 500 or above.",
             state="bad" if failed else "",
             href=f"{root}/requests?show=failed",
         ),
@@ -70,16 +70,16 @@ def overview(request: Request) -> Response:
             "First token, 24 hours",
             "–" if first is None else f"{first:.0f} ms",
             "p95",
-            "95 % of the answers of the last 24 hours began sooner.",
+            "95 % of responses in the last 24 hours started sooner.",
         ),
     ]
     sheet = Sheet(
         "Overview",
-        "This month, from its first day to now.",
+        "This month to date.",
         tiles=tiles,
         charts=[Chart("By model", svg(drawn))] if models.counts else [],
         tables=tables if models.counts else tables[:1],
-        link=None if models.counts else ("/keys", "Make a key"),
+        link=None if models.counts else ("/keys", "Create a key"),
     )
     return show(request, sheet)
 

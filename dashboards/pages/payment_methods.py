@@ -1,6 +1,6 @@
-"""How invoices are paid: what is on file with the provider, and its own page to leave a card on.
+"""Payment methods: those on file with the provider, and a link to its page for adding one.
 
-A form may not lead to another site, so the page first shows where it goes, as a link.
+The Content-Security-Policy forbids forms that lead to another site, so the page first shows a link.
 """
 
 from typing import Any
@@ -20,12 +20,16 @@ from dashboards.viewer import House, Viewer
 PATH = "/payment-methods"
 METHODS = [
     Column("label", "On file"),
-    Column("provider", "With"),
-    Column("state", "Use", about="The one for all collects every invoice until another is left."),
-    Column("at", "Left", "moment"),
+    Column("provider", "Provider"),
+    Column(
+        "state",
+        "Use",
+        about="The default method is charged for every invoice until it is replaced.",
+    ),
+    Column("at", "Added", "moment"),
 ]
-_BY_HAND = "Invoices are paid by transfer here, and booked by the operator: no card is kept."
-_NONE = "Nothing yet: invoices wait for a transfer until a card is left."
+_BY_HAND = "Invoices are paid by bank transfer and recorded by the operator. No cards are stored."
+_NONE = "None yet. Invoices are paid by bank transfer until you add a card."
 
 
 def page_of(request: Request) -> Response:
@@ -42,12 +46,12 @@ def _sheet(viewer: Viewer, house: House, away: tuple[str, str] | None = None) ->
     by = account.collection if account else "manual"
     return Sheet(
         "How invoices are paid",
-        "Card numbers are typed on the provider's page and never pass by this house.",
+        "Card numbers are entered on the provider's page and never reach this server.",
         tiles=[
             Tile(
                 "Invoices are collected",
-                "by transfer" if by == "manual" else f"by {by}",
-                about="Who leaves a card is collected from by the provider, from the next invoice on.",
+                "by bank transfer" if by == "manual" else f"by {by}",
+                about="After you add a card, the provider collects from the next invoice on.",
             )
         ],
         tables=[
@@ -56,7 +60,7 @@ def _sheet(viewer: Viewer, house: House, away: tuple[str, str] | None = None) ->
         forms=[_add(provider)] if may_add and away is None else [],
         back=("/invoices", "Invoices and payments"),
         away=away,
-        remarks=["The page opens at the provider and leads back here."] if away else [],
+        remarks=["The provider's page leads back here."] if away else [],
     )
 
 
@@ -74,7 +78,7 @@ def _methods(session: Session, tenant_id: str) -> list[dict[str, Any]]:
         {
             "label": each.label,
             "provider": each.provider,
-            "state": "for all invoices" if each.external_id in usual else "in reserve",
+            "state": "default" if each.external_id in usual else "not used",
             "at": each.created_at,
         }
         for each in found
@@ -82,16 +86,14 @@ def _methods(session: Session, tenant_id: str) -> list[dict[str, Any]]:
 
 
 def _add(provider: str) -> Form:
-    about = "A card that is left is tried at once on what the last one was refused for."
-    return Form(
-        PATH, "Leave a card", {"act": "add"}, title=f"Another card, with {provider}", about=about
-    )
+    about = "A new card is charged at once for invoices that the last card was declined for."
+    return Form(PATH, "Add a card", {"act": "add"}, title=f"New card with {provider}", about=about)
 
 
 def _leave(request: Request, _given: Fields) -> Response:
     viewer, house = viewer_of(request, "payments", "write"), house_of(request)
     address = house.gatehouse.card_page(viewer.scope)
-    return show(request, _sheet(viewer, house, (address, "Go on to the provider's page")))
+    return show(request, _sheet(viewer, house, (address, "Continue to the provider's page")))
 
 
 ROUTES = [

@@ -1,4 +1,4 @@
-"""Playground: one streamed completion with a model or adapter, with its tokens and cost as they come."""
+"""Playground: streams one completion of a model or adapter, with tokens and cost."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _PRICED = (Component.INPUT, Component.CACHED_INPUT, Component.OUTPUT)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A name for `model`, with what a token costs in picounits where its price is flat."""
+    """A value for `model`, with the price per token in picounits (of the first tier)."""
 
     name: str
     units: tuple[int, int, int] = (0, 0, 0)  # input, cached input, output

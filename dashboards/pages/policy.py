@@ -1,4 +1,4 @@
-"""The policy editor: tried on what was recorded, then put in force; old versions stay listed."""
+"""The policy editor: dry runs on recorded decisions, activation, and the version history."""
 
 import json
 from datetime import timedelta
@@ -28,19 +28,19 @@ PATH = "/safety/policy"
 TRIED_DAYS, TRIED_MOST = 30, 5_000
 THRESHOLDS = [
     Column("category", "Category"),
-    Column("input", "Input: annotate, redact, block from", "figure", "Scores run from 0 to 1."),
+    Column("input", "Input: annotate, redact, block from", "figure", "Scores range from 0 to 1."),
     Column("output", "Output: annotate, redact, block from", "figure"),
 ]
 VERSIONS = [
-    Column("at", "Put in force", "moment"),
-    Column("of", "Of"),
-    Column("version", "Version", "code", "The digest of the document."),
+    Column("at", "Activated", "moment"),
+    Column("of", "Applies to"),
+    Column("version", "Version", "code", "Digest of the policy document."),
     Column("state", "State", "badge"),
     Column("by", "By", "code"),
 ]
 CHANGES = [
-    Column("was", "Was"),
-    Column("would", "Would be"),
+    Column("was", "Recorded"),
+    Column("would", "With this policy"),
     Column("count", "Decisions", "whole"),
 ]
 
@@ -70,7 +70,7 @@ def page_of(
         tables.insert(0, _tried_table(tried))
     sheet = Sheet(
         "Safety policy",
-        "A key's policy comes before its project's, then the organisation's, then the default.",
+        "A key's policy takes precedence, then its project's, then the organisation's, then the default.",
         tiles=_tried_tiles(tried) if tried else [],
         tables=tables,
         forms=[_threshold_form(place), _document_form(text, place, places)] if may_change else [],
@@ -122,12 +122,12 @@ def _version(each: Any, places: dict[str, str], may_change: bool) -> dict[str, A
 
 def _tried_tiles(tried: DryRun) -> list[Tile]:
     return [
-        Tile("Tried on", grouped(tried.decided), f"decisions of the last {TRIED_DAYS} days"),
+        Tile("Tested on", grouped(tried.decided), f"decisions of the last {TRIED_DAYS} days"),
         Tile("Would change", grouped(tried.changed), share(tried.changed, tried.decided)),
         Tile(
             "Version",
             tried.policy_version[4:12],
-            about="The first digits of the document's digest.",
+            about="First digits of the digest of the document.",
         ),
     ]
 
@@ -137,25 +137,25 @@ def _tried_table(tried: DryRun) -> Table:
         {"was": was, "would": would, "count": count}
         for (was, would), count in sorted(tried.changes.items(), key=lambda pair: -pair[1])
     ]
-    empty = "No decision is recorded to try it on; it can be put in force all the same."
-    caption = "What it would have done. Nothing is in force yet."
+    empty = "There are no recorded decisions to test it on. You can still activate it."
+    caption = "Effect on recorded decisions. The policy is not active yet."
     return Table(caption, CHANGES, rows, totals=False, empty=empty)
 
 
 def _threshold_form(place: str) -> Form:
     inputs = [
         Input("category", "Category", "select", "", [(name, name) for name in SCORED]),
-        Input("direction", "Of", "select", "input", [("input", "input"), ("output", "output")]),
-        Input("annotate", "Annotate from", "number", required=False, hint="0 to 1; empty is never"),
+        Input(
+            "direction", "Direction", "select", "input", [("input", "input"), ("output", "output")]
+        ),
+        Input("annotate", "Annotate from", "number", required=False, hint="0 to 1; empty: never"),
         Input("redact", "Redact from", "number", required=False),
         Input("block", "Block from", "number", required=False),
     ]
-    about = (
-        "Changes one threshold of the policy in force, and tries it. Nothing is in force by this."
-    )
+    about = "Tests the active policy with one threshold changed. This does not activate anything."
     return Form(
         PATH,
-        "Try it",
+        "Test",
         {"act": "threshold", "place": place},
         inputs,
         title="One threshold",
@@ -165,17 +165,17 @@ def _threshold_form(place: str) -> Form:
 
 def _document_form(text: str, place: str, places: dict[str, str]) -> Form:
     inputs = [
-        Input("place", "Of", "select", place, list(places.items())),
+        Input("place", "Applies to", "select", place, list(places.items())),
         Input("document", "Policy", "area", text),
     ]
     return Form(
         PATH,
-        "Try it on what was recorded",
+        "Test on recorded decisions",
         {},
         inputs,
-        title="The whole document",
-        about="Thresholds, terms, patterns, entities, streaming mode, strikes. Trying changes nothing.",
-        also=(("put", "Put it in force"),),
+        title="Policy document",
+        about="Thresholds, terms, patterns, entities, streaming, strikes. A test changes nothing.",
+        also=(("put", "Activate"),),
         act="try",
     )
 
@@ -207,7 +207,11 @@ def _threshold(request: Request, given: Fields) -> Response:
             name: float(given[name]) for name in ("annotate", "redact", "block") if given.get(name)
         }
     except ValueError:
-        raise BadRequest("A threshold is a number from 0 to 1.", param="annotate") from None
+        raise BadRequest(
+            "A threshold is not a number.",
+            next_step="Write a number from 0 to 1, or leave it empty.",
+            param="annotate",
+        ) from None
     direction = "output" if given.get("direction") == "output" else "input"
     document[direction]["categories"][given.get("category", "")] = values
     return _tried(request, json.dumps(document, indent=1), given.get("place", ""))
@@ -235,7 +239,10 @@ def _retire(request: Request, given: Fields) -> Response:
         places = _places(session, viewer.scope)
         level, target = _place(session, viewer.scope, given)
         if given.get("confirm") != places.get(f"{level}:{target}"):
-            raise BadRequest("The name that was typed is not the one.", next_step="Type it again.")
+            raise BadRequest(
+                "The confirmation does not match the name.",
+                next_step=f"Type {places.get(f'{level}:{target}')!r} and send the form again.",
+            )
         policies.retire(session, viewer.scope, house.clock, level=level, target=target)
     house.gatehouse.changed()
     return back_to(request, PATH, "policy-retired")
@@ -244,7 +251,7 @@ def _retire(request: Request, given: Fields) -> Response:
 def _place(session: Session, scope: TenantScope, given: Fields) -> tuple[str, str]:
     place = given.get("place", "")
     if place not in _places(session, scope):
-        raise BadRequest("There is no such project or key.", next_step="Choose one of the list.")
+        raise BadRequest("There is no such project or key.", next_step="Choose one from the list.")
     level, _, target = place.partition(":")
     return level, target
 
@@ -253,9 +260,17 @@ def _json(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise BadRequest(f"The policy is not JSON: {error}.", param="document") from None
+        raise BadRequest(
+            f"The policy is not valid JSON: {error}.",
+            next_step="Correct the document and try again.",
+            param="document",
+        ) from None
     if not isinstance(found, dict):
-        raise BadRequest("A policy is a JSON object.", param="document")
+        raise BadRequest(
+            f"The policy is a JSON {type(found).__name__}, not an object.",
+            next_step="Write the document as a JSON object.",
+            param="document",
+        )
     return found
 
 

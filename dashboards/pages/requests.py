@@ -1,4 +1,4 @@
-"""Requests: one row each, no text; one of them in detail, from the door to the ledger."""
+"""The request log: one row per request, without text, and the details of a single request."""
 
 from typing import Any
 from urllib.parse import urlencode
@@ -20,7 +20,7 @@ from dashboards.tables import Column, Table, csv_stream
 from moderation.models import Decision
 
 PAGE_ROWS = 50
-SHOWN = {"all": "All", "failed": "Server errors", "refused": "Refused"}
+SHOWN = {"all": "All", "failed": "Server errors", "refused": "Rejected"}
 COLUMNS = [
     Column("request", "Request", link="href", brief=True),
     Column("at", "Admitted", "moment"),
@@ -30,14 +30,19 @@ COLUMNS = [
     Column("input_tokens", "Input", "whole"),
     Column("cached_tokens", "Cached", "whole"),
     Column("output_tokens", "Output", "whole"),
-    Column("first_ms", "First token, ms", "whole", "Door to first token; none where none came."),
-    Column("duration_ms", "Time, ms", "whole", "Door to last byte."),
-    Column("amount", "Charge", "money", "At the price that was pinned at admission."),
+    Column(
+        "first_ms",
+        "First token, ms",
+        "whole",
+        "Time from request to first token; empty without a token.",
+    ),
+    Column("duration_ms", "Time, ms", "whole", "Time from request to last byte."),
+    Column("amount", "Charge", "money", "At the price pinned at admission."),
 ]
 
 
 def requests(request: Request) -> Response:
-    """The requests of the range, a page at a time. No text is kept, so none is shown."""
+    """The requests of the date range, one page at a time. Their text is not stored."""
     viewer, house = viewer_of(request, "usage"), house_of(request)
     span = date_range(request, house.clock.now(), 7)
     kind = choice(request, "show", tuple(SHOWN), "all")
@@ -61,13 +66,13 @@ def requests(request: Request) -> Response:
         [_row(event, amount, root) for event, amount in found.rows],
         viewer.currency,
         totals=False,
-        empty="No such request in these days. The playground sends one.",
+        empty="No such requests in this period. You can send one in the playground.",
     )
     sheet = Sheet(
         "Requests",
-        "One row a request, the newest first. What was said is not kept.",
+        "One row per request, newest first. Prompts and responses are not stored.",
         tables=[table],
-        narrow=[Input("show", "Only", "select", kind, list(SHOWN.items()))],
+        narrow=[Input("show", "Show", "select", kind, list(SHOWN.items()))],
         span=span,
         pager=_pager(request, found),
     )
@@ -82,7 +87,7 @@ def _caption(found: request_log.LogPage) -> str:
 
 
 def _pager(request: Request, found: request_log.LogPage) -> list[tuple[str, str]]:
-    """The filter stays in the URL; the place in the list is the row that the page ends at."""
+    """Links to other pages, which keep the filters. The cursor is the page's first or last row."""
     kept = [(k, v) for k, v in request.query_params.items() if k in ("from", "to", "show") and v]
     links = []
     if found.newer:
@@ -119,7 +124,9 @@ def one(request: Request) -> Response:
         foreign = event is None or event.tenant_id != viewer.scope.tenant_id
         other = viewer.scope.project_id and event and event.project_id != viewer.scope.project_id
         if event is None or foreign or other:
-            raise NotFound("There is no such request.", next_step="Look in the list.")
+            raise NotFound(
+                f"There is no request {request_id[:80]!r}.", next_step="Choose one from the list."
+            )
         charge = session.get(Charge, request_id)
         found = session.scalars(
             select(Decision).where(
@@ -139,10 +146,10 @@ def one(request: Request) -> Response:
 
 
 def _steps(event: UsageEventRow) -> list[tuple[str, int]]:
-    """Where the time went, in milliseconds, in order; they sum to the whole."""
+    """Milliseconds per stage, in order. They add up to the duration."""
     waited = min(event.queue_ms, event.duration_ms)
     if event.first_token_ms is None:
-        return [("in the queue", waited), ("at work", event.duration_ms - waited)]
+        return [("in the queue", waited), ("processing", event.duration_ms - waited)]
     first = max(waited, event.first_token_ms)
     return [
         ("in the queue", waited),

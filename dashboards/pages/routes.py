@@ -1,4 +1,4 @@
-"""Every page's routes in one list, in the order of the navigation."""
+"""The routes of all pages."""
 
 from starlette.routing import BaseRoute
 

@@ -1,4 +1,4 @@
-"""Safety: what was checked, flagged and blocked, and appeals against it."""
+"""Safety: moderation decisions by category, the latest decisions, and appeals."""
 
 from typing import Any
 
@@ -22,9 +22,9 @@ PATH = "/safety"
 MOST_ROWS = 50
 CATEGORIES = [
     Column("category", "Category"),
-    Column("annotate", "Annotated", "whole", "Let through, with a header that says so."),
-    Column("redact", "Redacted", "whole", "Let through without the part that was found."),
-    Column("block", "Blocked", "whole", "Refused, or cut off."),
+    Column("annotate", "Annotated", "whole", "Delivered with a header that names the category."),
+    Column("redact", "Redacted", "whole", "Delivered without the flagged part."),
+    Column("block", "Blocked", "whole", "Rejected, or the stream was ended."),
     Column("total", "All", "whole"),
 ]
 DECISIONS = [
@@ -32,13 +32,13 @@ DECISIONS = [
     Column("request", "Request", "code"),
     Column("direction", "Direction"),
     Column("action", "Action", "badge"),
-    Column("found", "Found, with scores"),
+    Column("found", "Categories and scores"),
     Column("policy", "Policy version", "code"),
 ]
 APPEALS = [
     Column("at", "Opened", "moment"),
     Column("request", "Request", "code"),
-    Column("reason", "Why"),
+    Column("reason", "Reason"),
     Column("status", "State", "badge"),
     Column("answer", "Answer"),
 ]
@@ -60,15 +60,15 @@ def page_of(request: Request) -> Response:
     rows = [
         _row(each, may_appeal and (each.request_id, each.direction) not in known) for each in latest
     ]
-    columns = [*DECISIONS, Column("acts", "Object", "acts")] if may_appeal else DECISIONS
-    empty = "Nothing was found in these days. What was simply let through is in the export."
+    columns = [*DECISIONS, Column("acts", "Appeal", "acts")] if may_appeal else DECISIONS
+    empty = "Nothing was flagged in this period. Allowed decisions are in the export."
     table = Table(f"The latest {len(rows)} decisions", columns, rows, totals=False, empty=empty)
     if wants_csv(request):
         return table.csv(f"safety-{span.first}-{span.last}")
     by_category = Table("By category", CATEGORIES, counted.rows(), totals=False, empty=empty)
     sheet = Sheet(
         "Safety",
-        "What the screen and the guard found. No text is kept: a hash, scores and offsets are.",
+        "Decisions on prompts and responses. Only a hash, scores and offsets are stored, never text.",
         span=span,
         tiles=_tiles(counted, used.total("requests")),
         charts=[_chart(counted)] if counted.flagged else [],
@@ -79,10 +79,10 @@ def page_of(request: Request) -> Response:
                 APPEALS,
                 [_appeal(each) for each in objected],
                 totals=False,
-                empty="None. Object to a decision in the table above.",
+                empty="No appeals. You can appeal a decision in the table above.",
             )
         ],
-        link=("/safety/policy", "The policy in force, and what another would have done"),
+        link=("/safety/policy", "View, test and change the policy"),
     )
     return show(request, sheet)
 
@@ -90,10 +90,8 @@ def page_of(request: Request) -> Response:
 def _tiles(counted: safety_figures.SafetyFigures, checked: int) -> list[Tile]:
     flagged, blocked = counted.flagged, counted.by_action["block"]
     return [
-        Tile("Checked", grouped(checked), about="Rated requests of these days; each is screened."),
-        Tile(
-            "Flagged", grouped(flagged), share(flagged, checked), "Decisions other than to allow."
-        ),
+        Tile("Checked", grouped(checked), about="Rated requests of this period; each is screened."),
+        Tile("Flagged", grouped(flagged), share(flagged, checked), "Decisions other than allow."),
         Tile("Redacted", grouped(counted.by_action["redact"])),
         Tile("Blocked", grouped(blocked), share(blocked, checked)),
     ]
@@ -119,7 +117,7 @@ def _row(each: Decision, may_appeal: bool) -> dict[str, Any]:
         for name in each.categories
     ]
     fields = {"act": "appeal", "request": each.request_id, "direction": each.direction}
-    why = [Input("reason", "Why it is wrong")]
+    why = [Input("reason", "Why the decision is wrong")]
     return {
         "at": each.at,
         "request": each.request_id,

@@ -1,4 +1,4 @@
-"""Signing in and out: by e-mail and password, or by an API key or the operator's token."""
+"""Sign-in and sign-out: by e-mail and password, by API key, or by the operator's token."""
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response

@@ -1,4 +1,4 @@
-"""Team: who may sign in with which role, changed here, and every change with who made it."""
+"""Team: members and their roles, and the audit log."""
 
 import json
 from typing import Any
@@ -27,15 +27,15 @@ MEMBERS = [
     Column("email", "E-mail"),
     Column("name", "Name"),
     Column("role", "Role"),
-    Column("comes", "Comes in by"),
+    Column("comes", "Signs in with"),
     Column("state", "State", "badge"),
     Column("seen", "Last seen", "moment"),
 ]
 CHANGES = [
     Column("at", "When", "moment"),
-    Column("actor", "Who"),
-    Column("action", "What"),
-    Column("target", "On what", "code"),
+    Column("actor", "Actor"),
+    Column("action", "Action"),
+    Column("target", "Target", "code"),
     Column("before", "Before", "code"),
     Column("after", "After", "code"),
 ]
@@ -50,15 +50,16 @@ def team(request: Request) -> Response:
     names = {each.id: each.email for each in found}
     rows = [_row(each, viewer.role if may_change else "") for each in found]
     columns = [*MEMBERS, Column("acts", "Change", "acts")] if may_change else MEMBERS
-    empty = "Nobody but keys comes in yet. Add the first member below."
+    empty = "No members yet. Add the first one below."
     table = Table("Members", columns, rows, totals=False, empty=empty)
     changes = [_change_row(each, names) for each in log]
-    changed = Table("The latest changes", CHANGES, changes, totals=False, empty="No change yet.")
+    changed = Table("Latest changes", CHANGES, changes, totals=False, empty="No changes yet.")
     if wants_csv(request):
         return changed.csv("changes")
     sheet = Sheet(
         "Team",
-        "Owners may do all, admins run things, finance sees money, developers build, viewers look.",
+        "Owners can do everything; admins manage projects, keys and members; finance manages costs and "
+        "payments; developers manage adapters; viewers can only read.",
         tables=[table],
         forms=[_new(viewer.role)] if may_change else [],
         after=[changed],
@@ -90,17 +91,17 @@ def _acts(member: Member, my_role: str) -> list[Form]:
     same = {"member": member.id}
     roles = [(role, role) for role in MEMBER_ROLES if may_grant(my_role, role)]
     if member.disabled_at is not None:
-        return [Form(PATH, "Let in again", {"act": "restore", **same})]
+        return [Form(PATH, "Enable", {"act": "restore", **same})]
     return [
         Form(
             PATH,
-            "Change the role",
+            "Change role",
             {"act": "role", **same},
             [Input("role", "Role", "select", member.role, roles)],
         ),
         Form(
             PATH,
-            "Set a password",
+            "Set password",
             {"act": "password", **same},
             [Input("password", "New password", "password")],
             account=member.email,
@@ -115,12 +116,14 @@ def _new(my_role: str) -> Form:
         Input("email", "E-mail", "email"),
         Input("name", "Name", required=False),
         Input("role", "Role", "select", "developer", roles),
-        Input("password", "Password", "password", required=False, hint="none: single sign-on"),
+        Input(
+            "password", "Password", "password", required=False, hint="empty: single sign-on only"
+        ),
     ]
-    return Form(PATH, "Add the member", {"act": "add"}, inputs, title="A new member")
+    return Form(PATH, "Add member", {"act": "add"}, inputs, title="New member")
 
 
-_PLAIN = ("id", "created_at", "digest", "path")  # said by the row itself, or of no use to people
+_PLAIN = ("id", "created_at", "digest", "path")  # shown by the row itself, or of no interest
 
 
 def _change_row(each: Any, names: dict[str, str]) -> dict[str, Any]:
@@ -168,7 +171,7 @@ def _restore(request: Request, given: Fields) -> Response:
 
 
 def _remove(request: Request, given: Fields) -> Response:
-    """Disabled, not deleted: the audit log keeps naming who it was."""
+    """Disables the member without deleting it, so that the audit log can name it."""
     viewer, house = viewer_of(request, "members", "write"), house_of(request)
     with house.database.transaction() as session:
         member = members.get(session, viewer.scope, given.get("member", ""))

@@ -1,4 +1,4 @@
-"""Usage: tokens in, cached and out, requests, and how fast they were served, by any of five groups."""
+"""Usage: tokens, requests and service levels, by model, adapter, key, project or member."""
 
 from typing import Any
 
@@ -18,27 +18,32 @@ from dashboards.sheets import Chart, Sheet, Tile, show
 from dashboards.tables import Column, Table
 
 ABOUT = {
-    "requests": "Answers that were not faults of ours, also those that were blocked or broken off.",
-    "input_tokens": "Tokens of prompts, cached ones included.",
-    "cached_tokens": "Prompt tokens whose work was found in the prefix cache; billed at the lower price.",
-    "output_tokens": "Tokens delivered to the client: what is billed.",
-    "waived_tokens": "Tokens generated and not delivered; recorded and not billed.",
+    "requests": "Requests without a server error, including blocked and aborted ones.",
+    "input_tokens": "Prompt tokens, including cached ones.",
+    "cached_tokens": "Prompt tokens found in the prefix cache; billed at the price of cached input.",
+    "output_tokens": "Tokens delivered to the client, which are billed.",
+    "waived_tokens": "Tokens generated but not delivered to the client, which are not billed.",
 }
 SERVED = [
     Column("group", "Group"),
-    Column("first_50", "First token p50, ms", "figure", "Door to first token; half are faster."),
+    Column(
+        "first_50",
+        "First token p50, ms",
+        "figure",
+        "Time from request to first token; half are faster.",
+    ),
     Column(
         "first_95",
         "p95, ms",
         "figure",
-        "95 % are faster. Counted in classes, straight within each.",
+        "95 % are faster. Interpolated within the classes of a histogram.",
     ),
     Column("first_99", "p99, ms", "figure"),
-    Column("speed_50", "Tokens/s p50", "figure", "Of one answer, after its first token."),
-    Column("speed_95", "p95", "figure", "95 % of answers are faster than this."),
-    Column("queue", "Mean wait, ms", "figure", "In the queue of a plan, before the engine."),
-    Column("refused", "Refused", "whole", "Answered with a status of 400 to 499."),
-    Column("failed", "Failed", "whole", "Answered with a status of 500 or above."),
+    Column("speed_50", "Tokens/s p50", "figure", "Of a response, after its first token."),
+    Column("speed_95", "p95", "figure", "95 % of responses are faster."),
+    Column("queue", "Mean wait, ms", "figure", "In the plan's queue, before the engine."),
+    Column("refused", "Rejected", "whole", "Status 400 to 499."),
+    Column("failed", "Failed", "whole", "Status 500 or above."),
 ]
 
 
@@ -51,7 +56,7 @@ def usage_table(found: figures.Figures) -> Table:
         {"group": found.name(group), **{key: sums[key] for key in ABOUT}}
         for group, sums in sorted(found.counts.items(), key=lambda pair: -pair[1]["input_tokens"])
     ]
-    empty = "Nothing was used in these days. Make a key and send a first request, or try the playground."
+    empty = "No usage in this period. Create a key and send a request, or try the playground."
     caption = f"Usage by {figures.GROUPS[found.group_by].lower()}"
     return Table(caption, columns, rows, empty=empty)
 
@@ -72,11 +77,11 @@ def usage(request: Request) -> Response:
     drawn = _charts(found, served) if table.rows else []
     speeds = [_speed_row(found.name(group), each) for group, each in by_group.items()]
     speeds.sort(key=lambda row: row["group"])
-    caption = f"How it was served, by {figures.GROUPS[group_by].lower()}"
+    caption = f"Service levels by {figures.GROUPS[group_by].lower()}"
     tables = [table, Table(caption, SERVED, speeds, totals=False)] if table.rows else [table]
     sheet = Sheet(
         "Usage",
-        "What was asked and answered, to the token. Costs are on a page of their own.",
+        "Exact token counts and service levels. See Costs for charges.",
         span=span,
         groups=figures.GROUPS,
         by=group_by,
@@ -92,19 +97,19 @@ def _tiles(found: figures.Figures, served: Served) -> list[Tile]:
     return [
         Tile("Requests", grouped(found.total("requests")), about=ABOUT["requests"]),
         Tile("Input tokens", grouped(asked), about=ABOUT["input_tokens"]),
-        Tile("Of them cached", grouped(cached), share(cached, asked), ABOUT["cached_tokens"]),
+        Tile("Cached tokens", grouped(cached), share(cached, asked), ABOUT["cached_tokens"]),
         Tile("Output tokens", grouped(found.total("output_tokens")), about=ABOUT["output_tokens"]),
         Tile(
             "First token, p95",
             _ms(served.first_token_ms(0.95)),
             f"p50 {_ms(served.first_token_ms(0.5))}",
-            "Door to first token, of answers that had one.",
+            "Time from request to first token, of responses with a token.",
         ),
         Tile(
-            "Tokens a second, p50",
+            "Tokens per second, p50",
             _number(served.speed(0.5)),
             f"95 % above {_number(served.speed(0.95))}",
-            "Of one answer, after its first token.",
+            "Of a response, after its first token.",
         ),
     ]
 
@@ -124,8 +129,8 @@ def _charts(found: figures.Figures, served: Served) -> list[Chart]:
     classes = [served.sums[name] for name in FIRST_COLUMNS]
     if sum(classes):
         labels = [*(f"≤ {bound} ms" for bound in FIRST_TOKEN_MS), "longer"]
-        series = [charts.Series("answers", classes)]
-        picture = charts.stacked_bars("Answers by time to first token", labels, series)
+        series = [charts.Series("responses", classes)]
+        picture = charts.stacked_bars("Responses by time to first token", labels, series)
         drawn.append(Chart("Time to first token", svg(picture)))
     return drawn
 

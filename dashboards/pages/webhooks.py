@@ -1,4 +1,4 @@
-"""Webhooks: who is told of what, what went out, and what did not and may go out again."""
+"""Webhooks: endpoints and their events, the messages sent, and resending of failed ones."""
 
 from typing import Any
 
@@ -26,8 +26,8 @@ from dashboards.viewer import House, Viewer
 PATH = "/webhooks"
 PAGE_ROWS = 50
 ENDPOINTS = [
-    Column("url", "Address"),
-    Column("events", "Told of"),
+    Column("url", "URL"),
+    Column("events", "Events"),
     Column("at", "Added", "moment"),
     Column("last", "Last message", "badge"),
 ]
@@ -35,7 +35,7 @@ TARGETS = [
     Column("budget", "Budget"),
     Column("kind", "By"),
     Column("target", "To"),
-    Column("at", "At"),
+    Column("at", "Thresholds"),
 ]
 MESSAGES = [
     Column("at", "Queued", "moment"),
@@ -48,8 +48,10 @@ MESSAGES = [
     Column("error", "Last error"),
 ]
 _ALL = "all"
-_NO_ENDPOINT = "Nobody is told. Add an address below, and send it a test."
-_NO_TARGET = "None. A budget can tell a webhook or a mail address at each threshold: see Limits."
+_NO_ENDPOINT = "No endpoints. Add one below and send it a test message."
+_NO_TARGET = (
+    "None. A budget can alert a webhook or an e-mail address at each threshold: see Limits."
+)
 
 
 def page_of(request: Request) -> Response:
@@ -61,7 +63,10 @@ def _page(request: Request, viewer: Viewer, house: House, secret: str = "") -> R
     may_change = house.doorman.may(viewer, "exports", "write")
     before = request.query_params.get("before", "")
     if before and not before.isdigit():
-        raise BadRequest("before is no place in this list.", next_step="Begin with the newest.")
+        raise BadRequest(
+            f"before is {before[:40]!r}, which is not a cursor of this list.",
+            next_step="Remove it to start with the newest message.",
+        )
     with house.database.read() as session:
         endpoints = webhooks.of_tenant(session, viewer.scope)
         last = webhooks.last_states(session, viewer.scope)
@@ -75,21 +80,19 @@ def _page(request: Request, viewer: Viewer, house: House, secret: str = "") -> R
         ).all()
     sent = [_message(each, may_change) for each in messages[:PAGE_ROWS]]
     acts = [Column("acts", "Change", "acts")] if may_change else []
-    went = Table(
-        "Messages that went out", [*MESSAGES, *acts], sent, totals=False, empty="None yet."
-    )
+    went = Table("Messages", [*MESSAGES, *acts], sent, totals=False, empty="None yet.")
     if wants_csv(request):
         return went.csv("messages")
     ends = [_endpoint(each, last.get(each.id), may_change) for each in endpoints]
     sheet = Sheet(
         "Webhooks",
-        "Each message is signed, as standardwebhooks.com says, and tried for a day with growing pauses.",
+        "Messages are signed as specified by standardwebhooks.com and retried for a day with back-off.",
         once=secret,
         forms=[_new()] if may_change else [],
         tables=[Table("Endpoints", [*ENDPOINTS, *acts], ends, totals=False, empty=_NO_ENDPOINT)],
         after=[
             went,
-            Table("Told by budgets", TARGETS, _targets(told), totals=False, empty=_NO_TARGET),
+            Table("Budget alerts", TARGETS, _targets(told), totals=False, empty=_NO_TARGET),
         ],
         pager=_pager(before, messages),
     )
@@ -105,17 +108,15 @@ def _pager(before: str, messages: list[OutboxMessage]) -> list[tuple[str, str]]:
 
 def _new() -> Form:
     inputs = [
-        Input("url", "Address", "url"),
-        Input("events", "Told of", "select", _ALL, [(_ALL, "everything"), *_kinds()]),
+        Input("url", "URL", "url"),
+        Input("events", "Events", "select", _ALL, [(_ALL, "everything"), *_kinds()]),
     ]
-    about = "Its secret is shown once, when it is added: with it a receiver checks what arrives."
-    return Form(
-        PATH, "Add the endpoint", {"act": "add"}, inputs, title="A new endpoint", about=about
-    )
+    about = "The signing secret is shown once, after the endpoint is added."
+    return Form(PATH, "Add endpoint", {"act": "add"}, inputs, title="New endpoint", about=about)
 
 
 def _kinds() -> list[tuple[str, str]]:
-    """What an event is of: `invoice.final` is of invoices."""
+    """Event groups by prefix: `invoice.final` belongs to invoices."""
     kinds = dict.fromkeys(name.partition(".")[0] for name in webhooks.EVENTS)
     return [(kind, f"{kind}s only") for kind in kinds]
 
@@ -175,7 +176,9 @@ def _add(request: Request, given: Fields) -> Response:
     kind = given.get("events") or _ALL
     events = [name for name in webhooks.EVENTS if name.startswith(f"{kind}.")]
     if kind != _ALL and not events:
-        raise BadRequest("There are no such events.", next_step="Choose of the list.")
+        raise BadRequest(
+            f"There are no events of the kind {kind[:40]!r}.", next_step="Choose one from the list."
+        )
     with house.database.transaction() as session:
         made = webhooks.add(session, viewer.scope, house.clock, given.get("url", ""), events)
         secret = made.secret
@@ -202,7 +205,7 @@ def _resend(request: Request, given: Fields) -> Response:
     viewer, house = viewer_of(request, "exports", "write"), house_of(request)
     number = given.get("message", "")
     if not number.isdigit():
-        raise NotFound("There is no such message.", next_step="Look in the list.")
+        raise NotFound("There is no such message.", next_step="Choose one from the list.")
     with house.database.transaction() as session:
         webhooks.send_again(session, viewer.scope, house.clock, int(number[:18]))
     return back_to(request, PATH, "resent")

@@ -1,4 +1,4 @@
-// The one script: streams the playground's answer. Pages work without it.
+// Streams the response of the playground. All other pages work without JavaScript.
 "use strict";
 (() => {
   const form = document.getElementById("playground");
@@ -57,7 +57,7 @@
     }
   }
 
-  // Whole picounits a token; far below 2^53 for any answer.
+  // Picounits per token are integers; totals stay far below 2^53.
   function cost(priced, prompt, cached, output) {
     if (!priced.currency) return "–";
     const [input, reused, written] = priced.units.split(" ").map(Number);

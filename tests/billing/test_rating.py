@@ -131,7 +131,7 @@ def test_broken_counts_from_another_program_are_parked(lite: House) -> None:
         assert usage.record_raw(session, [good, bad, half], lite.clock) == 3
         reasons = {row.request_id: row.reason for row in usage.parked(session)}
     assert set(reasons) == {bad["request_id"], half["request_id"]}
-    assert "whole and not negative" in reasons[bad["request_id"]]
+    assert "non-negative integers" in reasons[bad["request_id"]]
     assert "`int`, got `float` - at `$.input_tokens`" in reasons[half["request_id"]]
 
 

@@ -93,13 +93,13 @@ def test_an_invoice_opens_to_the_usage_behind_its_lines(house: House, page: Page
     page.get_by_role("link", name=re.compile("TH-")).first.click()
     expect(page.get_by_role("heading", name=re.compile("Invoice TH-"))).to_be_visible()
     page.locator("tbody a").first.click()
-    expect(page.get_by_text("exactly the line")).to_be_visible()
+    expect(page.get_by_text("equals the line")).to_be_visible()
 
 
 def test_a_key_made_on_the_page_works_in_the_sdk(house: House, page: Page) -> None:
     page.goto(f"{house.url}/dashboard/keys")
     page.get_by_label("Name").fill("from the browser")
-    page.get_by_role("button", name="Make a key").click()
+    page.get_by_role("button", name="Create key").click()
     secret = page.locator("#new-key").inner_text()
     with OpenAI(base_url=f"{house.url}/v1", api_key=secret, max_retries=0) as client:
         assert MODEL in [model.id for model in client.models.list()]

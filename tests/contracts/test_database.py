@@ -68,7 +68,7 @@ def test_a_moment_without_a_zone_is_refused(database: Database) -> None:
 
 
 def test_a_read_session_does_not_write(database: Database) -> None:
-    with pytest.raises(RuntimeError, match="read session"), database.read() as session:
+    with pytest.raises(RuntimeError, match="read-only session"), database.read() as session:
         session.add(Tenant(**_tenant("a")))
 
 

@@ -1,1 +1,1 @@
-"""Pages that only the operator sees: they span all tenants."""
+"""Pages for the operator only, which span all tenants."""

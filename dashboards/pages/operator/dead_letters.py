@@ -1,4 +1,4 @@
-"""Dead letters: tasks that failed for good, with their arguments, until somebody plays them again."""
+"""Dead letters: tasks that exhausted their retries, with their arguments, and their replay."""
 
 import json
 
@@ -24,12 +24,12 @@ from dashboards.tables import Column, Table
 PATH = "/operator/dead-letters"
 MOST_ROWS = 200
 COLUMNS = [
-    Column("at", "Died", "moment"),
+    Column("at", "Failed", "moment"),
     Column("task", "Task", "code"),
     Column("arguments", "Arguments", "code"),
     Column("attempts", "Attempts", "whole"),
     Column("error", "Error"),
-    Column("acts", "Play again", "acts"),
+    Column("acts", "Replay", "acts"),
 ]
 
 
@@ -50,21 +50,21 @@ def page_of(request: Request) -> Response:
             "arguments": json.dumps(each.arguments, sort_keys=True) if each.arguments else "",
             "attempts": each.attempts,
             "error": each.error,
-            "acts": [Form(PATH, "Play again", {"act": "replay", "id": str(each.id)})],
+            "acts": [Form(PATH, "Replay", {"act": "replay", "id": str(each.id)})],
         }
         for each in found
     ]
-    empty = "No task has failed for good."
+    empty = "No dead letters: no task has exhausted its retries."
     table = Table(f"The oldest {len(rows)} of {count}", COLUMNS, rows, totals=False, empty=empty)
     if wants_csv(request):
         return table.csv("dead-letters")
-    replay = Form(PATH, "Play all again", {"act": "replay"}, confirm="all", title="All of them")
+    replay = Form(PATH, "Replay all", {"act": "replay"}, confirm="all", title="All dead letters")
     sheet = Sheet(
         "Dead letters",
-        "Mend the cause first. Every task may run twice, so playing one again is safe.",
+        "Fix the cause first. Tasks are idempotent, so a replay is safe.",
         tiles=[
             Tile("Waiting", grouped(count), state="bad" if count else "good"),
-            Tile("Played again", grouped(played)),
+            Tile("Replayed", grouped(played)),
         ],
         tables=[table],
         forms=[replay] if rows else [],
@@ -73,7 +73,7 @@ def page_of(request: Request) -> Response:
 
 
 def _replay(request: Request, given: Fields) -> Response:
-    """One by its id, or all after the word was typed."""
+    """Replays one by its id, or all after confirmation."""
     operator_of(request, "operations", "write")
     number = given.get("id", "")
     if not number.isdigit():

@@ -1,4 +1,4 @@
-"""Engines: each replica as of its last heartbeat, adapters by state, and who had how much."""
+"""Engines: each replica as of its last heartbeat, adapters by state, and use by tenant."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,16 +25,16 @@ REPLICAS = [
     Column("engine", "Engine", "code"),
     Column("model", "Model"),
     Column("state", "State", "badge"),
-    Column("running", "Running", "whole", "Sequences in the batch."),
-    Column("waiting", "Waiting", "whole", "Sequences that were admitted and have no place yet."),
-    Column("tokens", "Tokens waiting", "whole", "Prompt tokens still to be computed."),
+    Column("running", "Running", "whole", "Sequences in the current batch."),
+    Column("waiting", "Waiting", "whole", "Sequences waiting to be scheduled."),
+    Column("tokens", "Tokens waiting", "whole", "Prompt tokens not yet computed."),
     Column(
         "kv",
         "KV in use",
         "figure",
-        "Share of the blocks of the KV cache; above 85 % preemptions come.",
+        "Share of KV cache blocks in use; preemptions start above about 85 %.",
     ),
-    Column("adapters", "Adapters", "figure", "Known to this engine, in whatever state."),
+    Column("adapters", "Adapters", "figure", "Adapters known to the engine, in any state."),
 ]
 ADAPTERS = [Column("state", "State", "badge"), Column("count", "Adapters", "whole")]
 SHARES = [
@@ -43,13 +43,18 @@ SHARES = [
         "weight",
         "Weight",
         "whole",
-        "By the plan: the share under contention is weight over weights.",
+        "From the plan. Under contention a tenant's share is its weight over the sum of weights.",
     ),
-    Column("fair", "Fair share", "figure", "Of the engines, if all these tenants asked at once."),
+    Column(
+        "fair",
+        "Fair share",
+        "figure",
+        "Share of the engines if all these tenants were active at once.",
+    ),
     Column("input_tokens", "Input", "whole"),
     Column("cached_tokens", "Cached", "whole"),
     Column("output_tokens", "Output", "whole"),
-    Column("had", "Had", "figure", "Share of the computed input and the output of all."),
+    Column("had", "Actual share", "figure", "Share of all computed input and output tokens."),
 ]
 
 
@@ -65,7 +70,7 @@ def page_of(request: Request) -> Response:
         return table.csv("engines")
     sheet = Sheet(
         "Engines",
-        "As of the last heartbeat of each. The engine board in Grafana has the history.",
+        "As of each engine's last heartbeat. The Grafana dashboard `engine` has the history.",
         tiles=_tiles(engines),
         tables=[
             table,
@@ -73,18 +78,18 @@ def page_of(request: Request) -> Response:
                 "Adapters by state", ADAPTERS, _by_state(engines), totals=False, empty=_NO_ADAPTER
             ),
             Table(
-                "Who had the engines, yesterday and today",
+                "Use by tenant, yesterday and today",
                 SHARES,
                 shares,
                 totals=False,
-                empty="Nobody asked for anything since yesterday.",
+                empty="No requests since yesterday.",
             ),
         ],
     )
     return show(request, sheet)
 
 
-_NO_ADAPTER = "No engine holds an adapter now; one is loaded when it is first asked for."
+_NO_ADAPTER = "No engine holds an adapter. Adapters are loaded on their first request."
 
 
 def _tiles(engines: list[EngineView]) -> list[Tile]:

@@ -1,4 +1,4 @@
-"""Health: each part of the house, what it says, and what to do; from what this process knows."""
+"""Health: the state of each component, as this gateway process sees it, and what to do."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,9 +20,9 @@ PATH = "/operator/health"
 LATE = timedelta(minutes=5)
 AUDIT_LATE = timedelta(hours=3)
 COLUMNS = [
-    Column("part", "Part", link="href"),
+    Column("part", "Component", link="href"),
     Column("state", "State", "badge"),
-    Column("says", "What it says"),
+    Column("says", "Details"),
     Column("next_step", "What to do"),
 ]
 
@@ -37,7 +37,7 @@ def page_of(request: Request) -> Response:
         took_ms = (house.clock.monotonic() - began) * 1000
     parts = [
         *house.gatehouse.parts(),
-        Part("database", "good", f"answered {len(checks)} questions in {took_ms:.0f} ms"),
+        Part("database", "good", f"{len(checks)} checks in {took_ms:.0f} ms"),
         *checks,
     ]
     root = root_of(request)
@@ -52,18 +52,18 @@ def page_of(request: Request) -> Response:
         }
         for each in parts
     ]
-    table = Table("Parts", COLUMNS, rows, totals=False)
+    table = Table("Components", COLUMNS, rows, totals=False)
     if wants_csv(request):
         return table.csv("health")
     bad = sum(each.state == "bad" for each in parts)
     warn = sum(each.state == "warn" for each in parts)
-    words = f"{bad} broken" if bad else f"{warn} to look at" if warn else "all well"
+    words = f"{bad} failing" if bad else f"{warn} with warnings" if warn else "healthy"
     sheet = Sheet(
         "Health",
-        "`tollhouse doctor` on a machine looks at more: disk, clock, broker, payments.",
+        "`tollhouse doctor` also checks the disk, the clock, the broker and payments of a machine.",
         tiles=[
-            Tile("The house", words, state="bad" if bad else "warn" if warn else "good"),
-            Tile("Parts", str(len(parts))),
+            Tile("Status", words, state="bad" if bad else "warn" if warn else "good"),
+            Tile("Components", str(len(parts))),
         ],
         tables=[table],
     )
@@ -77,53 +77,70 @@ def _rating(session: Session, now: datetime) -> Part:
     ).one()
     oldest, events = row
     if oldest is None:
-        return Part("rating", "good", "nothing waits to be rated")
+        return Part("rating", "good", "no events waiting")
     late = now - oldest
     state = "bad" if late > LATE else "good"
-    says = f"{events} events wait, the oldest for {late.total_seconds():.0f} s"
+    says = f"{events} events waiting, the oldest for {late.total_seconds():.0f} s"
     return Part("rating", state, says, "Start `tollhouse worker`." if state == "bad" else "")
 
 
 def _audit(session: Session, now: datetime) -> Part:
     last = session.scalar(select(AuditRun).order_by(AuditRun.id.desc()).limit(1))
     if last is None:
-        return Part("audit", "warn", "has not run yet", "Wait an hour, or run `tollhouse audit`.")
-    says = f"{last.at:%Y-%m-%d %H:%M} UTC: {'no difference' if last.clean else 'differences'}"
+        return Part(
+            "audit", "warn", "has not run yet", "It runs every hour; `tollhouse audit` runs it now."
+        )
+    says = f"{last.at:%Y-%m-%d %H:%M} UTC: {'no differences' if last.clean else 'differences'}"
     if not last.clean:
-        return Part("audit", "bad", says, "Send no invoices before it is clean.")
+        return Part(
+            "audit",
+            "bad",
+            says,
+            "Open Reconciliation, and send no invoices until the audit is clean.",
+        )
     late = now - last.at > AUDIT_LATE
-    return Part("audit", "warn" if late else "good", says, "Look at the worker." if late else "")
+    return Part(
+        "audit",
+        "warn" if late else "good",
+        says,
+        "Check that `tollhouse worker` runs." if late else "",
+    )
 
 
 def _dead(session: Session, now: datetime) -> Part:
     count = session.scalar(select(func.count()).where(DeadLetter.replayed_at.is_(None))) or 0
-    does = "Mend the cause, then play them again." if count else ""
-    return Part("dead letters", "bad" if count else "good", f"{count} wait", does)
+    does = "Fix the cause, then replay them." if count else ""
+    return Part("dead letters", "bad" if count else "good", f"{count} waiting", does)
 
 
 def _parked(session: Session, now: datetime) -> Part:
     open_ = (ParkedEvent.released_at.is_(None), ParkedEvent.dismissed_by.is_(None))
     count = session.scalar(select(func.count()).where(*open_)) or 0
     does = (
-        "`tollhouse usage parked` says why; `tollhouse usage release` tries again." if count else ""
+        "`tollhouse usage parked` shows the reason; `tollhouse usage release` retries."
+        if count
+        else ""
     )
-    return Part("parked events", "warn" if count else "good", f"{count} wait for somebody", does)
+    return Part("parked events", "warn" if count else "good", f"{count} need attention", does)
 
 
 def _messages(session: Session, now: datetime) -> Part:
     failed = session.scalar(select(func.count()).where(OutboxMessage.failed)) or 0
     waiting = session.scalar(select(func.count()).where(OutboxMessage.done_at.is_(None))) or 0
-    says = f"{waiting} webhooks and mails wait, {failed} were given up"
-    does = "See which targets do not answer." if failed else ""
+    says = f"{waiting} webhooks and mails waiting, {failed} failed permanently"
+    does = "Check the failing endpoints." if failed else ""
     return Part("messages", "warn" if failed else "good", says, does)
 
 
 def _payments(session: Session, now: datetime) -> Part:
     failed = session.scalar(select(func.count()).where(PaymentCommand.failed)) or 0
     waiting = session.scalar(select(func.count()).where(PaymentCommand.done_at.is_(None))) or 0
-    says = f"{waiting} calls to the provider wait, {failed} were given up"
+    says = f"{waiting} commands to the provider waiting, {failed} failed permanently"
     return Part(
-        "payments", "warn" if failed else "good", says, "`tollhouse doctor`" if failed else ""
+        "payments",
+        "warn" if failed else "good",
+        says,
+        "`tollhouse doctor` shows them." if failed else "",
     )
 
 

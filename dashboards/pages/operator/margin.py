@@ -1,4 +1,4 @@
-"""Margin: what an hour of a GPU earned and what a million tokens cost, by the operator's own rate."""
+"""Margin: revenue per GPU-hour and cost per million tokens, at the operator's own rate."""
 
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -22,9 +22,9 @@ PATH = "/operator/margin"
 COLUMNS = [
     Column("model", "Model"),
     Column("requests", "Requests", "whole"),
-    Column("tokens", "Tokens", "whole", "Input, cached ones included, and output."),
-    Column("amount", "Revenue", "money", "Charges of these days, before tax and credits."),
-    Column("per_million", "Per million tokens", "money", "Revenue over tokens."),
+    Column("tokens", "Tokens", "whole", "Input (including cached) and output tokens."),
+    Column("amount", "Revenue", "money", "Charges in this period, before tax and credits."),
+    Column("per_million", "Per million tokens", "money", "Revenue divided by tokens."),
     Column("share", "Share of revenue", "figure"),
 ]
 
@@ -61,7 +61,7 @@ def page_of(request: Request) -> Response:
         }
         for model, requests, tokens, amount in sorted(found, key=lambda row: -row[3])
     ]
-    empty = f"Nothing was used in {currency} in these days."
+    empty = f"No usage in {currency} in this period."
     table = Table("Revenue by model", COLUMNS, rows, currency, totals=False, empty=empty)
     if wants_csv(request):
         return table.csv(f"margin-{span.first}-{span.last}")
@@ -69,11 +69,11 @@ def page_of(request: Request) -> Response:
     sheet = Sheet(
         "Margin",
         f"{gpus} {'GPU' if gpus == 1 else 'GPUs'} for {seconds / 3600:,.0f} hours at {rate} "
-        f"{currency} an hour: your rate.",
+        f"{currency} per GPU-hour.",
         tiles=_tiles(rows, total, seconds, gpus, rate, currency),
         tables=[table],
         forms=[_asked(span, gpus, rate, currency)],
-        remarks=["GPU-hours count from the first day to now, used or idle: capacity is paid for."],
+        remarks=["GPU-hours include idle time, from the first day of the period to now."],
     )
     return show(request, sheet)
 
@@ -95,13 +95,13 @@ def _tiles(
     return [
         Tile("Revenue", money(total, currency)),
         Tile("Cost of capacity", money(cost, currency), about="GPUs × hours × the rate."),
-        Tile("Margin", margin, about="What is left of revenue after the cost of capacity."),
-        Tile("Revenue a GPU-hour", money(per_hour, currency), about="Revenue over GPUs × hours."),
+        Tile("Margin", margin, about="Revenue minus the cost of capacity, as a share of revenue."),
+        Tile("Revenue per GPU-hour", money(per_hour, currency), about="Revenue ÷ (GPUs × hours)."),
         Tile(
-            "Cost a million tokens",
+            "Cost per million tokens",
             money(per_million, currency) if tokens else "–",
             f"{grouped(tokens)} tokens",
-            "Cost of capacity over all tokens, cached ones included.",
+            "Cost of capacity divided by all tokens, including cached ones.",
         ),
     ]
 
@@ -109,12 +109,12 @@ def _tiles(
 def _asked(span: Range, gpus: Decimal, rate: Decimal, currency: str) -> Form:
     inputs = [
         Input("from", "From", "date", str(span.first)),
-        Input("to", "To, included", "date", str(span.last)),
-        Input("gpus", "GPUs", "number", str(gpus), hint="the number of engines unless you say"),
-        Input("rate", "Cost of a GPU-hour", "number", str(rate)),
+        Input("to", "To (inclusive)", "date", str(span.last)),
+        Input("gpus", "GPUs", "number", str(gpus), hint="default: the number of engines"),
+        Input("rate", "Cost per GPU-hour", "number", str(rate)),
         Input("currency", "Currency", value=currency),
     ]
-    return Form(PATH, "Reckon", inputs=inputs, title="With other figures", method="get")
+    return Form(PATH, "Calculate", inputs=inputs, title="Assumptions", method="get")
 
 
 def _number(request: Request, name: str, usual: str) -> Decimal:
@@ -124,7 +124,11 @@ def _number(request: Request, name: str, usual: str) -> Decimal:
     except InvalidOperation:
         value = Decimal(-1)
     if not value.is_finite() or not 0 < value <= 1_000_000:
-        raise BadRequest(f"{name} is {text[:20]!r}, not a number above zero.", param=name)
+        raise BadRequest(
+            f"{name} is {text[:20]!r}.",
+            next_step="Use a number above 0 and at most 1,000,000.",
+            param=name,
+        )
     return value
 
 

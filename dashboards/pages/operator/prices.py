@@ -1,4 +1,4 @@
-"""Models, their prices, and the history of both: versions with dates, never an edit."""
+"""Models and prices: the price versions with their dates, and saving of new ones."""
 
 from datetime import datetime
 from typing import Any
@@ -25,14 +25,14 @@ PATH = "/operator/prices"
 MOST_ROWS = 500
 COLUMNS = [
     Column("model", "Model"),
-    Column("tenant", "For", about="Everybody, or the tenant that it was negotiated with."),
+    Column("tenant", "For", about="All tenants, or the tenant of a negotiated price."),
     Column("adapter", "Adapter"),
     Column("state", "State", "badge"),
-    Column("input", "Input", "figure", "Per million tokens that were computed."),
+    Column("input", "Input", "figure", "Per million computed input tokens."),
     Column(
         "cached_input", "Cached", "figure", "Per million input tokens found in the prefix cache."
     ),
-    Column("output", "Output", "figure", "Per million tokens that were delivered."),
+    Column("output", "Output", "figure", "Per million delivered tokens."),
     Column("others", "Others"),
     Column("currency", "Currency"),
     Column("since", "From", "moment"),
@@ -57,14 +57,14 @@ def page_of(request: Request, problem: str = "", given: Fields | None = None) ->
         named = session.execute(select(Tenant.id, Tenant.name).where(Tenant.id.in_(ids)))
         names = {row[0]: row[1] for row in named}
     rows = [_row(each, names, now) for each in found]
-    empty = "No price yet: a model without one cannot be asked for. Save one below."
-    table = Table("Prices and their history", COLUMNS, rows, totals=False, empty=empty)
+    empty = "No prices yet. A model without a price cannot be used. Save one below."
+    table = Table("Price versions", COLUMNS, rows, totals=False, empty=empty)
     if wants_csv(request):
         return table.csv("prices")
     served = list(house.gatehouse.base_models())
     sheet = Sheet(
         "Models and prices",
-        "A price is a version with dates; a correction is a new version, and re-rating posts the rest.",
+        "A price version is never edited. To correct one, save a new version and re-rate past usage.",
         tiles=[
             Tile("Models served", grouped(len(served)), ", ".join(served)),
             Tile("Prices in force", grouped(sum(row["state"] == "active" for row in rows))),
@@ -90,8 +90,8 @@ def _row(each: PriceVersionRow, names: dict[str, str], now: datetime) -> dict[st
     if discount_ppm:
         others.append(f"less {discount_ppm / 10_000:g} %")
     return shown | {
-        "model": "every model" if each.model == "*" else each.model,
-        "tenant": names.get(each.tenant_id, each.tenant_id) or "everybody",
+        "model": "all models" if each.model == "*" else each.model,
+        "tenant": names.get(each.tenant_id, each.tenant_id) or "all tenants",
         "adapter": "any" if each.adapter == "*" else each.adapter,
         "state": state,
         "others": ", ".join(others),
@@ -105,7 +105,7 @@ def _row(each: PriceVersionRow, names: dict[str, str], now: datetime) -> dict[st
 
 
 def _said(component: Component, rates: Any) -> str | None:
-    """Flat: the price, a million tokens or a piece; else the scheme and where its tiers begin."""
+    """A flat price per million tokens or per piece; else the scheme and its first tier."""
     rate: Rate | None = rates.get(component)
     if rate is None:
         return None
@@ -126,23 +126,21 @@ def _form(served: list[str], given: Fields) -> Form:
     ]
     for name in _FIELDS:
         words = name.replace("_", " ").capitalize()
-        per = ", a million tokens" if name in usual else ", each"
+        per = " per million tokens" if name in usual else " each"
         value = given.get(name, usual.get(name, ""))
         inputs.append(Input(name, words + per, "number", value, required=name in usual))
     inputs.append(
-        Input(
-            "from", "From", "date", given.get("from", ""), required=False, hint="now unless you say"
-        )
+        Input("from", "From", "date", given.get("from", ""), required=False, hint="default: now")
     )
     inputs.append(Input("note", "Note", value=given.get("note", ""), required=False))
     return Form(
         PATH,
-        "Try and save",
+        "Test and save",
         {"act": "save"},
         inputs,
-        title="A new version",
-        about="It is tried on sample usage first and refused if it cannot be billed. "
-        "The version before it ends where this one begins.",
+        title="New version",
+        about="The price is first tested on sample usage and rejected if that cannot be billed. "
+        "The previous version ends when this one starts.",
     )
 
 

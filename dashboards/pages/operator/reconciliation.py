@@ -1,4 +1,4 @@
-"""Reconciliation: the last audit from receipt to invoice. It must be zero; differences are listed."""
+"""Reconciliation: the last audits from receipts to invoices, with their differences."""
 
 from typing import Any
 
@@ -19,13 +19,13 @@ _COUNTS = ("count", "input_tokens", "cached_tokens", "output_tokens", "waived_to
 STEPS = [
     Column("step", "Step"),
     *(Column(name, name.replace("_", " ").capitalize(), "whole") for name in _COUNTS),
-    Column("units", "Amount", "figure", "Picounits, as a whole; the ledger's entries sum to zero."),
+    Column("units", "Amount", "figure", "In picounits. The entries of the ledger sum to zero."),
 ]
 DIFFERENCES = [
     Column("check", "Between"),
     Column("kind", "Kind", "badge"),
-    Column("message", "What disagrees"),
-    Column("count", "How many", "whole"),
+    Column("message", "Description"),
+    Column("count", "Count", "whole"),
     Column("units", "Picounits", "whole"),
     Column("requests", "First request ids", "code"),
 ]
@@ -33,12 +33,12 @@ RUNS = [
     Column("at", "Run", "moment"),
     Column("state", "Outcome", "badge"),
     Column("lost", "Lost", "whole"),
-    Column("duplicated", "Twice", "whole"),
+    Column("duplicated", "Duplicated", "whole"),
     Column("error", "Ledger error", "figure"),
-    Column("pending", "To be rated", "whole"),
+    Column("pending", "Not yet rated", "whole"),
     Column("parked", "Parked", "whole"),
 ]
-_NOT_YET = "No audit has run yet. It runs every hour; `tollhouse audit` runs one now."
+_NOT_YET = "No audit has run yet. It runs every hour; `tollhouse audit` runs it now."
 
 
 def page_of(request: Request) -> Response:
@@ -53,7 +53,7 @@ def page_of(request: Request) -> Response:
         DIFFERENCES,
         [_difference(each) for each in report.get("differences", [])],
         totals=False,
-        empty="None: every step agrees with the one before." if last else _NOT_YET,
+        empty="None: each step agrees with the previous one." if last else _NOT_YET,
     )
     if wants_csv(request):
         return differences.csv("differences")
@@ -63,14 +63,12 @@ def page_of(request: Request) -> Response:
     ]
     sheet = Sheet(
         "Reconciliation",
-        "Receipts of the engines, usage events, charges, ledger, invoices: each against the one before.",
+        "Compares receipts, usage events, charges, ledger and invoices, each with the previous step.",
         tiles=_tiles(report, last),
         tables=[
             differences,
             Table("Counts and sums of each step", STEPS, steps, totals=False, empty=_NOT_YET),
-            Table(
-                "The last runs", RUNS, [_run(each) for each in runs], totals=False, empty=_NOT_YET
-            ),
+            Table("Latest runs", RUNS, [_run(each) for each in runs], totals=False, empty=_NOT_YET),
         ],
     )
     return show(request, sheet)
@@ -83,9 +81,17 @@ def _tiles(report: dict[str, Any], last: AuditRun | None) -> list[Tile]:
     zero = "good" if last.clean else "bad"
     return [
         Tile("Differences", grouped(differences), "must be 0", state=zero),
-        Tile("Lost", grouped(report["lost"]), about="In one step and not in the next."),
-        Tile("Twice", grouped(report["duplicated"]), about="More often than in the step before."),
-        Tile("Ledger error", report["ledger_error"], about="By how much any two steps disagree."),
+        Tile("Lost", grouped(report["lost"]), about="In one step but not in the next."),
+        Tile(
+            "Duplicated",
+            grouped(report["duplicated"]),
+            about="More often in one step than in the previous one.",
+        ),
+        Tile(
+            "Ledger error",
+            report["ledger_error"],
+            about="Sum of the differences in amount between steps.",
+        ),
         Tile("Last audit", moment(last.at)[11:], f"{moment(last.at)} UTC"),
     ]
 

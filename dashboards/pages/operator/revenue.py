@@ -1,4 +1,4 @@
-"""Revenue: billed, collected, outstanding by age, credits, refunds, and what was paid ahead."""
+"""Revenue: billed, collected, outstanding by age, credits, refunds and prepaid balances."""
 
 from typing import Any
 
@@ -20,15 +20,15 @@ from dashboards.tables import Column, Table
 
 PATH = "/operator/revenue"
 ABOUT = {
-    "used": "Charges for usage of these days, invoiced or not, before tax and credits.",
-    "billed": "Totals of the invoices that became final in these days, tax included, void ones not.",
-    "collected": "Payments that arrived in these days, top-ups of wallets included.",
-    "outstanding": "What is still to be paid on final invoices, as of now.",
-    "credited": "Credit notes issued in these days, tax included.",
-    "refunded": "Money given back in these days.",
-    "failed": "Attempts to collect that failed in these days.",
-    "given": "Promotional credit granted in these days.",
-    "deferred": "Paid ahead and not yet used, as of now: the balance of all wallets.",
+    "used": "Charges for usage in this period, invoiced or not, before tax and credits.",
+    "billed": "Totals of invoices finalised in this period, including tax, without void ones.",
+    "collected": "Payments settled in this period, including credit top-ups.",
+    "outstanding": "Open amounts of final invoices, as of now.",
+    "credited": "Credit notes issued in this period, including tax.",
+    "refunded": "Refunds in this period.",
+    "failed": "Failed collection attempts in this period.",
+    "given": "Promotional credit granted in this period.",
+    "deferred": "Prepaid credit not yet used, as of now.",
 }
 _COLUMNS = [
     Column("currency", "Currency"),
@@ -62,14 +62,14 @@ def page_of(request: Request) -> Response:
         _COLUMNS,
         [{column.key: getattr(each, column.key) for column in _COLUMNS} for each in found],
         totals=False,
-        empty="Nothing was used, billed or paid yet.",
+        empty="No usage, invoices or payments yet.",
     )
     if wants_csv(request):
         return table.csv(f"revenue-{span.first}-{span.last}")
     root = root_of(request)
     sheet = Sheet(
         "Revenue",
-        "Never converted: each currency stands for itself. The tiles show the largest.",
+        "Currencies are not converted. The tiles show the currency with the most revenue.",
         span=span,
         tiles=_tiles(main),
         charts=[_chart(main.currency, months)] if any(map(any, months.values())) else [],
@@ -85,7 +85,7 @@ def _tiles(main: revenue.Revenue) -> list[Tile]:
         Tile("Billed", minor(main.billed, words), about=ABOUT["billed"]),
         Tile("Collected", minor(main.collected, words), about=ABOUT["collected"]),
         Tile("Outstanding", minor(main.outstanding, words), about=ABOUT["outstanding"]),
-        Tile("Paid ahead", money(main.deferred, words), about=ABOUT["deferred"]),
+        Tile("Prepaid balance", money(main.deferred, words), about=ABOUT["deferred"]),
     ]
 
 
@@ -102,7 +102,7 @@ def _ages(debtors: list[revenue.Debtor], names: dict[str, str], root: str) -> Ta
     columns = [
         Column("tenant", "Tenant", link="href"),
         *(
-            Column(age[0], f"{age[0]}{' days late' if age[1] else ''}", "minor")
+            Column(age[0], f"{age[0]}{' days overdue' if age[1] else ''}", "minor")
             for age in revenue.AGES
         ),
         Column("total", "Total", "minor"),
@@ -118,7 +118,7 @@ def _ages(debtors: list[revenue.Debtor], names: dict[str, str], root: str) -> Ta
         for each in debtors
     ]
     caption = "Outstanding by age, in days past due"
-    return Table(caption, columns, rows, totals=False, empty="Every final invoice is paid.")
+    return Table(caption, columns, rows, totals=False, empty="All final invoices are paid.")
 
 
 ROUTES = [Route(PATH, page_of)]

@@ -1,4 +1,4 @@
-"""Safety queue: appeals that wait for an answer, and keys that the strike rule suspended."""
+"""Safety queue: open appeals, and keys that the strike rule suspended."""
 
 from typing import Any
 
@@ -34,18 +34,16 @@ APPEALS = [
     Column("request", "Request", "code"),
     Column("direction", "Direction"),
     Column("action", "Action", "badge"),
-    Column("found", "Found, with scores", about="Scores of the classifier; no text is kept."),
-    Column("reason", "Why the tenant objects"),
+    Column("found", "Categories and scores", about="Classifier scores; no text is stored."),
+    Column("reason", "Reason of the appeal"),
     Column("acts", "Decide", "acts"),
 ]
 SUSPENDED = [
     Column("at", "Suspended", "moment"),
     Column("tenant", "Tenant"),
     Column("key", "Key"),
-    Column(
-        "strikes", "Strikes", "whole", "Blocked requests within the window of the policy's rule."
-    ),
-    Column("acts", "Free", "acts"),
+    Column("strikes", "Strikes", "whole", "Blocked requests within the window of the strike rule."),
+    Column("acts", "Reinstate", "acts"),
 ]
 
 
@@ -54,21 +52,19 @@ def page_of(request: Request) -> Response:
     house = house_of(request)
     with house.database.read() as session:
         waiting, suspended = _waiting(session), _suspended(session)
-    table = Table("Appeals", APPEALS, waiting, totals=False, empty="No appeal waits for an answer.")
+    table = Table("Appeals", APPEALS, waiting, totals=False, empty="No open appeals.")
     if wants_csv(request):
         return table.csv("appeals")
     sheet = Sheet(
         "Safety queue",
-        "A granted appeal voids the strike; a suspended key is freed on its own.",
+        "A granted appeal removes the strike. A suspended key must be reinstated separately.",
         tiles=[
-            Tile("Appeals that wait", grouped(len(waiting)), state="warn" if waiting else "good"),
+            Tile("Open appeals", grouped(len(waiting)), state="warn" if waiting else "good"),
             Tile("Suspended keys", grouped(len(suspended))),
         ],
         tables=[
             table,
-            Table(
-                "Suspended keys", SUSPENDED, suspended, totals=False, empty="No key is suspended."
-            ),
+            Table("Suspended keys", SUSPENDED, suspended, totals=False, empty="No suspended keys."),
         ],
     )
     return show(request, sheet)
@@ -109,7 +105,7 @@ def _waiting(session: Session) -> list[dict[str, Any]]:
 
 def _found(decision: Decision | None) -> str:
     if decision is None:
-        return "the decision is past its retention"
+        return "the decision has been deleted after its retention period"
     return ", ".join(f"{name} {decision.scores.get(name, 0):.2f}" for name in decision.categories)
 
 
@@ -128,7 +124,9 @@ def _suspended(session: Session) -> list[dict[str, Any]]:
             "tenant": tenant,
             "key": key,
             "strikes": each.strikes,
-            "acts": [Form(PATH, "Free the key", {"act": "free", "id": str(each.id)}, confirm=key)],
+            "acts": [
+                Form(PATH, "Reinstate the key", {"act": "free", "id": str(each.id)}, confirm=key)
+            ],
         }
         for each, key, tenant in rows
     ]
@@ -139,7 +137,7 @@ def _decide(request: Request, given: Fields) -> Response:
     with house.database.transaction() as session:
         appeal = session.get(Appeal, given.get("appeal", ""))
         if appeal is None:
-            raise NotFound("There is no such appeal.", next_step="Look in the list.")
+            raise NotFound("There is no such appeal.", next_step="Choose one from the list.")
         appeals.decide(
             session,
             scope_of(viewer, appeal.tenant_id),
@@ -157,7 +155,7 @@ def _free(request: Request, given: Fields) -> Response:
     with house.database.transaction() as session:
         found = session.get(Suspension, int(number)) if number.isdigit() else None
         if found is None:
-            raise NotFound("There is no such suspension.", next_step="Look in the list.")
+            raise NotFound("There is no such suspension.", next_step="Choose one from the list.")
         confirmed(given, session.get_one(ApiKey, found.key_id).name)
         strikes.lift(session, scope_of(viewer, found.tenant_id), house.clock, found.key_id)
     return back_to(request, PATH, "key-freed")

@@ -1,4 +1,4 @@
-"""Tenants: who there is, what they used and spent this month; one of them in detail."""
+"""Tenants: the list with usage and spend of this month, and the details of one tenant."""
 
 from datetime import timedelta
 from typing import Any
@@ -37,15 +37,15 @@ from dashboards.tables import Column, Table
 PATH = "/operator/tenants"
 COLUMNS = [
     Column("tenant", "Tenant", link="href"),
-    Column("plan", "Plan of limits"),
+    Column("plan", "Plan"),
     Column("state", "State", "badge"),
-    Column("account", "Account", "badge", "Billing's word: active, past due or suspended."),
+    Column("account", "Account", "badge", "Status of the billing account."),
     Column("members", "Members", "whole"),
     Column("keys", "Keys", "whole", "Keys that are not revoked."),
-    Column("requests", "Requests", "whole", "Of this month, as rated."),
-    Column("tokens", "Tokens", "whole", "Input and output of this month."),
+    Column("requests", "Requests", "whole", "Rated requests of this month."),
+    Column("tokens", "Tokens", "whole", "Input and output tokens of this month."),
     Column("spend", "Spend", "money", "This month's charges, before tax and credits."),
-    Column("last", "Last day used", "figure"),
+    Column("last", "Last used", "figure"),
 ]
 
 
@@ -58,17 +58,17 @@ def listing(request: Request) -> Response:
         plans = sorted(plan_store.all_of(session))
     for row in rows:
         row["href"] = f"{root_of(request)}{PATH}/{row['id']}"
-    table = Table("Tenants", COLUMNS, rows, totals=False, empty="No tenant yet: make one below.")
+    table = Table("Tenants", COLUMNS, rows, totals=False, empty="No tenants yet. Create one below.")
     if wants_csv(request):
         return table.csv(f"tenants-{now:%Y-%m-%d}")
     by_state = {state: sum(row["state"] == state for row in rows) for state in ("active",)}
     used = sum(row["requests"] > 0 for row in rows)
     sheet = Sheet(
         "Tenants",
-        "Every organisation of this house, and what it used and spent this month.",
+        "All organisations, with usage and spend of this month.",
         tiles=[
             Tile("Tenants", grouped(len(rows)), f"{by_state['active']} active"),
-            Tile("Used this month", grouped(used), about="Tenants with a rated request."),
+            Tile("Active this month", grouped(used), about="Tenants with a rated request."),
             Tile("Requests", grouped(sum(row["requests"] for row in rows))),
         ],
         tables=[table],
@@ -129,27 +129,27 @@ def _count(session: Session, table: Any, condition: Any) -> dict[str, int]:
 def _new(plans: list[str]) -> Form:
     return Form(
         PATH,
-        "Make the tenant",
+        "Create tenant",
         {"act": "create"},
         [
-            Input("name", "Name", hint="lower case, digits, hyphens"),
-            Input("display_name", "What people read", required=False),
-            Input("plan", "Plan of limits", "select", "standard", [(each, each) for each in plans]),
+            Input("name", "Name", hint="lower-case letters, digits, hyphens"),
+            Input("display_name", "Display name", required=False),
+            Input("plan", "Plan", "select", "standard", [(each, each) for each in plans]),
             Input("currency", "Currency", value="USD"),
         ],
-        title="A new tenant",
+        title="New tenant",
     )
 
 
 def one(request: Request) -> Response:
-    """The last 30 days of one tenant, its limits, and what the operator may change."""
+    """A tenant's last 30 days, its limits, and forms to change it."""
     viewer, house = operator_of(request, "tenants"), house_of(request)
     now = house.clock.now()
     span = Range(now.date() - timedelta(29), now.date())
     with house.database.read() as session:
         tenant = session.get(Tenant, request.path_params["tenant_id"])
         if tenant is None:
-            raise NotFound("There is no such tenant.", next_step="Look in the list.")
+            raise NotFound("There is no such tenant.", next_step="Choose one from the list.")
         scope = scope_of(viewer, tenant.id)
         models = figures.read(session, scope, span, now, "model")
         by_key = figures.read(session, scope, span, now, "key_id")
@@ -159,13 +159,13 @@ def one(request: Request) -> Response:
     drawn = charts.stacked_bars("Spend", models.labels, models.series("amount"), money_label)
     sheet = Sheet(
         tenant.display_name,
-        f"{tenant.name} · {tenant.id} · {tenant.status} · on the plan {tenant.plan}.",
+        f"{tenant.name} · {tenant.id} · {tenant.status} · plan {tenant.plan}",
         tiles=[
             Tile("Spend, 30 days", money(models.total("amount"), tenant.currency)),
             Tile("Requests", grouped(models.total("requests"))),
             Tile("Tokens in", grouped(models.total("input_tokens"))),
             Tile("Tokens out", grouped(models.total("output_tokens"))),
-            Tile("Live keys", grouped(live)),
+            Tile("Active keys", grouped(live)),
         ],
         charts=[Chart("Spend by model", svg(drawn))],
         tables=[
@@ -180,10 +180,10 @@ def one(request: Request) -> Response:
 
 
 _LIMITS = [
-    Column("scope", "Of each"),
-    Column("unit", "What"),
-    Column("period_s", "Per, seconds", "whole"),
-    Column("limit", "At most", "whole"),
+    Column("scope", "Scope"),
+    Column("unit", "Unit"),
+    Column("period_s", "Period, seconds", "whole"),
+    Column("limit", "Limit", "whole"),
 ]
 
 
@@ -191,21 +191,21 @@ def _changes(tenant: Tenant, plans: list[str]) -> list[Form]:
     path = f"{PATH}/{tenant.id}"
     options = [(each, each) for each in plans]
     stop = "suspended" if tenant.status == "active" else "active"
-    words = "Suspend" if stop == "suspended" else "Open again"
+    words = "Suspend" if stop == "suspended" else "Reinstate"
     return [
         Form(
             "/operator/look",
-            "Show its pages",
+            "View pages",
             {"act": "look", "tenant": tenant.id},
-            title="Its own pages",
-            about="Usage, costs, requests and all the rest, as its owner sees them.",
+            title="Tenant pages",
+            about="Shows usage, costs, requests and all other pages as the tenant's owner sees them.",
         ),
         Form(
             path,
-            "Change the plan",
+            "Change plan",
             {"act": "plan"},
-            [Input("plan", "Plan of limits", "select", tenant.plan, options)],
-            title="Change",
+            [Input("plan", "Plan", "select", tenant.plan, options)],
+            title="Plan and status",
         ),
         Form(
             path,
@@ -213,7 +213,7 @@ def _changes(tenant: Tenant, plans: list[str]) -> list[Form]:
             {"act": "status", "status": stop},
             confirm=tenant.name,
             danger=stop == "suspended",
-            about="A suspended tenant's requests are refused; its people may still look.",
+            about="Requests of a suspended tenant are rejected. Its members can still sign in.",
         ),
     ]
 
@@ -235,7 +235,7 @@ def _create(request: Request, given: Fields) -> Response:
 
 
 def _look(request: Request, given: Fields) -> Response:
-    """The tenant's own pages, as its owner sees them. Back to the page one came from if it has one."""
+    """Show the tenant's pages; return to the current page if the tenant has it."""
     viewer, house = operator_of(request, "tenants"), house_of(request)
     with house.database.transaction() as session:
         name = given.get("tenant", "")

@@ -4,7 +4,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 
-{{/* Each engine by its own name: one address for all of them would reach one of them only. */}}
+{{/* Each engine by its own name; a shared address would reach only one of them. */}}
 {{- define "tollhouse.upstreams" -}}
 {{- $name := printf "%s-engine" .Release.Name -}}
 {{- range $number := until (int .Values.engine.replicas) -}}

@@ -160,7 +160,7 @@ def test_a_result_is_no_input(database: Database, clock: FakeClock, purpose: str
     file_id = store(database, clock, b"x")
     with database.transaction() as session:
         files.get(session, MINE, file_id, clock.now()).purpose = purpose
-        with pytest.raises(BadRequest, match="not for batches"):
+        with pytest.raises(BadRequest, match="batch_output"):
             jobs.create(
                 session,
                 MINE,

@@ -171,7 +171,7 @@ def test_single_sign_on_links_an_invited_address_once(
         assert members.by_subject(session, clock, "subject-1", "SSO@acme.example").id == made
     with sqlite_database.transaction() as session:
         assert members.by_subject(session, clock, "subject-1", "renamed@acme.example").id == made
-        with pytest.raises(Unauthenticated, match="no member"):
+        with pytest.raises(Unauthenticated, match="not a member"):
             members.by_subject(session, clock, "subject-2", "sso@acme.example")
 
 
@@ -203,6 +203,9 @@ def test_no_password_is_in_the_audit_log(
 
 
 def test_a_session_belongs_to_one_caller(sqlite_database: Database, clock: FakeClock) -> None:
-    with sqlite_database.transaction() as session, pytest.raises(ValueError, match="belongs"):
+    with (
+        sqlite_database.transaction() as session,
+        pytest.raises(ValueError, match="exactly one of"),
+    ):
         sessions.begin(session, clock)
     assert timedelta(hours=1) < sessions.LIFETIME
