@@ -230,7 +230,7 @@ def test_a_policy_is_tried_on_what_was_recorded_and_put_in_force(
     retired = send(
         owner, "/safety/policy", act="retire", place=place[1], confirm="the organisation"
     ).text
-    assert "out of force" in retired
+    assert "policy was retired" in retired
 
 
 def test_an_appeal_is_opened_by_the_tenant_and_decided_by_the_operator(
