@@ -19,7 +19,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 docs: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.house.reference
+	$(BIN)/python -m tests.rules.reference
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks

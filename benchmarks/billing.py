@@ -24,7 +24,7 @@ import psycopg
 
 from benchmarks.billing_data import DAYS, fill_history, make_events, tidy
 from benchmarks.report import figure, progress
-from billing import buckets, invoice_run, prices, rating
+from billing import invoice_run, prices, rating, usage_buckets
 from billing.exports.focus import focus_rows
 from billing.exports.focus_columns import COLUMNS
 from billing.exports.formats import Format, encode
@@ -32,11 +32,11 @@ from billing.exports.subjects import Period
 from core.clock import FakeClock
 from core.database import Database
 from core.events import UsageEvent
-from core.ids import drawn_from
+from core.ids import use_sources
 from core.tenants.scope import scope_of_operator
-from gateway.metering.books import SqlBooks
 from gateway.metering.shipper import ship_file
-from gateway.metering.spool import EngineCount, SpoolFile, closing, shipped
+from gateway.metering.spool import EngineCount, SpoolFile, delete_shipped, move_to_outbox
+from gateway.metering.usage_sink import SqlUsageSink
 from migrations.run import upgrade
 
 POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.1:5432/postgres")
@@ -87,13 +87,13 @@ def ingest(bench: Bench, count: int) -> float:
         file = SpoolFile(Path(folder) / "spool.db")
         events = make_events(count, bench.tenants, bench.version, bench.clock.now())
         file.commit(
-            [statement for event in events for statement in closing(event, _counted(event))]
+            [statement for event in events for statement in move_to_outbox(event, _counted(event))]
         )
         began = time.perf_counter()
         ship_file(
             file.connection,
-            SqlBooks(bench.database, bench.clock),
-            lambda last: file.commit([shipped(last)]),
+            SqlUsageSink(bench.database, bench.clock),
+            lambda last: file.commit([delete_shipped(last)]),
         )
         spent = time.perf_counter() - began
         file.close()
@@ -145,12 +145,12 @@ def page_query(bench: Bench, rounds: int = 200) -> float:
     chance, spent = random.Random(5), []
     for _ in range(rounds):
         scope = scope_of_operator(f"org_{chance.randrange(bench.tenants)}")
-        query = buckets.BucketQuery(
-            START, START + timedelta(days=31), buckets.Width.DAY, ("model",), 31
+        query = usage_buckets.BucketQuery(
+            START, START + timedelta(days=31), usage_buckets.Width.DAY, ("model",), 31
         )
         began = time.perf_counter()
         with bench.database.read() as session:
-            buckets.usage_buckets(session, scope, query)
+            usage_buckets.usage_buckets(session, scope, query)
         spent.append((time.perf_counter() - began) * 1000)
     return statistics.quantiles(spent, n=20)[18]
 
@@ -216,7 +216,7 @@ def main() -> int:
         )
 
     few_rows, many_rows = _size(100_000), _size(10_000_000)
-    with bench_on(tenants) as many, drawn_from(_millis(many), random.Random(1).randbytes):
+    with bench_on(tenants) as many, use_sources(_millis(many), random.Random(1).randbytes):
         with bench_on(tenants) as few:
             fill(few, few_rows)
             progress(f"ingest and rate {few_rows:,} events")

@@ -22,8 +22,8 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.fire.faults import LONGEST_S, Fault, plan, strike
-from benchmarks.fire.site import Site, later, site_in, until
+from benchmarks.chaos_site.faults import LONGEST_S, Fault, plan, strike
+from benchmarks.chaos_site.site import Site, later, site_in, until
 from benchmarks.report import figure, progress
 from billing import reconcile
 from billing.invoice_run import rate_all
@@ -31,7 +31,7 @@ from core.clock import SystemClock
 from core.database import Database
 from core.settings import Settings
 from gateway.metering.spool_watch import spool_counts
-from tests.journeys.houses import Seen, streams
+from tests.journeys.deployments import StreamResult, streams
 
 STREAMS = 16
 TOKENS = 120
@@ -45,7 +45,7 @@ def play(site: Site, faults: list[Fault]) -> dict[str, Any]:
     timers = [later(fault.after_s, lambda one=fault: strike(site, one)) for fault in faults]
     # Until the last pause or outage has ended by itself.
     ends = time.monotonic() + faults[-1].after_s + LONGEST_S + 0.2
-    seen: list[Seen] = []
+    seen: list[StreamResult] = []
     while time.monotonic() < ends:
         seen += asyncio.run(streams(site.house, STREAMS, max_tokens=TOKENS))
         time.sleep(0.2)  # a gateway that is down refuses at once
@@ -98,7 +98,7 @@ def _audit(site: Site) -> dict[str, Any]:
     }
 
 
-def _wrong(site: Site, seen: list[Seen]) -> int:
+def _wrong(site: Site, seen: list[StreamResult]) -> int:
     """Answers whose usage, as the client was told it, is not on the event."""
     with psycopg.connect(site.books, connect_timeout=5) as connection:
         rows = connection.execute(

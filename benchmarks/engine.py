@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _cores() -> int:
-    from engine.runner import physical_cores
+    from engine.execution.cpu_runner import physical_cores
 
     return physical_cores()
 

@@ -15,10 +15,10 @@ from typing import Any
 from benchmarks.report import figure, progress
 from engine.batch import StepBatch
 from engine.config import EngineConfig
-from engine.fake_runner import FakeRunner
+from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
 from engine.protocol import GenerateRequest, Receipt, SamplingParams
-from engine.server import make_runner
+from engine.worker.server import make_runner
 
 QUIET = 9
 FLOOD = 100  # times a quiet tenant's load

@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.door.load import Rate
-from benchmarks.door.mock import CHUNKS, mock
-from benchmarks.door.own import House, own_house
-from benchmarks.door.peers import PEERS, Peer
-from benchmarks.door.rounds import Contender, beside, rounds
+from benchmarks.gateway_load.load import Rate
+from benchmarks.gateway_load.mock import CHUNKS, mock
+from benchmarks.gateway_load.own import GatewayProcess, own_house
+from benchmarks.gateway_load.peers import PEERS, Peer
+from benchmarks.gateway_load.rounds import Contender, beside, rounds
 from benchmarks.report import figure, progress
 
 REDIS = "redis://127.0.0.1:6379/9"
@@ -173,7 +173,7 @@ def _loaded(bench: Bench, own: Contender, answers: int, longest_s: float) -> boo
     return True
 
 
-def _memory(bench: Bench, house: House, own: Contender) -> None:
+def _memory(bench: Bench, house: GatewayProcess, own: Contender) -> None:
     """Growth of the resident memory from MEMORY_FROM answers to MEMORY_TO."""
     if not _loaded(bench, own, MEMORY_FROM, MEMORY_S):
         return
@@ -190,7 +190,7 @@ def _memory(bench: Bench, house: House, own: Contender) -> None:
     figure("gateway.memory_growth", growth, "%", False, None, None, 5, 0, told)
 
 
-def _audited(house: House, own: Contender) -> None:
+def _audited(house: GatewayProcess, own: Contender) -> None:
     """The chain is whole, and every answer has its usage event."""
     report = house.audit()
     wrong = report["lost"] + report["duplicated"] + report["parked"]

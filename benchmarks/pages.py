@@ -31,10 +31,10 @@ from core.settings import Settings
 from dashboards.navigation import SECTIONS
 from engine.demo.paths import MODEL_DIR
 from gateway.catalog.catalog import ServedModel
-from gateway.dashboard import dashboard_of
-from gateway.engines.clients import Engines
-from gateway.engines.fake import FakeEngine
+from gateway.dashboard import make_dashboard
 from gateway.prompts.tokenizing import load_codec
+from gateway.upstreams.clients import Engines
+from gateway.upstreams.fake import FakeEngine
 from gateway.wiring import build
 from migrations.run import upgrade
 
@@ -74,7 +74,7 @@ async def measure(url: str, tenant: str, data: Path, turns: int) -> dict[str, li
     )
     engines = Engines({MODEL: [engine]}, [ServedModel(MODEL, codec, 512, 0)])
     services = build(settings, engines=engines)
-    transport = httpx.ASGITransport(app=dashboard_of(services))  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app=make_dashboard(services))  # type: ignore[arg-type]
     times: dict[str, list[float]] = {page: [] for page in PAGES}
     async with httpx.AsyncClient(
         transport=transport, base_url="http://house", headers={"origin": "http://house"}

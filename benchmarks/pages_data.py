@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from billing import partitions
 from billing.accounts import ensure_accounts
-from billing.rollups import HOUSE_SUMS
+from billing.rollups import TENANT_DAILY_SUMS
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from billing.tables.service import (
     FIRST_COLUMNS,
@@ -159,8 +159,10 @@ def _roll_ups() -> list[str]:
         " from service_hourly group by 1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
     )
     house = (
-        f"insert into usage_house_daily (at, tenant_id, model, currency, {', '.join(HOUSE_SUMS)})"
-        f" select at, tenant_id, model, currency, {', '.join(f'sum({name})' for name in HOUSE_SUMS)}"
+        "insert into usage_house_daily (at, tenant_id, model, currency,"
+        f" {', '.join(TENANT_DAILY_SUMS)})"
+        " select at, tenant_id, model, currency,"
+        f" {', '.join(f'sum({name})' for name in TENANT_DAILY_SUMS)}"
         " from usage_daily group by 1, 2, 3, 4"
     )
     return [hourly, daily, *(_usage(table, source) for table, source in _USAGE), house]

@@ -24,11 +24,11 @@ from engine.config import EngineConfig
 from engine.demo.paths import MODEL_DIR
 from engine.loop import Engine
 from engine.protocol import GenerateRequest, SamplingParams
-from engine.server import make_runner
+from engine.worker.server import make_runner
+from gateway.inference.chat.request import parse_chat
 from gateway.prompts.prompt import prepare
 from gateway.prompts.prompt_order import PromptOrder
 from gateway.prompts.tokenizing import load_codec
-from gateway.schemas.chat import parse_chat
 
 CONTEXT = 4096
 _START = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)

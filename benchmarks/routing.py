@@ -21,11 +21,11 @@ from typing import Any
 from benchmarks.fairness import p99
 from benchmarks.report import figure, progress
 from core.clock import FakeClock
-from engine.adapter_name import adapter_digest
 from engine.batch import AdapterHandle, Row, Sampled, StepBatch
 from engine.config import EngineConfig
-from engine.fake_runner import FakeRunner
+from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
+from engine.lora.adapter_digest import adapter_digest
 from engine.protocol import (
     AdapterState,
     EngineInfo,
@@ -35,10 +35,10 @@ from engine.protocol import (
     Receipt,
     SamplingParams,
 )
-from gateway.ask import Ask
 from gateway.catalog.catalog import NamedAdapter, ServedModel, Target
-from gateway.engines.base import Coming
+from gateway.inference.request import InferenceRequest
 from gateway.routing.router import Query, Route, Router
+from gateway.upstreams.base import StartupProgress
 
 MODEL = "m"
 ANSWER = 7  # the token that every answer consists of
@@ -157,7 +157,7 @@ class SimulatedEngine:
     def last_output(self) -> float:
         return 0.0
 
-    def coming(self) -> Coming | None:
+    def startup_progress(self) -> StartupProgress | None:
         return None
 
     def adapters(self) -> dict[str, AdapterState]:
@@ -226,7 +226,7 @@ class Run:
         adapter = (
             NamedAdapter("a", MODEL, turn.adapter, "", self._clock.now()) if turn.adapter else None
         )
-        ask = Ask("/v1/chat/completions", MODEL, messages=list(turn.messages))
+        ask = InferenceRequest("/v1/chat/completions", MODEL, messages=list(turn.messages))
         query = Query(
             Target(MODEL, self._model, adapter), turn.prompt, turn.tenant, ask, turn.output
         )
@@ -247,7 +247,7 @@ class Run:
                     sent.first = ended
                     self.first_token_s.append(ended - sent.turn.at)
                     if sent.route is not None:
-                        self._later(ended, sent.route.begun)
+                        self._later(ended, sent.route.first_token)
             for receipt in outbox.receipts:
                 self._later(ended, lambda receipt=receipt: self._end(receipt))  # type: ignore[misc]
         if told and self.policy == "ours":

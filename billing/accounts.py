@@ -14,7 +14,7 @@ from core.errors import BadRequest, NotFound
 from core.ids import new_id
 from core.tenants.models import Tenant
 
-HOUSE = "house"
+DEFAULT_SELLER_ID = "house"
 # Built once: every posting runs them.
 _WANTED = BillingAccount.tenant_id.in_(bindparam("wanted", expanding=True))
 _KNOWN = select(BillingAccount.tenant_id).where(_WANTED)
@@ -34,7 +34,7 @@ def ensure_accounts(session: Session, tenant_ids: Iterable[str], now: datetime) 
     missing = wanted - known
     if not missing:
         return
-    insert_new(session, Seller.__table__, [_house()], "id")  # type: ignore[arg-type]
+    insert_new(session, Seller.__table__, [_default_seller()], "id")  # type: ignore[arg-type]
     tenants = {t.id: t for t in session.scalars(select(Tenant).where(Tenant.id.in_(missing)))}
     rows = []
     for tenant_id in sorted(missing):
@@ -42,7 +42,7 @@ def ensure_accounts(session: Session, tenant_ids: Iterable[str], now: datetime) 
         rows.append(
             {
                 "tenant_id": tenant_id,
-                "seller_id": HOUSE,
+                "seller_id": DEFAULT_SELLER_ID,
                 "currency": tenant.currency if tenant else "USD",
                 "timezone": tenant.timezone if tenant else "UTC",
                 "legal_name": tenant.display_name if tenant else tenant_id,
@@ -105,7 +105,7 @@ class Periods:
 
     session: Session
     _known: dict[str, list[tuple[datetime, datetime, BillingPeriod]]] = field(default_factory=dict)
-    _whole_from: dict[str, datetime] = field(
+    _loaded_from: dict[str, datetime] = field(
         default_factory=dict
     )  # every period that ends later is loaded
 
@@ -114,14 +114,14 @@ class Periods:
         wanted = set(tenant_ids)
         for tenant_id in wanted:
             self._known.setdefault(tenant_id, [])
-            self._whole_from[tenant_id] = since
+            self._loaded_from[tenant_id] = since
         rows = self.session.scalars(
             select(BillingPeriod)
             .where(BillingPeriod.tenant_id.in_(wanted), BillingPeriod.ends_at > since)
             .execution_options(populate_existing=True)
         )
         for row in rows:
-            self._keep(row)
+            self._remember(row)
 
     def around(self, account: BillingAccount, at: datetime) -> BillingPeriod:
         """The period that contains `at`. A new period never overlaps an existing one."""
@@ -131,19 +131,19 @@ class Periods:
         start, end = period_around(at, account.anchor_day, account.timezone)
         for period in self._near(account.tenant_id, start, end):
             if period.starts_at <= at < period.ends_at:
-                return self._keep(period)
+                return self._remember(period)
             if period.ends_at <= at:
                 start = max(start, period.ends_at)
             else:
                 end = min(end, period.starts_at)
-        made = BillingPeriod(
+        created = BillingPeriod(
             id=new_id("per"), tenant_id=account.tenant_id, starts_at=start, ends_at=end
         )
-        self.session.add(made)
-        return self._keep(made)
+        self.session.add(created)
+        return self._remember(created)
 
     def _near(self, tenant_id: str, start: datetime, end: datetime) -> list[BillingPeriod]:
-        since = self._whole_from.get(tenant_id)
+        since = self._loaded_from.get(tenant_id)
         if since is not None and since <= start:
             known = self._known[tenant_id]
             return [each for begins, ends, each in known if ends > start and begins < end]
@@ -156,7 +156,7 @@ class Periods:
         )
         return list(rows)
 
-    def _keep(self, period: BillingPeriod) -> BillingPeriod:
+    def _remember(self, period: BillingPeriod) -> BillingPeriod:
         known = self._known.setdefault(period.tenant_id, [])
         known.append((period.starts_at, period.ends_at, period))
         return period
@@ -173,9 +173,9 @@ class Periods:
         return period
 
 
-def _house() -> dict[str, object]:
+def _default_seller() -> dict[str, object]:
     return {
-        "id": HOUSE,
+        "id": DEFAULT_SELLER_ID,
         "name": "Tollhouse",
         "address": "",
         "tax_id": "",

@@ -5,7 +5,7 @@ from collections import defaultdict
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing.findings import Difference, amount
+from billing.differences import Difference, amount
 from billing.invoices import DRAFT, UNCOLLECTIBLE, VOID
 from billing.ledger import AccountKind
 from billing.models import (

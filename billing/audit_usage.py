@@ -6,14 +6,14 @@ from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from billing import partitions, rollups
-from billing.findings import Difference, amount, duplicated, lost
+from billing.differences import Difference, amount, duplicated, lost
 from billing.models import (
     Adjustment,
     Charge,
+    DailyTenantUsage,
     DailyUsage,
     EngineReceipt,
     HourlyUsage,
-    HouseUsage,
     ParkedEvent,
     PriceVersionRow,
     TierPosition,
@@ -100,7 +100,7 @@ def events_and_charges(session: Session) -> list[Difference]:
         )
     )
     found = lost("events/charges", "the event is in a rated batch but has no charge", missing)
-    dropped = partitions.kept_from(session)
+    dropped = partitions.latest_retention(session)
     alone = session.scalars(
         select(C.request_id)
         .outerjoin(E, E.request_id == C.request_id)
@@ -196,15 +196,15 @@ def charges_and_roll_ups(session: Session) -> list[Difference]:
                 message = f"{table.__tablename__} sums to {have}, charges and adjustments to {want}"
                 units = (have[-1] if have else 0) - (want[-1] if want else 0)
                 found.append(amount("charges/roll-ups", message, units, tenant_id=key[0]))
-    return found + _house_and_days(session)
+    return found + _tenant_days_and_days(session)
 
 
-def _house_and_days(session: Session) -> list[Difference]:
+def _tenant_days_and_days(session: Session) -> list[Difference]:
     """The daily tenant roll-up equals the daily roll-up, per tenant."""
-    days, house = (_by_tenant(session, table) for table in (DailyUsage, HouseUsage))
+    days, tenant_days = (_by_tenant(session, table) for table in (DailyUsage, DailyTenantUsage))
     found = []
-    for tenant_id in days.keys() | house.keys():
-        want, have = days.get(tenant_id, ()), house.get(tenant_id, ())
+    for tenant_id in days.keys() | tenant_days.keys():
+        want, have = days.get(tenant_id, ()), tenant_days.get(tenant_id, ())
         if want != have:
             message = f"usage_house_daily sums to {have}, usage_daily to {want}"
             units = (have[-1] if have else 0) - (want[-1] if want else 0)
@@ -213,7 +213,7 @@ def _house_and_days(session: Session) -> list[Difference]:
 
 
 def _by_tenant(session: Session, table: Any) -> dict[str, tuple[int, ...]]:
-    sums = [func.sum(getattr(table, name)) for name in rollups.HOUSE_SUMS]
+    sums = [func.sum(getattr(table, name)) for name in rollups.TENANT_DAILY_SUMS]
     rows = session.execute(select(table.tenant_id, *sums).group_by(table.tenant_id))
     return {row[0]: tuple(int(value) for value in row[1:]) for row in rows}
 

@@ -122,7 +122,7 @@ def create(
             next_step=f"Give the cap in {account.currency}.",
             code="currency_mismatch",
         )
-    made = Budget(
+    created = Budget(
         id=new_id("bud"),
         tenant_id=tenant_id,
         scope=scope,
@@ -137,9 +137,9 @@ def create(
         emails=list(emails),
         created_at=clock.now(),
     )
-    session.add(made)
+    session.add(created)
     session.flush()
-    return made
+    return created
 
 
 def window_of(kind: str, at: datetime, timezone: str) -> Window:
@@ -229,8 +229,10 @@ def _alert(
     }
     subject = f"Budget {budget.name or budget.id} has reached {percent} % of its cap"
     key = f"{budget.id}:{window.name}:{percent}"
-    told = [webhooks.Cause(budget.tenant_id, "budget.threshold", subject, key, payload)]
-    return webhooks.tell(session, told, now) + outbox.put(
+    notifications = [
+        webhooks.Notification(budget.tenant_id, "budget.threshold", subject, key, payload)
+    ]
+    return webhooks.notify(session, notifications, now) + outbox.put(
         session,
         tenant_id=budget.tenant_id,
         subject=subject,

@@ -62,7 +62,7 @@ def grant(
     paid_by = funded_by or (AccountKind.CASH if kind == PREPAID else AccountKind.PROMOTION)
     entries = transfer(paid_by, AccountKind(kind), money)
     post(session, Transaction(tenant_id, "grant", f"grant:{reference}", at, entries, note))
-    made = CreditGrant(
+    created = CreditGrant(
         id=new_id("cg"),
         tenant_id=tenant_id,
         kind=kind,
@@ -75,9 +75,9 @@ def grant(
         reference=reference,
         note=note,
     )
-    session.add(made)
+    session.add(created)
     session.flush()
-    return made
+    return created
 
 
 def open_grants(
@@ -137,7 +137,7 @@ def uses_of(
     transaction_id: str,
     at: datetime,
 ) -> list[dict[str, object]]:
-    """Rows for `keep_uses`."""
+    """Rows for `insert_uses`."""
     return [
         {
             "grant_id": each.grant_id,
@@ -153,7 +153,7 @@ def uses_of(
     ]
 
 
-def keep_uses(session: Session, uses: list[dict[str, object]]) -> None:
+def insert_uses(session: Session, uses: list[dict[str, object]]) -> None:
     """Insert the rows in one statement."""
     if uses:
         session.execute(insert(CreditUse), uses)
@@ -178,7 +178,7 @@ def expire(session: Session, now: datetime) -> int:
         left = each.remaining
         returns_to = AccountKind.PROMOTION if each.kind == PROMO else AccountKind.REVENUE
         entries = transfer(AccountKind(each.kind), returns_to, Money(left, each.currency))
-        made = post(session, Transaction(tenant_id, "expiry", f"expiry:{each.id}", now, entries))
+        created = post(session, Transaction(tenant_id, "expiry", f"expiry:{each.id}", now, entries))
         session.execute(
             update(CreditGrant)
             .where(CreditGrant.id == each.id)
@@ -189,10 +189,10 @@ def expire(session: Session, now: datetime) -> int:
             tenant_id=tenant_id,
             purpose="expiry",
             bill_period_id=None,
-            transaction_id=made,
+            transaction_id=created,
             at=now,
         )
-        keep_uses(session, uses)
+        insert_uses(session, uses)
     return len(due)
 
 

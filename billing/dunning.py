@@ -30,7 +30,7 @@ ACTIVE, PAST_DUE, SUSPENDED = "active", "past_due", "suspended"
 
 
 @dataclass
-class Ran:
+class DunningResult:
     opened: int = 0
     reminded: int = 0
     suspended: int = 0
@@ -39,11 +39,11 @@ class Ran:
 
 def run(
     database: Database, clock: Clock, provider: PaymentProvider, *, retries: bool = True
-) -> Ran:
+) -> DunningResult:
     """Advance every open case. `retries=False` leaves retrying declined cards to the provider."""
-    ran = Ran()
+    result = DunningResult()
     with database.transaction() as session:
-        ran.opened = open_cases(session, clock.now())
+        result.opened = open_cases(session, clock.now())
     with database.read() as session:
         waiting = session.scalars(
             select(DunningCase.invoice_id)
@@ -52,8 +52,8 @@ def run(
         ).all()
     for invoice_id in waiting:
         with database.transaction() as session:
-            _advance(session, clock, provider, invoice_id, retries, ran)
-    return ran
+            _advance(session, clock, provider, invoice_id, retries, result)
+    return result
 
 
 def open_cases(session: Session, now: datetime) -> int:
@@ -130,7 +130,7 @@ def _advance(
     provider: PaymentProvider,
     invoice_id: str,
     retries: bool,
-    ran: Ran,
+    result: DunningResult,
 ) -> None:
     now = clock.now()
     invoice = session.get_one(Invoice, invoice_id)
@@ -141,26 +141,26 @@ def _advance(
         return
     if invoice.status != FINAL or settlement.open_minor(invoice) <= 0:
         _close(session, clock, case, invoice, account)
-        ran.closed += 1
+        result.closed += 1
         return
-    closes = suspend_at(session, invoice, now)
+    suspends_at = suspend_at(session, invoice, now)
     if account.status == ACTIVE:
         account.status = PAST_DUE
     if case.next_at is not None and case.next_at <= now:
-        _remind(session, case, invoice, account, closes, now)
+        _remind(session, case, invoice, account, suspends_at, now)
         ours = account.collection == provider.name and provider.collects
         if retries and ours and case.step > 0:
             turn = f"{case.opened_at:%Y%m%d}.{case.step}"
             commands.collect_again(session, provider.name, invoice, turn, now)
         case.step += 1
         case.next_at = _next(case, now)
-        ran.reminded += 1
-    if closes is not None and closes <= now and case.suspended_at is None:
+        result.reminded += 1
+    if suspends_at is not None and suspends_at <= now and case.suspended_at is None:
         case.suspended_at = now
         account.status = SUSPENDED
         set_unpaid(session, clock, invoice.tenant_id, True)
-        _tell(session, case, invoice, account, "suspended", now, closes)
-        ran.suspended += 1
+        _notify(session, case, invoice, account, "suspended", now, suspends_at)
+        result.suspended += 1
     session.flush()
 
 
@@ -191,7 +191,7 @@ def _close(
         return
     account.status = PAST_DUE if others else ACTIVE
     if set_unpaid(session, clock, case.tenant_id, False):
-        _tell(session, case, invoice, account, "reinstated", now, None)
+        _notify(session, case, invoice, account, "reinstated", now, None)
     session.flush()
 
 
@@ -200,20 +200,20 @@ def _remind(
     case: DunningCase,
     invoice: Invoice,
     account: BillingAccount,
-    closes: datetime | None,
+    suspends_at: datetime | None,
     now: datetime,
 ) -> None:
-    _tell(session, case, invoice, account, f"reminder {case.step + 1}", now, closes)
+    _notify(session, case, invoice, account, f"reminder {case.step + 1}", now, suspends_at)
 
 
-def _tell(
+def _notify(
     session: Session,
     case: DunningCase,
     invoice: Invoice,
     account: BillingAccount,
     what: str,
     now: datetime,
-    closes: datetime | None,
+    suspends_at: datetime | None,
 ) -> None:
     """Notify the account's email address and webhooks, once per step of a case."""
     left = format_minor(settlement.open_minor(invoice), invoice.currency)
@@ -229,13 +229,13 @@ def _tell(
         "open": left,
         "currency": invoice.currency,
         "due": invoice.due_at.date().isoformat() if invoice.due_at else "",
-        "service_ends": closes.date().isoformat() if closes else "",
+        "service_ends": suspends_at.date().isoformat() if suspends_at else "",
         "pay_at": invoice.pay_page if invoice.status == FINAL else "",
     }
     subject = subjects.get(what, plain)
     dedupe = f"dunning:{invoice.id}:{case.opened_at:%Y%m%d%H%M%S}:{what}"
-    webhooks.tell(
-        session, [webhooks.Cause(invoice.tenant_id, event, subject, dedupe, payload)], now
+    webhooks.notify(
+        session, [webhooks.Notification(invoice.tenant_id, event, subject, dedupe, payload)], now
     )
     outbox.put(
         session,

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from billing import invoices, rating
 from billing.accounts import Periods, ensure_accounts, lock_accounts
-from billing.desk import open_desk
+from billing.invoice_builder import open_builder
 from billing.models import BillingAccount, BillingPeriod, Invoice, Subscription
 from billing.taxes import ConfiguredTaxes
 from core.clock import Clock
@@ -120,11 +120,13 @@ class _Job:
     def _one_each(self, period_ids: list[str]) -> None:
         now = self.clock.now()
         with self.database.transaction() as session:
-            desk = open_desk(session, period_ids, now, ConfiguredTaxes())
-            ripe = [each for each in desk.periods if self.final and desk.final_from(each) <= now]
-            early = [each for each in desk.periods if each not in ripe]
-            finalised = invoices.finalise_all(desk, ripe)
-            drafted = invoices.draft_all(desk, early)
+            builder = open_builder(session, period_ids, now, ConfiguredTaxes())
+            ripe = [
+                each for each in builder.periods if self.final and builder.final_from(each) <= now
+            ]
+            early = [each for each in builder.periods if each not in ripe]
+            finalised = invoices.finalise_all(builder, ripe)
+            drafted = invoices.draft_all(builder, early)
         self.result.finalised += self._new([each.id for each in finalised])
         self.result.drafted += self._new([each.id for each in drafted])
 

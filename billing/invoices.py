@@ -8,8 +8,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing import webhooks
-from billing.closing import close_books
-from billing.desk import DRAFT, FINAL, PAID, Desk, Sheet, open_desk
+from billing.invoice_builder import DRAFT, FINAL, PAID, InvoiceBuilder, InvoiceDraft, open_builder
+from billing.invoice_postings import post_invoices
 from billing.models import BillingPeriod, Invoice, InvoiceLine
 from billing.taxes import ConfiguredTaxes, TaxService
 from core.clock import Clock
@@ -24,8 +24,8 @@ def draft(
     session: Session, clock: Clock, period_id: str, taxes: TaxService | None = None
 ) -> Invoice | None:
     """The period's invoice as of now, None if it would be empty. A final invoice is unchanged."""
-    desk = _desk(session, clock, period_id, taxes)
-    return next(iter(draft_all(desk, desk.periods)), None)
+    builder = _builder(session, clock, period_id, taxes)
+    return next(iter(draft_all(builder, builder.periods)), None)
 
 
 def finalise(
@@ -34,49 +34,51 @@ def finalise(
     """Close the period and finalize its invoice; None if it would be empty. Raises Conflict if
     the period cannot be closed yet.
     """
-    desk = _desk(session, clock, period_id, taxes)
-    return next(iter(finalise_all(desk, desk.periods)), None)
+    builder = _builder(session, clock, period_id, taxes)
+    return next(iter(finalise_all(builder, builder.periods)), None)
 
 
-def draft_all(desk: Desk, periods: list[BillingPeriod]) -> list[Invoice]:
-    found, sheets = [], []
+def draft_all(builder: InvoiceBuilder, periods: list[BillingPeriod]) -> list[Invoice]:
+    found, drafts = [], []
     for period in periods:
-        invoice = desk.facts.invoices.get(period.id)
+        invoice = builder.inputs.invoices.get(period.id)
         if invoice is not None and invoice.status != DRAFT:
             found.append(invoice)
             continue
-        sheet = desk.sheet(period, closing=False)
-        if sheet is not None:
-            sheets.append(sheet)
-            found.append(sheet.invoice)
-    desk.write(sheets)
+        draft = builder.draft(period, closing=False)
+        if draft is not None:
+            drafts.append(draft)
+            found.append(draft.invoice)
+    builder.write(drafts)
     return found
 
 
-def finalise_all(desk: Desk, periods: list[BillingPeriod]) -> list[Invoice]:
+def finalise_all(builder: InvoiceBuilder, periods: list[BillingPeriod]) -> list[Invoice]:
     """At most one period per tenant, because an invoice may return credit that the next one uses.
     Conflict closes none of them.
     """
     found: list[Invoice] = []
-    sheets: list[Sheet] = []
+    drafts: list[InvoiceDraft] = []
     for period in periods:
         if period.closed_at is not None:
-            found += [desk.facts.invoices[period.id]] if period.id in desk.facts.invoices else []
+            found += (
+                [builder.inputs.invoices[period.id]] if period.id in builder.inputs.invoices else []
+            )
             continue
-        _refuse_early(desk, period)
-        sheet = desk.sheet(period, closing=True)
-        period.closed_at = desk.now
-        if sheet is not None:
-            sheets.append(sheet)
-            found.append(sheet.invoice)
-    desk.write(sheets)
-    close_books(desk.session, sheets, desk.now)
-    desk.number(sheets)
-    webhooks.tell(desk.session, [_made(each.invoice) for each in sheets], desk.now)
+        _refuse_early(builder, period)
+        draft = builder.draft(period, closing=True)
+        period.closed_at = builder.now
+        if draft is not None:
+            drafts.append(draft)
+            found.append(draft.invoice)
+    builder.write(drafts)
+    post_invoices(builder.session, drafts, builder.now)
+    builder.number(drafts)
+    webhooks.notify(builder.session, [_final_event(each.invoice) for each in drafts], builder.now)
     return found
 
 
-def _made(invoice: Invoice) -> webhooks.Cause:
+def _final_event(invoice: Invoice) -> webhooks.Notification:
     payload = {
         "invoice_id": invoice.id,
         "invoice": invoice.label,
@@ -86,16 +88,16 @@ def _made(invoice: Invoice) -> webhooks.Cause:
         "due_by": invoice.due_at.date().isoformat() if invoice.due_at else "",
     }
     subject = f"Invoice {invoice.label} is final"
-    return webhooks.Cause(invoice.tenant_id, "invoice.final", subject, invoice.id, payload)
+    return webhooks.Notification(invoice.tenant_id, "invoice.final", subject, invoice.id, payload)
 
 
-def _refuse_early(desk: Desk, period: BillingPeriod) -> None:
-    if desk.now < period.ends_at:
+def _refuse_early(builder: InvoiceBuilder, period: BillingPeriod) -> None:
+    if builder.now < period.ends_at:
         raise Conflict(
             f"The period ends at {period.ends_at:%Y-%m-%d %H:%M} UTC and cannot be closed before.",
             next_step="Finalize it after that; a draft shows the amounts so far.",
         )
-    if period.id in desk.facts.unrated:
+    if period.id in builder.inputs.unrated:
         raise Conflict(
             f"Some usage of period {period.id} is not rated yet.",
             next_step="Run the rating task, then finalize the invoice.",
@@ -125,8 +127,10 @@ def get(session: Session, reference: str) -> Invoice:
     return found
 
 
-def _desk(session: Session, clock: Clock, period_id: str, taxes: TaxService | None) -> Desk:
-    desk = open_desk(session, [period_id], clock.now(), taxes or ConfiguredTaxes())
-    if not desk.periods:
+def _builder(
+    session: Session, clock: Clock, period_id: str, taxes: TaxService | None
+) -> InvoiceBuilder:
+    builder = open_builder(session, [period_id], clock.now(), taxes or ConfiguredTaxes())
+    if not builder.periods:
         raise NotFound(f"There is no billing period {period_id!r}.")
-    return desk
+    return builder

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from billing.models import LedgerAccount, LedgerEntry, LedgerTransaction
-from core import bulk
+from core import bulk_insert
 from core.database import Units, insert_new
 from core.errors import InsufficientQuota, InvariantBroken, NotFound
 from core.ids import TRANSACTION, new_id
@@ -76,7 +76,7 @@ def post_many(session: Session, transactions: Sequence[Transaction]) -> None:
     for transaction in transactions:
         _refuse_unbalanced(transaction)
     accounts = _accounts(session, transactions)
-    bulk.insert_all(
+    bulk_insert.insert_all(
         session,
         TRANSACTIONS,
         ("id", "tenant_id", "kind", "reference", "at", "reverses_id", "memo"),
@@ -93,7 +93,7 @@ def post_many(session: Session, transactions: Sequence[Transaction]) -> None:
             changes[account_id] += entry.money.units
             entries.append((t.id, account_id, entry.money.units, entry.money.currency))
     columns = ("transaction_id", "account_id", "units", "currency")
-    bulk.insert_all(session, ENTRIES, columns, entries)
+    bulk_insert.insert_all(session, ENTRIES, columns, entries)
     _move_balances(session, changes)
 
 

@@ -27,10 +27,10 @@ from billing.tables.prices import Adjustment, PriceVersionRow, Rerate, TierPosit
 from billing.tables.service import DailyService, HourlyService
 from billing.tables.usage import (
     Charge,
+    DailyTenantUsage,
     DailyUsage,
     EngineReceipt,
     HourlyUsage,
-    HouseUsage,
     ParkedEvent,
     UsageBatch,
     UsageEventRow,
@@ -48,6 +48,7 @@ __all__ = [
     "CreditNote",
     "CreditUse",
     "DailyService",
+    "DailyTenantUsage",
     "DailyUsage",
     "Dispute",
     "DunningCase",
@@ -56,7 +57,6 @@ __all__ = [
     "ExportSchedule",
     "HourlyService",
     "HourlyUsage",
-    "HouseUsage",
     "Invoice",
     "InvoiceLine",
     "LedgerAccount",

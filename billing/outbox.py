@@ -1,5 +1,5 @@
 """Transactional outbox for webhooks and emails: queued with their cause, sent after commit, retried
-with exponential backoff, marked as failed after `MOST_ATTEMPTS` (about two hours).
+with exponential backoff, marked as failed after `MAX_ATTEMPTS` (about two hours).
 """
 
 import random
@@ -18,9 +18,9 @@ from billing.models import OutboxMessage, WebhookEndpoint
 from core.clock import Clock, SystemClock
 from core.database import Database, insert_new
 from core.errors import SettingError
-from core.outbound import encoded, post_json
+from core.outbound import encode_json, post_json
 
-MOST_ATTEMPTS = 12
+MAX_ATTEMPTS = 12
 TIMEOUT_S = 10.0
 
 
@@ -92,7 +92,7 @@ def _try(message: OutboxMessage, clock: Clock, sender: Sender) -> int:
         sender.send(message)
     except Exception as error:
         message.last_error = f"{type(error).__name__}: {error}"[:500]
-        if message.attempts >= MOST_ATTEMPTS:
+        if message.attempts >= MAX_ATTEMPTS:
             message.failed, message.done_at = True, clock.now()
         else:
             pause = min(3600.0, 5.0 * 2 ** (message.attempts - 1)) * random.uniform(0.5, 1.0)
@@ -108,7 +108,7 @@ def _signed(message: OutboxMessage, now: datetime) -> dict[str, str]:
     if message.endpoint_id is None or session is None:
         return {}
     endpoint = session.get_one(WebhookEndpoint, message.endpoint_id)
-    body = encoded(message.payload)
+    body = encode_json(message.payload)
     return signing.headers(endpoint.secret, message.dedupe, now, body)
 
 
@@ -153,8 +153,8 @@ class NetworkSender:
             )
         mail = EmailMessage()
         mail["Subject"], mail["From"], mail["To"] = message.subject, self._from, message.target
-        told = {name: value for name, value in message.payload.items() if value != ""}
-        lines = [f"{name}: {value}" for name, value in told.items()]
+        fields = {name: value for name, value in message.payload.items() if value != ""}
+        lines = [f"{name}: {value}" for name, value in fields.items()]
         mail.set_content("\n".join([message.subject + ".", "", *lines]))
         port = self._smtp.port or 25
         secure = self._smtp.scheme == "smtps"

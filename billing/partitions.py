@@ -45,15 +45,15 @@ def ensure_ahead(session: Session, now: datetime) -> list[str]:
     """Create missing partitions from this month on; returns their names."""
     if session.get_bind().dialect.name != "postgresql":
         return []
-    made = []
+    created = []
     month = month_of(now)
     there = set(_existing(session))
     for _ in range(MONTHS_AHEAD + 1):
         if month.table not in there:
             _make(session, month)
-            made.append(month.table)
+            created.append(month.table)
         month = month.next()
-    return made
+    return created
 
 
 def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
@@ -89,7 +89,7 @@ def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
     return gone
 
 
-def kept_from(session: Session) -> UsageRetention | None:
+def latest_retention(session: Session) -> UsageRetention | None:
     """The latest retention record, if any events were dropped."""
     return session.scalar(select(UsageRetention).order_by(UsageRetention.floor_id.desc()).limit(1))
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing import terms
+from billing import price_terms
 from billing.models import PriceVersionRow
 from billing.pricing import ANY, PPM, Component, PriceBook, PriceVersion, Rate
 from core.clock import Clock
@@ -31,7 +31,7 @@ _EVER = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class PriceDraft:
-    """A price to be validated and saved. `written` has the form described in `billing.terms`."""
+    """A price to be validated and saved. `written` has the form described in `billing.price_terms`."""
 
     model: str
     written: dict[str, Any]
@@ -52,7 +52,7 @@ def load_price_book(session: Session) -> PriceBook:
 
 
 def version_of(row: PriceVersionRow) -> PriceVersion:
-    rates, discount_ppm = terms.load(row.terms)
+    rates, discount_ppm = price_terms.load(row.terms)
     return PriceVersion(
         row.id,
         row.currency,
@@ -76,15 +76,15 @@ def get_version(session: Session, version_id: str) -> PriceVersion:
     return version_of(row)
 
 
-def trial(draft: PriceDraft) -> PriceVersion:
+def validate(draft: PriceDraft) -> PriceVersion:
     """The version that the draft would become, validated on samples; BadRequest if it is invalid."""
-    rates = terms.parse(draft.written)
+    rates = price_terms.parse(draft.written)
     return _checked(draft, rates, _ppm(draft.discount_percent))
 
 
 def save(session: Session, clock: Clock, draft: PriceDraft) -> PriceVersion:
     """Validate and store. An open version of the same scope ends where this one begins."""
-    version = trial(draft)
+    version = validate(draft)
     _end_predecessor(session, version)
     return _insert(session, clock, version, draft)
 
@@ -127,7 +127,7 @@ def ensure_price(
     if row is None:
         return save(session, clock, PriceDraft(model, written, _EVER, note=note))
     draft = PriceDraft(model, written, clock.now(), note=note)
-    if row.note not in (note, DEFAULT_NOTE) or version_of(row).rates == trial(draft).rates:
+    if row.note not in (note, DEFAULT_NOTE) or version_of(row).rates == validate(draft).rates:
         return version_of(row)
     return save(session, clock, draft)
 
@@ -152,7 +152,7 @@ def _checked(
         draft.effective_from,
         draft.effective_to,
     )
-    terms.check(version)
+    price_terms.check(version)
     return version
 
 
@@ -195,7 +195,7 @@ def _insert(
         currency=version.currency,
         effective_from=version.effective_from,
         effective_to=version.effective_to,
-        terms=terms.dump(version.rates, version.discount_ppm),
+        terms=price_terms.dump(version.rates, version.discount_ppm),
         note=draft.note,
         created_at=clock.now(),
         created_by=draft.created_by,

@@ -205,17 +205,17 @@ class PriceVersion:
     ) -> int:
         """The most picounits a request can cost, however many tokens are cached or waived."""
         rates = self.rates
-        total = _dearer(
+        total = _max_cost(
             prompt_tokens, rates.get(Component.INPUT), rates.get(Component.CACHED_INPUT)
         )
-        total += _dearer(
+        total += _max_cost(
             max_output_tokens, rates.get(Component.OUTPUT), rates.get(Component.WAIVED)
         )
-        total += _dearer(1, rates.get(Component.REQUEST), None)
-        return total + (_dearer(1, rates.get(Component.ADAPTER), None) if adapter else 0)
+        total += _max_cost(1, rates.get(Component.REQUEST), None)
+        return total + (_max_cost(1, rates.get(Component.ADAPTER), None) if adapter else 0)
 
 
-def _dearer(quantity: int, one: Rate | None, other: Rate | None) -> int:
+def _max_cost(quantity: int, one: Rate | None, other: Rate | None) -> int:
     """The most a quantity can cost when any part of it may be priced by either rate."""
     known = [rate for rate in (one, other) if rate is not None]
     if quantity == 0 or not known:

@@ -12,9 +12,9 @@ from typing import Any
 from sqlalchemy import Table, select, update
 from sqlalchemy.orm import Session
 
-from billing import credits, rollups, service_levels
+from billing import credits, rollups, service_rollups
 from billing.accounts import Periods, ensure_accounts, lock_accounts
-from billing.claims import claim_batches
+from billing.batch_claims import claim_batches
 from billing.ledger import AccountKind, Transaction, post_many, transfer
 from billing.models import (
     BillingAccount,
@@ -29,7 +29,7 @@ from billing.prices import version_of
 from billing.pricing import Component, PriceVersion, counted
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from billing.tiers import Positions
-from core import bulk
+from core import bulk_insert
 from core.clock import Clock
 from core.database import insert_new
 from core.events import UsageKind
@@ -79,7 +79,7 @@ class Rated:
 
 
 @dataclass(slots=True)
-class _Bill:
+class _PeriodCharge:
     """The amount that these batches add to one tenant's period."""
 
     transaction_id: str
@@ -88,7 +88,7 @@ class _Bill:
 
 
 @dataclass
-class _Work:
+class _RatingContext:
     """Shared state for rating the events of the batches."""
 
     accounts: dict[str, BillingAccount]
@@ -96,7 +96,7 @@ class _Work:
     versions: dict[str, PriceVersion]
     positions: Positions
     now: datetime
-    bills: dict[tuple[str, str], _Bill] = field(default_factory=dict)
+    bills: dict[tuple[str, str], _PeriodCharge] = field(default_factory=dict)
     billed_in: dict[str, BillingPeriod] = field(default_factory=dict)
 
 
@@ -132,7 +132,7 @@ def release_stored(session: Session, clock: Clock) -> int:
     )
     now = clock.now()
     done = _rate_events(session, events, now, new_id("late")) if events else 0
-    service_levels.add_released(session, [event[0] for event in events])
+    service_rollups.add_released(session, [event[0] for event in events])
     charged = select(Charge.request_id)
     session.execute(
         update(ParkedEvent)
@@ -144,21 +144,21 @@ def release_stored(session: Session, clock: Clock) -> int:
 
 
 def _rate_events(session: Session, events: list[Any], now: datetime, reference: str) -> int:
-    work = _prepare(session, events, now)
-    good = [event for event in events if _ratable(work, event)]
-    charges = [_charge(work, event) for event in good]
-    bulk.insert_all(session, CHARGES, _CHARGE_COLUMNS, charges)
-    work.positions.store(session)
+    context = _prepare(session, events, now)
+    good = [event for event in events if _ratable(context, event)]
+    charges = [_charge(context, event) for event in good]
+    bulk_insert.insert_all(session, CHARGES, _CHARGE_COLUMNS, charges)
+    context.positions.store(session)
     rollups.add_charges(session, zip(good, charges, strict=True))
-    _post(session, work, reference)
+    _post(session, context, reference)
     if len(good) != len(events):
-        _park(session, [event for event in events if not _ratable(work, event)], now)
+        _park(session, [event for event in events if not _ratable(context, event)], now)
     return len(good)
 
 
-def _ratable(work: _Work, event: Any) -> bool:
-    version = work.versions.get(event[7])
-    return version is not None and version.currency == work.accounts[event[1]].currency
+def _ratable(context: _RatingContext, event: Any) -> bool:
+    version = context.versions.get(event[7])
+    return version is not None and version.currency == context.accounts[event[1]].currency
 
 
 def _park(session: Session, events: list[Any], now: datetime) -> None:
@@ -177,7 +177,7 @@ def _park(session: Session, events: list[Any], now: datetime) -> None:
     insert_new(session, ParkedEvent.__table__, rows, "request_id")  # type: ignore[arg-type]
 
 
-def _prepare(session: Session, events: Iterable[Any], now: datetime) -> _Work:
+def _prepare(session: Session, events: Iterable[Any], now: datetime) -> _RatingContext:
     tenants = {event.tenant_id for event in events}
     ensure_accounts(session, tenants, now)
     accounts = lock_accounts(session, tenants)
@@ -186,23 +186,25 @@ def _prepare(session: Session, events: Iterable[Any], now: datetime) -> _Work:
     version_ids = {event.price_version for event in events}
     rows = session.scalars(select(PriceVersionRow).where(PriceVersionRow.id.in_(version_ids)))
     versions = {row.id: version_of(row) for row in rows}
-    return _Work(accounts, periods, versions, Positions(session), now)
+    return _RatingContext(accounts, periods, versions, Positions(session), now)
 
 
-def _charge(work: _Work, event: Any) -> tuple[Any, ...]:
+def _charge(context: _RatingContext, event: Any) -> tuple[Any, ...]:
     request_id, tenant_id, _, _, kind, _, adapter, version_id, at = event[:9]
     input_tokens, cached, output, waived, quantity, status = event[9:]
     counts = (input_tokens, cached, output, waived)
-    account = work.accounts[tenant_id]
-    usage = work.periods.around(account, at)
-    billed = work.billed_in.get(usage.id)
+    account = context.accounts[tenant_id]
+    usage = context.periods.around(account, at)
+    billed = context.billed_in.get(usage.id)
     if billed is None:
-        billed = work.billed_in[usage.id] = work.periods.billed_in(account, usage, work.now)
-    version = work.versions[version_id]
-    bill = work.bills.get((tenant_id, billed.id))
+        billed = context.billed_in[usage.id] = context.periods.billed_in(
+            account, usage, context.now
+        )
+    version = context.versions[version_id]
+    bill = context.bills.get((tenant_id, billed.id))
     if bill is None:
-        bill = _Bill(new_id(TRANSACTION), version.currency)
-        work.bills[(tenant_id, billed.id)] = bill
+        bill = _PeriodCharge(new_id(TRANSACTION), version.currency)
+        context.bills[(tenant_id, billed.id)] = bill
     quantities = _quantities(kind, counts, bool(adapter), quantity, status)
     amounts = [0] * 9
     used = counted(kind, input_tokens, cached, output, waived, bool(adapter), quantity, status)
@@ -211,7 +213,7 @@ def _charge(work: _Work, event: Any) -> tuple[Any, ...]:
             continue
         unit = version.linear.get(component)
         if unit is None:
-            units = work.positions.charge(tenant_id, usage.id, version, component, count)
+            units = context.positions.charge(tenant_id, usage.id, version, component, count)
         else:
             units = unit * count
         amounts[_SLOT[component]] = units
@@ -242,12 +244,12 @@ def _quantities(
     return (answered, *counts, answered if adapter else 0, 0, 0)
 
 
-def _post(session: Session, work: _Work, first_batch: str) -> None:
-    tenants = {tenant_id for tenant_id, _ in work.bills}
-    grants = credits.open_grants(session, tenants, work.now)
+def _post(session: Session, context: _RatingContext, first_batch: str) -> None:
+    tenants = {tenant_id for tenant_id, _ in context.bills}
+    grants = credits.open_grants(session, tenants, context.now)
     transactions: list[Transaction] = []
     uses: list[dict[str, object]] = []
-    for (tenant_id, period_id), bill in work.bills.items():
+    for (tenant_id, period_id), bill in context.bills.items():
         if bill.amount == 0:
             continue
         money = Money(bill.amount, bill.currency)
@@ -257,7 +259,7 @@ def _post(session: Session, work: _Work, first_batch: str) -> None:
         reference = f"rate:{first_batch}:{tenant_id}:{period_id}"
         transactions.append(
             Transaction(
-                tenant_id, "usage", reference, work.now, tuple(entries), id=bill.transaction_id
+                tenant_id, "usage", reference, context.now, tuple(entries), id=bill.transaction_id
             )
         )
         uses += credits.uses_of(
@@ -266,7 +268,7 @@ def _post(session: Session, work: _Work, first_batch: str) -> None:
             purpose="usage",
             bill_period_id=period_id,
             transaction_id=bill.transaction_id,
-            at=work.now,
+            at=context.now,
         )
     post_many(session, transactions)
-    credits.keep_uses(session, uses)
+    credits.insert_uses(session, uses)

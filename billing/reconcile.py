@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from billing import audit_ledger, audit_usage
-from billing.findings import Difference
+from billing.differences import Difference
 from billing.models import (
     Adjustment,
     AuditRun,
@@ -105,7 +105,7 @@ def audit(
     return AuditReport(counted, tuple(differences), int(pending or 0), int(waiting or 0))
 
 
-def audit_and_keep(
+def audit_and_store(
     session: Session,
     clock: Clock,
     *,

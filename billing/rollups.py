@@ -15,18 +15,18 @@ from billing import partitions
 from billing.models import (
     Adjustment,
     Charge,
+    DailyTenantUsage,
     DailyUsage,
     HourlyUsage,
-    HouseUsage,
     UsageEventRow,
 )
 from billing.pricing import Component
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
-from core import bulk
+from core import bulk_insert
 
 HOURLY: Table = HourlyUsage.__table__  # type: ignore[assignment]
 DAILY: Table = DailyUsage.__table__  # type: ignore[assignment]
-HOUSE: Table = HouseUsage.__table__  # type: ignore[assignment]
+TENANT_DAILY: Table = DailyTenantUsage.__table__  # type: ignore[assignment]
 KEY = (
     "tenant_id",
     "at",
@@ -41,9 +41,9 @@ KEY = (
 )
 SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
 _COLUMNS = (*KEY, "currency", *SUMS)
-HOUSE_KEY = ("at", "tenant_id", "model", "currency")
-HOUSE_SUMS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "amount")
-_HOUSE_AT = [SUMS.index(name) for name in HOUSE_SUMS]
+TENANT_DAILY_KEY = ("at", "tenant_id", "model", "currency")
+TENANT_DAILY_SUMS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "amount")
+_TENANT_DAILY_INDEXES = [SUMS.index(name) for name in TENANT_DAILY_SUMS]
 _ADJUSTED = (
     *("tenant_id", "created_at", "project_id", "model", "usage_period_id", "bill_period_id"),
     *("currency", "component", "amount"),
@@ -92,17 +92,17 @@ def rebuild(session: Session) -> tuple[int, int]:
     """Rebuild the tables from charges and adjustments; returns the numbers of hourly and daily
     rows. If retention has dropped events, rebuilding starts at the second kept day.
     """
-    dropped = partitions.kept_from(session)
+    dropped = partitions.latest_retention(session)
     start = dropped.kept_from + timedelta(days=1) if dropped else datetime.min.replace(tzinfo=UTC)
-    hours = {key: sums for key, sums in anew(session).items() if key[1] >= start}
+    hours = {key: sums for key, sums in recompute(session).items() if key[1] >= start}
     days = by_day(hours)
-    for table in (HOURLY, DAILY, HOUSE):
+    for table in (HOURLY, DAILY, TENANT_DAILY):
         session.execute(delete(table).where(table.c.at >= start))
     _add_all(session, hours)
     return len(hours), len(days)
 
 
-def anew(session: Session) -> Sums:
+def recompute(session: Session) -> Sums:
     """Hourly sums, computed from charges and adjustments."""
     names = [Adjustment.__table__.c[name] for name in _ADJUSTED]
     rows = session.execute(select(*names).order_by(Adjustment.id)).mappings().all()
@@ -177,13 +177,13 @@ def by_day(hours: Sums) -> Sums:
     return days
 
 
-def for_house(days: Sums) -> Sums:
-    """HOUSE_SUMS by HOUSE_KEY."""
+def by_tenant_day(days: Sums) -> Sums:
+    """TENANT_DAILY_SUMS by TENANT_DAILY_KEY."""
     found: Sums = {}
     for key, values in days.items():
         tenant_id, at, model, currency = key[0], key[1], key[4], key[len(KEY)]
-        sums = found.setdefault((at, tenant_id, model, currency), [0] * len(_HOUSE_AT))
-        for index, place in enumerate(_HOUSE_AT):
+        sums = found.setdefault((at, tenant_id, model, currency), [0] * len(_TENANT_DAILY_INDEXES))
+        for index, place in enumerate(_TENANT_DAILY_INDEXES):
             sums[index] += values[place]
     return found
 
@@ -202,10 +202,17 @@ def _add_all(session: Session, hours: Sums) -> None:
     days = by_day(hours)
     _add(session, HOURLY, hours)
     _add(session, DAILY, days)
-    house = [(*key, *values) for key, values in for_house(days).items()]
-    bulk.add_up(session, HOUSE, (*HOUSE_KEY, *HOUSE_SUMS), house, HOUSE_KEY, HOUSE_SUMS)
+    tenant_days = [(*key, *values) for key, values in by_tenant_day(days).items()]
+    bulk_insert.upsert_sums(
+        session,
+        TENANT_DAILY,
+        (*TENANT_DAILY_KEY, *TENANT_DAILY_SUMS),
+        tenant_days,
+        TENANT_DAILY_KEY,
+        TENANT_DAILY_SUMS,
+    )
 
 
 def _add(session: Session, table: Table, sums: Sums) -> None:
     rows = [(*key, *values) for key, values in sums.items()]
-    bulk.add_up(session, table, _COLUMNS, rows, KEY, SUMS)
+    bulk_insert.upsert_sums(session, table, _COLUMNS, rows, KEY, SUMS)

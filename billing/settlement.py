@@ -67,7 +67,7 @@ def begin_payment(
             next_step=f"Pay in {account.currency}.",
             code="currency_mismatch",
         )
-    made = Payment(
+    record = Payment(
         id=new_id("pay"),
         tenant_id=tenant_id,
         invoice_id=invoice_id,
@@ -79,9 +79,9 @@ def begin_payment(
         status=PENDING,
         created_at=at,
     )
-    session.add(made)
+    session.add(record)
     session.flush()
-    return made
+    return record
 
 
 def succeed(session: Session, payment: Payment, at: datetime) -> None:
@@ -115,7 +115,7 @@ def succeed(session: Session, payment: Payment, at: datetime) -> None:
             note="top-up" if payment.invoice_id is None else "overpayment",
         )
     session.flush()
-    _tell(session, payment, "payment.succeeded", at)
+    _notify(session, payment, "payment.succeeded", at)
 
 
 def fail(session: Session, payment: Payment, reason: str, at: datetime) -> None:
@@ -123,10 +123,10 @@ def fail(session: Session, payment: Payment, reason: str, at: datetime) -> None:
     if payment.status != SUCCEEDED:
         payment.status, payment.failure, payment.settled_at = FAILED, reason, at
         session.flush()
-        _tell(session, payment, "payment.failed", at)
+        _notify(session, payment, "payment.failed", at)
 
 
-def _tell(session: Session, payment: Payment, event: str, at: datetime) -> None:
+def _notify(session: Session, payment: Payment, event: str, at: datetime) -> None:
     """Notify webhooks, once per payment and outcome."""
     amount = format_minor(payment.amount_minor, payment.currency)
     payload = {
@@ -137,8 +137,8 @@ def _tell(session: Session, payment: Payment, event: str, at: datetime) -> None:
         "failure": payment.failure,
     }
     subject = f"Payment of {amount} {payment.currency} {event.partition('.')[2]}"
-    cause = webhooks.Cause(payment.tenant_id, event, subject, payment.id, payload)
-    webhooks.tell(session, [cause], at)
+    cause = webhooks.Notification(payment.tenant_id, event, subject, payment.id, payload)
+    webhooks.notify(session, [cause], at)
 
 
 def refund(
@@ -170,7 +170,7 @@ def refund(
         )
     withdraw(session, payment, amount_minor, f"refund:{reference}", at, reason=reason)
     payment.refunded_minor += amount_minor
-    made = Refund(
+    record = Refund(
         id=new_id("ref"),
         payment_id=payment.id,
         tenant_id=payment.tenant_id,
@@ -183,22 +183,22 @@ def refund(
         reason=reason,
         created_at=at,
     )
-    session.add(made)
+    session.add(record)
     session.flush()
-    return made
+    return record
 
 
-def refund_failed(session: Session, made: Refund, reason: str, at: datetime) -> None:
+def refund_failed(session: Session, record: Refund, reason: str, at: datetime) -> None:
     """Reverse a refund that the bank returned or the provider rejected. Idempotent."""
-    payment = session.get_one(Payment, made.payment_id)
+    payment = session.get_one(Payment, record.payment_id)
     lock_account(session, payment.tenant_id)
     session.refresh(payment)
-    session.refresh(made)
-    if made.status == FAILED:
+    session.refresh(record)
+    if record.status == FAILED:
         return
-    give_back(session, payment, made.amount_minor, f"refund:{made.reference}", at)
-    payment.refunded_minor -= made.amount_minor
-    made.status, made.reason = FAILED, f"{made.reason} ({reason})".strip()
+    reverse_withdrawal(session, payment, record.amount_minor, f"refund:{record.reference}", at)
+    payment.refunded_minor -= record.amount_minor
+    record.status, record.reason = FAILED, f"{record.reason} ({reason})".strip()
     session.flush()
 
 
@@ -228,7 +228,7 @@ def withdraw(
     session.flush()
 
 
-def give_back(
+def reverse_withdrawal(
     session: Session, payment: Payment, amount_minor: int, reference: str, at: datetime
 ) -> None:
     """Reverse the withdrawal posted under the reference. Hold the account's lock."""
@@ -365,16 +365,16 @@ def _take_from_wallet(
         if units
         for entry in transfer(account, AccountKind.CASH, Money(units, money.currency))
     ]
-    made = post(session, Transaction(tenant_id, kind, reference, at, tuple(entries)))
+    record = post(session, Transaction(tenant_id, kind, reference, at, tuple(entries)))
     uses = credits.uses_of(
         draws,
         tenant_id=tenant_id,
         purpose=kind,
         bill_period_id=None,
-        transaction_id=made,
+        transaction_id=record,
         at=at,
     )
-    credits.keep_uses(session, uses)
+    credits.insert_uses(session, uses)
 
 
 def _settle(invoice: Invoice, at: datetime) -> None:

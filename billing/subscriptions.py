@@ -56,10 +56,10 @@ def subscribe(
         )
     if current is not None:
         current.ends_at = at
-    made = Subscription(tenant_id=tenant_id, plan_id=plan.id, seats=seats, starts_at=at)
-    session.add(made)
+    created = Subscription(tenant_id=tenant_id, plan_id=plan.id, seats=seats, starts_at=at)
+    session.add(created)
     session.flush()
-    return made
+    return created
 
 
 def read_subscriptions(session: Session, tenant_ids: Iterable[str]) -> Subscriptions:

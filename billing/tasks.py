@@ -15,15 +15,15 @@ from billing import (
     rating,
     reconcile,
     rollups,
-    service_levels,
+    service_rollups,
     usage,
 )
 from billing.exports import schedules
 from billing.exports.stores import Store, open_store
 from billing.payments import compare
 from billing.payments.base import TryLater
+from billing.payments.provider_snapshot import ProviderSnapshot, fetch
 from billing.payments.tasks import provider_of
-from billing.payments.theirs import Theirs, fetch
 from core import metrics
 from core.queue import TaskContext, task
 from core.tenants.scope import scope_of_operator
@@ -38,7 +38,7 @@ def rate_events(context: TaskContext) -> int:
 
 @task("billing.sum_service", queue="rating", every_s=10.0, time_limit_s=600)
 def sum_service(context: TaskContext) -> int:
-    return service_levels.sum_all(context.database, context.clock)
+    return service_rollups.sum_all(context.database, context.clock)
 
 
 @task("billing.release_parked", queue="rating", every_s=300.0)
@@ -72,7 +72,7 @@ def expire_credit(context: TaskContext) -> int:
 def rebuild_roll_ups(context: TaskContext) -> None:
     with context.database.transaction() as session:
         rollups.rebuild(session)
-        service_levels.rebuild(session, context.clock)
+        service_rollups.rebuild(session, context.clock)
 
 
 @task("billing.run_invoices", queue="invoices", every_s=3600.0, time_limit_s=3600)
@@ -93,7 +93,7 @@ def finalise(context: TaskContext, period_id: str) -> str | None:
 @task("billing.run_exports", queue="exports", every_s=300.0, time_limit_s=3600)
 def run_exports(context: TaskContext) -> int:
     with context.database.transaction() as session:
-        schedules.begin_due(session, context.clock.now())
+        schedules.create_due_jobs(session, context.clock.now())
 
     def _store_of(destination: str) -> Store:
         return open_store(destination, context.settings)
@@ -106,11 +106,11 @@ def run_exports(context: TaskContext) -> int:
 
 @task("billing.audit", queue="invoices", every_s=3600.0, time_limit_s=3600)
 def audit(context: TaskContext) -> bool:
-    theirs = _theirs(context)
-    more = (partial(compare.differences, theirs=theirs),) if theirs else ()
+    snapshot = _snapshot(context)
+    more = (partial(compare.differences, snapshot=snapshot),) if snapshot else ()
     with context.database.transaction() as session:
-        report = reconcile.audit_and_keep(
-            session, context.clock, more=more, steps=theirs.steps() if theirs else None
+        report = reconcile.audit_and_store(
+            session, context.clock, more=more, steps=snapshot.steps() if snapshot else None
         )
     metrics.audit_differences.set(len(report.differences))
     metrics.parked_events.set(report.parked)
@@ -125,7 +125,7 @@ def audit(context: TaskContext) -> bool:
     return report.clean
 
 
-def _theirs(context: TaskContext) -> Theirs | None:
+def _snapshot(context: TaskContext) -> ProviderSnapshot | None:
     """A snapshot of the provider's records, after posting those whose events were lost. None if no
     provider collects, or if it does not answer; the audit then runs without it and logs that.
     """
@@ -133,15 +133,15 @@ def _theirs(context: TaskContext) -> Theirs | None:
     if not provider.collects:
         return None
     try:
-        theirs = fetch(context.database, provider, context.clock.now())
+        snapshot = fetch(context.database, provider, context.clock.now())
     except TryLater as error:
         log.error("the audit runs without %s, which does not answer: %s", provider.name, error)
         return None
-    booked = compare.catch_up(context.database, context.clock, theirs)
-    if booked:
-        log.warning("posted %d records of %s whose events were missing", booked, provider.name)
+    posted = compare.catch_up(context.database, context.clock, snapshot)
+    if posted:
+        log.warning("posted %d records of %s whose events were missing", posted, provider.name)
         dunning.settle(context.database, context.clock)
-    return theirs
+    return snapshot
 
 
 @task("billing.watch_budgets", queue="rating", every_s=60.0)

@@ -80,7 +80,7 @@ def add_rate(
                 param="effective_from",
             )
         before.effective_to = effective_from
-    made = TaxRate(region=region, name=name, rate_ppm=rate_ppm, effective_from=effective_from)
-    session.add(made)
+    created = TaxRate(region=region, name=name, rate_ppm=rate_ppm, effective_from=effective_from)
+    session.add(created)
     session.flush()
-    return made
+    return created

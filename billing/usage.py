@@ -24,7 +24,7 @@ from billing.models import (
     UsageBatch,
     UsageEventRow,
 )
-from core import bulk
+from core import bulk_insert
 from core.clock import Clock, SystemClock
 from core.database import insert_new
 from core.events import UsageEvent
@@ -53,7 +53,7 @@ _PARKED_COLUMNS = ("request_id", "tenant_id", "code", "reason", "payload", "park
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ParkReason:
     code: str  # future | unknown_price | currency | invalid
     reason: str
 
@@ -63,15 +63,15 @@ def record(session: Session, events: Sequence[UsageEvent], clock: Clock | None =
     if not events:
         return 0
     now = (clock or SystemClock()).now()
-    judge = _Judge.of(session, events, now)
+    validator = _Validator.of(session, events, now)
     good: list[tuple[Any, ...]] = []
-    bad: list[tuple[UsageEvent, Refusal]] = []
+    bad: list[tuple[UsageEvent, ParkReason]] = []
     for event in events:
-        refusal = judge.refusal(event)
-        if refusal is None:
+        problem = validator.problem(event)
+        if problem is None:
             good.append(_row(event))
         else:
-            bad.append((event, refusal))
+            bad.append((event, problem))
     new = _store(session, good, now)
     return new + _park(session, bad, now)
 
@@ -87,11 +87,11 @@ def record_raw(session: Session, payloads: Iterable[Any], clock: Clock | None = 
     new = record(session, events, clock)
     now = (clock or SystemClock()).now()
     return new + _insert_parked(
-        session, [(*_named(one), "invalid", why, one, now) for one, why in broken]
+        session, [(*_ids_of(one), "invalid", why, one, now) for one, why in broken]
     )
 
 
-def _named(payload: Any) -> tuple[str, str]:
+def _ids_of(payload: Any) -> tuple[str, str]:
     """Request and tenant id of a payload; a missing request id is derived from its digest."""
     given = payload if isinstance(payload, dict) else {}
     request_id, tenant_id = given.get("request_id"), given.get("tenant_id")
@@ -101,7 +101,7 @@ def _named(payload: Any) -> tuple[str, str]:
     return request_id, str(tenant_id or "")[:40]
 
 
-def keep_receipts(
+def store_receipts(
     session: Session, receipts: Sequence[tuple[str, str, int, int, int, datetime]]
 ) -> int:
     """Store receipts for the audit: (request id, engine id, prompt, cached and generated tokens,
@@ -115,7 +115,7 @@ def keep_receipts(
         "generated_tokens",
         "received_at",
     )
-    return bulk.insert_new(session, RECEIPTS, columns, receipts, "request_id")
+    return bulk_insert.insert_new(session, RECEIPTS, columns, receipts, "request_id")
 
 
 def parked(session: Session) -> list[ParkedEvent]:
@@ -132,8 +132,8 @@ def release(session: Session, clock: Clock) -> int:
             event = _from_json(row.payload)
         except ValueError:
             continue
-        judge = _Judge.of(session, [event], clock.now())
-        if judge.refusal(event) is None:
+        validator = _Validator.of(session, [event], clock.now())
+        if validator.problem(event) is None:
             released.append(event)
     if not released:
         return 0
@@ -155,37 +155,39 @@ def dismiss(session: Session, request_id: str, actor: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judge:
+class _Validator:
     latest: datetime
     dropped_below: str
     price_currency: dict[str, str]
     account_currency: dict[str, str]
 
     @staticmethod
-    def of(session: Session, events: Sequence[UsageEvent], now: datetime) -> "_Judge":
+    def of(session: Session, events: Sequence[UsageEvent], now: datetime) -> "_Validator":
         tenants = {event.tenant_id for event in events}
         versions = {event.price_version for event in events}
         known = _known(session, tenants, versions)
         if tenants - known["account"].keys():
             ensure_accounts(session, tenants, now)
             known = _known(session, tenants, versions)
-        return _Judge(now + SKEW, known["floor"][""] or "", known["price"], known["account"])
+        return _Validator(now + SKEW, known["floor"][""] or "", known["price"], known["account"])
 
-    def refusal(self, event: UsageEvent) -> Refusal | None:
+    def problem(self, event: UsageEvent) -> ParkReason | None:
         if event.occurred_at > self.latest:
-            return Refusal(
+            return ParkReason(
                 "future", f"occurred_at {event.occurred_at:%Y-%m-%d %H:%M:%S} UTC is in the future"
             )
         currency = self.price_currency.get(event.price_version)
         if currency is None:
-            return Refusal("unknown_price", f"there is no price version {event.price_version!r}")
+            return ParkReason("unknown_price", f"there is no price version {event.price_version!r}")
         billed_in = self.account_currency[event.tenant_id]
         if currency != billed_in:
-            return Refusal("currency", f"its price is in {currency}, the account in {billed_in}")
+            return ParkReason("currency", f"its price is in {currency}, the account in {billed_in}")
         if event.quantity < 0:
-            return Refusal("invalid", f"quantity is {event.quantity}")
+            return ParkReason("invalid", f"quantity is {event.quantity}")
         if event.request_id < self.dropped_below and event.request_id.startswith(REQUEST):
-            return Refusal("too_old", "events of its month were dropped, so it may be a duplicate")
+            return ParkReason(
+                "too_old", "events of its month were dropped, so it may be a duplicate"
+            )
         return None
 
 
@@ -204,7 +206,7 @@ def _store(session: Session, rows: list[tuple[Any, ...]], now: datetime) -> int:
     batch = UsageBatch(recorded_at=now, events=len(rows))
     session.add(batch)
     session.flush()
-    new = bulk.insert_new(
+    new = bulk_insert.insert_new(
         session, EVENTS, _COLUMNS, [(*row, batch.id) for row in rows], "request_id"
     )
     if new == 0:
@@ -216,10 +218,10 @@ def _store(session: Session, rows: list[tuple[Any, ...]], now: datetime) -> int:
     return new
 
 
-def _park(session: Session, refused: list[tuple[UsageEvent, Refusal]], now: datetime) -> int:
+def _park(session: Session, refused: list[tuple[UsageEvent, ParkReason]], now: datetime) -> int:
     rows = [
-        (event.request_id, event.tenant_id, refusal.code, refusal.reason, _to_json(event), now)
-        for event, refusal in refused
+        (event.request_id, event.tenant_id, problem.code, problem.reason, _to_json(event), now)
+        for event, problem in refused
     ]
     return _insert_parked(session, rows)
 

@@ -32,11 +32,11 @@ EVENTS = {
     "export.parked": "A scheduled export failed repeatedly and needs attention.",
 }
 TEST = "webhook.test"
-MOST_ENDPOINTS = 20
+MAX_ENDPOINTS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class Notification:
     tenant_id: str
     event: str  # of EVENTS
     subject: str
@@ -56,12 +56,12 @@ def add(
                 next_step=f"Use one of {', '.join(EVENTS)}.",
                 param="events",
             )
-    if len(of_tenant(session, scope)) >= MOST_ENDPOINTS:
+    if len(of_tenant(session, scope)) >= MAX_ENDPOINTS:
         raise Conflict(
-            f"The tenant has {MOST_ENDPOINTS} endpoints, the maximum.",
+            f"The tenant has {MAX_ENDPOINTS} endpoints, the maximum.",
             next_step="Remove one of them first.",
         )
-    made = WebhookEndpoint(
+    created = WebhookEndpoint(
         id=new_id("hook"),
         tenant_id=scope.tenant_id,
         url=url,
@@ -69,10 +69,10 @@ def add(
         events=list(events),
         created_at=clock.now(),
     )
-    session.add(made)
+    session.add(created)
     session.flush()
-    audit.record(session, scope, clock, "webhook.add", made.id, None, _shown(made))
-    return made
+    audit.record(session, scope, clock, "webhook.add", created.id, None, _shown(created))
+    return created
 
 
 def remove(session: Session, scope: TenantScope, clock: Clock, endpoint_id: str) -> None:
@@ -122,28 +122,28 @@ def test(session: Session, scope: TenantScope, clock: Clock, endpoint_id: str) -
     audit.record(session, scope, clock, "webhook.test", found.id, None, None)
 
 
-def tell(session: Session, causes: Iterable[Cause], now: datetime) -> int:
+def notify(session: Session, notifications: Iterable[Notification], now: datetime) -> int:
     """Queue a message for each subscribed endpoint; returns the number of new ones."""
-    wanted = list(causes)
+    wanted = list(notifications)
     tenants = {cause.tenant_id for cause in wanted}
     if not tenants:
         return 0
-    listening: dict[str, list[WebhookEndpoint]] = defaultdict(list)
+    endpoints_of: dict[str, list[WebhookEndpoint]] = defaultdict(list)
     for each in session.scalars(
         select(WebhookEndpoint).where(
             WebhookEndpoint.tenant_id.in_(tenants), WebhookEndpoint.ended_at.is_(None)
         )
     ):
-        listening[each.tenant_id].append(each)
-    told = 0
+        endpoints_of[each.tenant_id].append(each)
+    queued = 0
     for cause in wanted:
         ends = [
             (each.id, each.url)
-            for each in listening[cause.tenant_id]
+            for each in endpoints_of[cause.tenant_id]
             if not each.events or cause.event in each.events
         ]
         if ends:
-            told += outbox.put(
+            queued += outbox.put(
                 session,
                 tenant_id=cause.tenant_id,
                 subject=cause.subject,
@@ -152,7 +152,7 @@ def tell(session: Session, causes: Iterable[Cause], now: datetime) -> int:
                 endpoints=ends,
                 now=now,
             )
-    return told
+    return queued
 
 
 def send_again(session: Session, scope: TenantScope, clock: Clock, message_id: int) -> None:

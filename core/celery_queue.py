@@ -17,7 +17,7 @@ from kombu.entity import Queue
 
 from core import metrics
 from core.errors import SettingError
-from core.queue import TASKS, OnDead, Task, TaskContext
+from core.queue import TASKS, DeadLetterHandler, Task, TaskContext
 
 log = logging.getLogger("tollhouse.queue")
 QUEUES = ("rating", "invoices", "payments", "exports", "default")
@@ -29,7 +29,7 @@ class WorkerServices:
     """Services that each worker process creates after the fork."""
 
     context: TaskContext
-    on_dead: OnDead
+    on_dead_letter: DeadLetterHandler
 
 
 class CeleryQueue:
@@ -40,11 +40,11 @@ class CeleryQueue:
         self._tasks = TASKS if tasks is None else tasks
 
     def enqueue(self, name: str, **arguments: Any) -> None:
-        chosen = self._tasks[name]
+        task = self._tasks[name]
         self._app.send_task(
             name,
             kwargs=arguments,
-            queue=_queue_name(self._app, chosen.queue),
+            queue=_queue_name(self._app, task.queue),
             headers={_SENT_AT: time.time_ns()},
             retry=True,
             retry_policy={"max_retries": 3, "interval_start": 0.2, "interval_max": 1.0},
@@ -121,12 +121,12 @@ def serve(
     """Register the task functions. Each worker process creates its services once, on its first
     task, because connections do not survive a fork.
     """
-    made: list[WorkerServices] = []
+    created: list[WorkerServices] = []
 
     def _services() -> WorkerServices:
-        if not made:
-            made.append(services())
-        return made[0]
+        if not created:
+            created.append(services())
+        return created[0]
 
     for each in (TASKS if tasks is None else tasks).values():
         _register(app, each, _services)
@@ -137,9 +137,9 @@ def worker_arguments(
 ) -> list[str]:
     """Arguments for `app.worker_main`. With `beat_file` the worker runs the beat schedule too."""
     names = ",".join(f"{prefix}.{name}" for name in queues)
-    found = ["worker", "--loglevel", "WARNING", "--queues", names, "--pool", "prefork"]
-    found += ["--concurrency", str(concurrency), "--without-gossip", "--without-mingle"]
-    return [*found, "--beat", "--schedule", beat_file] if beat_file else found
+    arguments = ["worker", "--loglevel", "WARNING", "--queues", names, "--pool", "prefork"]
+    arguments += ["--concurrency", str(concurrency), "--without-gossip", "--without-mingle"]
+    return [*arguments, "--beat", "--schedule", beat_file] if beat_file else arguments
 
 
 def _register(app: Celery, each: Task, services: Callable[[], WorkerServices]) -> None:
@@ -149,14 +149,14 @@ def _register(app: Celery, each: Task, services: Callable[[], WorkerServices]) -
             metrics.queue_age_seconds.labels(each.queue).observe(
                 max(0.0, (time.time_ns() - sent_at) / 1e9)
             )
-        given = services()
-        began = time.monotonic()
+        worker_services = services()
+        started = time.monotonic()
         try:
-            each.run(given.context, **arguments)
+            each.run(worker_services.context, **arguments)
         except Exception as error:
-            _failed(self, each, arguments, error, given.on_dead)
+            _failed(self, each, arguments, error, worker_services.on_dead_letter)
         finally:
-            metrics.task_seconds.labels(each.name).observe(time.monotonic() - began)
+            metrics.task_seconds.labels(each.name).observe(time.monotonic() - started)
 
     app.task(
         _run,
@@ -169,12 +169,16 @@ def _register(app: Celery, each: Task, services: Callable[[], WorkerServices]) -
 
 
 def _failed(
-    task: CeleryTask, each: Task, arguments: dict[str, Any], error: Exception, on_dead: OnDead
+    task: CeleryTask,
+    each: Task,
+    arguments: dict[str, Any],
+    error: Exception,
+    on_dead_letter: DeadLetterHandler,
 ) -> None:
     attempt = task.request.retries + 1
     if attempt > each.max_retries:
         log.error("%s failed for good after %d attempts: %s", each.name, attempt, error)
-        on_dead(each, arguments, error, attempt)
+        on_dead_letter(each, arguments, error, attempt)
         return
     delay = each.retry_delay_s(attempt)
     log.warning("%s failed (attempt %d), again in %.1f s: %s", each.name, attempt, delay, error)

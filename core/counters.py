@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec import Struct, field
 
 EXACT = 2**53 - 1  # the largest integer up to which doubles are exact
-_MOST = EXACT // 2
+_MAX = EXACT // 2
 DAY_MS = 86_400_000  # the longest period: its square is below 2^53
 PICO_PER_NANO = 1000
 
@@ -31,9 +31,9 @@ class Take(Struct, frozen=True):
     shadow: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.period_ms <= DAY_MS or not 0 < self.capacity <= _MOST:
+        if not 0 < self.period_ms <= DAY_MS or not 0 < self.capacity <= _MAX:
             raise ValueError(f"bucket {self.key}: capacity or period out of range")
-        if not 0 <= self.keep <= self.amount <= _MOST:
+        if not 0 <= self.keep <= self.amount <= _MAX:
             raise ValueError(f"bucket {self.key}: 0 <= keep <= amount does not hold")
 
 
@@ -62,7 +62,7 @@ class Hold(Struct, frozen=True):
     caps: tuple[Cap, ...]
 
 
-class Wish(Struct, frozen=True):
+class BucketRequest(Struct, frozen=True):
     """The amounts of one reservation. All keys of a group are in one Redis Cluster slot.
 
     With a lease of 0 ms the amounts are consumed at once: buckets only, nothing to settle.
@@ -89,7 +89,7 @@ class BucketState(Struct, frozen=True):
     wait_ms: int | None  # until the take fits; 0: it fits now, None: it never does
 
 
-class Grant(Struct, frozen=True):
+class BucketGrant(Struct, frozen=True):
     buckets: tuple[BucketState, ...]
     slots_used: tuple[int, ...]
     held: int  # nano-units
@@ -120,7 +120,7 @@ class Counters(Protocol):
         """Await before the first call."""
         ...
 
-    async def reserve(self, wish: Wish) -> Grant | Denial:
+    async def reserve(self, bucket_request: BucketRequest) -> BucketGrant | Denial:
         """All or nothing. A repeated id returns the same grant and takes nothing more."""
         ...
 

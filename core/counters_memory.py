@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.clock import Clock
-from core.counters import DAY_MS, BucketState, Denial, Grant, Take, Wish
+from core.counters import DAY_MS, BucketGrant, BucketRequest, BucketState, Denial, Take
 
 _IDLE_MS = 2 * DAY_MS
 
@@ -21,18 +21,18 @@ class _Bucket:
 
 
 @dataclass(slots=True)
-class _Money:
+class _MoneyAccount:
     spent: int
     held: int
 
 
 @dataclass(slots=True)
 class _Record:
-    wish: Wish
+    bucket_request: BucketRequest
     amounts: list[int]
     held: int
     expires: int
-    grant: Grant
+    grant: BucketGrant
     live: bool = True  # False once the lease expired; money stays held until it settles
 
 
@@ -42,7 +42,7 @@ class MemoryCounters:
         self._lock = threading.Lock()
         self._buckets: dict[str, dict[str, _Bucket]] = {}  # by group and key
         self._slots: dict[tuple[str, str], set[str]] = {}
-        self._money: dict[tuple[str, str], _Money] = {}
+        self._accounts: dict[tuple[str, str], _MoneyAccount] = {}
         self._records: dict[tuple[str, str], _Record] = {}
         self._leases: list[tuple[int, str, str]] = []
         self._writes = 0
@@ -50,18 +50,18 @@ class MemoryCounters:
     async def start(self) -> None:
         return
 
-    async def reserve(self, wish: Wish) -> Grant | Denial:
-        return self.reserve_now(wish)
+    async def reserve(self, bucket_request: BucketRequest) -> BucketGrant | Denial:
+        return self.reserve_now(bucket_request)
 
-    def reserve_now(self, wish: Wish) -> Grant | Denial:
+    def reserve_now(self, bucket_request: BucketRequest) -> BucketGrant | Denial:
         """`reserve` for callers without an event loop."""
         with self._lock:
             now = self._now()
             self._expire(now)
-            known = self._records.get((wish.group, wish.id))
+            known = self._records.get((bucket_request.group, bucket_request.id))
             if known is not None:
                 return known.grant
-            return self._try(wish, now)
+            return self._reserve(bucket_request, now)
 
     async def extend(
         self, group: str, id: str, amounts: Sequence[int], need: int, want: int
@@ -73,7 +73,7 @@ class MemoryCounters:
             if record is None:
                 return 0
             raised = [max(*pair) for pair in zip(record.amounts, amounts, strict=False)]
-            self._amend(group, record, raised, now)
+            self._set_amounts(group, record, raised, now)
             return self._hold_more(record, need, want)
 
     async def settle(self, group: str, id: str, amounts: Sequence[int], spent: int) -> bool:
@@ -83,12 +83,12 @@ class MemoryCounters:
             record = self._records.pop((group, id), None)
             if record is None:
                 return False
-            self._amend(group, record, amounts, now)
-            self._leave(record)
-            for cap in record.wish.hold.caps if record.wish.hold else ():
-                money = self._money[(group, cap.key)]
-                money.held -= record.held
-                money.spent += spent
+            self._set_amounts(group, record, amounts, now)
+            self._release_slots(record)
+            for cap in record.bucket_request.hold.caps if record.bucket_request.hold else ():
+                account = self._accounts[(group, cap.key)]
+                account.held -= record.held
+                account.spent += spent
             return True
 
     async def renew(self, group: str, ids: Sequence[str], lease_ms: int) -> None:
@@ -104,11 +104,13 @@ class MemoryCounters:
     async def close(self) -> None:
         return None
 
-    def _try(self, wish: Wish, now: int) -> Grant | Denial:
-        group, takes = wish.group, wish.takes
+    def _reserve(self, bucket_request: BucketRequest, now: int) -> BucketGrant | Denial:
+        group, takes = bucket_request.group, bucket_request.takes
         self._sweep(now)
         buckets = self._refilled(group, takes, now)
-        places = [self._slots.setdefault((group, slot.key), set()) for slot in wish.slots]
+        holders = [
+            self._slots.setdefault((group, slot.key), set()) for slot in bucket_request.slots
+        ]
         full = [
             (take.key, take.shadow)
             for take, bucket in zip(takes, buckets, strict=True)
@@ -116,18 +118,21 @@ class MemoryCounters:
         ]
         full += [
             (slot.key, slot.shadow)
-            for slot, held in zip(wish.slots, places, strict=True)
+            for slot, held in zip(bucket_request.slots, holders, strict=True)
             if len(held) >= slot.limit
         ]
         shadow = tuple([key for key, is_shadow in full if is_shadow])
         refused = tuple([key for key, is_shadow in full if not is_shadow])
-        free = self._affordable(wish)
-        broke = wish.hold is not None and min(free.values(), default=0) < wish.hold.need
-        if refused or (broke and free):
-            need = wish.hold.need if wish.hold else 0
+        free = self._affordable(bucket_request)
+        unaffordable = (
+            bucket_request.hold is not None
+            and min(free.values(), default=0) < bucket_request.hold.need
+        )
+        if refused or (unaffordable and free):
+            need = bucket_request.hold.need if bucket_request.hold else 0
             return Denial(
                 _states(takes, buckets, taken=False),
-                tuple([len(held) for held in places]),
+                tuple([len(held) for held in holders]),
                 refused,
                 tuple([key for key, left in free.items() if left < need]),
                 shadow,
@@ -135,49 +140,57 @@ class MemoryCounters:
             )
         for take, bucket in zip(takes, buckets, strict=True):
             bucket.debt += take.amount * take.period_ms
-        for held in places:
-            held.add(wish.id)
-        granted = min(wish.hold.want, *free.values()) if wish.hold and free else 0
+        for held in holders:
+            held.add(bucket_request.id)
+        granted = (
+            min(bucket_request.hold.want, *free.values()) if bucket_request.hold and free else 0
+        )
         for key in free:
-            self._money[(group, key)].held += granted
+            self._accounts[(group, key)].held += granted
         states = _states(takes, buckets, taken=True)
-        grant = Grant(states, tuple([len(held) for held in places]), granted, shadow)
-        if wish.lease_ms == 0:
+        grant = BucketGrant(states, tuple([len(held) for held in holders]), granted, shadow)
+        if bucket_request.lease_ms == 0:
             return grant
-        expires = now + wish.lease_ms
+        expires = now + bucket_request.lease_ms
         amounts = [take.amount for take in takes]
-        self._records[(group, wish.id)] = _Record(wish, amounts, granted, expires, grant)
-        heapq.heappush(self._leases, (expires, group, wish.id))
+        self._records[(group, bucket_request.id)] = _Record(
+            bucket_request, amounts, granted, expires, grant
+        )
+        heapq.heappush(self._leases, (expires, group, bucket_request.id))
         return grant
 
-    def _affordable(self, wish: Wish) -> dict[str, int]:
+    def _affordable(self, bucket_request: BucketRequest) -> dict[str, int]:
         """Nano-units left in each cap, after `spent` is applied."""
-        if wish.hold is None:
+        if bucket_request.hold is None:
             return {}
         left = {}
-        for cap in wish.hold.caps:
-            money = self._money.setdefault((wish.group, cap.key), _Money(cap.spent, 0))
-            money.spent = max(money.spent, cap.spent)
-            left[cap.key] = cap.cap - money.spent - money.held
+        for cap in bucket_request.hold.caps:
+            account = self._accounts.setdefault(
+                (bucket_request.group, cap.key), _MoneyAccount(cap.spent, 0)
+            )
+            account.spent = max(account.spent, cap.spent)
+            left[cap.key] = cap.cap - account.spent - account.held
         return left
 
     def _hold_more(self, record: _Record, need: int, want: int) -> int:
-        hold = record.wish.hold
+        hold = record.bucket_request.hold
         if hold is None or not hold.caps or want <= 0:
             return 0
-        moneys = [(cap.cap, self._money[(record.wish.group, cap.key)]) for cap in hold.caps]
-        granted = min(want, *(cap - money.spent - money.held for cap, money in moneys))
+        accounts = [
+            (cap.cap, self._accounts[(record.bucket_request.group, cap.key)]) for cap in hold.caps
+        ]
+        granted = min(want, *(cap - account.spent - account.held for cap, account in accounts))
         if granted < max(need, 1):
             return 0
-        for _, money in moneys:
-            money.held += granted
+        for _, account in accounts:
+            account.held += granted
         record.held += granted
         return granted
 
     def _refilled(self, group: str, takes: Sequence[Take], now: int) -> list[_Bucket]:
         """The takes' buckets, refilled up to `now`."""
         known = self._buckets.setdefault(group, {})
-        found = []
+        refilled = []
         for take in takes:
             bucket = known.get(take.key)
             if bucket is None:
@@ -185,14 +198,16 @@ class MemoryCounters:
             elif (elapsed := now - bucket.at) > 0:
                 left = bucket.debt - elapsed * take.capacity
                 bucket.debt, bucket.at = left if left > 0 else 0, now
-            found.append(bucket)
-        return found
+            refilled.append(bucket)
+        return refilled
 
-    def _amend(self, group: str, record: _Record, amounts: Sequence[int], now: int) -> None:
+    def _set_amounts(self, group: str, record: _Record, amounts: Sequence[int], now: int) -> None:
         """Set the takes to `amounts`; takes beyond its length are unchanged."""
         changed = [
             (take, amount - held)
-            for take, amount, held in zip(record.wish.takes, amounts, record.amounts, strict=False)
+            for take, amount, held in zip(
+                record.bucket_request.takes, amounts, record.amounts, strict=False
+            )
             if amount != held
         ]
         record.amounts[: len(amounts)] = amounts
@@ -209,16 +224,16 @@ class MemoryCounters:
             if record is None or not record.live or record.expires > now:
                 continue
             record.live = False
-            self._leave(record)
-            takes = record.wish.takes
+            self._release_slots(record)
+            takes = record.bucket_request.takes
             kept = [min(take.keep, held) for take, held in zip(takes, record.amounts, strict=True)]
-            self._amend(group, record, kept, now)
+            self._set_amounts(group, record, kept, now)
             if record.held == 0:
                 del self._records[(group, id)]
 
-    def _leave(self, record: _Record) -> None:
-        for slot in record.wish.slots:
-            self._slots[(record.wish.group, slot.key)].discard(record.wish.id)
+    def _release_slots(self, record: _Record) -> None:
+        for slot in record.bucket_request.slots:
+            self._slots[(record.bucket_request.group, slot.key)].discard(record.bucket_request.id)
 
     def _sweep(self, now: int) -> None:
         """Every 5,000 calls, drop buckets unused for longer than the longest period."""

@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 from redis.exceptions import NoScriptError, RedisError
 
+from core.adaptive_timeout import AdaptiveTimeout
 from core.clock import Clock
-from core.counters import Denial, Grant, Wish, state_of
+from core.counters import BucketGrant, BucketRequest, Denial, state_of
 from core.errors import DependencyDown
-from core.patience import Patience
-from core.redis_client import check_kind, connect
-from core.redis_line import line_to
+from core.redis_client import check_mode, connect
+from core.redis_pipeline import pipeline_for
 
 log = logging.getLogger("tollhouse.counters")
 
@@ -50,12 +50,12 @@ class RedisCounters:
         self._prefix = prefix
         self._clock = clock
         self._timeout_s = timeout_s
-        self._patience = Patience(timeout_s)
+        self._timeout = AdaptiveTimeout(timeout_s)
         self._client = connect(url, timeout_s=max(1.0, timeout_s), connections=8)
-        self._line = line_to(self._client)
+        self._pipeline = pipeline_for(self._client)
         self._source = _SCRIPT.read_text()
         self._sha = ""
-        self._waiting: list[_Call] = []
+        self._pending: list[_Call] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._sender: asyncio.Task[None] | None = None
         self._down = False
@@ -71,109 +71,114 @@ class RedisCounters:
         only logged, and the calls fail later."""
         try:
             async with asyncio.timeout(_START_S):
-                await check_kind(self._client)
-                await self._learn_script()
-                await self._line.ping()
+                await check_mode(self._client)
+                await self._load_script()
+                await self._pipeline.ping()
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("Redis does not answer yet: %s", error)
 
-    async def reserve(self, wish: Wish) -> Grant | Denial:
-        hold = wish.hold
+    async def reserve(self, bucket_request: BucketRequest) -> BucketGrant | Denial:
+        hold = bucket_request.hold
         arguments = (
-            wish.id,
-            wish.lease_ms,
-            [(t.key, t.capacity, t.period_ms, t.amount, t.keep, t.shadow) for t in wish.takes],
-            [(s.key, s.limit, s.shadow) for s in wish.slots],
+            bucket_request.id,
+            bucket_request.lease_ms,
+            [
+                (t.key, t.capacity, t.period_ms, t.amount, t.keep, t.shadow)
+                for t in bucket_request.takes
+            ],
+            [(s.key, s.limit, s.shadow) for s in bucket_request.slots],
             hold.need if hold else 0,
             hold.want if hold else 0,
             [(c.key, c.cap, c.spent) for c in hold.caps] if hold else [],
         )
-        return _answer(wish, await self._ask("reserve", wish.group, arguments))
+        return _decode_reply(
+            bucket_request, await self._call("reserve", bucket_request.group, arguments)
+        )
 
     async def extend(
         self, group: str, id: str, amounts: Sequence[int], need: int, want: int
     ) -> int:
-        return int(await self._ask("extend", group, (id, list(amounts), need, want)))
+        return int(await self._call("extend", group, (id, list(amounts), need, want)))
 
     async def settle(self, group: str, id: str, amounts: Sequence[int], spent: int) -> bool:
-        return bool(await self._ask("settle", group, (id, list(amounts), spent)))
+        return bool(await self._call("settle", group, (id, list(amounts), spent)))
 
     async def renew(self, group: str, ids: Sequence[str], lease_ms: int) -> None:
-        await self._ask("renew", group, (list(ids), lease_ms))
+        await self._call("renew", group, (list(ids), lease_ms))
 
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._line.close()
+        await self._pipeline.close()
         await self._client.aclose()
 
-    async def _ask(self, operation: str, group: str, arguments: tuple[Any, ...]) -> Any:
+    async def _call(self, operation: str, group: str, arguments: tuple[Any, ...]) -> Any:
         if self._down:
-            raise _no_answer("does not answer")
+            raise _redis_down("does not answer")
         now = -1 if self._clock is None else round(self._clock.monotonic() * 1000)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         call = (f"{{{self._prefix}:{group}}}", operation, now, _encode(arguments))
-        self._waiting.append((call, answer))
+        self._pending.append((call, reply))
         if self._sender is None or self._sender.done():
             self._sender = self._start(self._send())
         try:
-            return await answer
+            return await reply
         except DependencyDown:
-            self._note(operation, group, arguments)
+            self._remember_uncertain(operation, group, arguments)
             raise
 
     async def _send(self) -> None:
         """Send the waiting calls in pipelined batches until none is left."""
-        while self._waiting:
-            batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+        while self._pending:
+            batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
             try:
-                await self._patience.wait(self._send_batch(batch))
+                await self._timeout.wait(self._send_batch(batch))
             except (RedisError, OSError, TimeoutError) as error:
                 self._trip(str(error) or type(error).__name__)
-                lost, self._waiting = batch + self._waiting, []
-                for _, answer in lost:
-                    if not answer.done():
-                        answer.set_exception(_no_answer("does not answer"))
+                lost, self._pending = batch + self._pending, []
+                for _, reply in lost:
+                    if not reply.done():
+                        reply.set_exception(_redis_down("does not answer"))
 
     async def _send_batch(self, batch: list[_Call]) -> None:
         if not self._sha:
-            await self._learn_script()
+            await self._load_script()
         results = await self._run(batch)
-        forgotten = [
+        unloaded = [
             index for index, result in enumerate(results) if isinstance(result, NoScriptError)
         ]
-        if forgotten:  # the server has restarted or its scripts were flushed
-            await self._learn_script()
-            again = await self._run([batch[index] for index in forgotten])
-            for index, result in zip(forgotten, again, strict=True):
+        if unloaded:  # the server has restarted or its scripts were flushed
+            await self._load_script()
+            again = await self._run([batch[index] for index in unloaded])
+            for index, result in zip(unloaded, again, strict=True):
                 results[index] = result
-        for (_, answer), result in zip(batch, results, strict=True):
-            if answer.done():
+        for (_, reply), result in zip(batch, results, strict=True):
+            if reply.done():
                 continue
             if isinstance(result, Exception):
                 log.error("counter script failed: %s", result)
-                answer.set_exception(_no_answer("failed"))
+                reply.set_exception(_redis_down("failed"))
             else:
-                answer.set_result(result)
+                reply.set_result(result)
 
     async def _run(self, batch: list[_Call]) -> list[Any]:
-        return await self._line.ask(
+        return await self._pipeline.execute(
             [
                 ("EVALSHA", self._sha, 1, base, operation, str(now), arguments)
                 for (base, operation, now, arguments), _ in batch
             ]
         )
 
-    async def _learn_script(self) -> None:
+    async def _load_script(self) -> None:
         self._sha = str(await self._client.script_load(self._source))
 
-    def _note(self, operation: str, group: str, arguments: tuple[Any, ...]) -> None:
+    def _remember_uncertain(self, operation: str, group: str, arguments: tuple[Any, ...]) -> None:
         """A failed `reserve` may have taken effect on the server: release it later."""
         if operation == "reserve" and arguments[1] > 0:
             self._uncertain.append((group, arguments[0], len(arguments[2])))
 
-    async def _return_uncertain(self) -> None:
+    async def _release_uncertain(self) -> None:
         while self._uncertain and not self._down:
             group, id, takes = self._uncertain.popleft()
             try:
@@ -190,18 +195,18 @@ class RedisCounters:
         self._start(self._probe())
 
     async def _probe(self) -> None:
-        pause = PROBE_FIRST_S
+        delay = PROBE_FIRST_S
         while self._down:
-            await asyncio.sleep(pause)
-            pause = PROBE_EVERY_S
+            await asyncio.sleep(delay)
+            delay = PROBE_EVERY_S
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    await self._line.ping()
+                    await self._pipeline.ping()
             except (RedisError, OSError, TimeoutError):
                 continue
             self._down = False
             log.warning("Redis answers again")
-            await self._return_uncertain()
+            await self._release_uncertain()
 
     def _start(self, work: Any) -> "asyncio.Task[None]":
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
@@ -210,25 +215,25 @@ class RedisCounters:
         return task
 
 
-def _answer(wish: Wish, raw: bytes) -> Grant | Denial:
+def _decode_reply(bucket_request: BucketRequest, raw: bytes) -> BucketGrant | Denial:
     granted, states, counts, full, left, held = _decode(raw)
     buckets = tuple(
         state_of(take, used, carry, taken=bool(granted))
-        for take, used, carry in zip(wish.takes, states[::2], states[1::2], strict=True)
+        for take, used, carry in zip(bucket_request.takes, states[::2], states[1::2], strict=True)
     )
-    shadows = {take.key for take in wish.takes if take.shadow}
-    shadows |= {slot.key for slot in wish.slots if slot.shadow}
+    shadows = {take.key for take in bucket_request.takes if take.shadow}
+    shadows |= {slot.key for slot in bucket_request.slots if slot.shadow}
     shadow = tuple(key for key in full if key in shadows)
     if granted:
-        return Grant(buckets, tuple(counts), held, shadow)
-    caps = wish.hold.caps if wish.hold else ()
-    need = wish.hold.need if wish.hold else 0
-    poor = tuple(cap.key for cap, each in zip(caps, left, strict=True) if each < need)
+        return BucketGrant(buckets, tuple(counts), held, shadow)
+    caps = bucket_request.hold.caps if bucket_request.hold else ()
+    need = bucket_request.hold.need if bucket_request.hold else 0
+    short_caps = tuple(cap.key for cap, each in zip(caps, left, strict=True) if each < need)
     refused = tuple(key for key in full if key not in shadows)
-    return Denial(buckets, tuple(counts), refused, poor, shadow, max(0, min(left, default=0)))
+    return Denial(buckets, tuple(counts), refused, short_caps, shadow, max(0, min(left, default=0)))
 
 
-def _no_answer(what: str) -> DependencyDown:
+def _redis_down(what: str) -> DependencyDown:
     return DependencyDown(
         f"Redis {what}, so limits cannot be checked.",
         next_step="Retry shortly. Operators: check TOLLHOUSE_REDIS_URL and the Redis server.",

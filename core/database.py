@@ -160,7 +160,7 @@ def _dialect_of(url: str) -> str:
         name = ""
     if name not in ("sqlite", "postgresql"):
         raise SettingError(
-            f"TOLLHOUSE_DATABASE_URL is not a SQLite or PostgreSQL address: {_masked(url)!r}.",
+            f"TOLLHOUSE_DATABASE_URL is not a SQLite or PostgreSQL address: {_redacted(url)!r}.",
             next_step="Write sqlite:///path or postgresql+psycopg://user:password@host/name.",
         )
     return name
@@ -199,7 +199,7 @@ def _begin_sqlite(connection: Any) -> None:
     connection.exec_driver_sql("begin immediate" if write else "begin")
 
 
-def _masked(url: str) -> str:
+def _redacted(url: str) -> str:
     try:
         return make_url(url).render_as_string(hide_password=True)
     except SQLAlchemyError:

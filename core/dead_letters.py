@@ -9,14 +9,14 @@ from sqlalchemy.orm import Session
 from core import metrics
 from core.clock import Clock
 from core.database import Database
-from core.queue import OnDead, Task, TaskQueue
-from core.queue_models import DeadLetter
+from core.dead_letter_models import DeadLetter
+from core.queue import DeadLetterHandler, Task, TaskQueue
 
 
-def keeper(database: Database, clock: Clock) -> OnDead:
+def keeper(database: Database, clock: Clock) -> DeadLetterHandler:
     """A queue's `on_dead` callback, which stores the task in its own transaction."""
 
-    def _keep(task: Task, arguments: dict[str, Any], error: Exception, attempts: int) -> None:
+    def _store(task: Task, arguments: dict[str, Any], error: Exception, attempts: int) -> None:
         metrics.dead_letters.labels(task.name).inc()
         with database.transaction() as session:
             session.add(
@@ -30,13 +30,13 @@ def keeper(database: Database, clock: Clock) -> OnDead:
                 )
             )
 
-    return _keep
+    return _store
 
 
-def waiting(session: Session) -> list[DeadLetter]:
+def unreplayed(session: Session) -> list[DeadLetter]:
     """Dead letters not yet replayed, oldest first."""
-    unplayed = select(DeadLetter).where(DeadLetter.replayed_at.is_(None))
-    return list(session.scalars(unplayed.order_by(DeadLetter.died_at, DeadLetter.id)))
+    query = select(DeadLetter).where(DeadLetter.replayed_at.is_(None))
+    return list(session.scalars(query.order_by(DeadLetter.died_at, DeadLetter.id)))
 
 
 def replay(
@@ -46,7 +46,7 @@ def replay(
     before they are marked, because tasks are idempotent and may run twice.
     """
     with database.transaction() as session:
-        letters = waiting(session)
+        letters = unreplayed(session)
         if ids is not None:
             chosen = set(ids)
             letters = [letter for letter in letters if letter.id in chosen]

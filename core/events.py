@@ -42,11 +42,11 @@ class OpenedRequest(Struct, frozen=True):
     prompts: int = 1  # of /v1/completions; the engine knows each under its own id
 
     @property
-    def engine_names(self) -> tuple[str, ...]:
-        return engine_names(self.request_id, self.prompts)
+    def engine_request_ids(self) -> tuple[str, ...]:
+        return engine_request_ids(self.request_id, self.prompts)
 
 
-def engine_names(request_id: str, prompts: int) -> tuple[str, ...]:
+def engine_request_ids(request_id: str, prompts: int) -> tuple[str, ...]:
     """The ids under which an engine knows a request: one per prompt."""
     if prompts == 1:
         return (request_id,)

@@ -15,12 +15,12 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 from core.database import Base, Json, UtcDateTime, insert_new
 from core.errors import BadRequest, Conflict, RateLimited
 
-KEPT = timedelta(hours=24)
-MOST_KEYS = 10_000  # per tenant
-MOST_BYTES = 4 << 20  # per response; a larger one is not stored
+RETENTION = timedelta(hours=24)
+MAX_KEYS = 10_000  # per tenant
+MAX_RESPONSE_BYTES = 4 << 20  # per response; a larger one is not stored
 
 
-class KeptAnswer(Base):
+class StoredResponseRow(Base):
     __tablename__ = "kept_answers"
     __table_args__ = (
         Index("ix_kept_answers_tenant_id", "tenant_id", "claimed_at"),
@@ -38,7 +38,7 @@ class KeptAnswer(Base):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     status: int
     headers: list[tuple[str, str]]
     answer: bytes
@@ -54,48 +54,52 @@ def claim(
     body: bytes,
     now: datetime,
     longest: timedelta,
-) -> tuple[str, Kept | None]:
+) -> tuple[str, StoredResponse | None]:
     """Returns (claim id, None) for the first request and (claim id, stored response) for a retry.
 
     Conflict while the first request is running; BadRequest if the key was used with another body or
     route. A claim older than `longest` belongs to a request that died, and is taken over."""
     name = hashlib.sha256("\0".join((tenant_id, project_id, key)).encode()).hexdigest()
     digest = hashlib.sha256(route.encode() + b"\0" + body).hexdigest()
-    session.execute(delete(KeptAnswer).where(KeptAnswer.id == name, KeptAnswer.expires_at <= now))
-    found = session.get(KeptAnswer, name)
-    if found is None:
-        _make_room(session, tenant_id, now)
+    session.execute(
+        delete(StoredResponseRow).where(
+            StoredResponseRow.id == name, StoredResponseRow.expires_at <= now
+        )
+    )
+    stored = session.get(StoredResponseRow, name)
+    if stored is None:
+        _enforce_key_limit(session, tenant_id, now)
         row: dict[str, Any] = {
             "id": name,
             "tenant_id": tenant_id,
             "body_sha256": digest,
             "claimed_at": now,
-            "expires_at": now + KEPT,
+            "expires_at": now + RETENTION,
             "status": None,
             "headers": [],
             "answer": None,
         }
-        if insert_new(session, KeptAnswer.__table__, [row], "id"):  # type: ignore[arg-type]
+        if insert_new(session, StoredResponseRow.__table__, [row], "id"):  # type: ignore[arg-type]
             return name, None
-        found = session.get_one(KeptAnswer, name)
-    if found.body_sha256 != digest:
+        stored = session.get_one(StoredResponseRow, name)
+    if stored.body_sha256 != digest:
         raise BadRequest(
             "This Idempotency-Key was already used with a different body or route.",
             next_step="Use a new key for a new request.",
             param="Idempotency-Key",
             code="idempotency_key_reused",
         )
-    if found.status is not None:
-        headers = [(name, value) for name, value in found.headers]
-        return found.id, Kept(found.status, headers, found.answer or b"")
-    taken = session.execute(
-        update(KeptAnswer)
-        .where(KeptAnswer.id == name, KeptAnswer.claimed_at <= now - longest)
-        .where(KeptAnswer.status.is_(None))
+    if stored.status is not None:
+        headers = [(name, value) for name, value in stored.headers]
+        return stored.id, StoredResponse(stored.status, headers, stored.answer or b"")
+    reclaimed = session.execute(
+        update(StoredResponseRow)
+        .where(StoredResponseRow.id == name, StoredResponseRow.claimed_at <= now - longest)
+        .where(StoredResponseRow.status.is_(None))
         .values(claimed_at=now)
-        .returning(KeptAnswer.id)
+        .returning(StoredResponseRow.id)
     ).all()
-    if taken:
+    if reclaimed:
         return name, None
     raise Conflict(
         "A request with this Idempotency-Key is still running.",
@@ -105,39 +109,43 @@ def claim(
     )
 
 
-def keep(session: Session, claim_id: str, kept: Kept) -> None:
+def store_response(session: Session, claim_id: str, response: StoredResponse) -> None:
     session.execute(
-        update(KeptAnswer)
-        .where(KeptAnswer.id == claim_id)
+        update(StoredResponseRow)
+        .where(StoredResponseRow.id == claim_id)
         .values(
-            status=kept.status,
-            headers=[[name, value] for name, value in kept.headers],
-            answer=kept.answer,
+            status=response.status,
+            headers=[[name, value] for name, value in response.headers],
+            answer=response.answer,
         )
     )
 
 
-def let_go(session: Session, claim_id: str) -> None:
+def release(session: Session, claim_id: str) -> None:
     """Release the claim of a request whose response is not stored; the next request runs."""
     session.execute(
-        delete(KeptAnswer).where(KeptAnswer.id == claim_id, KeptAnswer.status.is_(None))
+        delete(StoredResponseRow).where(
+            StoredResponseRow.id == claim_id, StoredResponseRow.status.is_(None)
+        )
     )
 
 
 def drop_expired(session: Session, now: datetime) -> None:
-    session.execute(delete(KeptAnswer).where(KeptAnswer.expires_at <= now))
+    session.execute(delete(StoredResponseRow).where(StoredResponseRow.expires_at <= now))
 
 
-def _make_room(session: Session, tenant_id: str, now: datetime) -> None:
-    mine = select(func.count()).where(KeptAnswer.tenant_id == tenant_id)
-    if (session.scalar(mine) or 0) < MOST_KEYS:
+def _enforce_key_limit(session: Session, tenant_id: str, now: datetime) -> None:
+    count = select(func.count()).where(StoredResponseRow.tenant_id == tenant_id)
+    if (session.scalar(count) or 0) < MAX_KEYS:
         return
     session.execute(
-        delete(KeptAnswer).where(KeptAnswer.tenant_id == tenant_id, KeptAnswer.expires_at <= now)
+        delete(StoredResponseRow).where(
+            StoredResponseRow.tenant_id == tenant_id, StoredResponseRow.expires_at <= now
+        )
     )
-    if (session.scalar(mine) or 0) >= MOST_KEYS:
+    if (session.scalar(count) or 0) >= MAX_KEYS:
         raise RateLimited(
-            f"The organisation used {MOST_KEYS} idempotency keys in the last 24 hours, the maximum.",
+            f"The organisation used {MAX_KEYS} idempotency keys in the last 24 hours, the maximum.",
             next_step="Send the request without an Idempotency-Key, or retry later.",
             code="too_many_idempotency_keys",
             retry_after_s=60.0,

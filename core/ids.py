@@ -11,8 +11,8 @@ from datetime import datetime
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
-_CHANCES = 16  # random characters, after 10 of the timestamp
-_OF_BYTE = bytes(ord(_ALPHABET[byte & 31]) for byte in range(256))
+_RANDOM_CHARS = 16  # random characters, after 10 of the timestamp
+_CHAR_OF_BYTE = bytes(ord(_ALPHABET[byte & 31]) for byte in range(256))
 
 TENANT = "org"
 PROJECT = "proj"
@@ -31,33 +31,33 @@ def _system_millis() -> int:
 
 # Sources of time and randomness. A simulation replaces them to be reproducible.
 _millis: Callable[[], int] = _system_millis
-_entropy: Callable[[int], bytes] = os.urandom
+_random_bytes: Callable[[int], bytes] = os.urandom
 
 
 @contextmanager
-def drawn_from(millis: Callable[[], int], entropy: Callable[[int], bytes]) -> Iterator[None]:
+def use_sources(millis: Callable[[], int], entropy: Callable[[int], bytes]) -> Iterator[None]:
     """Within the context, draw this process's ids from the given time and randomness."""
-    global _millis, _entropy
-    before = _millis, _entropy
-    _millis, _entropy = millis, entropy
+    global _millis, _random_bytes
+    previous = _millis, _random_bytes
+    _millis, _random_bytes = millis, entropy
     try:
         yield
     finally:
-        _millis, _entropy = before
+        _millis, _random_bytes = previous
 
 
 def new_id(prefix: str, millis: int | None = None) -> str:
     moment = _millis() if millis is None else millis
-    chance = _entropy(_CHANCES).translate(_OF_BYTE).decode("ascii")
-    return f"{prefix}_{_written(moment)}{chance}"
+    random_part = _random_bytes(_RANDOM_CHARS).translate(_CHAR_OF_BYTE).decode("ascii")
+    return f"{prefix}_{_encode_millis(moment)}{random_part}"
 
 
 def floor_id(prefix: str, at: datetime) -> str:
     """The lowest id of a timestamp; every later id sorts after it."""
-    return f"{prefix}_{_written(int(at.timestamp() * 1000))}{_ALPHABET[0] * _CHANCES}"
+    return f"{prefix}_{_encode_millis(int(at.timestamp() * 1000))}{_ALPHABET[0] * _RANDOM_CHARS}"
 
 
-def _written(moment: int) -> str:
+def _encode_millis(moment: int) -> str:
     return "".join([_PAIRS[(moment >> shift) & 1023] for shift in (40, 30, 20, 10, 0)])
 
 

@@ -25,7 +25,7 @@ def redact(text: str) -> str:
 class _ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         where = f" [{request_id.get()}]" if request_id.get() else ""
-        line = f"{_moment(record)} {record.levelname.lower():7} {record.name}{where}: "
+        line = f"{_timestamp(record)} {record.levelname.lower():7} {record.name}{where}: "
         line += record.getMessage()
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
@@ -35,7 +35,7 @@ class _ConsoleFormatter(logging.Formatter):
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = {
-            "time": _moment(record),
+            "time": _timestamp(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": redact(record.getMessage()),
@@ -57,6 +57,6 @@ def configure(level: str = "info", shape: str = "console") -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
-def _moment(record: logging.LogRecord) -> str:
+def _timestamp(record: logging.LogRecord) -> str:
     moment = datetime.fromtimestamp(record.created, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from core.errors import BadRequest, Unavailable
 
-_MOST_READ = 65_536
+_MAX_READ_BYTES = 65_536
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -26,8 +26,8 @@ def check_address(url: str) -> None:
         port = parts.port
     except ValueError:
         port = -1
-    plain = parts.hostname and parts.username is None and parts.password is None
-    if parts.scheme not in _PORTS or not plain or port == -1 or not url.isprintable():
+    without_credentials = parts.hostname and parts.username is None and parts.password is None
+    if parts.scheme not in _PORTS or not without_credentials or port == -1 or not url.isprintable():
         raise BadRequest(
             f"{url[:80]!r} is not a valid webhook URL.",
             next_step="Use https://host/path, without a user name or password.",
@@ -35,7 +35,7 @@ def check_address(url: str) -> None:
         )
 
 
-def encoded(body: Any) -> bytes:
+def encode_json(body: Any) -> bytes:
     """The body exactly as `post_json` sends it, for signing."""
     return json.dumps(body).encode()
 
@@ -53,15 +53,15 @@ def post_json(
     check_address(url)
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
-    address = _resolved(host, port, private)
-    link = _Pinned(host, port, address, timeout_s, secure=parts.scheme == "https")
+    address = _resolve(host, port, private)
+    connection = _PinnedConnection(host, port, address, timeout_s, secure=parts.scheme == "https")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    sent = {"content-type": "application/json", "user-agent": "tollhouse", **headers}
+    all_headers = {"content-type": "application/json", "user-agent": "tollhouse", **headers}
     try:
-        link.request("POST", path, encoded(body), sent)
-        answer = link.getresponse()
-        answer.read(_MOST_READ)
-        return answer.status
+        connection.request("POST", path, encode_json(body), all_headers)
+        response = connection.getresponse()
+        response.read(_MAX_READ_BYTES)
+        return response.status
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise Unavailable(
@@ -69,26 +69,26 @@ def post_json(
             next_step="Check that the URL is right and its server is running.",
         ) from None
     finally:
-        link.close()
+        connection.close()
 
 
 def is_public(address: str, private: Sequence[str] = ()) -> bool:
     ip = ipaddress.ip_address(address.partition("%")[0])
-    real = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None) or ip
-    if any(real in ipaddress.ip_network(network) for network in private):
+    effective = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None) or ip
+    if any(effective in ipaddress.ip_network(network) for network in private):
         return True
-    return bool(real.is_global and not real.is_multicast and not real.is_reserved)
+    return bool(effective.is_global and not effective.is_multicast and not effective.is_reserved)
 
 
-def _resolved(host: str, port: int, private: Sequence[str]) -> str:
+def _resolve(host: str, port: int, private: Sequence[str]) -> str:
     """The first address of the host. Unavailable if any of its addresses is not allowed."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise Unavailable(
             f"{host[:80]} cannot be resolved.", next_step="Check the host name of the URL."
         ) from None
-    addresses = [str(entry[4][0]) for entry in found]
+    addresses = [str(entry[4][0]) for entry in entries]
     if not addresses or not all(is_public(each, private) for each in addresses):
         raise Unavailable(
             f"{host[:80]} does not resolve to public addresses only.",
@@ -98,7 +98,7 @@ def _resolved(host: str, port: int, private: Sequence[str]) -> str:
     return addresses[0]
 
 
-class _Pinned(http.client.HTTPConnection):
+class _PinnedConnection(http.client.HTTPConnection):
     """Connects to the given address and does not resolve the name again."""
 
     def __init__(

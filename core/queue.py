@@ -33,10 +33,10 @@ class TaskContext:
     services: dict[type, object] = field(default_factory=dict)
 
     def service(self, port: type[Service]) -> Service:
-        found = self.services.get(port)
-        if found is None:
+        service = self.services.get(port)
+        if service is None:
             raise LookupError(f"no {port.__name__} in TaskContext.services; add it in the wiring")
-        return found  # type: ignore[return-value]
+        return service  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ def task(
     """Register a task, with its queue, schedule and retry policy."""
 
     def _register(run: Callable[..., Any]) -> Task:
-        made = Task(name, run, queue, every_s, max_retries, retry_base_s, time_limit_s)
-        known = TASKS.setdefault(name, made)
+        new_task = Task(name, run, queue, every_s, max_retries, retry_base_s, time_limit_s)
+        known = TASKS.setdefault(name, new_task)
         if known.run.__qualname__ != run.__qualname__:
             raise ValueError(f"two tasks are named {name!r}")
-        TASKS[name] = made
-        return made
+        TASKS[name] = new_task
+        return new_task
 
     return _register
 
@@ -90,24 +90,27 @@ class TaskQueue(Protocol):
     def stop(self, timeout_s: float = 10.0) -> None: ...
 
 
-OnDead = Callable[[Task, dict[str, Any], Exception, int], None]
+DeadLetterHandler = Callable[[Task, dict[str, Any], Exception, int], None]
 
 
 class InProcessQueue:
-    """Runs tasks in threads of this process. `on_dead` receives tasks that exhausted their retries."""
+    """Runs tasks in threads of this process.
+
+    `on_dead_letter` receives tasks whose retries are used up.
+    """
 
     def __init__(
         self,
         context: TaskContext,
         *,
         threads: int = 2,
-        on_dead: OnDead | None = None,
+        on_dead_letter: DeadLetterHandler | None = None,
         tasks: dict[str, Task] | None = None,
     ) -> None:
         self._context = context
         self._tasks = TASKS if tasks is None else tasks
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tollhouse-task")
-        self._on_dead = on_dead
+        self._on_dead_letter = on_dead_letter
         self._stopping = threading.Event()
         self._timers: set[threading.Timer] = set()
         self._running: set[str] = set()
@@ -119,9 +122,9 @@ class InProcessQueue:
                 self._schedule(each, each.every_s * random.uniform(0.1, 1.0))
 
     def enqueue(self, name: str, **arguments: Any) -> None:
-        chosen = self._tasks[name]
+        task = self._tasks[name]
         if not self._stopping.is_set():
-            self._pool.submit(self._first_attempt, chosen, arguments, time.monotonic())
+            self._pool.submit(self._first_attempt, task, arguments, time.monotonic())
 
     def stop(self, timeout_s: float = 10.0) -> None:
         self._stopping.set()
@@ -133,72 +136,72 @@ class InProcessQueue:
         waiter.start()
         waiter.join(timeout_s)
 
-    def _first_attempt(self, chosen: Task, arguments: dict[str, Any], sent: float) -> None:
-        metrics.queue_age_seconds.labels(chosen.queue).observe(time.monotonic() - sent)
-        self._attempt(chosen, arguments, 1)
+    def _first_attempt(self, task: Task, arguments: dict[str, Any], sent: float) -> None:
+        metrics.queue_age_seconds.labels(task.queue).observe(time.monotonic() - sent)
+        self._attempt(task, arguments, 1)
 
-    def _attempt(self, chosen: Task, arguments: dict[str, Any], attempt: int) -> None:
+    def _attempt(self, task: Task, arguments: dict[str, Any], attempt: int) -> None:
         try:
-            with metrics.task_seconds.labels(chosen.name).time():
-                chosen.run(self._context, **arguments)
+            with metrics.task_seconds.labels(task.name).time():
+                task.run(self._context, **arguments)
         except Exception as error:
-            self._failed(chosen, arguments, attempt, error)
+            self._failed(task, arguments, attempt, error)
 
     def _failed(
-        self, chosen: Task, arguments: dict[str, Any], attempt: int, error: Exception
+        self, task: Task, arguments: dict[str, Any], attempt: int, error: Exception
     ) -> None:
-        if attempt <= chosen.max_retries and not self._stopping.is_set():
-            delay = chosen.retry_delay_s(attempt)
-            metrics.task_retries.labels(chosen.name).inc()
+        if attempt <= task.max_retries and not self._stopping.is_set():
+            delay = task.retry_delay_s(attempt)
+            metrics.task_retries.labels(task.name).inc()
             log.warning(
-                "%s failed (attempt %d), again in %.1f s: %s", chosen.name, attempt, delay, error
+                "%s failed (attempt %d), again in %.1f s: %s", task.name, attempt, delay, error
             )
-            self._later(delay, lambda: self._resubmit(chosen, arguments, attempt + 1))
+            self._later(delay, lambda: self._resubmit(task, arguments, attempt + 1))
             return
-        log.error("%s failed for good after %d attempts: %s", chosen.name, attempt, error)
-        if self._on_dead is not None:
-            self._on_dead(chosen, arguments, error, attempt)
+        log.error("%s failed for good after %d attempts: %s", task.name, attempt, error)
+        if self._on_dead_letter is not None:
+            self._on_dead_letter(task, arguments, error, attempt)
 
-    def _resubmit(self, chosen: Task, arguments: dict[str, Any], attempt: int) -> None:
+    def _resubmit(self, task: Task, arguments: dict[str, Any], attempt: int) -> None:
         if not self._stopping.is_set():
-            self._pool.submit(self._attempt, chosen, arguments, attempt)
+            self._pool.submit(self._attempt, task, arguments, attempt)
 
-    def _schedule(self, chosen: Task, delay_s: float) -> None:
-        self._later(delay_s, lambda: self._tick(chosen))
+    def _schedule(self, task: Task, delay_s: float) -> None:
+        self._later(delay_s, lambda: self._tick(task))
 
-    def _tick(self, chosen: Task) -> None:
-        if self._stopping.is_set() or chosen.every_s is None:
+    def _tick(self, task: Task) -> None:
+        if self._stopping.is_set() or task.every_s is None:
             return
-        self._schedule(chosen, chosen.every_s)
+        self._schedule(task, task.every_s)
         with self._lock:
-            if chosen.name in self._running:  # the previous run has not ended
+            if task.name in self._running:  # the previous run has not ended
                 return
-            self._running.add(chosen.name)
+            self._running.add(task.name)
         try:
-            self._pool.submit(self._periodic, chosen)
+            self._pool.submit(self._periodic, task)
         except RuntimeError:  # the pool was shut down after `_stopping` was checked
             with self._lock:
-                self._running.discard(chosen.name)
+                self._running.discard(task.name)
 
-    def _periodic(self, chosen: Task) -> None:
+    def _periodic(self, task: Task) -> None:
         try:
-            with metrics.task_seconds.labels(chosen.name).time():
-                chosen.run(self._context)
+            with metrics.task_seconds.labels(task.name).time():
+                task.run(self._context)
         except Exception as error:
             # The next tick is the retry.
-            log.warning("%s failed, again in %s s: %s", chosen.name, chosen.every_s, error)
+            log.warning("%s failed, again in %s s: %s", task.name, task.every_s, error)
         finally:
             with self._lock:
-                self._running.discard(chosen.name)
+                self._running.discard(task.name)
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> None:
-        def _fire() -> None:
+        def _run() -> None:
             with self._lock:
                 self._timers.discard(timer)
             if not self._stopping.is_set():
                 call()
 
-        timer = threading.Timer(delay_s, _fire)
+        timer = threading.Timer(delay_s, _run)
         timer.daemon = True
         with self._lock:
             self._timers.add(timer)

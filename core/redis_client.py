@@ -33,14 +33,14 @@ def connect(url: str, *, timeout_s: float, connections: int) -> Client:
     return redis.asyncio.Redis.from_url(url, **options)
 
 
-async def check_kind(client: Client) -> None:
+async def check_mode(client: Client) -> None:
     """RedisError if the server does not answer. SettingError if a plain URL names a cluster node,
     which rejects every key of another node."""
     if isinstance(client, RedisCluster):
         await client.initialize()
         return
-    told = await client.info("cluster")
-    if told.get("cluster_enabled"):
+    info = await client.info("cluster")
+    if info.get("cluster_enabled"):
         raise SettingError(
             "TOLLHOUSE_REDIS_URL names one node of a Redis Cluster.",
             next_step="Use redis+cluster:// instead of redis://, or a Redis without cluster mode.",

@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 from core.errors import Forbidden, TollhouseError
 from dashboards.pages.routes import ROUTES
 from dashboards.render import HERE, page
-from dashboards.viewer import House
+from dashboards.viewer import DashboardDeps
 
 COOKIE = "tollhouse_session"
 OPEN_PATHS = ("/sign-in", "/static/", "/sso/")
@@ -36,20 +36,20 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def create_dashboard(house: House) -> Asgi:
+def create_dashboard(deps: DashboardDeps) -> Asgi:
     routes = [Mount("/static", StaticFiles(directory=HERE / "static")), *ROUTES]
     handlers: dict[Any, Any] = {TollhouseError: _error_page, HTTPException: _http_error_page}
     app = Starlette(routes=routes, exception_handlers=handlers)
-    app.state.house = house
-    return _Gate(app, house)
+    app.state.deps = deps
+    return _SessionMiddleware(app, deps)
 
 
-class _Gate:
+class _SessionMiddleware:
     """Resolves the viewer, redirects to the sign-in page without one, and adds security headers."""
 
-    def __init__(self, app: Starlette, house: House) -> None:
+    def __init__(self, app: Starlette, deps: DashboardDeps) -> None:
         self._app = app
-        self._house = house
+        self._deps = deps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,20 +65,22 @@ class _Gate:
                 extra = {**HEADERS, "cache-control": "max-age=3600"} if static else HEADERS
                 raw = [(name.encode(), value.encode()) for name, value in extra.items()]
                 names = {name for name, _ in raw}
-                kept = [pair for pair in message.get("headers", []) if pair[0].lower() not in names]
-                message["headers"] = [*kept, *raw]
+                other_headers = [
+                    pair for pair in message.get("headers", []) if pair[0].lower() not in names
+                ]
+                message["headers"] = [*other_headers, *raw]
             await send(message)
 
-        answer = await self._admit(request, path)
+        answer = await self._authorise(request, path)
         await (answer or self._app)(scope, receive, _send)
 
-    async def _admit(self, request: Request, path: str) -> Response | None:
+    async def _authorise(self, request: Request, path: str) -> Response | None:
         """None admits the request to its page."""
         root = request.scope.get("root_path", "")
         if request.method not in ("GET", "HEAD") and not same_origin(request):
             return _error_page(request, Forbidden("This form was sent from another site."))
         cookie = request.cookies.get(COOKIE, "")
-        viewer = await run_in_threadpool(_find, self._house, cookie) if cookie else None
+        viewer = await run_in_threadpool(_find_viewer, self._deps, cookie) if cookie else None
         request.state.viewer = viewer
         request.state.cookie = cookie
         if viewer is None and not path.startswith(OPEN_PATHS):
@@ -86,9 +88,9 @@ class _Gate:
         return None
 
 
-def _find(house: House, cookie: str) -> Any:
-    with house.database.read() as session:
-        return house.doorman.find(session, cookie)
+def _find_viewer(deps: DashboardDeps, cookie: str) -> Any:
+    with deps.database.read() as session:
+        return deps.auth.find(session, cookie)
 
 
 def same_origin(request: Request) -> bool:

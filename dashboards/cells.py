@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from core.money import decimal_of
-from dashboards.formats import feeling, marked, minor, moment, money
+from dashboards.formats import badge_class, markup_code, minor, moment, money
 from dashboards.scales import grouped
 from dashboards.tables import Column, Table
 
@@ -55,10 +55,10 @@ _DRAWN: dict[str, Callable[[Any, str], str]] = {
     "moment": lambda value, _: f"{_NUMBER}{moment(value)}</td>",
     "figure": lambda value, _: f"{_NUMBER}{escape(value)}</td>",
     "badge": lambda value, _: (
-        f'<td><span class="badge {feeling(value)}">{escape(value)}</span></td>'
+        f'<td><span class="badge {badge_class(value)}">{escape(value)}</span></td>'
     ),
     "code": lambda value, _: f"<td><code>{escape(value)}</code></td>",
     "text": lambda value, _: (
-        f"<td{_LONG if len(str(value)) > _WRAPPED else ''}>{marked(value)}</td>"
+        f"<td{_LONG if len(str(value)) > _WRAPPED else ''}>{markup_code(value)}</td>"
     ),
 }

@@ -34,16 +34,16 @@ def stacked_bars(
     marks: list[str] = []
     for index, name in enumerate(labels):
         x = LEFT + index * slot + (slot - bar) / 2
-        foot = float(TOP + PLOT_H)
+        bottom = float(TOP + PLOT_H)
         for number, each in enumerate(series):
-            height = axis.place(each.values[index], PLOT_H)
+            height = axis.position(each.values[index], PLOT_H)
             if height <= 0:
                 continue
-            foot -= height
-            said = f"{name}, {each.name}: {label(each.values[index])}"
+            bottom -= height
+            label_text = f"{name}, {each.name}: {label(each.values[index])}"
             marks.append(
-                f'<rect class="s{number % STYLES}" x="{x:.1f}" y="{foot:.1f}" width="{bar:.1f}" '
-                f'height="{height:.1f}"><title>{escape(said)}</title></rect>'
+                f'<rect class="s{number % STYLES}" x="{x:.1f}" y="{bottom:.1f}" width="{bar:.1f}" '
+                f'height="{height:.1f}"><title>{escape(label_text)}</title></rect>'
             )
     return _frame(title, series, axis, labels, label, marks)
 
@@ -56,16 +56,16 @@ def lines(title: str, labels: Sequence[str], series: Sequence[Series], label: La
     marks: list[str] = []
     for number, each in enumerate(series):
         points = [
-            (LEFT + (i + 0.5) * step, TOP + PLOT_H - axis.place(value, PLOT_H))
+            (LEFT + (i + 0.5) * step, TOP + PLOT_H - axis.position(value, PLOT_H))
             for i, value in enumerate(each.values)
         ]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         marks.append(f'<polyline class="l{number % STYLES}" points="{path}"/>')
         for (x, y), name, value in zip(points, labels, each.values, strict=True):
-            said = f"{name}, {each.name}: {label(value)}"
+            label_text = f"{name}, {each.name}: {label(value)}"
             marks.append(
                 f'<circle class="s{number % STYLES}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">'
-                f"<title>{escape(said)}</title></circle>"
+                f"<title>{escape(label_text)}</title></circle>"
             )
     return _frame(title, series, axis, labels, label, marks)
 
@@ -74,9 +74,9 @@ def meter(title: str, used: Number, limit: Number) -> str:
     """The used share of a limit. At or above the limit the bar is full and marked."""
     share = 0.0 if limit <= 0 else min(1.0, float(used) / float(limit))
     state = "over" if used >= limit else "near" if share >= 0.8 else "under"
-    said = f"{title}: {short(used)} of {short(limit)}"
+    label_text = f"{title}: {short(used)} of {short(limit)}"
     return (
-        f'<svg class="meter {state}" viewBox="0 0 200 10" role="img" aria-label="{escape(said)}" '
+        f'<svg class="meter {state}" viewBox="0 0 200 10" role="img" aria-label="{escape(label_text)}" '
         'preserveAspectRatio="none"><rect class="track" width="200" height="10" rx="3"/>'
         f'<rect class="fill" width="{200 * share:.1f}" height="10" rx="3"/></svg>'
     )
@@ -113,7 +113,7 @@ def _frame(
 def _grid(axis: Axis, label: Label) -> str:
     rows = []
     for tick in axis.ticks:
-        y = TOP + PLOT_H - axis.place(tick, PLOT_H)
+        y = TOP + PLOT_H - axis.position(tick, PLOT_H)
         rows.append(
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )

@@ -5,10 +5,10 @@ from datetime import UTC, date, datetime, timedelta
 
 from starlette.requests import Request
 
-from billing.buckets import Width
+from billing.usage_buckets import Width
 from core.errors import BadRequest
 
-LONGEST_DAYS = 180
+MAX_DAYS = 180
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +33,24 @@ class Range:
         return Width.HOUR if self.days <= 2 else Width.DAY
 
 
-def date_range(request: Request, now: datetime, usual_days: int = 30) -> Range:
-    """`from` and `to` of the query string, inclusive, in UTC; by default the last `usual_days`."""
+def date_range(request: Request, now: datetime, default_days: int = 30) -> Range:
+    """`from` and `to` of the query string, inclusive, in UTC; by default the last `default_days`."""
     last = _day(request, "to") or now.date()
-    first = _day(request, "from") or last - timedelta(usual_days - 1)
+    first = _day(request, "from") or last - timedelta(default_days - 1)
     if first > last:
         raise BadRequest(
             f"The range starts on {first}, after its end on {last}.", next_step="Swap the dates."
         )
-    if (last - first).days >= LONGEST_DAYS:
+    if (last - first).days >= MAX_DAYS:
         raise BadRequest(
-            f"The range has {(last - first).days + 1} days; the maximum is {LONGEST_DAYS}.",
+            f"The range has {(last - first).days + 1} days; the maximum is {MAX_DAYS}.",
             next_step="Choose a shorter range, or export the usage.",
         )
     return Range(first, last)
 
 
-def choice(request: Request, name: str, known: tuple[str, ...], usual: str) -> str:
-    value = request.query_params.get(name) or usual
+def choice(request: Request, name: str, known: tuple[str, ...], default: str) -> str:
+    value = request.query_params.get(name) or default
     if value not in known:
         raise BadRequest(f"{name} is {value[:40]!r}.", next_step=f"Use one of {', '.join(known)}.")
     return value
@@ -71,7 +71,7 @@ def day_of(name: str, text: str) -> date | None:
         ) from None
 
 
-def moment_of(name: str, text: str) -> datetime | None:
+def start_of_day(name: str, text: str) -> datetime | None:
     """The start of a day in UTC; None for an empty text."""
     day = day_of(name, text)
     return datetime(day.year, day.month, day.day, tzinfo=UTC) if day else None

@@ -35,7 +35,7 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
-def marked(text: object) -> Markup:
+def markup_code(text: object) -> Markup:
     """HTML-escaped, with text between backticks as <code>."""
     said = str(escape(text))
     return Markup(_CODE.sub(r"<code>\1</code>", said) if "`" in said else said)
@@ -44,12 +44,12 @@ def marked(text: object) -> Markup:
 _CODE = re.compile(r"`([^`]+)`")
 
 
-def feeling(state: str) -> str:
+def badge_class(state: str) -> str:
     """The colour class of a badge with this state."""
-    return _FEELINGS.get(state, "")
+    return _BADGE_CLASSES.get(state, "")
 
 
-_FEELINGS = {
+_BADGE_CLASSES = {
     state: colour
     for colour, states in {
         "good": "active paid healthy ready good clean granted done succeeded delivered closed resident",

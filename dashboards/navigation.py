@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dashboards.viewer import House, Viewer
+from dashboards.viewer import DashboardDeps, Viewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,9 @@ SECTIONS = (
 )
 
 
-def sections_for(house: House, viewer: Viewer) -> list[Section]:
+def sections_for(deps: DashboardDeps, viewer: Viewer) -> list[Section]:
     return [
         section
         for section in SECTIONS
-        if (viewer.operator or not section.operator)
-        and house.doorman.may(viewer, section.obj, "read")
+        if (viewer.operator or not section.operator) and deps.auth.may(viewer, section.obj, "read")
     ]

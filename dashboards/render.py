@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from dashboards import cells, charts
-from dashboards.formats import day, exact, feeling, marked, minor, moment, money, share
+from dashboards.formats import badge_class, day, exact, markup_code, minor, moment, money, share
 from dashboards.navigation import sections_for
 from dashboards.scales import grouped, short
-from dashboards.viewer import House, Viewer
+from dashboards.viewer import DashboardDeps, Viewer
 
 HERE = Path(__file__).parent
 # Messages after a change. The URL carries only the key, never the text.
@@ -50,14 +50,14 @@ NOTICES = {
 
 @cache
 def environment() -> Environment:
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=select_autoescape(["html"]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    jinja.filters |= {
         "money": money,
         "exact": exact,
         "minor": minor,
@@ -66,27 +66,27 @@ def environment() -> Environment:
         "moment": moment,
         "day": day,
         "share": share,
-        "feeling": feeling,
-        "marked": marked,
+        "badge_class": badge_class,
+        "markup_code": markup_code,
     }
-    made.globals |= {"lines": cells.lines}
-    made.globals |= {"patterns": Markup(charts.PATTERNS), "meter": _safe(charts.meter)}
-    return made
+    jinja.globals |= {"lines": cells.lines}
+    jinja.globals |= {"patterns": Markup(charts.PATTERNS), "meter": _safe(charts.meter)}
+    return jinja
 
 
 def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
     viewer: Viewer | None = getattr(request.state, "viewer", None)
-    house: House = request.app.state.house
+    deps: DashboardDeps = request.app.state.deps
     text = (
         environment()
         .get_template(template)
         .render(
             viewer=viewer,
-            sections=sections_for(house, viewer) if viewer else [],
+            sections=sections_for(deps, viewer) if viewer else [],
             path=request.url.path.removeprefix(request.scope.get("root_path", "")) or "/",
             root=request.scope.get("root_path", ""),
             query=request.query_params,
-            now=house.clock.now(),
+            now=deps.clock.now(),
             notice=NOTICES.get(request.query_params.get("notice", ""), ""),
             **values,
         )

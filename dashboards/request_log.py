@@ -16,19 +16,19 @@ from core.errors import BadRequest
 from core.tenants.scope import TenantScope
 from dashboards.filters import Range
 
-Found = tuple[UsageEventRow, int | None]  # the event, and its charge in picounits once rated
+LogRow = tuple[UsageEventRow, int | None]  # the event, and its charge in picounits once rated
 _EXPORTED = 2_000  # rows in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LogQuery:
     scope: TenantScope
     span: Range
     kind: str  # all | failed | refused
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Cursor:
     """A cursor: the rows older or newer than the given row."""
 
     at: datetime
@@ -41,12 +41,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    rows: list[Found]  # newest first
+    rows: list[LogRow]  # newest first
     newer: str = ""  # cursor of the page; empty if there is none
     older: str = ""
 
 
-def place_of(query: Mapping[str, str]) -> Place | None:
+def cursor_of(query: Mapping[str, str]) -> Cursor | None:
     """The cursor in `before` or `after` of the URL. BadRequest if it is malformed."""
     name = "before" if query.get("before") else "after"
     text = query.get(name) or ""
@@ -63,49 +63,49 @@ def place_of(query: Mapping[str, str]) -> Place | None:
             next_step="Remove it to start with the newest request.",
             param=name,
         )
-    return Place(at, request_id[:40], name == "before")
+    return Cursor(at, request_id[:40], name == "before")
 
 
-def page_of(session: Session, wanted: Wanted, place: Place | None, size: int) -> LogPage:
-    newer_wanted = place is not None and not place.older
-    query = _query(wanted, place).limit(size + 1)
-    found: list[Found] = [(row[0], row[1]) for row in session.execute(query)]
+def page_of(session: Session, log_query: LogQuery, cursor: Cursor | None, size: int) -> LogPage:
+    wants_newer = cursor is not None and not cursor.older
+    query = _query(log_query, cursor).limit(size + 1)
+    found: list[LogRow] = [(row[0], row[1]) for row in session.execute(query)]
     more, rows = len(found) > size, found[:size]
-    if newer_wanted:
+    if wants_newer:
         rows.reverse()
     if not rows:
         return LogPage([])
-    has_newer = more if newer_wanted else place is not None
-    has_older = True if newer_wanted else more
+    has_newer = more if wants_newer else cursor is not None
+    has_older = True if wants_newer else more
     return LogPage(
         rows,
-        _beside(rows[0], older=False) if has_newer else "",
-        _beside(rows[-1], older=True) if has_older else "",
+        _cursor_at(rows[0], older=False) if has_newer else "",
+        _cursor_at(rows[-1], older=True) if has_older else "",
     )
 
 
-def every(database: Database, wanted: Wanted) -> Iterator[Found]:
+def all_rows(database: Database, log_query: LogQuery) -> Iterator[LogRow]:
     """All matching requests, newest first, with `_EXPORTED` rows in memory at a time."""
-    place: Place | None = None
+    cursor: Cursor | None = None
     while True:
         with database.read() as session:
-            query = _query(wanted, place).limit(_EXPORTED)
-            found: list[Found] = [(row[0], row[1]) for row in session.execute(query)]
+            query = _query(log_query, cursor).limit(_EXPORTED)
+            found: list[LogRow] = [(row[0], row[1]) for row in session.execute(query)]
             session.expunge_all()
         yield from found
         if len(found) < _EXPORTED:
             return
         last = found[-1][0]
-        place = Place(last.occurred_at, last.request_id, older=True)
+        cursor = Cursor(last.occurred_at, last.request_id, older=True)
 
 
-def _beside(row: Found, *, older: bool) -> str:
-    return str(Place(row[0].occurred_at, row[0].request_id, older))
+def _cursor_at(row: LogRow, *, older: bool) -> str:
+    return str(Cursor(row[0].occurred_at, row[0].request_id, older))
 
 
-def _query(wanted: Wanted, place: Place | None) -> Select[UsageEventRow, int]:
+def _query(log_query: LogQuery, cursor: Cursor | None) -> Select[UsageEventRow, int]:
     event = UsageEventRow
-    scope, span = wanted.scope, wanted.span
+    scope, span = log_query.scope, log_query.span
     query = (
         select(event, Charge.amount)
         .join(Charge, Charge.request_id == event.request_id, isouter=True)
@@ -117,17 +117,17 @@ def _query(wanted: Wanted, place: Place | None) -> Select[UsageEventRow, int]:
     )
     if scope.project_id:
         query = query.where(event.project_id == scope.project_id)
-    if wanted.kind != "all":
+    if log_query.kind != "all":
         faults = event.status >= 500
-        query = query.where(WRONG, faults if wanted.kind == "failed" else ~faults)
+        query = query.where(WRONG, faults if log_query.kind == "failed" else ~faults)
     row = tuple_(event.occurred_at, event.request_id)
-    if place is None:
+    if cursor is None:
         return query.order_by(event.occurred_at.desc(), event.request_id.desc())
     # The time alone bounds the index scan; the pair orders rows with the same time.
-    if place.older:
+    if cursor.older:
         return query.where(
-            event.occurred_at <= place.at, row < (place.at, place.request_id)
+            event.occurred_at <= cursor.at, row < (cursor.at, cursor.request_id)
         ).order_by(event.occurred_at.desc(), event.request_id.desc())
-    return query.where(event.occurred_at >= place.at, row > (place.at, place.request_id)).order_by(
-        event.occurred_at, event.request_id
-    )
+    return query.where(
+        event.occurred_at >= cursor.at, row > (cursor.at, cursor.request_id)
+    ).order_by(event.occurred_at, event.request_id)

@@ -17,7 +17,7 @@ from billing.ledger import AccountKind
 from billing.models import (
     CreditGrant,
     CreditNote,
-    HouseUsage,
+    DailyTenantUsage,
     Invoice,
     LedgerAccount,
     Payment,
@@ -76,7 +76,16 @@ def read(session: Session, span: Range) -> list[Revenue]:
     final = (Invoice.final_at >= start, Invoice.final_at < end, Invoice.status != VOID)
     settled = (Payment.settled_at >= start, Payment.settled_at < end)
     failed = (Payment.created_at >= start, Payment.created_at < end, Payment.status == "failed")
-    _add("used", _sums(session, HouseUsage, "amount", HouseUsage.at >= start, HouseUsage.at < end))
+    _add(
+        "used",
+        _sums(
+            session,
+            DailyTenantUsage,
+            "amount",
+            DailyTenantUsage.at >= start,
+            DailyTenantUsage.at < end,
+        ),
+    )
     _add("billed", _sums(session, Invoice, "total_minor", *final))
     _add(
         "collected",

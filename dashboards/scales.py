@@ -12,7 +12,7 @@ class Axis:
     top: float  # the axis runs from 0 to `top`
     ticks: tuple[float, ...]
 
-    def place(self, value: Number, length: float) -> float:
+    def position(self, value: Number, length: float) -> float:
         """Distance from the bottom of the axis."""
         return float(value) / self.top * length if self.top else 0.0
 

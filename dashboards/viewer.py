@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from core.clock import Clock
 from core.database import Database
 from core.tenants.scope import TenantScope
-from dashboards.ports import Gatehouse
+from dashboards.backend import DashboardBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class SignedIn:
     viewer: Viewer
 
 
-class Doorman(Protocol):
+class DashboardAuth(Protocol):
     """Server-side sessions: created at sign-in, looked up on each request, revocable at any time."""
 
     def sign_in(
@@ -57,13 +57,13 @@ class Doorman(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class DashboardDeps:
     """Dependencies of the pages."""
 
     database: Database
     clock: Clock
-    doorman: Doorman
+    auth: DashboardAuth
     models: Callable[[TenantScope], list[str]]  # models that the tenant may use
-    gatehouse: Gatehouse
+    backend: DashboardBackend
     secure_cookies: bool = False  # set if served over TLS
     single_sign_on: bool = False

@@ -6,15 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from engine.adapters import Adapters
 from engine.batch import Runner
-from engine.blocks import BlockPool
+from engine.cache.blocks import BlockPool
+from engine.cache.prefix import PUBLIC, PrefixHasher
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError, RequestError
-from engine.fairness import Levels
-from engine.host_tier import Submit, read_now
+from engine.execution.results import LaunchedStep, Outbox, OutputProcessor
+from engine.lora.host_tier import Submit, read_inline
+from engine.lora.registry import AdapterRegistry
 from engine.metrics import Metrics, render
-from engine.prefix import PUBLIC, PrefixNames
 from engine.protocol import (
     AdapterState,
     EngineInfo,
@@ -24,11 +24,11 @@ from engine.protocol import (
     KvEvent,
 )
 from engine.receipts import Receipts
-from engine.results import Flight, Outbox, Results
-from engine.scheduler import NeedsCollect, Scheduler
-from engine.sequence import Request, Sequence, Stage
-from engine.validate import check_request
-from engine.waiting import Waiting
+from engine.scheduling.fairness import ServiceCounters
+from engine.scheduling.scheduler import NeedsCollect, Scheduler
+from engine.scheduling.sequence import Request, Sequence, SequenceStatus
+from engine.scheduling.validate import check_request
+from engine.scheduling.waiting import WaitingQueue
 
 log = logging.getLogger("tollhouse.engine")
 
@@ -42,7 +42,7 @@ class Engine:
         runner: Runner,
         *,
         clock: Callable[[], float] = time.monotonic,
-        submit: Submit = read_now,
+        submit: Submit = read_inline,
     ) -> None:
         self.config = config
         self.info: EngineInfo = runner.info
@@ -54,14 +54,16 @@ class Engine:
             floor=config.cache_floor_blocks,
             cap=config.cache_cap_blocks,
         )
-        self.adapters = Adapters(config, runner, self.pool, self.metrics, submit)
-        names = PrefixNames(
+        self.adapters = AdapterRegistry(config, runner, self.pool, self.metrics, submit)
+        hasher = PrefixHasher(
             self.info.base_digest, self.info.dtype, config.block_size, config.public_prefixes
         )
         fair = config.fairness == "vtc"
-        waiting = Waiting(Levels(), fair=fair, quantum=config.locality_quantum if fair else 0.0)
-        self.scheduler = Scheduler(config, self.pool, names, self.adapters, waiting, self.metrics)
-        self._results = Results(
+        waiting = WaitingQueue(
+            ServiceCounters(), fair=fair, quantum=config.locality_quantum if fair else 0.0
+        )
+        self.scheduler = Scheduler(config, self.pool, hasher, self.adapters, waiting, self.metrics)
+        self._results = OutputProcessor(
             config,
             self.scheduler,
             self.pool,
@@ -72,7 +74,7 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self._overlap = runner.overlapped if config.overlap is None else config.overlap
-        self._flight: Flight | None = None
+        self._launched: LaunchedStep | None = None
         self._last_end = 0.0
         self._deadlines: list[tuple[float, str]] = []
         self.requests: dict[str, Request] = {}
@@ -80,18 +82,18 @@ class Engine:
 
     # Calls of gateways.
 
-    def submit(self, ask: GenerateRequest, origin: str) -> None:
+    def submit(self, inputs: GenerateRequest, origin: str) -> None:
         """Queue a request of the gateway `origin`. Raises RequestError or AdapterError."""
         try:
-            self._submit(ask, origin)
+            self._submit(inputs, origin)
         except (RequestError, AdapterError) as error:
             self.metrics.refuse(error.code)
             raise
 
-    def _submit(self, ask: GenerateRequest, origin: str) -> None:
-        if ask.request_id in self.requests or ask.request_id in self.receipts:
+    def _submit(self, inputs: GenerateRequest, origin: str) -> None:
+        if inputs.request_id in self.requests or inputs.request_id in self.receipts:
             raise RequestError(
-                "duplicate_request", f"{ask.request_id} was sent before: use a new id"
+                "duplicate_request", f"{inputs.request_id} was sent before: use a new id"
             )
         waiting = self.scheduler.waiting
         if waiting.size >= self.config.max_waiting:
@@ -99,22 +101,22 @@ class Engine:
                 "queue_full",
                 f"{waiting.size} requests wait, max_waiting is {self.config.max_waiting}: try later",
             )
-        queued = waiting.by_tenant.get(ask.namespace, 0)
+        queued = waiting.by_tenant.get(inputs.namespace, 0)
         if queued >= self.config.max_waiting_per_tenant:
             raise RequestError(
                 "queue_full",
                 f"{queued} requests of this tenant wait, max_waiting_per_tenant is "
                 f"{self.config.max_waiting_per_tenant}: try later",
             )
-        blocks = 0 if ask.adapter is None else self._adapter_blocks(ask.adapter)
-        limit = check_request(ask, self.info, self.config, blocks)
-        request = Request(ask, origin, self._clock(), limit)
+        blocks = 0 if inputs.adapter is None else self._adapter_blocks(inputs.adapter)
+        limit = check_request(inputs, self.info, self.config, blocks)
+        request = Request(inputs, origin, self._clock(), limit)
         self.scheduler.submit(request)
-        self.requests[ask.request_id] = request
-        if ask.adapter is not None:
-            self.adapters.accept(ask.adapter)
+        self.requests[inputs.request_id] = request
+        if inputs.adapter is not None:
+            self.adapters.accept(inputs.adapter)
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, ask.request_id))
+            heapq.heappush(self._deadlines, (request.deadline, inputs.request_id))
 
     def abandon(self, message: str) -> None:
         """Write a receipt for every open request, before the process ends."""
@@ -123,7 +125,7 @@ class Engine:
     def _adapter_blocks(self, digest: str) -> int:
         if not self.config.enable_lora:
             raise AdapterError("adapter_not_found", "this engine runs without adapters")
-        return self.adapters.find(digest).need
+        return self.adapters.find(digest).blocks_needed
 
     def abort(self, request_id: str, origin: str | None = None) -> bool:
         """Abort an open request, of the gateway `origin` if that is given. Whether there was one."""
@@ -143,18 +145,18 @@ class Engine:
     def add_adapter(self, path: str, state: AdapterState) -> AdapterState:
         """Register an adapter that `adapters.host.read` read into host memory. Raises
         AdapterError."""
-        need = self._runner.adapter_blocks(state.digest)
+        blocks_needed = self._runner.adapter_blocks(state.digest)
         refusal = None
         if not self.config.enable_lora:
             refusal = "lora_disabled", "this engine was started without adapters"
         elif state.rank > self.config.max_lora_rank:
             most = self.config.max_lora_rank
             refusal = "adapter_rank", f"{path} has rank {state.rank}, max_lora_rank is {most}"
-        elif need >= self.pool.num_blocks:
+        elif blocks_needed >= self.pool.num_blocks:
             all_blocks = self.pool.num_blocks
             refusal = (
                 "adapter_too_large",
-                f"{path} needs {need} of {all_blocks} blocks: raise kv_memory_bytes",
+                f"{path} needs {blocks_needed} of {all_blocks} blocks: raise kv_memory_bytes",
             )
         if refusal is not None:
             self._runner.drop_adapter(state.digest)
@@ -181,20 +183,20 @@ class Engine:
         now = self._clock()
         self._expire(now)
         self.poll()
-        flight = self._launch(now)
-        if flight is None and self._flight is None:
+        launched = self._launch(now)
+        if launched is None and self._launched is None:
             return False
         if self._overlap:
-            flight, self._flight = self._flight, flight
-        if flight is not None:
-            self._collect(flight)
+            launched, self._launched = self._launched, launched
+        if launched is not None:
+            self._collect(launched)
         return True
 
     def poll(self) -> None:
         """Process finished adapter reads; requests whose adapter failed to load end."""
         for adapter in self.adapters.poll():
             for request in list(self.requests.values()):
-                if request.ask.adapter == adapter.digest and request.open:
+                if request.inputs.adapter == adapter.digest and request.open:
                     self._results.end_request(
                         request, FinishReason.ERROR, self._clock(), adapter.failure
                     )
@@ -202,16 +204,16 @@ class Engine:
     def take_outboxes(self) -> dict[str, Outbox]:
         """Chunks and receipts by gateway since the last call; forgets the ended requests."""
         outboxes, self._results.outboxes = self._results.outboxes, {}
-        over, self._results.over = self._results.over, []
-        for request in over:
-            del self.requests[request.ask.request_id]
-            if request.ask.adapter is not None:
-                self.adapters.settle(request.ask.adapter)
+        ended, self._results.ended = self._results.ended, []
+        for request in ended:
+            del self.requests[request.inputs.request_id]
+            if request.inputs.adapter is not None:
+                self.adapters.request_ended(request.inputs.adapter)
             for seq in request.sequences:
                 self._runner.forget(seq.number)
         return outboxes
 
-    def take_outboxes_of(self, origin: str) -> None:
+    def discard_outbox(self, origin: str) -> None:
         """Discard the output queued for a gateway that reconnects; its receipts stay stored."""
         self._results.outboxes.pop(origin, None)
 
@@ -222,11 +224,11 @@ class Engine:
             self.pool.events = []
         return events
 
-    def _launch(self, now: float) -> Flight | None:
+    def _launch(self, now: float) -> LaunchedStep | None:
         try:
             batch = self.scheduler.schedule(now)
         except NeedsCollect:
-            self._drain_flight()
+            self._drain_launched()
             batch = self.scheduler.schedule(self._clock())
         if batch is None:
             return None
@@ -236,39 +238,39 @@ class Engine:
         except IntegrityError:
             raise
         except Exception as error:
-            self._failed(Flight(rows, None, now), error)
+            self._failed(LaunchedStep(rows, None, now), error)
             return None
-        return Flight(rows, ticket, now)
+        return LaunchedStep(rows, ticket, now)
 
-    def _drain_flight(self) -> None:
-        if self._flight is not None:
-            flight, self._flight = self._flight, None
-            self._collect(flight)
+    def _drain_launched(self) -> None:
+        if self._launched is not None:
+            launched, self._launched = self._launched, None
+            self._collect(launched)
 
-    def _collect(self, flight: Flight) -> None:
+    def _collect(self, launched: LaunchedStep) -> None:
         try:
-            sampled = self._runner.collect(flight.ticket)
+            sampled = self._runner.collect(launched.ticket)
         except IntegrityError:
             raise
         except Exception as error:
-            self._failed(flight, error)
+            self._failed(launched, error)
             return
         now = self._clock()
         self.failures_in_a_row = 0
-        self._results.accept(flight, sampled, now)
-        tokens = sum(len(row.tokens) for _, row in flight.rows)
-        spent = now - max(flight.launched_at, self._last_end)
+        self._results.accept(launched, sampled, now)
+        tokens = sum(len(row.tokens) for _, row in launched.rows)
+        elapsed = now - max(launched.launched_at, self._last_end)
         self._last_end = now
-        self.scheduler.pace.note(spent, tokens)
+        self.scheduler.timing.record(elapsed, tokens)
         self.metrics.add("steps")
-        self.metrics.observe("step_seconds", spent)
+        self.metrics.observe("step_seconds", elapsed)
         self.metrics.observe("step_tokens", tokens)
 
-    def _failed(self, flight: Flight, error: Exception) -> None:
-        log.exception("a step failed: its %d sequences end with an error", len(flight.rows))
+    def _failed(self, launched: LaunchedStep, error: Exception) -> None:
+        log.exception("a step failed: its %d sequences end with an error", len(launched.rows))
         self.failures_in_a_row += 1
         self.metrics.add("step_failures")
-        self._results.fail(flight, f"{type(error).__name__}: {error}", self._clock())
+        self._results.fail(launched, f"{type(error).__name__}: {error}", self._clock())
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -276,7 +278,7 @@ class Engine:
             request = self.requests.get(request_id)
             if request is not None and request.open and (request.deadline or now + 1) <= now:
                 self._results.end_request(
-                    request, FinishReason.DEADLINE, now, f"{request.ask.deadline_s:g} s passed"
+                    request, FinishReason.DEADLINE, now, f"{request.inputs.deadline_s:g} s passed"
                 )
 
     # Reporting.
@@ -295,11 +297,17 @@ class Engine:
         """Prometheus text. Safe to call from another thread: it reads copies and whole numbers."""
         self.metrics.counters["receipts_lost"] = self.receipts.lost
         requests = list(self.requests.values())
-        asked = [(r.ask.adapter, r.admitted_at is not None) for r in requests if r.ask.adapter]
+        adapters_in_use = [
+            (r.inputs.adapter, r.admitted_at is not None) for r in requests if r.inputs.adapter
+        ]
         lora = {
             "max_lora": str(self.config.max_adapter_slots),
-            "running_lora_adapters": ",".join(sorted({a for a, running in asked if running})),
-            "waiting_lora_adapters": ",".join(sorted({a for a, running in asked if not running})),
+            "running_lora_adapters": ",".join(
+                sorted({a for a, running in adapters_in_use if running})
+            ),
+            "waiting_lora_adapters": ",".join(
+                sorted({a for a, running in adapters_in_use if not running})
+            ),
         }
         by_state = Counter(state.state for state in self.adapters.states())
         gauges = {**self.gauges(), **(extra_gauges or {})}
@@ -325,8 +333,8 @@ class Engine:
                 held.extend(seq.blocks)
                 users.update([seq.handle.digest] if seq.handle else [])
                 self._check_owner(seq)
-                if (seq.stage is Stage.RUNNING) != (seq in self.scheduler.running):
-                    raise IntegrityError(f"sequence {seq.number} must not be {seq.stage} now")
+                if (seq.status is SequenceStatus.RUNNING) != (seq in self.scheduler.running):
+                    raise IntegrityError(f"sequence {seq.number} must not be {seq.status} now")
         self.pool.check_integrity(held)
         self.adapters.check_integrity(users)
         waiting = list(self.scheduler.waiting)
@@ -336,7 +344,7 @@ class Engine:
             )
 
     def _check_owner(self, seq: Sequence) -> None:
-        allowed = (seq.request.ask.namespace, PUBLIC)
+        allowed = (seq.request.inputs.namespace, PUBLIC)
         for block in seq.blocks:
             if self.pool.keys[block] is not None and self.pool.owners[block] not in allowed:
                 raise IntegrityError(f"sequence {seq.number} reads another tenant's block {block}")

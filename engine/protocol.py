@@ -1,6 +1,6 @@
 """Plain records between the gateway and the engine: requests, output and receipts for billing.
 
-Everything here is data. The wire format (msgpack over ZeroMQ) is in `engine/wire.py`, so that the
+Everything here is data. The wire format (msgpack over ZeroMQ) is in `engine/worker/wire.py`, so that the
 library needs neither package.
 """
 

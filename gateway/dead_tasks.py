@@ -8,19 +8,19 @@ from billing.payments.base import PaymentProvider
 from core import dead_letters
 from core.celery_queue import CeleryQueue
 from core.queue import TASKS, TaskContext, TaskQueue
+from gateway.cli.context import CommandContext
 from gateway.payments import make_payments
-from gateway.toolbox import Toolbox
 from gateway.worker import make_worker
 
 
-class _Here:
+class _LocalQueue:
     """Collects tasks to run in this process, for deployments without a broker."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[str, dict[str, Any]]] = []
+        self.enqueued: list[tuple[str, dict[str, Any]]] = []
 
     def enqueue(self, name: str, **arguments: Any) -> None:
-        self.sent.append((name, arguments))
+        self.enqueued.append((name, arguments))
 
     def start(self) -> None:
         return
@@ -29,7 +29,7 @@ class _Here:
         return
 
 
-def listed(tools: Toolbox) -> list[dict[str, Any]]:
+def list_dead_tasks(tools: CommandContext) -> list[dict[str, Any]]:
     with tools.database.read() as session:
         return [
             {
@@ -40,26 +40,26 @@ def listed(tools: Toolbox) -> list[dict[str, Any]]:
                 "died_at": letter.died_at.isoformat(),
                 "error": letter.error,
             }
-            for letter in dead_letters.waiting(session)
+            for letter in dead_letters.unreplayed(session)
         ]
 
 
-def replay(tools: Toolbox, ids: Iterable[int], prefix: str) -> int:
+def replay(tools: CommandContext, ids: Iterable[int], prefix: str) -> int:
     """Replays all dead letters when `ids` is empty. Returns how many were replayed. A task that
     fails again in this process becomes a new dead letter."""
-    chosen = list(ids) or None
-    here = _Here()
-    queue: TaskQueue = here
+    selected = list(ids) or None
+    local_queue = _LocalQueue()
+    queue: TaskQueue = local_queue
     if tools.settings.broker_url:
         queue = CeleryQueue(make_worker(tools.settings, prefix))
-    played = dead_letters.replay(tools.database, tools.clock, queue, chosen)
+    replayed = dead_letters.replay(tools.database, tools.clock, queue, selected)
     queue.stop()
     keep = dead_letters.keeper(tools.database, tools.clock)
     services: dict[type, object] = {PaymentProvider: make_payments(tools.settings)}
     context = TaskContext(tools.settings, tools.database, tools.clock, services)
-    for name, arguments in here.sent:
+    for name, arguments in local_queue.enqueued:
         try:
             TASKS[name](context, **arguments)
         except Exception as error:
             keep(TASKS[name], arguments, error, 1)
-    return played
+    return replayed

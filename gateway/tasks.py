@@ -9,10 +9,10 @@ from typing import Protocol
 
 import billing.tasks  # noqa: F401  registers billing's tasks
 import moderation.tasks  # noqa: F401  registers moderation's tasks
-from core.queue import InProcessQueue, OnDead, TaskContext
+from core.queue import DeadLetterHandler, InProcessQueue, TaskContext
 
 log = logging.getLogger("tollhouse.tasks")
-_TRY_EVERY_S = 2.0
+_RETRY_S = 2.0
 
 
 class Runner(Protocol):
@@ -35,10 +35,12 @@ class LeaderRunner:
     """Runs the schedule in exactly one of the gateway processes that share a data directory: the
     one that holds the file lock. The kernel releases it on exit, and another process takes over."""
 
-    def __init__(self, lock_file: Path, context: TaskContext, on_dead: OnDead) -> None:
+    def __init__(
+        self, lock_file: Path, context: TaskContext, on_dead_letter: DeadLetterHandler
+    ) -> None:
         self._lock_file = lock_file
         self._context = context
-        self._on_dead = on_dead
+        self._on_dead = on_dead_letter
         self._stopping = threading.Event()
         self._queue: InProcessQueue | None = None
         self._thread = threading.Thread(target=self._run, name="tollhouse-leader", daemon=True)
@@ -55,17 +57,17 @@ class LeaderRunner:
         self._lock_file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._lock_file, os.O_CREAT | os.O_RDWR, 0o600)
         try:
-            while not self._locked(descriptor):
-                if self._stopping.wait(_TRY_EVERY_S):
+            while not self._try_lock(descriptor):
+                if self._stopping.wait(_RETRY_S):
                     return
-            queue = InProcessQueue(self._context, on_dead=self._on_dead)
+            queue = InProcessQueue(self._context, on_dead_letter=self._on_dead)
             queue.start()
             self._stopping.wait()
             queue.stop()
         finally:
             os.close(descriptor)
 
-    def _locked(self, descriptor: int) -> bool:
+    def _try_lock(self, descriptor: int) -> bool:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

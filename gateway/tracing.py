@@ -16,26 +16,26 @@ from core import logs
 from core.errors import SettingError, TollhouseError
 from core.events import UsageEvent
 from core.settings import Settings
-from gateway.exchange import Exchange
-from gateway.metering.carrier import Books
-from gateway.metering.spool import Outgoing
+from gateway.http.exchange import Exchange
+from gateway.inference.surface import Surface
+from gateway.metering.batch_shippers import UsageSink
+from gateway.metering.spool import OutboxBatch
 from gateway.pipeline import Pipeline
-from gateway.surface import Surface
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer
 
 # Requests whose usage has not been recorded yet; beyond this the oldest are dropped.
-_MOST_WAITING = 50_000
+_MAX_PENDING = 50_000
 # Attribute of the pipeline, its method, and the name of its span.
 _STEPS = (
     ("auth", "principal", "auth"),
-    ("admission", "book", "admission"),
-    ("safety", "screen", "moderation"),
+    ("admission", "reserve", "admission"),
+    ("moderator", "screen", "moderation"),
     ("spool", "open", "opened"),
     ("", "_deliver", "engine"),
 )
-_TOLD = (
+_EVENT_ATTRIBUTES = (
     *("request_id", "tenant_id", "model", "engine_id", "finish_reason"),
     *("input_tokens", "cached_tokens", "output_tokens", "waived_tokens"),
 )
@@ -62,42 +62,42 @@ def make_tracer(settings: Settings) -> "Tracer | None":
     return provider.get_tracer("tollhouse")
 
 
-class Follower:
+class RequestTracer:
     """Starts this process's spans and tracks requests whose usage is not recorded yet."""
 
     def __init__(self, tracer: "Tracer") -> None:
         self._tracer = tracer
-        self._waiting: OrderedDict[str, SpanContext] = OrderedDict()
+        self._pending: OrderedDict[str, SpanContext] = OrderedDict()
 
-    def follow(self, pipeline: Pipeline) -> None:
-        for part, name, words in _STEPS:
+    def instrument(self, pipeline: Pipeline) -> None:
+        for part, name, span_name in _STEPS:
             owner = getattr(pipeline, part) if part else pipeline
-            setattr(owner, name, self._timed(getattr(owner, name), words))
-        for owner, name, around in (
-            (pipeline, "serve", self._served(pipeline.serve)),
-            (pipeline.spool, "close", self._metered(pipeline.spool.close)),
-            (pipeline.spool, "close_soon", self._metered_soon(pipeline.spool.close_soon)),
+            setattr(owner, name, self._wrap_step(getattr(owner, name), span_name))
+        for owner, name, wrapper in (
+            (pipeline, "serve", self._wrap_serve(pipeline.serve)),
+            (pipeline.spool, "close", self._wrap_close(pipeline.spool.close)),
+            (pipeline.spool, "close_soon", self._wrap_close_soon(pipeline.spool.close_soon)),
         ):
-            setattr(owner, name, around)
+            setattr(owner, name, wrapper)
 
-    def books(self, books: Books) -> Books:
-        return _FollowedBooks(books, self)
+    def usage_sink(self, usage_sink: UsageSink) -> UsageSink:
+        return _TracedSink(usage_sink, self)
 
-    def recorded(self, batch: Outgoing, began_ns: int) -> None:
+    def recorded(self, batch: OutboxBatch, started_ns: int) -> None:
         """Add a `ledger` span to each traced request whose usage the batch commits."""
         from opentelemetry import trace
 
         for event in batch.usage:
-            parent = self._waiting.pop(event.request_id, None)
+            parent = self._pending.pop(event.request_id, None)
             if parent is None:
                 continue
             context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
-            span = self._tracer.start_span("ledger", context, start_time=began_ns)
+            span = self._tracer.start_span("ledger", context, start_time=started_ns)
             span.set_attribute("tollhouse.request_id", event.request_id)
             span.set_attribute("tollhouse.batch", len(batch.usage))
             span.end()
 
-    def _served(
+    def _wrap_serve(
         self, serve: Callable[[Surface, Exchange], Awaitable[None]]
     ) -> Callable[[Surface, Exchange], Awaitable[None]]:
         from opentelemetry.trace import SpanKind
@@ -106,7 +106,7 @@ class Follower:
         propagator = TraceContextTextMapPropagator()
 
         @functools.wraps(serve)
-        async def _around(surface: Surface, exchange: Exchange) -> None:
+        async def _wrapper(surface: Surface, exchange: Exchange) -> None:
             carrier = {
                 name: exchange.headers[name.encode()].decode("ascii", "replace")
                 for name in ("traceparent", "tracestate")
@@ -126,42 +126,42 @@ class Follower:
                 finally:
                     _root.reset(token)
 
-        return _around
+        return _wrapper
 
-    def _timed(self, call: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Any]:
+    def _wrap_step(self, call: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Any]:
         @functools.wraps(call)
-        async def _around(*given: Any, **named: Any) -> Any:
+        async def _wrapper(*args: Any, **kwargs: Any) -> Any:
             with self._span(name):
-                return await call(*given, **named)
+                return await call(*args, **kwargs)
 
-        return _around
+        return _wrapper
 
-    def _metered(self, close: Callable[..., Awaitable[None]]) -> Callable[..., Any]:
+    def _wrap_close(self, close: Callable[..., Awaitable[None]]) -> Callable[..., Any]:
         @functools.wraps(close)
-        async def _around(event: UsageEvent, *given: Any, **named: Any) -> None:
-            self._ended(event)
+        async def _wrapper(event: UsageEvent, *args: Any, **kwargs: Any) -> None:
+            self._set_usage(event)
             with self._span("metering"):
-                await close(event, *given, **named)
+                await close(event, *args, **kwargs)
 
-        return _around
+        return _wrapper
 
-    def _metered_soon(self, close_soon: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_close_soon(self, close_soon: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(close_soon)
-        def _around(event: UsageEvent, *given: Any, **named: Any) -> None:
-            self._ended(event)
-            close_soon(event, *given, **named)
+        def _wrapper(event: UsageEvent, *args: Any, **kwargs: Any) -> None:
+            self._set_usage(event)
+            close_soon(event, *args, **kwargs)
 
-        return _around
+        return _wrapper
 
-    def _ended(self, event: UsageEvent) -> None:
+    def _set_usage(self, event: UsageEvent) -> None:
         """Set the usage on the request's span and wait for its commit to the ledger."""
         root = _root.get()
         if root is None:
             return
-        self._waiting[event.request_id] = root.get_span_context()
-        if len(self._waiting) > _MOST_WAITING:
-            self._waiting.popitem(last=False)
-        for name in _TOLD:
+        self._pending[event.request_id] = root.get_span_context()
+        if len(self._pending) > _MAX_PENDING:
+            self._pending.popitem(last=False)
+        for name in _EVENT_ATTRIBUTES:
             root.set_attribute(f"tollhouse.{name}", getattr(event, name))
         root.set_attribute("http.response.status_code", event.status)
 
@@ -185,12 +185,12 @@ class Follower:
                 raise
 
 
-class _FollowedBooks:
-    def __init__(self, books: Books, follower: Follower) -> None:
-        self._books = books
-        self._follower = follower
+class _TracedSink:
+    def __init__(self, usage_sink: UsageSink, request_tracer: RequestTracer) -> None:
+        self._usage_sink = usage_sink
+        self._request_tracer = request_tracer
 
-    def record(self, batch: Outgoing) -> None:
-        began_ns = time.time_ns()
-        self._books.record(batch)
-        self._follower.recorded(batch, began_ns)
+    def record(self, batch: OutboxBatch) -> None:
+        started_ns = time.time_ns()
+        self._usage_sink.record(batch)
+        self._request_tracer.recorded(batch, started_ns)

@@ -23,44 +23,44 @@ from core.dead_letters import keeper
 from core.errors import SettingError
 from core.queue import TaskContext
 from core.settings import Settings
-from core.tenants.keyring import Keyring
+from core.tenants.key_cache import KeyCache
 from core.tenants.operator import operator_token
 from core.tenants.roles import Roles
+from gateway.admission.limiter import Limiter
+from gateway.admission.prices import PriceList
+from gateway.admission.rejection_counter import RejectionCounter
+from gateway.admission.request import Admission
+from gateway.admission.reservation import LimitedAdmission
 from gateway.auth.attempts import FailedAttempts
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.key_watch import watch_keys
 from gateway.auth.single_sign_on import SingleSignOn
 from gateway.batches.runner import BatchRunner
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.view import CatalogView
-from gateway.engines.clients import Engines, make_engines
-from gateway.engines.upstreams import read_upstreams
-from gateway.limits.admission import Admission
-from gateway.limits.booking import LimitedAdmission
-from gateway.limits.limiter import Limiter
-from gateway.limits.price_list import PriceList
-from gateway.limits.refusal_tally import RefusalTally
-from gateway.metering.books import SqlBooks
-from gateway.metering.carrier import Helper
+from gateway.catalog.refresher import CatalogRefresher
+from gateway.inference.registry import batch_surfaces
+from gateway.metering.batch_shippers import ProcessShipper
 from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile
-from gateway.on_change import on_change
+from gateway.metering.usage_sink import SqlUsageSink
 from gateway.payments import make_payments
-from gateway.pipeline import Limits, Pipeline
-from gateway.routing.adapter_keeper import AdapterKeeper
+from gateway.pipeline import Pipeline, RequestLimits
+from gateway.refresh import refresh_on_change
+from gateway.routing.adapter_preloader import AdapterPreloader
 from gateway.routing.engine_view import EngineView
 from gateway.routing.fallbacks import Fallbacks, read_fallbacks
 from gateway.routing.hung_engines import HungEngines
 from gateway.routing.router import Router
-from gateway.safety.decisions import DecisionLog, record_secret
-from gateway.safety.desk import NoSafetyDesk, SafetyDesk
-from gateway.safety.moderating import ModerationDesk
-from gateway.safety.opinions import SecondOpinions, make_opinions, read_guards
-from gateway.safety.policy_view import PolicyView
-from gateway.surfaces.inventory import batch_surfaces
+from gateway.screening.decisions import DecisionLog, record_secret
+from gateway.screening.moderator import Moderator, NoModeration
+from gateway.screening.policy_view import PolicyView
+from gateway.screening.second_opinions import SecondOpinions, make_second_opinions, read_guards
+from gateway.screening.tenant_moderator import TenantModerator
 from gateway.tasks import LeaderRunner, NoRunner, Runner
-from gateway.tracing import Follower, make_tracer
+from gateway.tracing import RequestTracer, make_tracer
+from gateway.upstreams.clients import Engines, make_engines
+from gateway.upstreams.config import read_upstreams
 from moderation.classifiers.load import load_classifier
 from moderation.screener import Screener
 
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 log = logging.getLogger("tollhouse.wiring")
-_RECOVERY_S = 60.0
+_RECOVERY_TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -78,19 +78,19 @@ class Services:
     settings: Settings
     clock: Clock
     database: Database
-    keyring: Keyring
+    key_cache: KeyCache
     roles: Roles
     operator_token: str
     single_sign_on: SingleSignOn | None
     counters: Counters
     limiter: Limiter
-    tally: RefusalTally
+    tally: RejectionCounter
     catalog: Catalog
-    adapters: CatalogView
+    adapters: CatalogRefresher
     prices: PriceList
     router: Router
     engines: EngineView
-    keeper: AdapterKeeper
+    keeper: AdapterPreloader
     spool: Spool
     shipper: Shipper
     recovery: Recovery
@@ -115,7 +115,7 @@ class Services:
         await asyncio.to_thread(self.adapters.refresh)
         await asyncio.to_thread(self.policies.refresh)
         await asyncio.to_thread(self.engines.refresh)
-        self._run(watch_keys(self.keyring, self.stopping), "keys")
+        self._run(watch_keys(self.key_cache, self.stopping), "keys")
         self._run(self.recovery.run(), "recovery")
         self._run(self.prices.run(), "prices")
         for refresh, what in (
@@ -123,7 +123,7 @@ class Services:
             (self.policies.refresh, "policies"),
             (self.engines.refresh, "engines"),
         ):
-            self._run(on_change(self.keyring, refresh, what), what)
+            self._run(refresh_on_change(self.key_cache, refresh, what), what)
         self._run(self.keeper.run(), "adapters-ready")
         self._run(HungEngines(self.router).run(), "hung-engines")
         self._run(self.limiter.run(), "leases")
@@ -143,7 +143,7 @@ class Services:
         await self.limiter.close()
         await asyncio.to_thread(self.tally.flush)
         await self.opinions.close()
-        self.pipeline.safety.close()
+        self.pipeline.moderator.close()
         self.spool.flush()
         await asyncio.to_thread(self.shipper.stop)
         await asyncio.to_thread(self.tasks.stop)
@@ -164,7 +164,7 @@ class Services:
         """Start after recovery has read the spools of dead processes; batch lines that they had
         answered would otherwise run again."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.recovery.looked.wait(), _RECOVERY_S)
+            await asyncio.wait_for(self.recovery.first_round_done.wait(), _RECOVERY_TIMEOUT_S)
         await self.batches.run()
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -177,22 +177,22 @@ def build(
     clock: Clock | None = None,
     engines: Engines | None = None,
     admission: Admission | None = None,
-    safety: SafetyDesk | None = None,
+    moderator: Moderator | None = None,
     tracer: "Tracer | None" = None,
 ) -> Services:
     """Arguments override the services built from the settings; tests and benchmarks use them."""
     clock = clock or SystemClock()
     token = operator_token(settings)
     database = Database(settings.effective_database_url)
-    keyring = Keyring(database, clock)
+    key_cache = KeyCache(database, clock)
     counters = make_counters(settings, clock)
     spool = Spool(SpoolFile(_spool_path(settings)))
     router = Router(clock, cold_start_s=settings.cold_start_s)
     if engines is None:
-        found = read_upstreams(settings.upstreams)
+        upstreams = read_upstreams(settings.upstreams)
         engines = make_engines(
             settings,
-            found,
+            upstreams,
             lambda receipt: router.acknowledge_soon(receipt.request_id),
             router.index.apply,
             counters,
@@ -200,11 +200,11 @@ def build(
     for name, clients in engines.clients.items():
         router.add(name, clients)
     catalog = Catalog(engines.models)
-    books = SqlBooks(database, clock)
+    usage_sink = SqlUsageSink(database, clock)
     tracer = tracer or make_tracer(settings)
-    follower = Follower(tracer) if tracer is not None else None
+    request_tracer = RequestTracer(tracer) if tracer is not None else None
     prices = PriceList(database, clock)
-    tally = RefusalTally(database, clock)
+    tally = RejectionCounter(database, clock)
     limiter = Limiter(
         counters,
         clock,
@@ -215,14 +215,14 @@ def build(
     )
     screener = Screener(load_classifier()) if settings.moderation == "on" else None
     policies = PolicyView(database)
-    opinions = make_opinions(read_guards(settings.guards), catalog, router, clock)
+    opinions = make_second_opinions(read_guards(settings.guards), catalog, router, clock)
     payments = make_payments(settings)
     pipeline = Pipeline(
-        auth=Authenticator(keyring, FailedAttempts(counters, clock)),
+        auth=Authenticator(key_cache, FailedAttempts(counters, clock)),
         catalog=catalog,
         admission=admission or LimitedAdmission(limiter, prices, clock),
-        safety=safety
-        or make_safety(
+        moderator=moderator
+        or make_moderator(
             screener,
             policies,
             clock,
@@ -233,15 +233,15 @@ def build(
         fallbacks=Fallbacks(catalog, read_fallbacks(settings.fallbacks)),
         spool=spool,
         clock=clock,
-        limits=Limits(settings.max_body_mb * 2**20, settings.request_timeout_s),
+        limits=RequestLimits(settings.max_body_mb * 2**20, settings.request_timeout_s),
     )
-    if follower is not None:
-        follower.follow(pipeline)
+    if request_tracer is not None:
+        request_tracer.instrument(pipeline)
     return Services(
         settings=settings,
         clock=clock,
         database=database,
-        keyring=keyring,
+        key_cache=key_cache,
         roles=Roles(database),
         operator_token=token,
         single_sign_on=SingleSignOn(settings, clock, token) if settings.oidc_issuer else None,
@@ -249,21 +249,21 @@ def build(
         limiter=limiter,
         tally=tally,
         catalog=catalog,
-        adapters=CatalogView(database, catalog),
+        adapters=CatalogRefresher(database, catalog),
         prices=prices,
         router=router,
         engines=EngineView(database, router),
-        keeper=AdapterKeeper(router, catalog, database, clock),
+        keeper=AdapterPreloader(router, catalog, database, clock),
         spool=spool,
         shipper=(
-            Shipper(spool, follower.books(books))
-            if follower
-            else Shipper(spool, books, _helper(settings, spool, clock))
+            Shipper(spool, request_tracer.usage_sink(usage_sink))
+            if request_tracer
+            else Shipper(spool, usage_sink, _make_helper(settings, spool, clock))
         ),
         recovery=Recovery(
             spool.file.path.parent,
             spool.file.path,
-            books,
+            usage_sink,
             router,
             clock,
             longest_life_s=settings.request_timeout_s,
@@ -282,7 +282,7 @@ def build(
             pipeline.serve,
             batch_surfaces(),
             at_once=settings.batch_concurrency,
-            most_line_bytes=settings.max_body_mb * 2**20,
+            max_line_bytes=settings.max_body_mb * 2**20,
         ),
         opinions=opinions,
     )
@@ -309,24 +309,24 @@ def make_tasks(
     return LeaderRunner(settings.data_dir / "tasks.lock", context, keeper(database, clock))
 
 
-def make_safety(
+def make_moderator(
     screener: Screener | None,
     policies: PolicyView,
     clock: Clock,
     log: DecisionLog,
     opinions: SecondOpinions,
-) -> SafetyDesk:
+) -> Moderator:
     if screener is None:
-        return NoSafetyDesk()
-    return ModerationDesk(screener, policies, clock, log, opinions)
+        return NoModeration()
+    return TenantModerator(screener, policies, clock, log, opinions)
 
 
-def _helper(settings: Settings, spool: Spool, clock: Clock) -> Helper | None:
+def _make_helper(settings: Settings, spool: Spool, clock: Clock) -> ProcessShipper | None:
     """None with an injected clock, which a helper process cannot share."""
     if not isinstance(clock, SystemClock):
         return None
     url = settings.effective_database_url
-    return Helper(spool.file.path, url, settings.log_level, settings.log_format)
+    return ProcessShipper(spool.file.path, url, settings.log_level, settings.log_format)
 
 
 def _spool_path(settings: Settings) -> Path:

@@ -6,10 +6,10 @@ from core.database import Base
 
 MODEL_MODULES = (
     "core.tenants.models",
-    "core.queue_models",
+    "core.dead_letter_models",
     "core.batches.models",
     "core.idempotency",
-    "core.drains",
+    "core.engine_drains",
     "billing.models",
     "moderation.models",
 )

@@ -13,7 +13,7 @@ from core.tenants.scope import TenantScope
 from moderation.models import Appeal, Decision
 from moderation.strikes import void
 
-LONGEST_REASON = 2_000
+MAX_REASON_LENGTH = 2_000
 STATUSES = ("open", "granted", "denied")
 
 
@@ -26,8 +26,8 @@ def open_appeal(
     direction: str = "input",
 ) -> Appeal:
     """File an appeal against a decision, with a reason. A decision has at most one appeal."""
-    if not reason.strip() or len(reason) > LONGEST_REASON:
-        raise BadRequest(f"reason must have 1 to {LONGEST_REASON} characters.", param="reason")
+    if not reason.strip() or len(reason) > MAX_REASON_LENGTH:
+        raise BadRequest(f"reason must have 1 to {MAX_REASON_LENGTH} characters.", param="reason")
     _decision(session, scope, request_id, direction)
     known = session.scalars(
         select(Appeal).where(Appeal.request_id == request_id, Appeal.direction == direction)
@@ -67,7 +67,7 @@ def decide(
     appeal.status = "granted" if grant else "denied"
     appeal.decided_at = clock.now()
     appeal.decided_by = scope.actor
-    appeal.answer = answer[:LONGEST_REASON]
+    appeal.answer = answer[:MAX_REASON_LENGTH]
     if grant:
         void(session, appeal.request_id, clock)
     session.flush()

@@ -25,12 +25,12 @@ _log = logging.getLogger(__name__)
 OUTPUT_WINDOW = 400
 # Before the first checkpoint, text is released if its score is below this share of the threshold
 # that would block it.
-_EARLY_SHARE = 0.5
+_EARLY_FACTOR = 0.5
 # View characters kept before the last final offset, for word boundaries.
 _CONTEXT = 64
-_SURPLUS = 2_048
+_MAX_KEPT = 2_048
 # Most checkpoints of one chunk that are scored together; bounds the scores that a block discards.
-_AT_ONCE = 16
+_MAX_BATCH = 16
 _SPACE = re.compile(r"\s")
 
 
@@ -94,7 +94,7 @@ class Channel:
         self._waiting: list[Span] = []
         self._coming: Successive | None = None
         self._toothless = policy.shadow or policy.mode is Mode.ASYNC
-        gates = self._enforced(self._screen.strictest) >= Action.REDACT
+        gates = self._effective_action(self._screen.strictest) >= Action.REDACT
         self._gated = gates and screener.classifier is not None
 
     @property
@@ -105,8 +105,8 @@ class Channel:
     def feed(self, text: str) -> Release:
         self._raw += text
         begin, places = 0, checkpoints(text, self._checked, self._length)
-        for first in range(0, len(places), _AT_ONCE):
-            group = places[first : first + _AT_ONCE]
+        for first in range(0, len(places), _MAX_BATCH):
+            group = places[first : first + _MAX_BATCH]
             pieces = [text[start:end] for start, end in pairwise((begin, *group))]
             begin = group[-1]
             folded = [(fold(piece), len(piece)) for piece in pieces]
@@ -117,7 +117,7 @@ class Channel:
                     return stopped
         if begin < len(text):
             self._push(fold(text[begin:]), len(text) - begin)
-        return Release(self._early())
+        return Release(self._release_early())
 
     def _windows(self, pieces: Sequence[str]) -> Successive | None:
         """The windows that end at the checkpoints of the folded `pieces`."""
@@ -144,7 +144,7 @@ class Channel:
             view = self._fold.view()
             self._loose.push(view.text[known:], view.starts[known:], view.ends[known:])
 
-    def _enforced(self, action: Action) -> Action:
+    def _effective_action(self, action: Action) -> Action:
         return min(action, Action.ANNOTATE) if self._toothless else action
 
     def _check(self, final: bool) -> Release | None:
@@ -157,10 +157,10 @@ class Channel:
             _log.error("the output rules failed: %s", type(error).__name__)
             self._findings.fail(self._policy, Stage.RULES)
             scan = _Scan((), self._length, self._length)
-            if not self._policy.open_on(Stage.RULES) and not self._toothless:
+            if not self._policy.fails_open(Stage.RULES) and not self._toothless:
                 return Release("", blocked=True)
         passed = self._judge(final)
-        stops = [s.start for s in scan.spans if self._stops(s) and s.start < self._settled]
+        stops = [s.start for s in scan.spans if self._blocks(s) and s.start < self._settled]
         if not passed:
             return Release("", blocked=True)
         if stops:
@@ -172,25 +172,25 @@ class Channel:
     def _forget(self) -> None:
         """Drop text that no rule and no window will read again, so that memory stays bounded."""
         plain = self._fold.view()
-        if len(plain.text) <= OUTPUT_WINDOW + _SURPLUS:
+        if len(plain.text) <= OUTPUT_WINDOW + _MAX_KEPT:
             return
         settled = bisect_left(plain.starts, self._settled) - _CONTEXT
         surplus = min(settled, len(plain.text) - OUTPUT_WINDOW)
-        if surplus > _SURPLUS:
+        if surplus > _MAX_KEPT:
             self._fold.drop(surplus)
             self._loose.drop(bisect_left(self._loose.view().starts, self._settled) - _CONTEXT)
 
-    def _stops(self, span: Span) -> bool:
-        return self._enforced(span.action) is Action.BLOCK
+    def _blocks(self, span: Span) -> bool:
+        return self._effective_action(span.action) is Action.BLOCK
 
     def _record(self, scan: _Scan, final: bool) -> None:
         if not scan.spans:
             self._settled = max(self._length if final else scan.hold, self._settled)
             return
-        settled = self._length if final else _before_straddlers(scan.spans, scan.hold)
+        settled = self._length if final else _before_cut_spans(scan.spans, scan.hold)
         fresh = [span for span in scan.spans if self._settled <= span.start < settled]
         self._findings.add_spans(fresh, "plain")
-        self._waiting += [s for s in fresh if self._enforced(s.action) >= Action.REDACT]
+        self._waiting += [s for s in fresh if self._effective_action(s.action) >= Action.REDACT]
         self._settled = max(settled, self._settled)
 
     def _judge(self, final: bool) -> bool:
@@ -205,8 +205,8 @@ class Channel:
         except Exception as error:
             _log.error("the classifier failed: %s", type(error).__name__)
             self._findings.fail(self._policy, Stage.CLASSIFIER)
-            return self._policy.open_on(Stage.CLASSIFIER) or self._toothless
-        action = self._enforced(action)
+            return self._policy.fails_open(Stage.CLASSIFIER) or self._toothless
+        action = self._effective_action(action)
         if action is Action.REDACT:
             cut = Span(self._index, start, self._length, "redacted", "classifier", action)
             self._waiting.append(cut)
@@ -239,7 +239,11 @@ class Channel:
                 known = self._length if self._loose.open_from is None else self._loose.open_from
                 at = _original(loose, self._screen.loose_terms.hold(loose.text, begin), known)
                 hold = min(hold, at)
-                strict = min(strict, at) if self._enforced(self._screen.terms.acts) > 1 else strict
+                strict = (
+                    min(strict, at)
+                    if self._effective_action(self._screen.terms.strictest_action) > 1
+                    else strict
+                )
         if spans:
             spans = without_allowed(self._screen, plain, lowered, _distinct(spans))
         return _Scan(spans, hold, strict)
@@ -249,12 +253,15 @@ class Channel:
         rule that redacts or blocks."""
         text = plain.text
         rules = [
-            (each.hold(text, start), self._enforced(each.acts) > Action.ANNOTATE)
-            for each in self._screen.holders
+            (
+                each.hold(text, start),
+                self._effective_action(each.strictest_action) > Action.ANNOTATE,
+            )
+            for each in self._screen.hold_matchers
         ]
         if self._screen.has_terms:
             terms = self._screen.terms
-            acting = self._enforced(terms.acts) > Action.ANNOTATE
+            acting = self._effective_action(terms.strictest_action) > Action.ANNOTATE
             rules.append((terms.hold(lowered, start), acting))
             # A hit that may still be part of an allowed phrase is not cut out yet.
             rules.append((self._screen.allowed.hold(lowered, start), True))
@@ -262,10 +269,10 @@ class Channel:
         strict = min([at for at, acting in rules if acting], default=len(text))
         return _original(plain, hold, self._length), _original(plain, strict, self._length)
 
-    def _early(self) -> str:
+    def _release_early(self) -> str:
         """Release the text that is safe between checkpoints."""
         if self._policy.mode is Mode.ASYNC:
-            return self._take(self._length)
+            return self._consume(self._length)
         if self._policy.mode is Mode.FULL:
             return ""
         limit = self._checked if self._gated else self._length
@@ -279,25 +286,25 @@ class Channel:
         scores = self._score().scores
         for name, each in self._screen.categories.items():
             for threshold in (each.redact, each.block):
-                if threshold is not None and scores[name] >= _EARLY_SHARE * threshold:
+                if threshold is not None and scores[name] >= _EARLY_FACTOR * threshold:
                     return False
         return True
 
     def _emit(self, scan: _Scan, limit: int) -> str:
         """Release text up to `limit`, with redactions applied and never part of a cut-out span."""
-        strict = [s for s in scan.spans if self._enforced(s.action) >= Action.REDACT]
+        strict = [s for s in scan.spans if self._effective_action(s.action) >= Action.REDACT]
         strict = [s for s in _distinct([*self._waiting, *strict]) if s.end > self._released]
-        limit = min(limit, scan.strict_hold, *(s.start for s in strict if self._stops(s)))
-        limit = _before_straddlers(strict, limit)
+        limit = min(limit, scan.strict_hold, *(s.start for s in strict if self._blocks(s)))
+        limit = _before_cut_spans(strict, limit)
         pieces = []
         for start, end, category in merged(s for s in strict if s.start < limit):
-            pieces += [self._take(start), f"[{category.upper()}]"]
-            self._take(end)
-        pieces.append(self._take(limit))
+            pieces += [self._consume(start), f"[{category.upper()}]"]
+            self._consume(end)
+        pieces.append(self._consume(limit))
         self._waiting = [span for span in self._waiting if span.end > self._released]
         return "".join(pieces)
 
-    def _take(self, until: int) -> str:
+    def _consume(self, until: int) -> str:
         count = max(0, until - self._released)
         taken, self._raw = self._raw[:count], self._raw[count:]
         self._released += len(taken)
@@ -308,7 +315,7 @@ def _original(view: View, index: int, end: int) -> int:
     return view.starts[index] if index < len(view.starts) else end
 
 
-def _before_straddlers(spans: Sequence[Span], limit: int) -> int:
+def _before_cut_spans(spans: Sequence[Span], limit: int) -> int:
     """Move a limit back before every span that it would split."""
     for span in sorted(spans, key=lambda each: -each.start):
         if span.start < limit < span.end:

@@ -6,7 +6,7 @@ Cyrillic, Greek, Armenian and Cherokee look-alikes, small capitals and turned le
 
 from typing import Final
 
-_DRAWN_LIKE: Final = {
+_BY_LATIN_LETTER: Final = {
     '"': "“”„",
     "'": "‘’‚‛",
     "-": "‐‒–—−",
@@ -74,5 +74,5 @@ _DRAWN_LIKE: Final = {
 }
 
 LOOKALIKES: Final = {
-    character: latin for latin, characters in _DRAWN_LIKE.items() for character in characters
+    character: latin for latin, characters in _BY_LATIN_LETTER.items() for character in characters
 }

@@ -9,7 +9,7 @@ from typing import Final
 
 from moderation.categories import HEADS, SCORED
 
-_WITHOUT_CUE: Final = 0.1
+_NO_CUE_FACTOR: Final = 0.1
 
 _THREAT = re.compile(
     r"\b(?:kill|murder|shoot|stab|hang|lynch|burn|gas|beat|hurt|exterminate|execute|rape|slaughter"
@@ -53,11 +53,11 @@ _CUES: Final = {
     "violence/graphic": _GRAPHIC,
 }
 _HEADS_OF: Final = tuple((name, HEADS.index(name.partition("/")[0])) for name in SCORED)
-_ANYWHERE: Final = {
+_SEARCH_ANYWHERE: Final = {
     cue: re.compile(cue.pattern.replace(r"\b", ""), cue.flags) for cue in _CUES.values()
 }
 # Below this head score a sub-category is negligible and its cue is not searched for.
-_WORTH_A_LOOK: Final = 0.1
+_MIN_HEAD_SCORE: Final = 0.1
 
 
 class PossibleCues:
@@ -73,7 +73,7 @@ class PossibleCues:
     def __contains__(self, cue: re.Pattern[str]) -> bool:
         found = self._found.get(cue)
         if found is None:
-            found = self._found[cue] = _ANYWHERE[cue].search(self._lowered) is not None
+            found = self._found[cue] = _SEARCH_ANYWHERE[cue].search(self._lowered) is not None
         return found
 
 
@@ -88,9 +88,9 @@ def openai_scores(
     lowered = ""
     for name, cue in _CUES.items():
         score = scores[name]
-        if score >= _WORTH_A_LOOK and (possible is None or cue in possible):
+        if score >= _MIN_HEAD_SCORE and (possible is None or cue in possible):
             lowered = lowered or text.lower()
             if cue.search(lowered):
                 continue
-        scores[name] = score * _WITHOUT_CUE
+        scores[name] = score * _NO_CUE_FACTOR
     return scores

@@ -27,12 +27,12 @@ class DryRun:
         return sum(n for (was, would), n in self.changes.items() if was != would)
 
 
-def dry_run(policy: Policy, found: Iterable[Decision], examples: int = 20) -> DryRun:
+def dry_run(policy: Policy, decisions: Iterable[Decision], examples: int = 20) -> DryRun:
     """Decide recorded requests again under `policy`, ignoring its `shadow`."""
     counts: Counter[tuple[str, str]] = Counter()
     changed: list[str] = []
     decided = 0
-    for decision in found:
+    for decision in decisions:
         decided += 1
         would = decide_again(policy, decision).word
         counts[decision.action, would] += 1

@@ -34,17 +34,17 @@ _STRETCHED: Final = 3
 _SAME = re.compile(r"(?is)(.)\1*")
 _BESIDE_LETTER = re.compile(r"[A-Za-z][013457@8$!|+€£¢]|[013457@8$!|+€£¢][A-Za-z]")
 # At least three single letters with the same sign between them: "k.i.l.l", "k i l l".
-_BETWEEN: Final = " .-_*~/"
+_SEPARATORS: Final = " .-_*~/"
 _LETTER = r"[A-Za-z013457@8$!|+€£¢]"
 _SPELLED = re.compile(rf"([.\-_*~/]){_LETTER}\1{_LETTER}(?![A-Za-z0-9])")
 _SPELLED_APART = re.compile(rf" {_LETTER} {_LETTER}(?![A-Za-z0-9])")
-_LEAST_SPELLED: Final = 3
+_MIN_SPELLED: Final = 3
 # Plain searches for each are several times as fast as one pattern with a back-reference.
 _TRIPLES: Final = tuple(letter * _STRETCHED for letter in "abcdefghijklmnopqrstuvwxyz")
 # A cache of words that do not change, so that most words are examined once.
-_CALM: set[str] = set()
-_MOST_CALM: Final = 30_000
-_LONGEST_CALM: Final = 24
+_UNCHANGED: set[str] = set()
+_MAX_UNCHANGED: Final = 30_000
+_MAX_UNCHANGED_LENGTH: Final = 24
 
 
 def loosen_text(text: str) -> str:
@@ -88,11 +88,11 @@ class LooseStream:
                 place += 1
                 continue
             self._take((character, starts[place], ends[place]))
-            place = self._past_run(text, starts, ends, place) + 1
+            place = self._skip_run(text, starts, ends, place) + 1
 
     def _take(self, found: tuple[str, int, int]) -> None:
         if self._waiting is not None:
-            self._settle(self._waiting, found[0])
+            self._append_final(self._waiting, found[0])
         self._waiting = found
         self._in_word = found[0].isalnum()
 
@@ -106,35 +106,35 @@ class LooseStream:
             spell.append(found)
             return True
         if len(spell) % 2:  # a letter was last
-            if character in _BETWEEN and (len(spell) < 2 or character == spell[1][0]):
+            if character in _SEPARATORS and (len(spell) < 2 or character == spell[1][0]):
                 spell.append(found)
                 return True
-            self._unspell(word_goes_on=character.isalnum())
+            self._flush_spelled(word_goes_on=character.isalnum())
             return False
         if not letter:
-            self._unspell(word_goes_on=False)
+            self._flush_spelled(word_goes_on=False)
             return False
         spell.append(found)
-        if self._joining or len(spell) >= 2 * _LEAST_SPELLED + 1:
+        if self._joining or len(spell) >= 2 * _MIN_SPELLED + 1:
             # Known to be spelled: only its last letters are held, so that memory stays bounded.
             self._joining = True
             self._take(spell[0])
             del spell[:2]
         return True
 
-    def _unspell(self, *, word_goes_on: bool) -> None:
+    def _flush_spelled(self, *, word_goes_on: bool) -> None:
         """Finish the held characters: joined if they are a spelled word, otherwise unchanged."""
         spell, self._spell = self._spell, []
         # In "k i l l them" neither the t nor the space before it is part of the spelled word.
         tail = 2 if word_goes_on and len(spell) > 1 else 1 - len(spell) % 2
         letters = spell[: len(spell) - tail]
-        if self._joining or len(letters) >= 2 * _LEAST_SPELLED - 1:
+        if self._joining or len(letters) >= 2 * _MIN_SPELLED - 1:
             letters = letters[::2]
         for each in (*letters, *spell[len(spell) - tail :]):
             self._take(each)
         self._joining = False
 
-    def _past_run(self, text: str, starts: Sequence[int], ends: Sequence[int], place: int) -> int:
+    def _skip_run(self, text: str, starts: Sequence[int], ends: Sequence[int], place: int) -> int:
         """Skip to the last character of a long run of one letter: only its two ends matter."""
         run = self._run
         if len(run) < _STRETCHED or lower(text[place]) != run[0][0]:
@@ -147,13 +147,13 @@ class LooseStream:
         return last
 
     def finish(self) -> None:
-        self._unspell(word_goes_on=False)
+        self._flush_spelled(word_goes_on=False)
         if self._waiting is not None:
-            self._settle(self._waiting, " ")
+            self._append_final(self._waiting, " ")
             self._waiting = None
         self._close_run()
 
-    def _settle(self, waiting: tuple[str, int, int], following: str) -> None:
+    def _append_final(self, waiting: tuple[str, int, int], following: str) -> None:
         character, start, end = waiting
         letter = LEET.get(character)
         if letter is not None and self._reads_as_letter(following):
@@ -210,13 +210,15 @@ def _is_letter(character: str) -> bool:
 def may_change(text: str) -> bool:
     """Whether the loose view may differ: a cheap check with false positives."""
     runs = text.split()
-    if not _CALM.issuperset(runs):
-        new = set(runs) - _CALM
+    if not _UNCHANGED.issuperset(runs):
+        new = set(runs) - _UNCHANGED
         if _runs_may_change("\n".join(new)):
             return True
-        if len(_CALM) + len(new) > _MOST_CALM:
-            _CALM.clear()
-        _CALM.update([run for run in new if len(run) <= _LONGEST_CALM][:_MOST_CALM])
+        if len(_UNCHANGED) + len(new) > _MAX_UNCHANGED:
+            _UNCHANGED.clear()
+        _UNCHANGED.update(
+            [run for run in new if len(run) <= _MAX_UNCHANGED_LENGTH][:_MAX_UNCHANGED]
+        )
     return _SPELLED_APART.search(text) is not None
 
 

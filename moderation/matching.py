@@ -12,7 +12,7 @@ from moderation.verdict import Action
 
 # Most hits of one rule in one text. After that the rest counts as one hit, so that a text full of
 # hits costs no more than any other.
-MOST_HITS = 2_000
+MAX_HITS = 2_000
 
 
 class Hit(Struct, frozen=True):
@@ -31,7 +31,7 @@ class Matcher(Protocol):
     """A deny list, a set of recognisers or a tenant's pattern."""
 
     @property
-    def acts(self) -> Action:
+    def strictest_action(self) -> Action:
         """The strictest action of this matcher's hits."""
         ...
 

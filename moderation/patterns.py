@@ -12,15 +12,15 @@ from functools import cached_property, lru_cache
 import re2
 
 from moderation.errors import BadPattern
-from moderation.matching import MOST_HITS, Hit
+from moderation.matching import MAX_HITS, Hit
 from moderation.verdict import Action
 
-LONGEST_MATCH = 512
-DEFAULT_LONGEST = 128
-LONGEST_SOURCE = 1_000
+MAX_MATCH_LENGTH = 512
+DEFAULT_MATCH_LENGTH = 128
+MAX_PATTERN_LENGTH = 1_000
 _MEMORY_BYTES = 1 << 20
 # Candidates that a validator may refuse in one text before shorter ones are no longer tried.
-_MOST_REFUSALS = 500
+_MAX_REFUSALS = 500
 # Long texts are searched in pieces, because RE2's Python binding copies its input on each call.
 _SLICE = 4_096
 
@@ -30,8 +30,8 @@ def compile_pattern(source: str) -> "re2._Regexp":
     """Compile a pattern with a memory limit. Raises BadPattern with RE2's reason."""
     if not source:
         raise BadPattern("an empty pattern matches everything; write at least one character")
-    if len(source) > LONGEST_SOURCE:
-        raise BadPattern(f"the pattern has {len(source)} characters; at most {LONGEST_SOURCE}")
+    if len(source) > MAX_PATTERN_LENGTH:
+        raise BadPattern(f"the pattern has {len(source)} characters; at most {MAX_PATTERN_LENGTH}")
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _MEMORY_BYTES
@@ -62,13 +62,13 @@ class PatternMatcher:
     source: str
     action: Action
     category: str = "pattern"
-    longest: int = DEFAULT_LONGEST
+    longest: int = DEFAULT_MATCH_LENGTH
     accepts: Callable[[str], bool] | None = None
     head: re.Pattern[str] | None = None
     needs: tuple[str, ...] = ()
 
     @property
-    def acts(self) -> Action:
+    def strictest_action(self) -> Action:
         return self.action
 
     @property
@@ -109,14 +109,14 @@ class PatternMatcher:
             accepted = end - begin <= self.longest and self._accepted(piece[begin:end])
             if accepted:
                 accepted_count += 1
-                if accepted_count > MOST_HITS:
+                if accepted_count > MAX_HITS:
                     yield base + begin, len(text)
                     return
                 yield base + begin, base + end
                 start = base + end
                 continue
             refusals += 1
-            start = base + (begin + 1 if refusals <= _MOST_REFUSALS else max(end, begin + 1))
+            start = base + (begin + 1 if refusals <= _MAX_REFUSALS else max(end, begin + 1))
 
     def _first(self, piece: str, start: int) -> tuple[int, int] | None:
         pattern = compile_pattern(self.source)

@@ -27,8 +27,8 @@ def put(
 ) -> Policy:
     """Validate a document and activate it at once; the active policy of that level is retired."""
     policy = Policy.from_dict(document)
-    place = _place(scope, level, target)
-    before = _current(session, scope, level, place)
+    target_id = _target_id(scope, level, target)
+    before = _current(session, scope, level, target_id)
     if before is not None and before.version == policy.version:
         return policy
     if before is not None:
@@ -37,7 +37,7 @@ def put(
         PolicyVersion(
             tenant_id=scope.tenant_id,
             level=level,
-            target=place,
+            target=target_id,
             version=policy.version,
             document=policy.to_dict(),
             created_at=clock.now(),
@@ -46,7 +46,7 @@ def put(
     )
     session.flush()
     was = None if before is None else {"version": before.version}
-    audit.record(session, scope, clock, "policy.put", place, was, {"version": policy.version})
+    audit.record(session, scope, clock, "policy.put", target_id, was, {"version": policy.version})
     return policy
 
 
@@ -54,13 +54,15 @@ def retire(
     session: Session, scope: TenantScope, clock: Clock, *, level: str, target: str | None = None
 ) -> None:
     """Deactivate a policy, so that the next level's policy applies."""
-    place = _place(scope, level, target)
-    row = _current(session, scope, level, place)
+    target_id = _target_id(scope, level, target)
+    row = _current(session, scope, level, target_id)
     if row is None:
-        raise NotFound(f"No policy is active for {level} {place}.", next_step="List the policies.")
+        raise NotFound(
+            f"No policy is active for {level} {target_id}.", next_step="List the policies."
+        )
     row.retired_at = clock.now()
     session.flush()
-    audit.record(session, scope, clock, "policy.retire", place, {"version": row.version}, None)
+    audit.record(session, scope, clock, "policy.retire", target_id, {"version": row.version}, None)
 
 
 def in_force(session: Session, scope: TenantScope, project_id: str, key_id: str) -> Policy:
@@ -88,19 +90,19 @@ def history(session: Session, scope: TenantScope, limit: int = 100) -> list[Poli
     return list(session.scalars(query.order_by(PolicyVersion.id.desc()).limit(limit)))
 
 
-def version(session: Session, scope: TenantScope, wanted: str) -> Policy:
+def version(session: Session, scope: TenantScope, digest: str) -> Policy:
     """Return a present or former version of the tenant's policies."""
     row = session.scalars(
         select(PolicyVersion)
-        .where(PolicyVersion.tenant_id == scope.tenant_id, PolicyVersion.version == wanted)
+        .where(PolicyVersion.tenant_id == scope.tenant_id, PolicyVersion.version == digest)
         .limit(1)
     ).first()
     if row is None:
-        raise NotFound(f"No policy version {wanted}.", next_step="List the policies.")
+        raise NotFound(f"No policy version {digest}.", next_step="List the policies.")
     return Policy.from_dict(row.document)
 
 
-def _place(scope: TenantScope, level: str, target: str | None) -> str:
+def _target_id(scope: TenantScope, level: str, target: str | None) -> str:
     if level not in LEVELS:
         raise BadRequest(f"level is {level!r}: use one of {', '.join(LEVELS)}.", param="level")
     if level == "tenant":

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from moderation.defaults import DEFAULT_ANNOTATE_AT, DEFAULT_BLOCK_AT
 from moderation.entities import entity_matchers
-from moderation.patterns import DEFAULT_LONGEST, PatternMatcher
+from moderation.patterns import DEFAULT_MATCH_LENGTH, PatternMatcher
 from moderation.terms import Term, TermMatcher, loose_terms
 from moderation.verdict import Action
 
@@ -39,7 +39,7 @@ class Stage(StrEnum):
 
 class Payer(StrEnum):
     TENANT = "tenant"
-    HOUSE = "house"
+    OPERATOR = "house"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class TenantPattern:
     name: str
     source: str
     action: Action = Action.BLOCK
-    longest: int = DEFAULT_LONGEST
+    longest: int = DEFAULT_MATCH_LENGTH
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Screen:
         return tuple(map(tuple, groups.values()))
 
     @cached_property
-    def holders(self) -> tuple[PatternMatcher, ...]:
+    def hold_matchers(self) -> tuple[PatternMatcher, ...]:
         """The matchers whose `hold` must be asked: of those with the same head and action, only the
         one with the longest match, whose hold includes the others'."""
         found: dict[tuple[re.Pattern[str] | None, Action], PatternMatcher] = {}
@@ -187,7 +187,7 @@ class Policy:
     on_error: Mapping[Stage, str] = field(
         default_factory=lambda: MappingProxyType(dict.fromkeys(Stage, "closed"))
     )
-    blocked_input_paid_by: Payer = Payer.HOUSE
+    blocked_input_paid_by: Payer = Payer.OPERATOR
     cut_output_paid_by: Payer = Payer.TENANT
     second_stage: SecondStage | None = None
     strikes: StrikeRule | None = None
@@ -211,7 +211,7 @@ class Policy:
 
         return to_dict(self)
 
-    def open_on(self, stage: Stage) -> bool:
+    def fails_open(self, stage: Stage) -> bool:
         return self.on_error.get(stage, "closed") == "open"
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from moderation.categories import ENTITY_KINDS, SCORED
 from moderation.errors import BadPolicy
-from moderation.patterns import DEFAULT_LONGEST, LONGEST_MATCH, compile_pattern
+from moderation.patterns import DEFAULT_MATCH_LENGTH, MAX_MATCH_LENGTH, compile_pattern
 from moderation.policy import (
     Mode,
     Payer,
@@ -24,18 +24,18 @@ from moderation.terms import LONGEST_TERM, MOST_TERMS, Term, term_key
 from moderation.verdict import Action
 
 KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-MOST_PATTERNS = 200
+MAX_PATTERNS = 200
 
 Choice = TypeVar("Choice", bound=StrEnum)
 PolicyType = TypeVar("PolicyType", bound=Policy)
 
 
-def read_policy(made: type[PolicyType], document: Mapping[str, Any]) -> PolicyType:
+def read_policy(policy_type: type[PolicyType], document: Mapping[str, Any]) -> PolicyType:
     """Read a policy document. Raises BadPolicy with the path of the first invalid value and the
     allowed values."""
     fields = {"input": {}, "output": {}, **_object(document, "policy", _POLICY_FIELDS)}
     arguments = {name: _POLICY_FIELDS[name](value, name) for name, value in fields.items()}
-    return made(**arguments)
+    return policy_type(**arguments)
 
 
 def to_dict(policy: Policy) -> dict[str, Any]:
@@ -90,169 +90,169 @@ def _screen_to_dict(screen: Screen) -> dict[str, Any]:
     }
 
 
-def _object(value: Any, place: str, known: Mapping[str, Any]) -> Mapping[str, Any]:
+def _object(value: Any, path: str, known: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise BadPolicy(f"{place}: expected an object, not {_named(value)}", param=place)
+        raise BadPolicy(f"{path}: expected an object, not {_type_name(value)}", param=path)
     for name in value:
         if name not in known:
             raise BadPolicy(
-                f"{place}: unknown field or category {name!r}",
+                f"{path}: unknown field or category {name!r}",
                 next_step=f"Use one of: {', '.join(known)}.",
-                param=place,
+                param=path,
             )
     return value
 
 
-def _list(value: Any, place: str, most: int) -> list[Any]:
+def _list(value: Any, path: str, limit: int) -> list[Any]:
     if not isinstance(value, list | tuple):
-        raise BadPolicy(f"{place}: expected a list, not {_named(value)}", param=place)
-    if len(value) > most:
-        raise BadPolicy(f"{place}: {len(value)} entries; at most {most} are allowed", param=place)
+        raise BadPolicy(f"{path}: expected a list, not {_type_name(value)}", param=path)
+    if len(value) > limit:
+        raise BadPolicy(f"{path}: {len(value)} entries; at most {limit} are allowed", param=path)
     return list(value)
 
 
-def _named(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return "null" if value is None else type(value).__name__
 
 
-def _text(value: Any, place: str, most: int = 200) -> str:
+def _text(value: Any, path: str, limit: int = 200) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise BadPolicy(f"{place}: expected a string that is not empty", param=place)
-    if len(value) > most:
-        raise BadPolicy(
-            f"{place}: {len(value)} characters; at most {most} are allowed", param=place
-        )
+        raise BadPolicy(f"{path}: expected a string that is not empty", param=path)
+    if len(value) > limit:
+        raise BadPolicy(f"{path}: {len(value)} characters; at most {limit} are allowed", param=path)
     return value
 
 
-def _flag(value: Any, place: str) -> bool:
+def _boolean(value: Any, path: str) -> bool:
     if not isinstance(value, bool):
-        raise BadPolicy(f"{place}: expected true or false, not {_named(value)}", param=place)
+        raise BadPolicy(f"{path}: expected true or false, not {_type_name(value)}", param=path)
     return value
 
 
-def _number(value: Any, place: str, low: float, high: float) -> float:
+def _number(value: Any, path: str, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise BadPolicy(f"{place}: expected a number from {low} to {high}", param=place)
+        raise BadPolicy(f"{path}: expected a number from {low} to {high}", param=path)
     return value
 
 
-def _whole(value: Any, place: str, low: int, high: int) -> int:
+def _integer(value: Any, path: str, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadPolicy(f"{place}: expected a whole number from {low} to {high}", param=place)
+        raise BadPolicy(f"{path}: expected a whole number from {low} to {high}", param=path)
     return value
 
 
 def _one_of(kind: type[Choice]) -> Callable[[Any, str], Choice]:
-    def read(value: Any, place: str) -> Choice:
+    def read(value: Any, path: str) -> Choice:
         try:
             return kind(value)
         except ValueError:
             words = ", ".join(kind)
-            raise BadPolicy(f"{place}: {value!r} is none of: {words}", param=place) from None
+            raise BadPolicy(f"{path}: {value!r} is none of: {words}", param=path) from None
 
     return read
 
 
-def _action(value: Any, place: str) -> Action:
+def _action(value: Any, path: str) -> Action:
     words = [action.word for action in Action]
     if value not in words:
-        raise BadPolicy(f"{place}: {value!r} is none of: {', '.join(words)}", param=place)
+        raise BadPolicy(f"{path}: {value!r} is none of: {', '.join(words)}", param=path)
     return Action.parse(value)
 
 
-def _thresholds(value: Any, place: str) -> Thresholds:
-    fields = _object(value, place, dict.fromkeys(("annotate", "redact", "block")))
+def _thresholds(value: Any, path: str) -> Thresholds:
+    fields = _object(value, path, dict.fromkeys(("annotate", "redact", "block")))
     numbers = {
-        word: None if at is None else _number(at, f"{place}.{word}", 0.0, 1.0)
+        word: None if at is None else _number(at, f"{path}.{word}", 0.0, 1.0)
         for word, at in fields.items()
     }
     return Thresholds(**numbers)
 
 
-def _term(value: Any, place: str) -> Term:
+def _term(value: Any, path: str) -> Term:
     fields = {"text": value} if isinstance(value, str) else value
-    fields = _object(fields, place, dict.fromkeys(("text", "action", "category")))
-    text = _text(fields.get("text"), f"{place}.text", LONGEST_TERM)
+    fields = _object(fields, path, dict.fromkeys(("text", "action", "category")))
+    text = _text(fields.get("text"), f"{path}.text", LONGEST_TERM)
     if not term_key(text):
-        raise BadPolicy(f"{place}.text: it is empty after normalisation", param=place)
-    action = _action(fields.get("action", "block"), f"{place}.action")
-    return Term(text, action, _text(fields.get("category", "deny_list"), f"{place}.category", 64))
+        raise BadPolicy(f"{path}.text: it is empty after normalisation", param=path)
+    action = _action(fields.get("action", "block"), f"{path}.action")
+    return Term(text, action, _text(fields.get("category", "deny_list"), f"{path}.category", 64))
 
 
-def _pattern(value: Any, place: str) -> TenantPattern:
-    fields = _object(value, place, dict.fromkeys(("name", "pattern", "action", "longest")))
-    name = _text(fields.get("name"), f"{place}.name", 64)
-    source = _text(fields.get("pattern"), f"{place}.pattern", 10_000)
+def _pattern(value: Any, path: str) -> TenantPattern:
+    fields = _object(value, path, dict.fromkeys(("name", "pattern", "action", "longest")))
+    name = _text(fields.get("name"), f"{path}.name", 64)
+    source = _text(fields.get("pattern"), f"{path}.pattern", 10_000)
     try:
         compile_pattern(source)
     except BadPolicy as error:
-        raise type(error)(f"{place} ({name}): {error.message}", param=place) from None
-    action = _action(fields.get("action", "block"), f"{place}.action")
-    longest = _whole(fields.get("longest", DEFAULT_LONGEST), f"{place}.longest", 1, LONGEST_MATCH)
+        raise type(error)(f"{path} ({name}): {error.message}", param=path) from None
+    action = _action(fields.get("action", "block"), f"{path}.action")
+    longest = _integer(
+        fields.get("longest", DEFAULT_MATCH_LENGTH), f"{path}.longest", 1, MAX_MATCH_LENGTH
+    )
     return TenantPattern(name, source, action, longest)
 
 
-def _screen(value: Any, place: str) -> Screen:
+def _screen(value: Any, path: str) -> Screen:
     known = ("categories", "entities", "deny", "allow", "patterns")
-    fields = _object(value, place, dict.fromkeys(known))
+    fields = _object(value, path, dict.fromkeys(known))
     # Missing fields have their defaults: a policy with only a deny list keeps the classifier.
     usual = _screen_to_dict(default_policy().input)
     categories = fields.get("categories", usual["categories"])
     entities = fields.get("entities", usual["entities"])
-    _object(categories, f"{place}.categories", dict.fromkeys(SCORED))
-    _object(entities, f"{place}.entities", dict.fromkeys(ENTITY_KINDS))
-    deny = _list(fields.get("deny", []), f"{place}.deny", MOST_TERMS)
-    allow = _list(fields.get("allow", []), f"{place}.allow", MOST_TERMS)
-    patterns = _list(fields.get("patterns", []), f"{place}.patterns", MOST_PATTERNS)
+    _object(categories, f"{path}.categories", dict.fromkeys(SCORED))
+    _object(entities, f"{path}.entities", dict.fromkeys(ENTITY_KINDS))
+    deny = _list(fields.get("deny", []), f"{path}.deny", MOST_TERMS)
+    allow = _list(fields.get("allow", []), f"{path}.allow", MOST_TERMS)
+    patterns = _list(fields.get("patterns", []), f"{path}.patterns", MAX_PATTERNS)
     return Screen(
         categories=MappingProxyType(
-            {k: _thresholds(v, f"{place}.categories.{k}") for k, v in categories.items()}
+            {k: _thresholds(v, f"{path}.categories.{k}") for k, v in categories.items()}
         ),
         entities=MappingProxyType(
-            {k: _action(v, f"{place}.entities.{k}") for k, v in entities.items()}
+            {k: _action(v, f"{path}.entities.{k}") for k, v in entities.items()}
         ),
-        deny=tuple(_term(v, f"{place}.deny[{i}]") for i, v in enumerate(deny)),
-        allow=tuple(_text(v, f"{place}.allow[{i}]", LONGEST_TERM) for i, v in enumerate(allow)),
-        patterns=tuple(_pattern(v, f"{place}.patterns[{i}]") for i, v in enumerate(patterns)),
+        deny=tuple(_term(v, f"{path}.deny[{i}]") for i, v in enumerate(deny)),
+        allow=tuple(_text(v, f"{path}.allow[{i}]", LONGEST_TERM) for i, v in enumerate(allow)),
+        patterns=tuple(_pattern(v, f"{path}.patterns[{i}]") for i, v in enumerate(patterns)),
     )
 
 
-def _roles(value: Any, place: str) -> frozenset[str]:
-    for role in (roles := _list(value, place, 10)):
+def _roles(value: Any, path: str) -> frozenset[str]:
+    for role in (roles := _list(value, path, 10)):
         if role not in KNOWN_ROLES:
             words = ", ".join(sorted(KNOWN_ROLES))
-            raise BadPolicy(f"{place}: {role!r} is none of: {words}", param=place)
+            raise BadPolicy(f"{path}: {role!r} is none of: {words}", param=path)
     return frozenset(roles)
 
 
-def _on_error(value: Any, place: str) -> Mapping[Stage, str]:
-    fields = _object(value, place, dict.fromkeys(stage.value for stage in Stage))
+def _on_error(value: Any, path: str) -> Mapping[Stage, str]:
+    fields = _object(value, path, dict.fromkeys(stage.value for stage in Stage))
     for stage, word in fields.items():
         if word not in ("open", "closed"):
-            raise BadPolicy(f"{place}.{stage}: {word!r} is neither open nor closed", param=place)
+            raise BadPolicy(f"{path}.{stage}: {word!r} is neither open nor closed", param=path)
     return MappingProxyType({stage: str(fields.get(stage.value, "closed")) for stage in Stage})
 
 
-def _second_stage(value: Any, place: str) -> SecondStage | None:
+def _second_stage(value: Any, path: str) -> SecondStage | None:
     if value is None:
         return None
-    fields = _object(value, place, dict.fromkeys(SecondStage.__slots__))
-    low = _number(fields.get("low", 0.3), f"{place}.low", 0.0, 1.0)
-    high = _number(fields.get("high", 0.9), f"{place}.high", 0.0, 1.0)
+    fields = _object(value, path, dict.fromkeys(SecondStage.__slots__))
+    low = _number(fields.get("low", 0.3), f"{path}.low", 0.0, 1.0)
+    high = _number(fields.get("high", 0.9), f"{path}.high", 0.0, 1.0)
     if low >= high:
-        raise BadPolicy(f"{place}: low ({low}) must be under high ({high})", param=place)
-    deadline = _whole(fields.get("deadline_ms", 2_000), f"{place}.deadline_ms", 1, 60_000)
-    answers = _flag(fields.get("answers", False), f"{place}.answers")
-    return SecondStage(_text(fields.get("guard"), f"{place}.guard"), low, high, deadline, answers)
+        raise BadPolicy(f"{path}: low ({low}) must be under high ({high})", param=path)
+    deadline = _integer(fields.get("deadline_ms", 2_000), f"{path}.deadline_ms", 1, 60_000)
+    answers = _boolean(fields.get("answers", False), f"{path}.answers")
+    return SecondStage(_text(fields.get("guard"), f"{path}.guard"), low, high, deadline, answers)
 
 
-def _strikes(value: Any, place: str) -> StrikeRule | None:
+def _strikes(value: Any, path: str) -> StrikeRule | None:
     if value is None:
         return None
-    fields = _object(value, place, dict.fromkeys(StrikeRule.__slots__))
-    limit = _whole(fields.get("limit"), f"{place}.limit", 1, 10_000)
-    hours = _whole(fields.get("window_hours", 24), f"{place}.window_hours", 1, 24 * 90)
+    fields = _object(value, path, dict.fromkeys(StrikeRule.__slots__))
+    limit = _integer(fields.get("limit"), f"{path}.limit", 1, 10_000)
+    hours = _integer(fields.get("window_hours", 24), f"{path}.window_hours", 1, 24 * 90)
     return StrikeRule(limit, hours)
 
 
@@ -262,7 +262,7 @@ _POLICY_FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "output": _screen,
     "roles": _roles,
     "mode": _one_of(Mode),
-    "shadow": _flag,
+    "shadow": _boolean,
     "on_error": _on_error,
     "blocked_input_paid_by": _one_of(Payer),
     "cut_output_paid_by": _one_of(Payer),

@@ -15,10 +15,10 @@ from sqlalchemy import ColumnElement, Table, delete, func, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from core import bulk
+from core import bulk_insert
 from core.events import ModerationEvent
 from core.tenants.scope import TenantScope
-from moderation import daily
+from moderation import daily_counts
 from moderation.models import ACTED, Decision
 from moderation.verdict import Verdict
 
@@ -55,7 +55,7 @@ _plain = attrgetter(*_PLAIN)
 _TABLE: Table = Decision.__table__  # type: ignore[assignment]
 _PAGE = 1_000
 # Smaller scores are not recorded: most scores are smaller, and no threshold is that low.
-_LEAST_SCORE = 0.001
+_MIN_SCORE = 0.001
 
 
 def fingerprint(text: str, secret: bytes) -> str:
@@ -121,7 +121,7 @@ def event_of(
         text_sha256=text_sha256,
         categories=verdict.flagged,
         scores={
-            name: round(score, 4) for name, score in verdict.scores.items() if score >= _LEAST_SCORE
+            name: round(score, 4) for name, score in verdict.scores.items() if score >= _MIN_SCORE
         },
         spans=tuple((span.start, span.end, span.category) for span in verdict.spans),
         view=verdict.view,
@@ -134,8 +134,10 @@ def store(session: Session, events: Sequence[ModerationEvent]) -> int:
     passed = [_row(event) for event in events if not _acted(event)]
     acted = [event for event in events if _acted(event)]
     new = _store_acted(session, acted)
-    daily.add(session, new)
-    return len(new) + bulk.insert_new(session, _TABLE, _STORED, passed, "request_id", "direction")
+    daily_counts.add(session, new)
+    return len(new) + bulk_insert.insert_new(
+        session, _TABLE, _STORED, passed, "request_id", "direction"
+    )
 
 
 def _acted(event: ModerationEvent) -> bool:

@@ -67,7 +67,7 @@ class Findings(Struct):
 
     def fail(self, policy: Policy, stage: Stage) -> None:
         """Record a failed stage: unscanned if the policy lets it fail open, otherwise block."""
-        if policy.open_on(stage):
+        if policy.fails_open(stage):
             self.unscanned.add(stage.value)
             return
         self.flagged.add(f"{stage.value}_failed")

@@ -24,7 +24,7 @@ from moderation.verdict import Action, Verdict
 _log = logging.getLogger(__name__)
 
 
-def guard_named(name: str) -> Guard:
+def find_guard(name: str) -> Guard:
     """Return the guard with this name. Raises ValueError with the known names."""
     known: dict[str, Guard] = {
         guard.name: guard
@@ -44,7 +44,7 @@ def in_grey_band(verdict: Verdict, policy: Policy) -> bool:
     return stage.low <= max(harms, default=0.0) < stage.high
 
 
-def asks_about_answers(policy: Policy) -> bool:
+def reviews_answers(policy: Policy) -> bool:
     """Whether answers are held for the guard; never under a policy that only annotates."""
     stage = policy.second_stage
     notes = policy.shadow or policy.mode in (Mode.OFF, Mode.ASYNC)
@@ -64,13 +64,13 @@ def consult(
         left = policy.second_stage.deadline_ms / 1000
         opinion = guard.read([answer.result(timeout=left) for answer in asked])
     except (Exception, Late) as error:
-        return unanswered(verdict, policy, guard, error)
+        return without_opinion(verdict, policy, guard, error)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     return merged(verdict, opinion, policy, role)
 
 
-async def consult_later(
+async def consult_guard(
     guard: Guard, complete: CompleteLater, text: str, policy: Policy, verdict: Verdict, role: str
 ) -> Verdict:
     """Call the guard through an async callable, which is cancelled at the deadline."""
@@ -82,7 +82,7 @@ async def consult_later(
             answers: Sequence[str] = await asyncio.gather(*(complete(q) for q in questions))
         opinion = guard.read(answers)
     except Exception as error:
-        return unanswered(verdict, policy, guard, error)
+        return without_opinion(verdict, policy, guard, error)
     return merged(verdict, opinion, policy, role)
 
 
@@ -114,11 +114,13 @@ def _decided(screen: Screen, scores: dict[str, float]) -> tuple[Action, set[str]
     return max(actions.values(), default=Action.ALLOW), flagged
 
 
-def unanswered(verdict: Verdict, policy: Policy, guard: Guard, error: BaseException) -> Verdict:
+def without_opinion(
+    verdict: Verdict, policy: Policy, guard: Guard, error: BaseException
+) -> Verdict:
     """The verdict when the guard failed: unscanned if the policy fails open, otherwise block."""
     # Only the type: the message of an error may quote the text.
     _log.error("guard %s failed: %s", guard.name, type(error).__name__)
-    if policy.open_on(Stage.GUARD):
+    if policy.fails_open(Stage.GUARD):
         names = {*verdict.unscanned, Stage.GUARD.value}
         return replace(verdict, unscanned=tuple(sorted(names)))
     return replace(

@@ -7,7 +7,7 @@ from functools import cached_property
 from ahocorasick_rs import AhoCorasick
 
 from moderation.loose import loosen_text
-from moderation.matching import MOST_HITS, Hit
+from moderation.matching import MAX_HITS, Hit
 from moderation.normalise import fold, lower
 from moderation.verdict import Action
 
@@ -58,7 +58,7 @@ class TermMatcher:
         return max(map(len, self._keys), default=0)
 
     @cached_property
-    def acts(self) -> Action:
+    def strictest_action(self) -> Action:
         return max((term.action for term in self._by_key.values()), default=Action.ALLOW)
 
     def find(self, text: str, start: int = 0) -> list[Hit]:
@@ -70,7 +70,7 @@ class TermMatcher:
         for number, begin, end in matches:
             if begin >= start and end > best.get(begin, (0, 0))[0] and bounded(text, begin, end):
                 best[begin] = (end, number)
-            if len(best) > MOST_HITS:
+            if len(best) > MAX_HITS:
                 begin = max(best)
                 best[begin] = (len(text), best[begin][1])
                 break

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from benchmarks.peers.asked import ANSWERS
+from benchmarks.peers.protocol import ANSWERS
 from benchmarks.report import processor_times, progress, stolen_since
 
 # What takes longer than this a time is asked for in the first rounds only.

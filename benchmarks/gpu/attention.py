@@ -13,7 +13,7 @@ from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.timing import median_ms
 from engine.kernels.attention_launch import Tiles, choose_splits, paged_attention
 from engine.kernels.attention_reference import AttentionStep
-from engine.models.spec import AttentionShape
+from engine.model_spec import AttentionShape
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 SHAPE = AttentionShape(DIM**-0.5)

@@ -19,10 +19,10 @@ from engine.kernels.adapter_pages import AdapterTable, pack_adapter
 from engine.kernels.attention_reference import AttentionStep, paged_attention_reference
 from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
 from engine.kernels.lora_reference import LoraStep, lora_reference
+from engine.layers.matrices import PARTS, SITES, part_shape
 from engine.layers.norm import RmsNorm
-from engine.models.matrices import PARTS, SITES, part_shape
+from engine.model_spec import AttentionShape
 from engine.models.registry import model_spec
-from engine.models.spec import AttentionShape
 
 ROUNDING = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 DTYPES = tuple(ROUNDING)

@@ -5,15 +5,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from engine.adapter_files import AdapterWeights
 from engine.config import EngineConfig
+from engine.execution.gpu_runner import GpuRunner
+from engine.layers.matrices import PARTS, part_shape
+from engine.lora.adapter_files import AdapterWeights
+from engine.model_spec import ModelSpec
 from engine.models.decoder import Decoder
 from engine.models.load import LoadedModel
-from engine.models.matrices import PARTS, part_shape
 from engine.models.registry import model_spec
-from engine.models.spec import ModelSpec
 from engine.models.weights import Weights
-from engine.runner_gpu import GpuRunner
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],

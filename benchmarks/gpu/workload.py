@@ -10,10 +10,10 @@ import torch
 from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.models import QWEN3_06B
 from engine.config import EngineConfig
+from engine.execution.gpu_runner import GpuRunner
 from engine.loop import Engine
 from engine.models.load import LoadedModel
 from engine.protocol import GenerateRequest, SamplingParams
-from engine.runner_gpu import GpuRunner
 
 REQUESTS, LEAST, MOST = 256, 100, 1024
 Work = list[tuple[list[int], int]]  # prompt and how many tokens to generate

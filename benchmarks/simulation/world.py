@@ -13,9 +13,9 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from benchmarks.simulation.bank import Bank
-from benchmarks.simulation.door import Books, Engine, Gateway
 from benchmarks.simulation.faults import Crash, Faults, FaultyDatabase, Wire
+from benchmarks.simulation.gateway import Books, Engine, Gateway
+from benchmarks.simulation.payment_provider import Bank
 from billing import (
     credits,
     invoice_run,
@@ -30,7 +30,7 @@ from billing.accounts import ensure_account
 from billing.models import Charge, Plan, PriceVersionRow, UsageEventRow
 from core.clock import FakeClock
 from core.errors import TollhouseError
-from core.ids import drawn_from
+from core.ids import use_sources
 from core.money import Money, units_of
 from engine.protocol import Receipt
 
@@ -128,7 +128,7 @@ class World:
             return int(clock.now().timestamp() * 1000)
 
         try:
-            with drawn_from(_millis, random.Random(self.seed + 1).randbytes):
+            with use_sources(_millis, random.Random(self.seed + 1).randbytes):
                 return self._live(chance, clock)
         finally:
             quiet.level = level
@@ -314,7 +314,7 @@ class World:
         self.bank.leave_card()
 
     def _tell_bank(self, _: Gateway) -> None:
-        self.bank.tell()
+        self.bank.emit()
 
     def _hear_bank(self, _: Gateway) -> None:
         self.bank.bring()

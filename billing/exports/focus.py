@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from billing.exports.focus_columns import NAMES
 from billing.exports.formats import Row
 from billing.exports.subjects import Period
-from billing.facts import SUMS
+from billing.invoice_inputs import SUMS
 from billing.models import CreditNote, DailyUsage, Invoice, InvoiceLine, Seller
 from core.money import split, units_of_minor
 from core.tenants.models import Project, Tenant
@@ -41,7 +41,7 @@ _CATEGORIES = {
 _CORRECTIONS = frozenset({"late_usage", "adjustment", "credit_note"})
 
 INVOICES_AT_ONCE = 50
-_PLACE = {name: index for index, name in enumerate(NAMES)}
+_INDEX_OF = {name: index for index, name in enumerate(NAMES)}
 _SHARED = (
     "BilledCost",
     "ChargePeriodStart",
@@ -55,8 +55,8 @@ _SHARED = (
     "PricingQuantity",
     "x_KeyId",
 )
-_PLACES = tuple(
-    _PLACE[name] for name in _SHARED
+_SHARE_INDEXES = tuple(
+    _INDEX_OF[name] for name in _SHARED
 )  # columns that differ between the shares of a line
 
 
@@ -78,7 +78,7 @@ _Day = tuple[datetime, str, list[int]]  # day, key id, and quantity and amount o
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class _InvoiceData:
     """Data for the rows of several invoices, read with a fixed number of queries."""
 
     sellers: dict[str, str]
@@ -103,30 +103,30 @@ def focus_rows(session: Session, scope: TenantScope | None, period: Period) -> I
         some = ids[first : first + INVOICES_AT_ONCE]
         chosen = select(Invoice).where(Invoice.id.in_(some))
         invoices = session.scalars(chosen.order_by(Invoice.period_start, Invoice.id)).all()
-        frame = _frame(session, invoices)
+        data = _load(session, invoices)
         for invoice in invoices:
-            yield from _invoice_rows(frame, invoice)
-            yield from _credit_note_rows(frame, invoice)
+            yield from _invoice_rows(data, invoice)
+            yield from _credit_note_rows(data, invoice)
         session.expunge_all()  # so that memory use is bounded by one batch
 
 
-def _invoice_rows(frame: _Frame, invoice: Invoice) -> Iterator[Row]:
-    for line in frame.lines.get(invoice.id, ()):
-        yield from _rows(frame, invoice, line, _shares(frame, invoice, line))
+def _invoice_rows(data: _InvoiceData, invoice: Invoice) -> Iterator[Row]:
+    for line in data.lines.get(invoice.id, ()):
+        yield from _rows(data, invoice, line, _shares(data, invoice, line))
     if invoice.promo_minor:
-        line, share = _whole(invoice, "promo", "Promotional credit", -invoice.promo_minor)
-        yield from _rows(frame, invoice, line, [share])
+        line, share = _synthetic_line(invoice, "promo", "Promotional credit", -invoice.promo_minor)
+        yield from _rows(data, invoice, line, [share])
 
 
-def _credit_note_rows(frame: _Frame, invoice: Invoice) -> Iterator[Row]:
-    for note in frame.notes.get(invoice.id, ()):
+def _credit_note_rows(data: _InvoiceData, invoice: Invoice) -> Iterator[Row]:
+    for note in data.notes.get(invoice.id, ()):
         for kind, minor in (("credit_note", note.net_minor), ("tax", note.tax_minor)):
             if minor:
-                line, share = _whole(invoice, kind, f"Credit note: {note.reason}", -minor)
-                yield from _rows(frame, invoice, line, [share], note.label, invoice.label)
+                line, share = _synthetic_line(invoice, kind, f"Credit note: {note.reason}", -minor)
+                yield from _rows(data, invoice, line, [share], note.label, invoice.label)
 
 
-def _shares(frame: _Frame, invoice: Invoice, line: InvoiceLine) -> list[_Share]:
+def _shares(data: _InvoiceData, invoice: Invoice, line: InvoiceLine) -> list[_Share]:
     whole = units_of_minor(line.amount_minor, invoice.currency)
     if line.kind not in ("usage", "late_usage"):
         quantity = line.quantity or None
@@ -143,7 +143,7 @@ def _shares(frame: _Frame, invoice: Invoice, line: InvoiceLine) -> list[_Share]:
     )
     days = [
         (day, key_id, sums[at], sums[at + 1])
-        for day, key_id, sums in frame.days.get(key, ())
+        for day, key_id, sums in data.days.get(key, ())
         if sums[at] > 0 or sums[at + 1] != 0
     ]
     exact = [day[3] for day in days]
@@ -155,7 +155,9 @@ def _shares(frame: _Frame, invoice: Invoice, line: InvoiceLine) -> list[_Share]:
     ]
 
 
-def _whole(invoice: Invoice, kind: str, text: str, minor: int) -> tuple[InvoiceLine, _Share]:
+def _synthetic_line(
+    invoice: Invoice, kind: str, text: str, minor: int
+) -> tuple[InvoiceLine, _Share]:
     """A line and share for an amount that has no invoice line."""
     units = units_of_minor(minor, invoice.currency)
     line = InvoiceLine(
@@ -174,7 +176,7 @@ def _whole(invoice: Invoice, kind: str, text: str, minor: int) -> tuple[InvoiceL
 
 
 def _rows(
-    frame: _Frame,
+    data: _InvoiceData,
     invoice: Invoice,
     line: InvoiceLine,
     shares: list[_Share],
@@ -187,10 +189,10 @@ def _rows(
     taxed = category == "Tax"
     unit = line.unit or None
     counted = unit if not taxed and any(share.quantity is not None for share in shares) else None
-    seller = frame.sellers.get(invoice.seller_id, invoice.seller_id)
+    seller = data.sellers.get(invoice.seller_id, invoice.seller_id)
     common: dict[str, Any] = {
         "BillingAccountId": invoice.tenant_id,
-        "BillingAccountName": frame.tenants.get(invoice.tenant_id, invoice.tenant_id),
+        "BillingAccountName": data.tenants.get(invoice.tenant_id, invoice.tenant_id),
         "BillingAccountType": "Organization",
         "BillingCurrency": invoice.currency,
         "BillingPeriodStart": invoice.period_start,
@@ -217,7 +219,7 @@ def _rows(
         "SkuMeter": line.component or None,
         "SkuPriceId": line.price_version or None,
         "SubAccountId": line.project_id or None,
-        "SubAccountName": frame.projects.get(line.project_id) if line.project_id else None,
+        "SubAccountName": data.projects.get(line.project_id) if line.project_id else None,
         "SubAccountType": "Project" if line.project_id else None,
         "Tags": "{}",
         "x_InvoiceStatus": invoice.status,
@@ -243,18 +245,18 @@ def _rows(
             share.key_id,
         )
         row = template.copy()
-        for place, value in zip(_PLACES, differs, strict=True):
+        for place, value in zip(_SHARE_INDEXES, differs, strict=True):
             row[place] = value
         yield row
 
 
-def _frame(session: Session, invoices: Sequence[Invoice]) -> _Frame:
+def _load(session: Session, invoices: Sequence[Invoice]) -> _InvoiceData:
     ids = [invoice.id for invoice in invoices]
     tenants = {invoice.tenant_id for invoice in invoices}
     sellers = select(Seller).where(Seller.id.in_({invoice.seller_id for invoice in invoices}))
     owners = select(Tenant).where(Tenant.id.in_(tenants))
     projects = select(Project.id, Project.name).where(Project.tenant_id.in_(tenants))
-    frame = _Frame(
+    data = _InvoiceData(
         {row.id: row.name for row in session.scalars(sellers)},
         {row.id: row.display_name for row in session.scalars(owners)},
         {row[0]: row[1] for row in session.execute(projects)},
@@ -265,11 +267,11 @@ def _frame(session: Session, invoices: Sequence[Invoice]) -> _Frame:
     line, note = InvoiceLine, CreditNote
     lines = select(line).where(line.invoice_id.in_(ids)).order_by(line.invoice_id, line.position)
     for each in session.scalars(lines):
-        frame.lines[each.invoice_id].append(each)
+        data.lines[each.invoice_id].append(each)
     notes = select(note).where(note.invoice_id.in_(ids)).order_by(note.invoice_id, note.number)
     for found in session.scalars(notes):
-        frame.notes[found.invoice_id].append(found)
-    return frame
+        data.notes[found.invoice_id].append(found)
+    return data
 
 
 def _days(session: Session, period_ids: Sequence[str]) -> dict[_Key, list[_Day]]:

@@ -18,10 +18,10 @@ from sqlalchemy.orm import Session
 
 from billing import webhooks
 from billing.accounts import ensure_account, lock_account
+from billing.exports.encoding import check_name, columns_of, format_of, rows_of
 from billing.exports.formats import Format, Row, encode
 from billing.exports.stores import Store, own_folder
 from billing.exports.subjects import Period
-from billing.exports.writing import check_name, columns_of, format_of, rows_of
 from billing.models import ExportJob, ExportSchedule
 from core.clock import Clock
 from core.database import Database
@@ -32,10 +32,10 @@ from core.tenants.scope import TenantScope
 log = logging.getLogger("tollhouse.exports")
 EVERY = ("day", "week", "month")
 PENDING, RUNNING, DONE, PARKED = "pending", "running", "done", "parked"
-MOST_ATTEMPTS = 6
+MAX_ATTEMPTS = 6
 LEASE = timedelta(hours=1)  # another worker takes the job after it
-USUAL_DELAY_HOURS = 2  # for usage that arrives late
-MOST_OF_A_TENANT = 20  # schedules that a tenant may create
+DEFAULT_DELAY_HOURS = 2  # for usage that arrives late
+MAX_SCHEDULES_PER_TENANT = 20  # schedules that a tenant may create
 
 StoreOf = Callable[[str], Store]  # by destination
 ScopeOf = Callable[[str], TenantScope]  # by tenant; the caller vouches for it
@@ -51,7 +51,7 @@ def schedule(
     destination: str,
     every: str,
     tenant_id: str | None = None,
-    delay_hours: int = USUAL_DELAY_HOURS,
+    delay_hours: int = DEFAULT_DELAY_HOURS,
 ) -> ExportSchedule:
     """Create a schedule from the current day, week or month on. BadRequest if the destination is not
     writable.
@@ -72,7 +72,7 @@ def schedule(
         raise
     except Exception as error:
         raise BadRequest(
-            f"{destination} is not writable: {_words(error)}.",
+            f"{destination} is not writable: {_describe(error)}.",
             next_step="Make it writable, or choose another destination.",
             param="destination",
         ) from error
@@ -103,14 +103,14 @@ def schedule_own(
     form: str,
     destination: str,
     every: str,
-    delay_hours: int = USUAL_DELAY_HOURS,
+    delay_hours: int = DEFAULT_DELAY_HOURS,
 ) -> ExportSchedule:
     """Create a schedule for a tenant: its own rows, into a folder of its own."""
     ensure_account(session, tenant_id, clock.now())
     lock_account(session, tenant_id)  # so that concurrent requests cannot exceed the limit
-    if len(open_ones(session, tenant_id)) >= MOST_OF_A_TENANT:
+    if len(open_schedules(session, tenant_id)) >= MAX_SCHEDULES_PER_TENANT:
         raise Conflict(
-            f"The tenant has {MOST_OF_A_TENANT} export schedules, the maximum.",
+            f"The tenant has {MAX_SCHEDULES_PER_TENANT} export schedules, the maximum.",
             next_step="End one of them first.",
         )
     return schedule(
@@ -126,7 +126,7 @@ def schedule_own(
     )
 
 
-def open_ones(session: Session, tenant_id: str | None = None) -> Sequence[ExportSchedule]:
+def open_schedules(session: Session, tenant_id: str | None = None) -> Sequence[ExportSchedule]:
     """Schedules that have not ended, including paused ones; all tenants' by default."""
     query = select(ExportSchedule).where(ExportSchedule.ended_at.is_(None))
     if tenant_id is not None:
@@ -166,7 +166,7 @@ def end(which: ExportSchedule, now: datetime) -> None:
     which.ended_at = now
 
 
-def begin_due(session: Session, now: datetime) -> int:
+def create_due_jobs(session: Session, now: datetime) -> int:
     """Create a job for each ended period, including those missed while nothing ran; returns how many."""
     due = session.scalars(
         select(ExportSchedule)
@@ -204,9 +204,9 @@ def run_waiting(
             _check_workers(claimed)
             written = _write(database, claimed, store_of, scope_of)
         except Exception as error:
-            log.warning("export %s failed: %s", claimed.id, _words(error))
+            log.warning("export %s failed: %s", claimed.id, _describe(error))
             with database.transaction() as session:
-                _fail(session, claimed, _words(error), clock.now())
+                _fail(session, claimed, _describe(error), clock.now())
             failed += 1
             continue
         with database.transaction() as session:
@@ -274,9 +274,9 @@ def _claim(session: Session, now: datetime) -> ExportJob | None:
 
 def _check_workers(claimed: ExportJob) -> None:
     """Stop retrying a job that keeps killing its workers, e.g. for lack of memory or disk."""
-    if claimed.attempts > MOST_ATTEMPTS:
+    if claimed.attempts > MAX_ATTEMPTS:
         raise RuntimeError(
-            f"its worker died {MOST_ATTEMPTS} times; check the worker's memory and disk"
+            f"its worker died {MAX_ATTEMPTS} times; check the worker's memory and disk"
         )
 
 
@@ -306,7 +306,7 @@ def _write(database: Database, job: ExportJob, store_of: StoreOf, scope_of: Scop
 
 
 def _finish(session: Session, claimed: ExportJob, written: _Written, now: datetime) -> None:
-    done = _own(claimed).values(
+    done = _if_still_leased(claimed).values(
         status=DONE,
         rows=written.rows,
         bytes=written.size,
@@ -315,24 +315,26 @@ def _finish(session: Session, claimed: ExportJob, written: _Written, now: dateti
         error=None,
         done_at=now,
     )
-    if not _noted(session, done):
+    if not _updated(session, done):
         return
-    _tell_schedule(session, claimed, None)
-    _tell(session, claimed, "export.done", now, rows=written.rows, sha256=written.sha256)
+    _set_schedule_error(session, claimed, None)
+    _notify(session, claimed, "export.done", now, rows=written.rows, sha256=written.sha256)
 
 
 def _fail(session: Session, claimed: ExportJob, reason: str, now: datetime) -> None:
-    last = claimed.attempts >= MOST_ATTEMPTS
+    last = claimed.attempts >= MAX_ATTEMPTS
     pause = timedelta(minutes=min(60, 2**claimed.attempts))
     status = PARKED if last else PENDING
-    if not _noted(session, _own(claimed).values(status=status, error=reason, next_at=now + pause)):
+    if not _updated(
+        session, _if_still_leased(claimed).values(status=status, error=reason, next_at=now + pause)
+    ):
         return
-    _tell_schedule(session, claimed, reason)
+    _set_schedule_error(session, claimed, reason)
     if last:
-        _tell(session, claimed, "export.parked", now, reason=reason)
+        _notify(session, claimed, "export.parked", now, reason=reason)
 
 
-def _own(claimed: ExportJob) -> Update:
+def _if_still_leased(claimed: ExportJob) -> Update:
     """Update the job only if this worker still holds its lease."""
     return update(ExportJob).where(
         ExportJob.id == claimed.id,
@@ -341,17 +343,17 @@ def _own(claimed: ExportJob) -> Update:
     )
 
 
-def _noted(session: Session, change: Update) -> bool:
+def _updated(session: Session, change: Update) -> bool:
     return bool(session.execute(change).rowcount)  # type: ignore[attr-defined]
 
 
-def _tell_schedule(session: Session, job: ExportJob, error: str | None) -> None:
+def _set_schedule_error(session: Session, job: ExportJob, error: str | None) -> None:
     session.execute(
         update(ExportSchedule).where(ExportSchedule.id == job.schedule_id).values(last_error=error)
     )
 
 
-def _tell(session: Session, job: ExportJob, event: str, now: datetime, **more: object) -> None:
+def _notify(session: Session, job: ExportJob, event: str, now: datetime, **more: object) -> None:
     if job.tenant_id is None:
         return
     payload = {
@@ -363,10 +365,12 @@ def _tell(session: Session, job: ExportJob, event: str, now: datetime, **more: o
         **more,
     }
     subject = f"Export of {job.what}, {job.starts_at:%Y-%m-%d} to {job.ends_at:%Y-%m-%d}"
-    webhooks.tell(session, [webhooks.Cause(job.tenant_id, event, subject, job.id, payload)], now)
+    webhooks.notify(
+        session, [webhooks.Notification(job.tenant_id, event, subject, job.id, payload)], now
+    )
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".rstrip(".")[:500]
 
 

@@ -73,7 +73,7 @@ def row(
 def plan(session: Session, provider: str, at: datetime) -> int:
     """Queue missing commands; returns the number of new ones."""
     found = 0
-    for rows in (_invoices, _credits, _paid_elsewhere, _closed):
+    for rows in (_invoices, _credits, _paid_elsewhere, _closed_here):
         found += put_all(session, rows(session, provider, at))
     # Collect last: the provider's open amount is right only after all other commands are done.
     return found + put_all(session, _collections(session, provider, at))
@@ -138,12 +138,12 @@ def request_refund(
     return made
 
 
-def _told(key: Any) -> ColumnElement[bool]:
+def _queued(key: Any) -> ColumnElement[bool]:
     return exists(select(PaymentCommand.id).where(PaymentCommand.idempotency_key == key))
 
 
 # Built once: these queries run every few seconds and mostly find nothing.
-_UNTOLD_INVOICES = (
+_UNSENT_INVOICES = (
     select(Invoice.id, Invoice.tenant_id)
     .join(BillingAccount, BillingAccount.tenant_id == Invoice.tenant_id)
     .where(
@@ -151,36 +151,36 @@ _UNTOLD_INVOICES = (
         Invoice.status == FINAL,
         Invoice.external_id.is_(None),
         Invoice.due_minor > 0,
-        ~_told(f"{INVOICE}:" + Invoice.id),
+        ~_queued(f"{INVOICE}:" + Invoice.id),
     )
     .order_by(Invoice.tenant_id, Invoice.number)
 )
 # Sent to the provider, even if the account's collection method has changed since.
-_IS_THERE = and_(Invoice.external_id.is_not(None), _told(f"{INVOICE}:" + Invoice.id))
-_UNTOLD_CREDITS = (
+_AT_PROVIDER = and_(Invoice.external_id.is_not(None), _queued(f"{INVOICE}:" + Invoice.id))
+_UNSENT_CREDITS = (
     select(CreditNote)
     .join(Invoice, Invoice.id == CreditNote.invoice_id)
-    .where(_IS_THERE, ~_told(f"{LOWER}:" + CreditNote.id))
+    .where(_AT_PROVIDER, ~_queued(f"{LOWER}:" + CreditNote.id))
     .order_by(CreditNote.number)
 )
-_UNTOLD_PAYMENTS = (
+_UNSENT_PAYMENTS = (
     select(Payment, Invoice.status)
     .join(Invoice, Invoice.id == Payment.invoice_id)
     .where(
-        _IS_THERE,
+        _AT_PROVIDER,
         Payment.provider != bindparam("provider"),
         Payment.status == settlement.SUCCEEDED,
-        ~_told(f"{LOWER}:" + Payment.id),
-        ~_told(f"{CLOSE}:" + Payment.id),
+        ~_queued(f"{LOWER}:" + Payment.id),
+        ~_queued(f"{CLOSE}:" + Payment.id),
     )
     .order_by(Payment.created_at, Payment.id)
 )
-_UNTOLD_CLOSED = (
+_UNSENT_CLOSED = (
     select(Invoice.id, Invoice.tenant_id, Invoice.status)
     .where(
-        _IS_THERE,
+        _AT_PROVIDER,
         Invoice.status.in_((VOID, UNCOLLECTIBLE)),
-        ~_told(f"{CLOSE}:" + Invoice.id + ":" + Invoice.status),
+        ~_queued(f"{CLOSE}:" + Invoice.id + ":" + Invoice.status),
     )
     .order_by(Invoice.id)
 )
@@ -192,10 +192,10 @@ _WAITING = select(PaymentCommand.id).where(
 _UNCOLLECTED = (
     select(Invoice.id, Invoice.tenant_id)
     .where(
-        _IS_THERE,
+        _AT_PROVIDER,
         Invoice.status == FINAL,
         ~exists(_WAITING),
-        ~_told(f"{COLLECT}:" + Invoice.id + ":0"),
+        ~_queued(f"{COLLECT}:" + Invoice.id + ":0"),
     )
     .order_by(Invoice.id)
 )
@@ -203,13 +203,13 @@ _UNCOLLECTED = (
 
 def _invoices(session: Session, provider: str, at: datetime) -> list[_Row]:
     """Final invoices that are not at the provider."""
-    rows = session.execute(_UNTOLD_INVOICES, {"provider": provider})
+    rows = session.execute(_UNSENT_INVOICES, {"provider": provider})
     return [row(provider, who, INVOICE, each, f"{INVOICE}:{each}", at) for each, who in rows]
 
 
 def _credits(session: Session, provider: str, at: datetime) -> list[_Row]:
     """Credit notes on invoices at the provider."""
-    notes = session.scalars(_UNTOLD_CREDITS)
+    notes = session.scalars(_UNSENT_CREDITS)
     return [
         row(
             provider,
@@ -229,7 +229,7 @@ def _credits(session: Session, provider: str, at: datetime) -> list[_Row]:
 
 def _paid_elsewhere(session: Session, provider: str, at: datetime) -> list[_Row]:
     """Payments received outside the provider for invoices that are there."""
-    found = session.execute(_UNTOLD_PAYMENTS, {"provider": provider})
+    found = session.execute(_UNSENT_PAYMENTS, {"provider": provider})
     rows = []
     for payment, status in found:
         assert payment.invoice_id is not None
@@ -242,9 +242,9 @@ def _paid_elsewhere(session: Session, provider: str, at: datetime) -> list[_Row]
     return rows
 
 
-def _closed(session: Session, provider: str, at: datetime) -> list[_Row]:
+def _closed_here(session: Session, provider: str, at: datetime) -> list[_Row]:
     """Invoices voided or written off here."""
-    found = session.execute(_UNTOLD_CLOSED)
+    found = session.execute(_UNSENT_CLOSED)
     return [
         row(provider, who, CLOSE, each, f"{CLOSE}:{each}:{status}", at, {"how": status})
         for each, who, status in found

@@ -1,4 +1,4 @@
-"""Compares the ledger with a snapshot of the provider (`theirs.fetch`): invoices, payments, refunds,
+"""Compares the ledger with a snapshot of the provider (`snapshot.fetch`): invoices, payments, refunds,
 disputes, and the cash posted for each. Every difference is listed, except those that a waiting command
 or event will resolve. `catch_up` posts provider records whose event was lost.
 """
@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from billing import settlement
-from billing.findings import Difference, amount, lost
+from billing.differences import Difference, amount, lost
 from billing.invoices import FINAL, UNCOLLECTIBLE, VOID
 from billing.models import (
     BillingAccount,
@@ -23,7 +23,7 @@ from billing.models import (
     PaymentWebhook,
     Refund,
 )
-from billing.payments import booking, meters
+from billing.payments import meters, posting
 from billing.payments.base import (
     InvoiceState,
     PaymentState,
@@ -31,7 +31,7 @@ from billing.payments.base import (
     RefundState,
     Status,
 )
-from billing.payments.theirs import Theirs
+from billing.payments.provider_snapshot import ProviderSnapshot
 from core.clock import Clock
 from core.database import Database
 from core.errors import TollhouseError
@@ -39,142 +39,154 @@ from core.money import units_of_minor
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProviderDifference:
     difference: Difference
     record: Record | None = None  # posting it may resolve the difference
 
 
-def differences(session: Session, theirs: Theirs) -> list[Difference]:
-    return [each.difference for each in findings(session, theirs)]
+def differences(session: Session, snapshot: ProviderSnapshot) -> list[Difference]:
+    return [each.difference for each in find_differences(session, snapshot)]
 
 
-def findings(session: Session, theirs: Theirs) -> Iterator[Finding]:
-    moving = _moving(session, theirs.name)
+def find_differences(session: Session, snapshot: ProviderSnapshot) -> Iterator[ProviderDifference]:
+    in_progress = _in_progress(session, snapshot.name)
     for check in (_invoices, _payments, _refunds, _disputes):
-        yield from check(session, theirs, moving)
-    yield from _unsent(session, theirs.name)
-    for each in meters.differences(session, theirs.name, theirs.at):
-        yield Finding(each)
-    yield from _cash(session, theirs.name)
+        yield from check(session, snapshot, in_progress)
+    yield from _unsent(session, snapshot.name)
+    for each in meters.differences(session, snapshot.name, snapshot.at):
+        yield ProviderDifference(each)
+    yield from _cash(session, snapshot.name)
 
 
-def catch_up(database: Database, clock: Clock, theirs: Theirs) -> int:
+def catch_up(database: Database, clock: Clock, snapshot: ProviderSnapshot) -> int:
     """Post provider records that the ledger lacks; returns how many were posted."""
     with database.read() as session:
-        records = [each.record for each in findings(session, theirs) if each.record is not None]
-    booked = 0
+        records = [
+            each.record for each in find_differences(session, snapshot) if each.record is not None
+        ]
+    posted = 0
     for record in records:
         try:
             with database.transaction() as session:
-                _book(session, theirs.name, record, clock)
-            booked += 1
-        except (booking.NotYet, booking.NotOurs, TollhouseError):
+                _post(session, snapshot.name, record, clock)
+            posted += 1
+        except (posting.UnknownObject, posting.ForeignObject, TollhouseError):
             continue  # it stays listed as a difference
-    return booked
+    return posted
 
 
-def _book(session: Session, name: str, record: Record, clock: Clock) -> None:
+def _post(session: Session, name: str, record: Record, clock: Clock) -> None:
     now = clock.now()
     if isinstance(record, InvoiceState):
-        booking.invoice(session, name, record, now)
+        posting.invoice(session, name, record, now)
     elif isinstance(record, PaymentState):
-        booking.payment(session, name, record, now)
+        posting.payment(session, name, record, now)
     elif isinstance(record, RefundState):
-        booking.refund(session, name, record, now)
+        posting.refund(session, name, record, now)
     else:
-        booking.dispute(session, name, record, now)
+        posting.dispute(session, name, record, now)
 
 
-def _moving(session: Session, name: str) -> set[str]:
+def _in_progress(session: Session, name: str) -> set[str]:
     """Ids, ours and the provider's, with a waiting command or event."""
-    told = session.scalars(
+    command_subjects = session.scalars(
         select(PaymentCommand.subject_id).where(
             PaymentCommand.provider == name,
             PaymentCommand.done_at.is_(None),
             PaymentCommand.failed.is_(False),
         )
     )
-    heard = session.scalars(
+    event_subjects = session.scalars(
         select(PaymentWebhook.subject_id).where(
             PaymentWebhook.provider == name,
             PaymentWebhook.done_at.is_(None),
             PaymentWebhook.parked.is_(None),
         )
     )
-    return set(told) | set(heard)
+    return set(command_subjects) | set(event_subjects)
 
 
-def _lost(check: str, message: str, name: str, record: Record | None = None) -> Finding:
-    return Finding(lost(check, message, [name])[0], record)
+def _missing(
+    check: str, message: str, name: str, record: Record | None = None
+) -> ProviderDifference:
+    return ProviderDifference(lost(check, message, [name])[0], record)
 
 
 def _differs(
     check: str, message: str, minor: int, currency: str, name: str, record: Record | None = None
-) -> Finding:
-    return Finding(amount(check, message, units_of_minor(minor, currency), [name]), record)
+) -> ProviderDifference:
+    return ProviderDifference(
+        amount(check, message, units_of_minor(minor, currency), [name]), record
+    )
 
 
-def _invoices(session: Session, theirs: Theirs, moving: set[str]) -> Iterator[Finding]:
-    check = f"invoices/{theirs.name}"
+def _invoices(
+    session: Session, snapshot: ProviderSnapshot, in_progress: set[str]
+) -> Iterator[ProviderDifference]:
+    check = f"invoices/{snapshot.name}"
     rows = session.scalars(select(Invoice).where(Invoice.external_id.is_not(None)))
     ours = {str(each.external_id): each for each in rows}
     sent = set(
         session.scalars(
             select(PaymentCommand.subject_id).where(
-                PaymentCommand.provider == theirs.name, PaymentCommand.kind == "invoice"
+                PaymentCommand.provider == snapshot.name, PaymentCommand.kind == "invoice"
             )
         )
     )
     lowered = _lowered(session)
     for name, invoice in ours.items():
-        if invoice.id in moving or name in moving or invoice.id not in sent:
+        if invoice.id in in_progress or name in in_progress or invoice.id not in sent:
             continue
-        there = theirs.invoices.get(name)
+        there = snapshot.invoices.get(name)
         if there is None:
-            if name not in theirs.looked_for:
+            if name not in snapshot.expected_ids:
                 continue
-            yield _lost(check, f"{theirs.name} has no {name} for invoice {invoice.label}", name)
+            yield _missing(
+                check, f"{snapshot.name} has no {name} for invoice {invoice.label}", name
+            )
             continue
         yield from _one_invoice(check, invoice, there, lowered.get(invoice.id, 0))
     copies: dict[str, list[InvoiceState]] = defaultdict(list)
-    for name, there in theirs.invoices.items():
-        if there.invoice_id in moving or name in moving:
+    for name, there in snapshot.invoices.items():
+        if there.invoice_id in in_progress or name in in_progress:
             continue
         if there.status != VOID:
             copies[there.invoice_id].append(there)
         if name not in ours:
-            said = (
-                f"{name} at {theirs.name} ({there.status}) names invoice {there.invoice_id}, "
+            message = (
+                f"{name} at {snapshot.name} ({there.status}) names invoice {there.invoice_id}, "
                 "which has another external id"
             )
-            yield _lost(check, said, name, there)
+            yield _missing(check, message, name, there)
     for invoice_id, every in copies.items():
         if len(every) > 1:
             names = tuple(each.external_id for each in every)
-            said = f"invoice {invoice_id} exists {len(every)} times at {theirs.name}"
-            yield Finding(Difference(check, "duplicated", said, len(every) - 1, 0, names))
+            message = f"invoice {invoice_id} exists {len(every)} times at {snapshot.name}"
+            yield ProviderDifference(
+                Difference(check, "duplicated", message, len(every) - 1, 0, names)
+            )
 
 
 def _one_invoice(
     check: str, invoice: Invoice, there: InvoiceState, lowered: int
-) -> Iterator[Finding]:
+) -> Iterator[ProviderDifference]:
     name, currency = there.external_id, invoice.currency
     if there.currency != currency or there.total_minor != invoice.due_minor:
-        said = (
+        message = (
             f"invoice {invoice.label} is over {invoice.due_minor} {currency} here, "
             f"{there.total_minor} {there.currency} at the provider"
         )
-        yield _differs(check, said, there.total_minor - invoice.due_minor, currency, name)
+        yield _differs(check, message, there.total_minor - invoice.due_minor, currency, name)
     left = max(0, invoice.due_minor - lowered)
     wanted = "paid" if left == 0 else "open"
     if invoice.status in (VOID, UNCOLLECTIBLE):
         wanted, left = invoice.status, 0
     if there.status != wanted or there.remaining_minor != left:
-        said = (
+        message = (
             f"invoice {invoice.label} is {wanted} with {left} open here, {there.status} with "
             f"{there.remaining_minor} open at the provider"
         )
-        yield _differs(check, said, there.remaining_minor - left, currency, name, there)
+        yield _differs(check, message, there.remaining_minor - left, currency, name, there)
 
 
 def _lowered(session: Session) -> dict[str, int]:
@@ -197,98 +209,117 @@ def _lowered(session: Session) -> dict[str, int]:
     return sums
 
 
-def _payments(session: Session, theirs: Theirs, moving: set[str]) -> Iterator[Finding]:
-    check = f"payments/{theirs.name}"
+def _payments(
+    session: Session, snapshot: ProviderSnapshot, in_progress: set[str]
+) -> Iterator[ProviderDifference]:
+    check = f"payments/{snapshot.name}"
     rows = session.scalars(
         select(Payment).where(
-            Payment.provider == theirs.name, Payment.status == settlement.SUCCEEDED
+            Payment.provider == snapshot.name, Payment.status == settlement.SUCCEEDED
         )
     ).all()
     ours = {each.external_id or each.id: each for each in rows}
-    paid_by_invoice = {p.external_id: i for i in theirs.invoices.values() for p in i.payments}
+    paid_by_invoice = {p.external_id: i for i in snapshot.invoices.values() for p in i.payments}
     charges: dict[str, list[str]] = defaultdict(list)
-    for name, there in theirs.payments.items():
+    for name, there in snapshot.payments.items():
         invoice = paid_by_invoice.get(name)
         around = {name, there.payment_id, invoice.external_id if invoice else name}
         around.add(invoice.invoice_id if invoice else name)
-        if there.status is not Status.SUCCEEDED or around & moving:
+        if there.status is not Status.SUCCEEDED or around & in_progress:
             continue
         if there.payment_id:
             charges[there.payment_id].append(name)
-        mine = ours.get(name)
-        if mine is None:
-            said = f"payment {name} of {there.amount_minor} {there.currency} is not in the ledger"
-            yield _lost(check, said, name, invoice or there)
-        elif (mine.amount_minor, mine.currency) != (there.amount_minor, there.currency):
-            said = (
-                f"payment {name} is over {mine.amount_minor} {mine.currency} here, "
+        own = ours.get(name)
+        if own is None:
+            message = (
+                f"payment {name} of {there.amount_minor} {there.currency} is not in the ledger"
+            )
+            yield _missing(check, message, name, invoice or there)
+        elif (own.amount_minor, own.currency) != (there.amount_minor, there.currency):
+            message = (
+                f"payment {name} is over {own.amount_minor} {own.currency} here, "
                 f"{there.amount_minor} {there.currency} at the provider"
             )
-            off = there.amount_minor - mine.amount_minor
-            yield _differs(check, said, off, mine.currency, name)
+            off = there.amount_minor - own.amount_minor
+            yield _differs(check, message, off, own.currency, name)
     for payment_id, names in charges.items():
         if len(names) > 1:
-            said = f"payment {payment_id} was charged {len(names)} times"
-            yield Finding(Difference(check, "duplicated", said, len(names) - 1, 0, tuple(names)))
-    for name, mine in ours.items():
-        there_now = theirs.payments.get(name)
-        if mine.id in moving or name in moving:
+            message = f"payment {payment_id} was charged {len(names)} times"
+            yield ProviderDifference(
+                Difference(check, "duplicated", message, len(names) - 1, 0, tuple(names))
+            )
+    for name, own in ours.items():
+        there_now = snapshot.payments.get(name)
+        if own.id in in_progress or name in in_progress:
             continue
-        if there_now is None and name not in theirs.looked_for:
+        if there_now is None and name not in snapshot.expected_ids:
             continue
         if there_now is None or there_now.status is not Status.SUCCEEDED:
-            said = f"payment {mine.id} of {mine.amount_minor} is posted but missing as {name} there"
-            yield _lost(check, said, name)
+            message = (
+                f"payment {own.id} of {own.amount_minor} is posted but missing as {name} there"
+            )
+            yield _missing(check, message, name)
 
 
-def _refunds(session: Session, theirs: Theirs, moving: set[str]) -> Iterator[Finding]:
-    check = f"refunds/{theirs.name}"
-    rows = session.scalars(select(Refund).where(Refund.provider == theirs.name)).all()
+def _refunds(
+    session: Session, snapshot: ProviderSnapshot, in_progress: set[str]
+) -> Iterator[ProviderDifference]:
+    check = f"refunds/{snapshot.name}"
+    rows = session.scalars(select(Refund).where(Refund.provider == snapshot.name)).all()
     ours = {each.external_id or each.id: each for each in rows}
-    references = {each.reference for each in rows if each.id in moving}
-    for name, there in theirs.refunds.items():
-        mine = ours.get(name)
-        if name in moving or there.reference in references or (mine and mine.id in moving):
+    references = {each.reference for each in rows if each.id in in_progress}
+    for name, there in snapshot.refunds.items():
+        own = ours.get(name)
+        if name in in_progress or there.reference in references or (own and own.id in in_progress):
             continue
         failed = there.status is Status.FAILED
-        if mine is None:
+        if own is None:
             if not failed:
-                yield _lost(
+                yield _missing(
                     check, f"refund {name} of {there.amount_minor} is not posted", name, there
                 )
-        elif failed != (mine.status == settlement.FAILED):
-            said = f"refund {name} is {mine.status} here, {there.status} at the provider"
-            yield _differs(check, said, there.amount_minor, mine.currency, name, there)
-        elif mine.amount_minor != there.amount_minor:
-            said = f"refund {name} is over {mine.amount_minor} here, {there.amount_minor} at the provider"
-            yield _differs(check, said, there.amount_minor - mine.amount_minor, mine.currency, name)
-    for name, mine in ours.items():
-        missing = name in theirs.looked_for - theirs.refunds.keys()
-        gone = missing and mine.status != settlement.FAILED
-        if gone and mine.id not in moving and name not in moving:
-            yield _lost(
-                check, f"refund {mine.reference} is posted but missing at the provider", name
+        elif failed != (own.status == settlement.FAILED):
+            message = f"refund {name} is {own.status} here, {there.status} at the provider"
+            yield _differs(check, message, there.amount_minor, own.currency, name, there)
+        elif own.amount_minor != there.amount_minor:
+            message = (
+                f"refund {name} is over {own.amount_minor} here, "
+                f"{there.amount_minor} at the provider"
+            )
+            yield _differs(
+                check, message, there.amount_minor - own.amount_minor, own.currency, name
+            )
+    for name, own in ours.items():
+        missing = name in snapshot.expected_ids - snapshot.refunds.keys()
+        gone = missing and own.status != settlement.FAILED
+        if gone and own.id not in in_progress and name not in in_progress:
+            yield _missing(
+                check, f"refund {own.reference} is posted but missing at the provider", name
             )
 
 
-def _disputes(session: Session, theirs: Theirs, moving: set[str]) -> Iterator[Finding]:
-    check = f"disputes/{theirs.name}"
-    rows = session.scalars(select(Dispute).where(Dispute.provider == theirs.name))
+def _disputes(
+    session: Session, snapshot: ProviderSnapshot, in_progress: set[str]
+) -> Iterator[ProviderDifference]:
+    check = f"disputes/{snapshot.name}"
+    rows = session.scalars(select(Dispute).where(Dispute.provider == snapshot.name))
     known = {each.external_id: each for each in rows}
-    for name, there in theirs.disputes.items():
-        mine = known.get(name)
-        if name in moving:
+    for name, there in snapshot.disputes.items():
+        own = known.get(name)
+        if name in in_progress:
             continue
-        if mine is None:
-            yield _lost(check, f"dispute {name} of {there.amount_minor} is not posted", name, there)
-        elif (mine.withdrawn, mine.amount_minor) != (there.withdrawn, there.amount_minor):
-            said = f"dispute {name} is {mine.status} here, {there.status} at the provider"
-            yield _differs(check, said, there.amount_minor, mine.currency, name, there)
-    for name in (known.keys() & theirs.looked_for) - theirs.disputes.keys() - moving:
-        yield _lost(check, f"dispute {name} is posted but missing at the provider", name)
+        if own is None:
+            yield _missing(
+                check, f"dispute {name} of {there.amount_minor} is not posted", name, there
+            )
+        elif (own.withdrawn, own.amount_minor) != (there.withdrawn, there.amount_minor):
+            message = f"dispute {name} is {own.status} here, {there.status} at the provider"
+            yield _differs(check, message, there.amount_minor, own.currency, name, there)
+    for name in (known.keys() & snapshot.expected_ids) - snapshot.disputes.keys() - in_progress:
+        yield _missing(check, f"dispute {name} is posted but missing at the provider", name)
 
 
-def _unsent(session: Session, name: str) -> Iterator[Finding]:
+def _unsent(session: Session, name: str) -> Iterator[ProviderDifference]:
     """Commands that the provider rejected, and final invoices without a command."""
     check = f"outbox/{name}"
     refused = session.scalars(
@@ -297,7 +328,9 @@ def _unsent(session: Session, name: str) -> Iterator[Finding]:
         )
     )
     for each in refused:
-        yield _lost(check, f"command {each.kind} was rejected: {each.last_error}", each.subject_id)
+        yield _missing(
+            check, f"command {each.kind} was rejected: {each.last_error}", each.subject_id
+        )
     planned = select(PaymentCommand.subject_id).where(
         PaymentCommand.provider == name, PaymentCommand.kind == "invoice"
     )
@@ -312,37 +345,45 @@ def _unsent(session: Session, name: str) -> Iterator[Finding]:
         )
     )
     for invoice in rows:
-        yield _lost(check, f"invoice {invoice.label} was not sent to {name}", invoice.id)
+        yield _missing(check, f"invoice {invoice.label} was not sent to {name}", invoice.id)
 
 
-def _cash(session: Session, name: str) -> Iterator[Finding]:
+def _cash(session: Session, name: str) -> Iterator[ProviderDifference]:
     """Compare the cash postings with each payment, refund and dispute."""
     check = f"{name}/ledger"
     cash = settlement.cash_by_reference(session)
 
-    def _booked(references: Iterable[str]) -> int:
+    def _posted_cash(references: Iterable[str]) -> int:
         return sum(cash.get(each, 0) for each in references)
 
     for paid in session.scalars(select(Payment).where(Payment.provider == name)):
         good = paid.status == settlement.SUCCEEDED
         wanted = units_of_minor(paid.amount_minor, paid.currency) if good else 0
-        have = _booked((f"payment:{paid.id}", f"grant:payment:{paid.id}"))
+        have = _posted_cash((f"payment:{paid.id}", f"grant:payment:{paid.id}"))
         if have != wanted:
-            said = f"the ledger has {have} units of cash for payment {paid.id}, expected {wanted}"
-            yield Finding(amount(check, said, have - wanted, [paid.external_id or paid.id]))
+            message = (
+                f"the ledger has {have} units of cash for payment {paid.id}, expected {wanted}"
+            )
+            yield ProviderDifference(
+                amount(check, message, have - wanted, [paid.external_id or paid.id])
+            )
     for made in session.scalars(select(Refund).where(Refund.provider == name)):
         gone = 0 if made.status == settlement.FAILED else made.amount_minor
-        yield from _went(check, f"refund:{made.reference}", gone, made.currency, _booked)
+        yield from _withdrawn_cash(
+            check, f"refund:{made.reference}", gone, made.currency, _posted_cash
+        )
     for each in session.scalars(select(Dispute).where(Dispute.provider == name)):
         gone = each.amount_minor if each.withdrawn else 0
-        yield from _went(check, f"dispute:{each.external_id}", gone, each.currency, _booked)
+        yield from _withdrawn_cash(
+            check, f"dispute:{each.external_id}", gone, each.currency, _posted_cash
+        )
 
 
-def _went(
-    check: str, reference: str, minor: int, currency: str, booked: Callable[[Iterable[str]], int]
-) -> Iterator[Finding]:
+def _withdrawn_cash(
+    check: str, reference: str, minor: int, currency: str, posted: Callable[[Iterable[str]], int]
+) -> Iterator[ProviderDifference]:
     wanted = -units_of_minor(minor, currency)
-    have = booked((reference, f"back:{reference}", f"grant:back:{reference}"))
+    have = posted((reference, f"back:{reference}", f"grant:back:{reference}"))
     if have != wanted:
-        said = f"the ledger has {have} units of cash for {reference}, expected {wanted}"
-        yield Finding(amount(check, said, have - wanted, [reference]))
+        message = f"the ledger has {have} units of cash for {reference}, expected {wanted}"
+        yield ProviderDifference(amount(check, message, have - wanted, [reference]))

@@ -57,7 +57,7 @@ class FakePayments:
 
     def leave_card(self, customer_id: str, last4: str = GOOD) -> None:
         self._cards[customer_id] = last4
-        self._tell("card.left", "method", customer_id)
+        self._emit("card.left", "method", customer_id)
 
     def methods(self, customer_id: str, *, newest: bool = False) -> list[Method]:
         last4 = self._cards.get(customer_id)
@@ -146,7 +146,7 @@ class FakePayments:
             name, payment_external_id, Status.SUCCEEDED, amount_minor, paid.currency, reference
         )
         self._refunds[name] = replace(made, at=self.clock.now())
-        self._tell("refund.made", "refund", name)
+        self._emit("refund.made", "refund", name)
         return self._refunds[name]
 
     def report_usage(self, report: UsageReport) -> None:
@@ -161,7 +161,7 @@ class FakePayments:
         self._disputes[name] = DisputeState(
             name, payment_external_id, "open", left, paid.currency, True, self.clock.now()
         )
-        self._tell("dispute.opened", "dispute", name)
+        self._emit("dispute.opened", "dispute", name)
         return name
 
     def close_dispute(self, name: str, status: str) -> None:
@@ -169,7 +169,7 @@ class FakePayments:
         self._disputes[name] = replace(
             self.dispute(name), status=status, withdrawn=status == "lost"
         )
-        self._tell("dispute.closed", "dispute", name)
+        self._emit("dispute.closed", "dispute", name)
 
     def open_disputes(self) -> list[str]:
         return [each.external_id for each in self._disputes.values() if each.status == "open"]
@@ -232,15 +232,15 @@ class FakePayments:
             self.clock.now(),
         )
         self._payments[name] = made
-        self._tell("payment.failed" if refused else "payment.succeeded", "payment", name)
+        self._emit("payment.failed" if refused else "payment.succeeded", "payment", name)
         return made
 
     def _put(self, state: InvoiceState, told: str) -> InvoiceState:
         self._invoices[state.external_id] = state
-        self._tell(told, "invoice", state.external_id)
+        self._emit(told, "invoice", state.external_id)
         return state
 
-    def _tell(self, type_: str, kind: str, name: str) -> None:
+    def _emit(self, type_: str, kind: str, name: str) -> None:
         told = ProviderEvent(
             f"event-{len(self.events) + 1}", type_, kind, name, self.clock.now(), {"about": name}
         )

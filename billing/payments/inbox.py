@@ -12,16 +12,16 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from billing.models import PaymentWebhook
-from billing.payments import booking
+from billing.payments import posting
 from billing.payments.base import PaymentProvider, ProviderEvent, Refused, TryLater
-from billing.payments.leases import MOST_SILENT, NEXT_EVENT, pause_s, take
+from billing.payments.leases import MAX_UNANSWERED, NEXT_EVENT, pause_s, take
 from core.clock import Clock
 from core.database import Database, insert_new
 from core.errors import NotFound, TollhouseError
 
 log = logging.getLogger("tollhouse.payments")
-MOST_ATTEMPTS = 10  # before an event is parked: about an hour
-Book = Callable[[Session, datetime], None]
+MAX_ATTEMPTS = 10  # before an event is parked: about an hour
+Post = Callable[[Session, datetime], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +55,31 @@ def receive(session: Session, provider: str, event: ProviderEvent, at: datetime)
 
 
 def apply(database: Database, clock: Clock, provider: PaymentProvider, limit: int = 500) -> Applied:
-    done = later = parked = silent = 0
+    done = later = parked = unanswered = 0
     for _ in range(limit):
-        if silent == MOST_SILENT:
+        if unanswered == MAX_UNANSWERED:
             break
         event = take(database, clock, NEXT_EVENT, provider.name)
         if event is None:
             break
-        looked_at = clock.now()
+        fetched_at = clock.now()
         try:
-            book = _asked(provider, event)
-            silent = 0
+            post = _fetch_state(provider, event)
+            unanswered = 0
             with database.transaction() as session:
                 now = clock.now()
-                book(session, now)
-                done += _mark_done(session, event, looked_at, now)
-        except booking.NotOurs as error:
+                post(session, now)
+                done += _mark_done(session, event, fetched_at, now)
+        except posting.ForeignObject as error:
             with database.transaction() as session:
-                _mark_done(session, event, looked_at, clock.now(), f"not ours: {error}")
+                _mark_done(session, event, fetched_at, clock.now(), f"not ours: {error}")
             done += 1
         except TryLater as error:
             _later(database, clock, event, str(error))
             later += 1
-            silent += 1
-        except (booking.NotYet, TollhouseError) as error:
-            if event.attempts < MOST_ATTEMPTS:
+            unanswered += 1
+        except (posting.UnknownObject, TollhouseError) as error:
+            if event.attempts < MAX_ATTEMPTS:
                 _later(database, clock, event, str(error))
                 later += 1
             else:
@@ -118,26 +118,26 @@ def _parked(session: Session, provider: str, name: str) -> PaymentWebhook:
     return found
 
 
-def _asked(provider: PaymentProvider, event: PaymentWebhook) -> Book:
+def _fetch_state(provider: PaymentProvider, event: PaymentWebhook) -> Post:
     """Fetch the current state from the provider; returns the function that posts it."""
     name, subject = provider.name, event.subject_id
     if event.kind == "invoice":
         invoice = provider.invoice(subject)
-        return lambda session, at: _ignore(booking.invoice(session, name, invoice, at))
+        return lambda session, at: _ignore(posting.invoice(session, name, invoice, at))
     if event.kind == "payment":
         payment = provider.payment(subject)
-        return lambda session, at: booking.payment(session, name, payment, at)
+        return lambda session, at: posting.payment(session, name, payment, at)
     if event.kind == "refund":
         refund = provider.refund_state(subject)
-        return lambda session, at: booking.refund(session, name, refund, at)
+        return lambda session, at: posting.refund(session, name, refund, at)
     if event.kind == "dispute":
         dispute = provider.dispute(subject)
-        return lambda session, at: booking.dispute(session, name, dispute, at)
+        return lambda session, at: posting.dispute(session, name, dispute, at)
     if event.kind in ("customer", "method"):
         if not subject:
-            raise booking.NotOurs("payment method without a customer")
+            raise posting.ForeignObject("payment method without a customer")
         methods = provider.methods(subject, newest=event.kind == "method")
-        return lambda session, at: booking.customer(session, name, subject, methods, at)
+        return lambda session, at: posting.customer(session, name, subject, methods, at)
     raise Refused(f"Events of kind {event.kind!r} are not supported.")
 
 
@@ -146,7 +146,7 @@ def _ignore(_booked: object) -> None:
 
 
 def _mark_done(
-    session: Session, event: PaymentWebhook, looked_at: datetime, now: datetime, note: str = ""
+    session: Session, event: PaymentWebhook, fetched_at: datetime, now: datetime, note: str = ""
 ) -> int:
     """Mark the event, and all of the same object received before the fetch, as done."""
     same = (
@@ -155,7 +155,7 @@ def _mark_done(
             PaymentWebhook.provider == event.provider,
             PaymentWebhook.kind == event.kind,
             PaymentWebhook.subject_id == event.subject_id,
-            PaymentWebhook.received_at <= looked_at,
+            PaymentWebhook.received_at <= fetched_at,
             PaymentWebhook.done_at.is_(None),
             PaymentWebhook.parked.is_(None),
         )
@@ -164,16 +164,16 @@ def _mark_done(
     return int(session.execute(same).rowcount)  # type: ignore[attr-defined]
 
 
-def _later(database: Database, clock: Clock, event: PaymentWebhook, why: str) -> None:
+def _later(database: Database, clock: Clock, event: PaymentWebhook, reason: str) -> None:
     with database.transaction() as session:
         found = session.get_one(PaymentWebhook, (event.provider, event.external_id))
         pause = pause_s(found.external_id, found.attempts)
         found.next_at = clock.now() + timedelta(seconds=pause)
-        found.last_error = why[:500]
+        found.last_error = reason[:500]
 
 
-def _park(database: Database, event: PaymentWebhook, why: str) -> None:
+def _park(database: Database, event: PaymentWebhook, reason: str) -> None:
     with database.transaction() as session:
         found = session.get_one(PaymentWebhook, (event.provider, event.external_id))
-        found.parked, found.last_error = why[:500], why[:500]
-    log.error("event %s (%s) is parked: %s", event.external_id, event.type, why)
+        found.parked, found.last_error = reason[:500], reason[:500]
+    log.error("event %s (%s) is parked: %s", event.external_id, event.type, reason)

@@ -15,7 +15,7 @@ from core.database import Database
 
 LEASE_S = 180.0
 # Consecutive unanswered calls after which a run stops calling the provider.
-MOST_SILENT = 3
+MAX_UNANSWERED = 3
 LONGEST_PAUSE_S = 3600.0
 Leased = TypeVar("Leased", PaymentCommand, PaymentWebhook)
 

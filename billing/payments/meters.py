@@ -13,8 +13,8 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from billing.accounts import lock_account
+from billing.differences import Difference
 from billing.dunning import METERED
-from billing.findings import Difference
 from billing.models import BillingAccount, HourlyUsage, PaymentCommand
 from billing.payments import commands
 from core.database import Database
@@ -99,8 +99,10 @@ def differences(session: Session, provider: str, at: datetime) -> list[Differenc
         for (meter, hour), count in sorted(used.items()):
             reported = known.get((meter, hour), 0)
             if reported != count:
-                said = f"{meter} of {hour:%Y-%m-%d %H}:00 is {count}, but {reported} is reported"
-                found.append(Difference(f"usage/{provider}", "amount", said, 1, 0, (), tenant_id))
+                message = f"{meter} of {hour:%Y-%m-%d %H}:00 is {count}, but {reported} is reported"
+                found.append(
+                    Difference(f"usage/{provider}", "amount", message, 1, 0, (), tenant_id)
+                )
     return found
 
 

@@ -19,7 +19,7 @@ from billing import settlement
 from billing.accounts import ensure_account
 from billing.invoices import FINAL
 from billing.models import Invoice, Payment, PaymentCommand, PaymentCustomer, Refund
-from billing.payments import booking, commands
+from billing.payments import commands, posting
 from billing.payments.base import (
     Attempt,
     Charge,
@@ -30,14 +30,14 @@ from billing.payments.base import (
     TryLater,
     UsageReport,
 )
-from billing.payments.bills import bill_of
-from billing.payments.leases import MOST_SILENT, NEXT_COMMAND, pause_s, take
+from billing.payments.leases import MAX_UNANSWERED, NEXT_COMMAND, pause_s, take
+from billing.payments.provider_bills import bill_of
 from core.clock import Clock
 from core.database import Database, insert_new
 from core.errors import TollhouseError
 
 log = logging.getLogger("tollhouse.payments")
-Book = Callable[[Session, datetime], None]
+Post = Callable[[Session, datetime], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +74,24 @@ def push(database: Database, clock: Clock, provider: PaymentProvider, limit: int
 def deliver(
     database: Database, clock: Clock, provider: PaymentProvider, limit: int = 500
 ) -> Pushed:
-    done = later = refused = silent = 0
+    done = later = refused = unanswered = 0
     for _ in range(limit):
-        if silent == MOST_SILENT:
+        if unanswered == MAX_UNANSWERED:
             break
         command = take(database, clock, NEXT_COMMAND, provider.name)
         if command is None:
             break
         job = _job(database, clock, provider, command)
         try:
-            book = HANDLERS[command.kind](job)
-            _finish(job, book)
+            post = HANDLERS[command.kind](job)
+            _finish(job, post)
             done += 1
-            silent = 0
+            unanswered = 0
         except TryLater as error:
             _later(job, str(error), error.after_s)
             later += 1
-            silent += 1
-        except (booking.NotYet, booking.NotOurs) as error:
+            unanswered += 1
+        except (posting.UnknownObject, posting.ForeignObject) as error:
             _later(job, f"{type(error).__name__}: {error}", None)
             later += 1
         except (Refused, TollhouseError) as error:
@@ -139,29 +139,29 @@ def _job(
     return Job(database, clock, provider, command, attempt)
 
 
-def _finish(job: Job, book: Book) -> None:
+def _finish(job: Job, post: Post) -> None:
     now = job.clock.now()
     with job.database.transaction() as session:
-        book(session, now)
+        post(session, now)
         command = session.get_one(PaymentCommand, job.command.id)
         command.done_at, command.last_error = now, None
 
 
-def _later(job: Job, why: str, after_s: float | None) -> None:
+def _later(job: Job, reason: str, after_s: float | None) -> None:
     now = job.clock.now()
     with job.database.transaction() as session:
         command = session.get_one(PaymentCommand, job.command.id)
         pause = max(after_s or 0.0, pause_s(command.idempotency_key, command.attempts))
         command.next_at = now + timedelta(seconds=pause)
-        command.last_error = why[:500]
-    log.warning("command %s will be retried: %s", job.command.idempotency_key, why)
+        command.last_error = reason[:500]
+    log.warning("command %s will be retried: %s", job.command.idempotency_key, reason)
 
 
-def _refuse(job: Job, why: str) -> None:
+def _refuse(job: Job, reason: str) -> None:
     with job.database.transaction() as session:
         command = session.get_one(PaymentCommand, job.command.id)
-        command.failed, command.last_error = True, why[:500]
-    log.error("command %s was rejected: %s", job.command.idempotency_key, why)
+        command.failed, command.last_error = True, reason[:500]
+    log.error("command %s was rejected: %s", job.command.idempotency_key, reason)
 
 
 def _customer(job: Job) -> str:
@@ -173,48 +173,50 @@ def _nothing(_session: Session, _at: datetime) -> None:
     """Nothing to post."""
 
 
-def _invoice(job: Job) -> Book:
+def _invoice(job: Job) -> Post:
     with job.database.read() as session:
         bill = bill_of(session, session.get_one(Invoice, job.command.subject_id))
     state = job.provider.send_invoice(_customer(job), bill, job.attempt)
-    return lambda session, at: _book_invoice(session, job, state, at)
+    return lambda session, at: _post_invoice(session, job, state, at)
 
 
-def _collect(job: Job) -> Book:
+def _collect(job: Job) -> Post:
     with job.database.read() as session:
         invoice = session.get_one(Invoice, job.command.subject_id)
         external_id, open_minor = invoice.external_id, settlement.open_minor(invoice)
         if invoice.status != FINAL or open_minor <= 0:
             return _nothing
-        untold = session.scalar(
+        waiting_command = session.scalar(
             select(PaymentCommand.id).where(
                 PaymentCommand.subject_id == invoice.id,
                 PaymentCommand.kind.in_((commands.INVOICE, commands.LOWER, commands.CLOSE)),
                 PaymentCommand.done_at.is_(None),
             )
         )
-    if external_id is None or untold is not None:
+    if external_id is None or waiting_command is not None:
         raise TryLater("The provider's copy of the invoice is not up to date yet.")
     state = job.provider.collect_invoice(external_id, job.attempt)
-    return lambda session, at: _book_invoice(session, job, state, at)
+    return lambda session, at: _post_invoice(session, job, state, at)
 
 
-def _lower(job: Job) -> Book:
+def _lower(job: Job) -> Post:
     state = job.provider.lower_invoice(
-        _there(job),
+        _external_id(job),
         int(job.command.payload["amount_minor"]),
         str(job.command.payload["reason"]),
         job.attempt,
     )
-    return lambda session, at: _book_invoice(session, job, state, at)
+    return lambda session, at: _post_invoice(session, job, state, at)
 
 
-def _close(job: Job) -> Book:
-    state = job.provider.close_invoice(_there(job), str(job.command.payload["how"]), job.attempt)
-    return lambda session, at: _book_invoice(session, job, state, at)
+def _close(job: Job) -> Post:
+    state = job.provider.close_invoice(
+        _external_id(job), str(job.command.payload["how"]), job.attempt
+    )
+    return lambda session, at: _post_invoice(session, job, state, at)
 
 
-def _there(job: Job) -> str:
+def _external_id(job: Job) -> str:
     with job.database.read() as session:
         external_id = session.get_one(Invoice, job.command.subject_id).external_id
     if external_id is None:
@@ -222,11 +224,11 @@ def _there(job: Job) -> str:
     return external_id
 
 
-def _book_invoice(session: Session, job: Job, state: object, at: datetime) -> None:
-    booking.invoice(session, job.provider.name, state, at)  # type: ignore[arg-type]
+def _post_invoice(session: Session, job: Job, state: object, at: datetime) -> None:
+    posting.invoice(session, job.provider.name, state, at)  # type: ignore[arg-type]
 
 
-def _charge(job: Job) -> Book:
+def _charge(job: Job) -> Post:
     with job.database.read() as session:
         payment = session.get_one(Payment, job.command.subject_id)
         if payment.status != settlement.PENDING:
@@ -239,10 +241,10 @@ def _charge(job: Job) -> Book:
             "Top-up of the prepaid balance",
         )
     state = job.provider.charge(_customer(job), wanted, job.attempt)
-    return lambda session, at: booking.payment(session, job.provider.name, state, at)
+    return lambda session, at: posting.payment(session, job.provider.name, state, at)
 
 
-def _refund(job: Job) -> Book:
+def _refund(job: Job) -> Post:
     with job.database.read() as session:
         made = session.get_one(Refund, job.command.subject_id)
         paid = session.get_one(Payment, made.payment_id)
@@ -254,20 +256,20 @@ def _refund(job: Job) -> Book:
     try:
         state = job.provider.refund(name, amount, reference, job.attempt)
     except Refused as error:
-        return _give_up(made.id, str(error))
-    return lambda session, at: booking.refund(session, job.provider.name, state, at)
+        return _reverse_refund(made.id, str(error))
+    return lambda session, at: posting.refund(session, job.provider.name, state, at)
 
 
-def _give_up(refund_id: str, why: str) -> Book:
+def _reverse_refund(refund_id: str, reason: str) -> Post:
     """Reverse a refund that the provider rejected."""
 
-    def _book(session: Session, at: datetime) -> None:
-        settlement.refund_failed(session, session.get_one(Refund, refund_id), why, at)
+    def _post(session: Session, at: datetime) -> None:
+        settlement.refund_failed(session, session.get_one(Refund, refund_id), reason, at)
 
-    return _book
+    return _post
 
 
-def _usage(job: Job) -> Book:
+def _usage(job: Job) -> Post:
     what = job.command.payload
     job.provider.report_usage(
         UsageReport(
@@ -281,7 +283,7 @@ def _usage(job: Job) -> Book:
     return _nothing
 
 
-HANDLERS: dict[str, Callable[[Job], Book]] = {
+HANDLERS: dict[str, Callable[[Job], Post]] = {
     commands.INVOICE: _invoice,
     commands.COLLECT: _collect,
     commands.LOWER: _lower,

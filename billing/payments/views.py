@@ -5,7 +5,6 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing.documents import minor
 from billing.models import (
     DunningCase,
     Payment,
@@ -15,6 +14,7 @@ from billing.models import (
     PaymentWebhook,
     Refund,
 )
+from billing.views import minor
 
 
 def describe_payment(session: Session, each: Payment) -> dict[str, Any]:

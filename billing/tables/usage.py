@@ -175,7 +175,7 @@ class DailyUsage(_Rollup, Base):
     )
 
 
-class HouseUsage(Base):
+class DailyTenantUsage(Base):
     """Daily usage by tenant, model and currency, for pages that cover all tenants."""
 
     __tablename__ = "usage_house_daily"

@@ -6,14 +6,14 @@ from datetime import datetime, timedelta
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from core.batches.models import FilePiece, StoredFile
+from core.batches.models import FileChunk, StoredFile
 from core.clock import Clock
 from core.errors import BadRequest, NotFound, PayloadTooLarge
 from core.ids import new_id
 from core.tenants.scope import TenantScope
 
-PIECE = 1 << 20  # bytes
-MOST_FILES = 1_000  # per tenant
+CHUNK_BYTES = 1 << 20  # bytes
+MAX_FILES = 1_000  # per tenant
 
 
 def store(
@@ -26,21 +26,21 @@ def store(
     filename: str,
     purpose: str,
     content: Iterable[bytes],
-    most_bytes: int | None = None,
+    max_bytes: int | None = None,
     lifetime_s: int | None = None,
 ) -> StoredFile:
-    """PayloadTooLarge past `most_bytes`."""
-    held = session.scalars(
-        select(StoredFile.id).where(StoredFile.tenant_id == tenant_id).limit(MOST_FILES)
+    """PayloadTooLarge past `max_bytes`."""
+    existing = session.scalars(
+        select(StoredFile.id).where(StoredFile.tenant_id == tenant_id).limit(MAX_FILES)
     ).all()
-    if len(held) >= MOST_FILES and purpose == "batch":
+    if len(existing) >= MAX_FILES and purpose == "batch":
         raise BadRequest(
-            f"The organisation already stores {MOST_FILES} files, the maximum.",
+            f"The organisation already stores {MAX_FILES} files, the maximum.",
             next_step="Delete files with DELETE /v1/files/{file_id} and upload again.",
             code="too_many_files",
         )
     now = clock.now()
-    made = StoredFile(
+    stored = StoredFile(
         id=new_id("file"),
         tenant_id=tenant_id,
         project_id=project_id,
@@ -51,38 +51,38 @@ def store(
         created_at=now,
         expires_at=now + timedelta(seconds=lifetime_s) if lifetime_s else None,
     )
-    session.add(made)
+    session.add(stored)
     session.flush()
-    for number, piece in enumerate(_pieces(content)):
-        made.bytes += len(piece)
-        if most_bytes is not None and made.bytes > most_bytes:
+    for number, chunk in enumerate(_chunks(content)):
+        stored.bytes += len(chunk)
+        if max_bytes is not None and stored.bytes > max_bytes:
             raise PayloadTooLarge(
-                f"The file is larger than {most_bytes >> 20} MiB.",
+                f"The file is larger than {max_bytes >> 20} MiB.",
                 next_step="Split the file, or ask the operator to raise TOLLHOUSE_MAX_FILE_MB.",
                 param="file",
             )
-        row = {"file_id": made.id, "number": number, "content": piece}
-        session.execute(insert(FilePiece), [row])
+        row = {"file_id": stored.id, "number": number, "content": chunk}
+        session.execute(insert(FileChunk), [row])
     session.flush()
-    return made
+    return stored
 
 
 def get(session: Session, scope: TenantScope, file_id: str, now: datetime) -> StoredFile:
     """NotFound if the file does not exist, has expired or belongs to another project."""
-    found = session.get(StoredFile, file_id)
-    foreign = found is None or found.tenant_id != scope.tenant_id
+    stored = session.get(StoredFile, file_id)
+    foreign = stored is None or stored.tenant_id != scope.tenant_id
     if (
-        found is None
+        stored is None
         or foreign
-        or (scope.project_id is not None and found.project_id != scope.project_id)
-        or (found.expires_at is not None and found.expires_at <= now)
+        or (scope.project_id is not None and stored.project_id != scope.project_id)
+        or (stored.expires_at is not None and stored.expires_at <= now)
     ):
         raise NotFound(
             f"There is no file {file_id[:80]!r}.",
             next_step="GET /v1/files lists them.",
             param="file_id",
         )
-    return found
+    return stored
 
 
 def all_of(
@@ -111,51 +111,51 @@ def content(session: Session, file: StoredFile) -> Iterator[bytes]:
     """Yields the content chunk by chunk, so that the file need not fit into memory."""
     number = 0
     while True:
-        piece = session.scalar(
-            select(FilePiece.content).where(
-                FilePiece.file_id == file.id, FilePiece.number == number
+        chunk = session.scalar(
+            select(FileChunk.content).where(
+                FileChunk.file_id == file.id, FileChunk.number == number
             )
         )
-        if piece is None:
+        if chunk is None:
             return
-        yield piece
+        yield chunk
         number += 1
 
 
 def lines(session: Session, file: StoredFile) -> Iterator[bytes]:
-    left = b""
-    for piece in content(session, file):
-        *whole, left = (left + piece).split(b"\n")
-        yield from whole
-    if left:
-        yield left
+    rest = b""
+    for chunk in content(session, file):
+        *complete, rest = (rest + chunk).split(b"\n")
+        yield from complete
+    if rest:
+        yield rest
 
 
 def remove(session: Session, scope: TenantScope, file_id: str, now: datetime) -> None:
-    found = get(session, scope, file_id, now)
-    _drop(session, [found.id])
+    stored = get(session, scope, file_id, now)
+    _delete(session, [stored.id])
 
 
 def drop_expired(session: Session, now: datetime) -> int:
-    gone = session.scalars(
+    expired = session.scalars(
         select(StoredFile.id).where(StoredFile.expires_at <= now).limit(100)
     ).all()
-    _drop(session, gone)
-    return len(gone)
+    _delete(session, expired)
+    return len(expired)
 
 
-def _drop(session: Session, ids: Iterable[str]) -> None:
+def _delete(session: Session, ids: Iterable[str]) -> None:
     ids = list(ids)
-    session.execute(delete(FilePiece).where(FilePiece.file_id.in_(ids)))
+    session.execute(delete(FileChunk).where(FileChunk.file_id.in_(ids)))
     session.execute(delete(StoredFile).where(StoredFile.id.in_(ids)))
 
 
-def _pieces(content: Iterable[bytes]) -> Iterator[bytes]:
-    held = b""
+def _chunks(content: Iterable[bytes]) -> Iterator[bytes]:
+    existing = b""
     for part in content:
-        held += part
-        while len(held) >= PIECE:
-            yield held[:PIECE]
-            held = held[PIECE:]
-    if held:
-        yield held
+        existing += part
+        while len(existing) >= CHUNK_BYTES:
+            yield existing[:CHUNK_BYTES]
+            existing = existing[CHUNK_BYTES:]
+    if existing:
+        yield existing

@@ -21,12 +21,12 @@ from core.tenants.scope import TenantScope
 LEASE_S = 30.0
 WINDOW = timedelta(hours=24)
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
-MOST_OPEN = 100  # per tenant
+MAX_OPEN = 100  # per tenant
 WAITING, DONE, FAILED = "waiting", "done", "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class LineResult:
     """The result of one line."""
 
     number: int
@@ -55,14 +55,16 @@ def create(
             next_step="Upload the file again with the purpose 'batch'.",
             param="input_file_id",
         )
-    of_tenant = select(Batch.id).where(Batch.tenant_id == scope.tenant_id, Batch.status.in_(OPEN))
-    if len(session.scalars(of_tenant.limit(MOST_OPEN)).all()) >= MOST_OPEN:
+    open_batches = select(Batch.id).where(
+        Batch.tenant_id == scope.tenant_id, Batch.status.in_(OPEN)
+    )
+    if len(session.scalars(open_batches.limit(MAX_OPEN)).all()) >= MAX_OPEN:
         raise BadRequest(
-            f"The organisation already has {MOST_OPEN} open batches, the maximum.",
+            f"The organisation already has {MAX_OPEN} open batches, the maximum.",
             next_step="Wait for a batch to end, or cancel one.",
             code="too_many_batches",
         )
-    made = Batch(
+    batch = Batch(
         id=new_id("batch"),
         tenant_id=scope.tenant_id,
         project_id=project_id,
@@ -76,26 +78,26 @@ def create(
         created_at=now,
         expires_at=now + WINDOW,
     )
-    session.add(made)
+    session.add(batch)
     session.flush()
-    return made
+    return batch
 
 
 def get(session: Session, scope: TenantScope, batch_id: str) -> Batch:
     """NotFound if the batch does not exist or belongs to another project."""
-    found = session.get(Batch, batch_id)
-    foreign = found is None or found.tenant_id != scope.tenant_id
+    batch = session.get(Batch, batch_id)
+    foreign = batch is None or batch.tenant_id != scope.tenant_id
     if (
-        found is None
+        batch is None
         or foreign
-        or (scope.project_id is not None and found.project_id != scope.project_id)
+        or (scope.project_id is not None and batch.project_id != scope.project_id)
     ):
         raise NotFound(
             f"There is no batch {batch_id[:80]!r}.",
             next_step="GET /v1/batches lists them.",
             param="batch_id",
         )
-    return found
+    return batch
 
 
 def all_of(
@@ -111,17 +113,17 @@ def all_of(
 
 
 def cancel(session: Session, scope: TenantScope, clock: Clock, batch_id: str) -> Batch:
-    found = get(session, scope, batch_id)
-    if found.status in ("validating", "in_progress"):
-        found.status, found.cancelling_at = "cancelling", clock.now()
+    batch = get(session, scope, batch_id)
+    if batch.status in ("validating", "in_progress"):
+        batch.status, batch.cancelling_at = "cancelling", clock.now()
         session.flush()
-    elif found.status not in ("cancelling", "cancelled"):
+    elif batch.status not in ("cancelling", "cancelled"):
         raise Conflict(
-            f"The batch is {found.status}; it can no longer be cancelled.",
+            f"The batch is {batch.status}; it can no longer be cancelled.",
             next_step="GET it to see its result.",
             code="batch_ended",
         )
-    return found
+    return batch
 
 
 def claim(session: Session, owner: str, now: datetime, held: Sequence[str]) -> Batch | None:
@@ -129,29 +131,29 @@ def claim(session: Session, owner: str, now: datetime, held: Sequence[str]) -> B
     free = or_(Batch.lease_until.is_(None), Batch.lease_until < now)
     query = select(Batch.id).where(Batch.status.in_(OPEN), free, Batch.id.not_in(held))
     for batch_id in session.scalars(query.order_by(Batch.id).limit(5)):
-        taken = session.execute(
+        claimed = session.execute(
             update(Batch)
             .where(Batch.id == batch_id, free)
             .values(lease_owner=owner, lease_until=now + timedelta(seconds=LEASE_S))
             .returning(Batch.id)
         ).all()
-        if taken:
+        if claimed:
             return session.get(Batch, batch_id, populate_existing=True)
     return None
 
 
 def renew(session: Session, batch_id: str, owner: str, now: datetime) -> Batch | None:
     """Extend the lease. Returns the current row, or None if another process holds the lease."""
-    kept = session.execute(
+    renewed = session.execute(
         update(Batch)
         .where(Batch.id == batch_id, Batch.lease_owner == owner)
         .values(lease_until=now + timedelta(seconds=LEASE_S))
         .returning(Batch.id)
     ).all()
-    return session.get(Batch, batch_id, populate_existing=True) if kept else None
+    return session.get(Batch, batch_id, populate_existing=True) if renewed else None
 
 
-def give_back(session: Session, batch_id: str, owner: str) -> None:
+def release(session: Session, batch_id: str, owner: str) -> None:
     session.execute(
         update(Batch)
         .where(Batch.id == batch_id, Batch.lease_owner == owner)
@@ -159,7 +161,7 @@ def give_back(session: Session, batch_id: str, owner: str) -> None:
     )
 
 
-def begin(
+def start(
     session: Session,
     batch: Batch,
     lines: Iterable[tuple[str, str]],
@@ -172,15 +174,15 @@ def begin(
         for number, (name, body) in enumerate(lines)
     )
     batch.total, batch.model = 0, model
-    while some := list(islice(rows, 1000)):
-        session.execute(insert(BatchLine), some)
-        batch.total += len(some)
+    while chunk := list(islice(rows, 1000)):
+        session.execute(insert(BatchLine), chunk)
+        batch.total += len(chunk)
     if batch.status == "validating":
         batch.status, batch.in_progress_at = "in_progress", now
     session.flush()
 
 
-def waiting(
+def waiting_lines(
     session: Session, batch_id: str, limit: int, skip: Sequence[int] = ()
 ) -> list[BatchLine]:
     query = select(BatchLine).where(BatchLine.batch_id == batch_id, BatchLine.state == WAITING)
@@ -189,9 +191,9 @@ def waiting(
     return list(session.scalars(query.order_by(BatchLine.number).limit(limit)))
 
 
-def answered(session: Session, batch: Batch, results: Iterable[Answered]) -> None:
+def record_results(session: Session, batch: Batch, result_chunks: Iterable[LineResult]) -> None:
     """Record results. A line counts once even if two processes ran it."""
-    for each in results:
+    for each in result_chunks:
         new = session.execute(
             update(BatchLine)
             .where(
@@ -212,14 +214,14 @@ def answered(session: Session, batch: Batch, results: Iterable[Answered]) -> Non
     session.flush()
 
 
-def note(session: Session, batch_id: str, answer: Answered) -> None:
+def record_result(session: Session, batch_id: str, answer: LineResult) -> None:
     """Record a result read from the spool: the process that ran the line may have died since."""
     batch = session.get(Batch, batch_id, with_for_update=True, populate_existing=True)
     if batch is not None:
-        answered(session, batch, [answer])
+        record_results(session, batch, [answer])
 
 
-def results(session: Session, batch_id: str, state: str) -> Iterable[bytes]:
+def result_chunks(session: Session, batch_id: str, state: str) -> Iterable[bytes]:
     """Chunks of the output (`done`) or error (`failed`) file, in input order."""
     last = -1
     while True:

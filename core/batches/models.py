@@ -27,7 +27,7 @@ class StoredFile(Base):
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
-class FilePiece(Base):
+class FileChunk(Base):
     __tablename__ = "file_pieces"
 
     file_id: Mapped[str] = mapped_column(ID, ForeignKey("files.id"), primary_key=True)

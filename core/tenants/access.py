@@ -40,17 +40,17 @@ def authorise(
 ) -> TenantScope:
     """`tenant` is an id or a name; None is the actor's own tenant. NotFound or Forbidden."""
     roles.refresh(session)
-    chosen = _tenant_id(session, actor, tenant)
-    if not roles.allows(actor.role, actor.tenant_id, chosen, obj, act):
-        raise _refusal(actor, obj, act)
-    return scope_for(actor, chosen)
+    tenant_id = _tenant_id(session, actor, tenant)
+    if not roles.allows(actor.role, actor.tenant_id, tenant_id, obj, act):
+        raise _forbidden(actor, obj, act)
+    return scope_for(actor, tenant_id)
 
 
 def authorise_operator(session: Session, roles: Roles, actor: Actor, obj: str, act: str) -> None:
     """For objects that belong to no tenant. Forbidden if the actor is not the operator."""
     roles.refresh(session)
     if not actor.is_operator or not roles.allows(actor.role, None, "", obj, act):
-        raise _refusal(actor, obj, act)
+        raise _forbidden(actor, obj, act)
 
 
 def scope_for(actor: Actor, tenant_id: str) -> TenantScope:
@@ -69,13 +69,15 @@ def _tenant_id(session: Session, actor: Actor, tenant: str | None) -> str:
         if actor.tenant_id is None:
             raise NotFound("No tenant is given.", next_step="Add `?tenant=<id or name>`.")
         return actor.tenant_id
-    found = session.scalar(select(Tenant.id).where((Tenant.id == tenant) | (Tenant.name == tenant)))
-    if found is None or (not actor.is_operator and found != actor.tenant_id):
+    existing_id = session.scalar(
+        select(Tenant.id).where((Tenant.id == tenant) | (Tenant.name == tenant))
+    )
+    if existing_id is None or (not actor.is_operator and existing_id != actor.tenant_id):
         raise NotFound(f"No tenant {tenant}.", next_step="Leave the tenant out to use your own.")
-    return found
+    return existing_id
 
 
-def _refusal(actor: Actor, obj: str, act: str) -> Forbidden:
+def _forbidden(actor: Actor, obj: str, act: str) -> Forbidden:
     return Forbidden(
         f"The role {actor.role} does not permit {act} on {obj}.",
         next_step="Ask an owner or an admin of your organisation, or the operator.",

@@ -23,10 +23,10 @@ def record(
     after: dict[str, Any] | None,
 ) -> None:
     """Add an entry in the transaction of the change, and advance the epoch."""
-    _add(session, clock, scope.tenant_id, scope.actor, action, target, before, after)
+    _append(session, clock, scope.tenant_id, scope.actor, action, target, before, after)
 
 
-def record_house(
+def record_operator(
     session: Session,
     clock: Clock,
     actor: str,
@@ -36,10 +36,10 @@ def record_house(
     after: dict[str, Any] | None,
 ) -> None:
     """For the operator's changes of objects that belong to no tenant, such as plans and roles."""
-    _add(session, clock, None, actor, action, target, before, after)
+    _append(session, clock, None, actor, action, target, before, after)
 
 
-def _add(
+def _append(
     session: Session,
     clock: Clock,
     tenant_id: str | None,
@@ -61,7 +61,7 @@ def _add(
             request_id=request_id.get(),
         )
     )
-    epochs.move(session)
+    epochs.advance(session)
     session.flush()
 
 

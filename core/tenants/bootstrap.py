@@ -26,14 +26,14 @@ def ensure_demo_tenant(session: Session, clock: Clock) -> DemoTenant:
     """Get or create the demo organisation on the standard plan, its project and an owner key."""
     tenant = session.scalars(select(Tenant).where(Tenant.name == NAME)).one_or_none()
     if tenant is not None:
-        return _found(session, tenant, clock)
+        return _existing(session, tenant, clock)
     tenant = create_tenant(session, clock, name=NAME, display_name="Demo", plan="standard")
     scope = scope_of_operator(tenant.id, "system")
     project = create_project(session, scope, clock, name="default")
     return _with_key(session, tenant, project, clock)
 
 
-def _found(session: Session, tenant: Tenant, clock: Clock) -> DemoTenant:
+def _existing(session: Session, tenant: Tenant, clock: Clock) -> DemoTenant:
     project = session.scalars(
         select(Project).where(Project.tenant_id == tenant.id).order_by(Project.id)
     ).first()

@@ -13,12 +13,12 @@ from core.tenants.models import Epoch
 _NAME = "tenants"
 
 
-def move(session: Session) -> None:
+def advance(session: Session) -> None:
     """Increment the epoch in the transaction of the change. Locks the row until it commits."""
-    moved = session.execute(
+    advanced = session.execute(
         update(Epoch).where(Epoch.name == _NAME).values(number=Epoch.number + 1)
     )
-    if moved.rowcount == 0:  # type: ignore[attr-defined]
+    if advanced.rowcount == 0:  # type: ignore[attr-defined]
         insert_new(session, Epoch.__table__, [{"name": _NAME, "number": 0}], "name")  # type: ignore[arg-type]
         session.execute(update(Epoch).where(Epoch.name == _NAME).values(number=Epoch.number + 1))
 

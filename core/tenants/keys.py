@@ -91,7 +91,7 @@ def issue(
     project = session.get(Project, project_id)
     if project is None or project.tenant_id != scope.tenant_id or project.archived_at is not None:
         raise NotFound(f"No project {project_id}.", next_step="List the projects.")
-    secret = secrets.mint()
+    secret = secrets.generate()
     key = ApiKey(
         id=new_id(KEY),
         tenant_id=scope.tenant_id,
@@ -125,10 +125,10 @@ def find(session: Session, secret: str, now: datetime) -> Principal:
     ).one_or_none()
     if row is None:
         raise Unauthenticated("Incorrect API key.", next_step="Issue a key in the dashboard.")
-    return _admitted(session, *row, now)
+    return _check_usable(session, *row, now)
 
 
-def of_id(session: Session, key_id: str, now: datetime) -> Principal:
+def find_by_id(session: Session, key_id: str, now: datetime) -> Principal:
     """The current Principal of a key id, for work that a key submitted and that runs later."""
     row = session.execute(
         select(ApiKey, Tenant)
@@ -138,10 +138,10 @@ def of_id(session: Session, key_id: str, now: datetime) -> Principal:
     ).one_or_none()
     if row is None:
         raise Unauthenticated("This API key no longer exists.", next_step="Use another key.")
-    return _admitted(session, *row, now)
+    return _check_usable(session, *row, now)
 
 
-def _admitted(session: Session, key: ApiKey, tenant: Tenant, now: datetime) -> Principal:
+def _check_usable(session: Session, key: ApiKey, tenant: Tenant, now: datetime) -> Principal:
     if key.revoked_at is not None and key.revoked_at <= now:
         raise Unauthenticated("This API key was revoked.", next_step="Use another key.")
     if key.expires_at is not None and key.expires_at <= now:
@@ -152,7 +152,7 @@ def _admitted(session: Session, key: ApiKey, tenant: Tenant, now: datetime) -> P
 
 
 def is_live(key: ApiKey, now: datetime) -> bool:
-    ends = _earlier(key.expires_at, key.revoked_at)
+    ends = _earliest(key.expires_at, key.revoked_at)
     return ends is None or ends > now
 
 
@@ -184,7 +184,7 @@ def rotate(
             param="key_id",
         )
     before = describe(old)
-    fresh = issue(
+    new_key = issue(
         session,
         scope,
         clock,
@@ -195,11 +195,11 @@ def rotate(
         allowed_ips=tuple(old.allowed_ips),
         expires_at=old.expires_at,
     )
-    old.rotated_to = fresh.id
+    old.rotated_to = new_key.id
     old.revoked_at = clock.now() + overlap
     session.flush()
     audit.record(session, scope, clock, "key.rotate", old.id, before, describe(old))
-    return fresh
+    return new_key
 
 
 def get(session: Session, scope: TenantScope, key_id: str) -> ApiKey:
@@ -219,12 +219,12 @@ def all_of(session: Session, scope: TenantScope) -> list[ApiKey]:
 
 def describe(key: ApiKey) -> dict[str, Any]:
     """Public fields, for the API and the audit log; without the secret."""
-    moments = ("created_at", "expires_at", "revoked_at", "last_used_at")
-    shown: dict[str, Any] = {
-        name: moment.isoformat() if (moment := getattr(key, name)) else None for name in moments
+    time_fields = ("created_at", "expires_at", "revoked_at", "last_used_at")
+    times: dict[str, Any] = {
+        name: moment.isoformat() if (moment := getattr(key, name)) else None for name in time_fields
     }
     plain = ("id", "project_id", "name", "role", "scopes", "allowed_ips", "last_four", "rotated_to")
-    return {name: getattr(key, name) for name in plain} | shown
+    return {name: getattr(key, name) for name in plain} | times
 
 
 def scopes_of(stored: dict[str, Any]) -> KeyScopes:
@@ -235,11 +235,11 @@ def address_allowed(allowed_ips: tuple[str, ...], address: str) -> bool:
     if not allowed_ips:
         return True
     try:
-        seen = ipaddress.ip_address(address)
+        client = ipaddress.ip_address(address)
     except ValueError:
         return False
-    mapped = getattr(seen, "ipv4_mapped", None)
-    return any((mapped or seen) in ipaddress.ip_network(network) for network in allowed_ips)
+    mapped = getattr(client, "ipv4_mapped", None)
+    return any((mapped or client) in ipaddress.ip_network(network) for network in allowed_ips)
 
 
 def _principal(session: Session, key: ApiKey, tenant: Tenant) -> Principal:
@@ -251,7 +251,7 @@ def _principal(session: Session, key: ApiKey, tenant: Tenant) -> Principal:
         role=key.role,
         scopes=scopes_of(key.scopes),
         allowed_ips=tuple(key.allowed_ips),
-        expires_at=_earlier(key.expires_at, key.revoked_at),
+        expires_at=_earliest(key.expires_at, key.revoked_at),
         plan=plan_of(session, tenant),
         currency=tenant.currency,
         settings=tenant.settings,
@@ -259,7 +259,7 @@ def _principal(session: Session, key: ApiKey, tenant: Tenant) -> Principal:
     )
 
 
-def _earlier(one: datetime | None, other: datetime | None) -> datetime | None:
+def _earliest(one: datetime | None, other: datetime | None) -> datetime | None:
     known = [moment for moment in (one, other) if moment is not None]
     return min(known, default=None)
 

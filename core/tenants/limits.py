@@ -29,7 +29,7 @@ def set_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule
         )
     row = _row(session, scope, rule)
     if scope.role != OPERATOR:
-        _check_own(session, scope, rule, row)
+        _check_tenant_may_set(session, scope, rule, row)
     before = describe(_rule(row)) if row is not None else None
     if row is None:
         row = LimitRow(
@@ -54,7 +54,7 @@ def remove_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitR
             f"This tenant has no limit {rule.name} of its own.", next_step="List the limits."
         )
     if row.by_operator and scope.role != OPERATOR:
-        raise _operators()
+        raise _set_by_operator()
     before = describe(_rule(row))
     session.execute(delete(LimitRow).where(LimitRow.id == row.id))
     audit.record(session, scope, clock, "limit.remove", rule.name, before, None)
@@ -78,10 +78,12 @@ def describe(rule: LimitRule) -> dict[str, Any]:
     }
 
 
-def _check_own(session: Session, scope: TenantScope, rule: LimitRule, row: LimitRow | None) -> None:
+def _check_tenant_may_set(
+    session: Session, scope: TenantScope, rule: LimitRule, row: LimitRow | None
+) -> None:
     """A tenant may tighten the limits of its plan, but not loosen them or change the operator's."""
     if row is not None and row.by_operator:
-        raise _operators()
+        raise _set_by_operator()
     tenant = session.get_one(Tenant, scope.tenant_id)
     for other in plan_store.find(session, tenant.plan).rules:
         if other.slot == rule.slot and (rule.limit > other.limit or rule.shadow):
@@ -91,7 +93,7 @@ def _check_own(session: Session, scope: TenantScope, rule: LimitRule, row: Limit
             )
 
 
-def _operators() -> Forbidden:
+def _set_by_operator() -> Forbidden:
     return Forbidden(
         "This limit was set by the operator.", next_step="Ask the operator to change it."
     )

@@ -30,8 +30,8 @@ def add(
     """Without a password the member can sign in by single sign-on only."""
     address = _address(email)
     _check_grant(scope, role)
-    taken = select(Member.id).where(Member.tenant_id == scope.tenant_id, Member.email == address)
-    if session.scalar(taken) is not None:
+    existing = select(Member.id).where(Member.tenant_id == scope.tenant_id, Member.email == address)
+    if session.scalar(existing) is not None:
         raise Conflict(
             f"{address} is already a member.",
             next_step="Change the existing member instead.",
@@ -43,7 +43,7 @@ def add(
         email=address,
         name=name[:200],
         role=role,
-        password_hash=passwords.hashed(password) if password is not None else None,
+        password_hash=passwords.hash_password(password) if password is not None else None,
         created_at=clock.now(),
     )
     session.add(member)
@@ -75,7 +75,7 @@ def change(
         member.disabled_at = clock.now() if disabled else None
     session.flush()
     if before["role"] == "owner":
-        _keep_an_owner(session, scope)
+        _require_owner(session, scope)
     if role is not None or disabled:
         sessions.revoke_all(session, clock, member.id)
     audit.record(session, scope, clock, "member.change", member.id, before, describe(member))
@@ -89,13 +89,13 @@ def set_password(
     member = get(session, scope, member_id)
     if scope.actor != member.id:
         _check_grant(scope, member.role)
-    member.password_hash = passwords.hashed(password)
+    member.password_hash = passwords.hash_password(password)
     session.flush()
     sessions.revoke_all(session, clock, member.id)
     audit.record(session, scope, clock, "member.password", member.id, None, None)
 
 
-def by_password(session: Session, clock: Clock, email: str, password: str) -> Member:
+def authenticate_password(session: Session, clock: Clock, email: str, password: str) -> Member:
     """The same Unauthenticated for an unknown address, a wrong password and a disabled member."""
     candidates = list(
         session.scalars(
@@ -110,8 +110,8 @@ def by_password(session: Session, clock: Clock, email: str, password: str) -> Me
         )
     )
     found = None
-    tried: list[Member | None] = [*candidates] or [None]
-    for member in tried:
+    candidates_or_none: list[Member | None] = [*candidates] or [None]
+    for member in candidates_or_none:
         if passwords.matches(member.password_hash if member else None, password):
             found = found or member
     if found is None:
@@ -120,13 +120,13 @@ def by_password(session: Session, clock: Clock, email: str, password: str) -> Me
             next_step="Check both and try again.",
             code="wrong_credentials",
         )
-    if found.password_hash and passwords.outdated(found.password_hash):
-        found.password_hash = passwords.hashed(password)
+    if found.password_hash and passwords.needs_rehash(found.password_hash):
+        found.password_hash = passwords.hash_password(password)
     found.last_seen_at = clock.now()
     return found
 
 
-def by_subject(session: Session, clock: Clock, subject: str, email: str) -> Member:
+def authenticate_subject(session: Session, clock: Clock, subject: str, email: str) -> Member:
     """Single sign-on: the member linked to `subject`, else the unlinked member with this verified
     address, which is then linked."""
     linked = select(Member).where(Member.oidc_subject == subject, Member.disabled_at.is_(None))
@@ -167,8 +167,11 @@ def describe(member: Member) -> dict[str, Any]:
         for name in ("created_at", "disabled_at", "last_seen_at")
     }
     plain = {name: getattr(member, name) for name in ("id", "email", "name", "role")}
-    has = {"password": member.password_hash is not None, "sso": member.oidc_subject is not None}
-    return plain | has | moments
+    sign_in_methods = {
+        "password": member.password_hash is not None,
+        "sso": member.oidc_subject is not None,
+    }
+    return plain | sign_in_methods | moments
 
 
 def _address(email: str) -> str:
@@ -190,7 +193,7 @@ def _check_grant(scope: TenantScope, role: str) -> None:
         )
 
 
-def _keep_an_owner(session: Session, scope: TenantScope) -> None:
+def _require_owner(session: Session, scope: TenantScope) -> None:
     left = session.scalar(
         select(func.count()).where(
             Member.tenant_id == scope.tenant_id,

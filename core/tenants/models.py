@@ -136,7 +136,7 @@ class LimitRow(Base):
     by_operator: Mapped[bool] = mapped_column(default=False)  # the tenant may not change it
 
 
-class RefusalRow(Base):
+class RejectionRow(Base):
     """Requests of a tenant that limits rejected or delayed, per hour and reason."""
 
     __tablename__ = "limit_refusals"

@@ -7,40 +7,40 @@ from pathlib import Path
 from core.errors import SettingError
 from core.settings import Settings
 
-_LEAST = 16
-FILE = "admin-token"
+_MIN_LENGTH = 16
+FILE_NAME = "admin-token"
 
 
 def operator_token(settings: Settings) -> str:
     """The token of this deployment. A generated file is readable by its owner only (mode 0600)."""
     if settings.admin_token:
-        if len(settings.admin_token) < _LEAST:
+        if len(settings.admin_token) < _MIN_LENGTH:
             raise SettingError(
-                f"TOLLHOUSE_ADMIN_TOKEN has fewer than {_LEAST} characters.",
+                f"TOLLHOUSE_ADMIN_TOKEN has fewer than {_MIN_LENGTH} characters.",
                 next_step="Set a longer token, or unset it to have one generated.",
             )
         return settings.admin_token
-    path = settings.data_dir / FILE
+    path = settings.data_dir / FILE_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    return _read(path) or _mint(path)
+    return _read(path) or _generate(path)
 
 
-def is_operator_token(token: str, given: str) -> bool:
-    return secrets.compare_digest(token.encode(), given.encode("utf-8", "replace"))
+def is_operator_token(token: str, candidate: str) -> bool:
+    return secrets.compare_digest(token.encode(), candidate.encode("utf-8", "replace"))
 
 
-def _mint(path: Path) -> str:
+def _generate(path: Path) -> str:
     """Written to a temporary file, then linked, so that no process reads a partial token."""
-    fresh = path.with_name(f"{FILE}.{os.getpid()}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary = path.with_name(f"{FILE_NAME}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_urlsafe(32))
     try:
-        os.link(fresh, path)
+        os.link(temporary, path)
     except FileExistsError:
         pass
     finally:
-        fresh.unlink()
+        temporary.unlink()
     return _read(path)
 
 

@@ -155,8 +155,8 @@ def archive_project(session: Session, scope: TenantScope, clock: Clock, project_
 
 def create_project(session: Session, scope: TenantScope, clock: Clock, *, name: str) -> Project:
     check_slug(name)
-    taken = select(Project.id).where(Project.tenant_id == scope.tenant_id, Project.name == name)
-    if session.scalar(taken) is not None:
+    existing = select(Project.id).where(Project.tenant_id == scope.tenant_id, Project.name == name)
+    if session.scalar(existing) is not None:
         raise Conflict(f"A project named {name} already exists.", next_step="Choose another name.")
     project = Project(
         id=new_id(PROJECT), tenant_id=scope.tenant_id, name=name, created_at=clock.now()

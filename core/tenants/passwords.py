@@ -7,7 +7,7 @@ from argon2.exceptions import InvalidHashError, VerificationError
 
 from core.errors import BadRequest
 
-LEAST, MOST = 10, 1024
+MIN_LENGTH, MAX_LENGTH = 10, 1024
 
 
 @lru_cache(1)
@@ -16,15 +16,15 @@ def _hasher() -> PasswordHasher:
 
 
 @lru_cache(1)
-def _nobodys() -> str:
+def _dummy_hash() -> str:
     return _hasher().hash("nobody has this password")
 
 
-def hashed(password: str) -> str:
-    if not LEAST <= len(password) <= MOST:
+def hash_password(password: str) -> str:
+    if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
         raise BadRequest(
             f"The password has {len(password)} characters.",
-            next_step=f"Use {LEAST} to {MOST} characters.",
+            next_step=f"Use {MIN_LENGTH} to {MAX_LENGTH} characters.",
             param="password",
         )
     return _hasher().hash(password)
@@ -33,10 +33,12 @@ def hashed(password: str) -> str:
 def matches(stored: str | None, password: str) -> bool:
     """Takes the same time for an unknown member (`stored` is None) as for a known one."""
     try:
-        return _hasher().verify(stored or _nobodys(), password[:MOST]) and stored is not None
+        return (
+            _hasher().verify(stored or _dummy_hash(), password[:MAX_LENGTH]) and stored is not None
+        )
     except (VerificationError, InvalidHashError):
         return False
 
 
-def outdated(stored: str) -> bool:
+def needs_rehash(stored: str) -> bool:
     return _hasher().check_needs_rehash(stored)

@@ -12,9 +12,9 @@ from core.tenants.roles import MEMBER_ROLES, OBJECTS, ensure_policy
 _ACTS = ("read", "write", "*")
 
 
-def listed(session: Session) -> list[dict[str, str]]:
+def list_rules(session: Session) -> list[dict[str, str]]:
     rows = session.scalars(select(PolicyRule).order_by(PolicyRule.id))
-    return [_shown(row) for row in rows]
+    return [_describe(row) for row in rows]
 
 
 def grant(session: Session, clock: Clock, actor: str, role: str, obj: str, act: str) -> None:
@@ -26,7 +26,7 @@ def grant(session: Session, clock: Clock, actor: str, role: str, obj: str, act: 
     session.add(PolicyRule(id=highest + 1, ptype="p", v0=role, v1=obj, v2=act))
     session.flush()
     after = {"right": f"{act} {obj}"}
-    audit.record_house(session, clock, actor, "role.grant", role, None, after)
+    audit.record_operator(session, clock, actor, "role.grant", role, None, after)
 
 
 def withdraw(session: Session, clock: Clock, actor: str, role: str, obj: str, act: str) -> None:
@@ -38,7 +38,7 @@ def withdraw(session: Session, clock: Clock, actor: str, role: str, obj: str, ac
         )
     session.execute(delete(PolicyRule).where(PolicyRule.id == row.id))
     before = {"right": f"{act} {obj}"}
-    audit.record_house(session, clock, actor, "role.withdraw", role, before, None)
+    audit.record_operator(session, clock, actor, "role.withdraw", role, before, None)
 
 
 def _find(session: Session, role: str, obj: str, act: str) -> PolicyRule | None:
@@ -65,7 +65,7 @@ def _check(role: str, obj: str, act: str) -> None:
             )
 
 
-def _shown(row: PolicyRule) -> dict[str, str]:
+def _describe(row: PolicyRule) -> dict[str, str]:
     if row.ptype == "g":
         return {"kind": "inherits", "role": row.v0 or "", "from": row.v1 or ""}
     return {"kind": "right", "role": row.v0 or "", "obj": row.v1 or "", "act": row.v2 or ""}

@@ -37,7 +37,7 @@ OBJECTS = (
     "roles",
     "operations",
 )
-_OPERATORS_OWN = ("tenants", "prices", "roles", "operations")
+_OPERATOR_OBJECTS = ("tenants", "prices", "roles", "operations")
 _INHERITS = (("developer", "viewer"), ("finance", "viewer"), ("admin", "developer"))
 _READS = {
     "viewer": ("tenant", "projects", "usage", "adapters", "limits"),
@@ -50,7 +50,7 @@ _WRITES = {
     "finance": ("budgets", "payments", "exports"),
     "admin": ("projects", "members", "keys", "limits", "budgets", "exports", "moderation"),
 }
-_REMEMBERED = 10_000
+_MAX_CACHED = 10_000
 _CONF = str(Path(__file__).with_name("roles.conf"))
 
 
@@ -59,8 +59,8 @@ def default_policy() -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = [("g", child, parent) for child, parent in _INHERITS]
     lines += [("p", role, obj, READ) for role, objects in _READS.items() for obj in objects]
     lines += [("p", role, obj, WRITE) for role, objects in _WRITES.items() for obj in objects]
-    owned = [obj for obj in OBJECTS if obj not in _OPERATORS_OWN]
-    lines += [("p", "owner", obj, "*") for obj in owned]
+    owner_objects = [obj for obj in OBJECTS if obj not in _OPERATOR_OBJECTS]
+    lines += [("p", "owner", obj, "*") for obj in owner_objects]
     lines.append(("p", OPERATOR, "*", "*"))
     return lines
 
@@ -91,7 +91,7 @@ class Roles:
         self._database = database
         self._lock = threading.Lock()
         self._enforcer: casbin.Enforcer | None = None
-        self._answers: dict[tuple[str, ...], bool] = {}
+        self._decisions: dict[tuple[str, ...], bool] = {}
         self._epoch = -1
 
     def refresh(self, session: Session) -> None:
@@ -100,23 +100,23 @@ class Roles:
             return
         with self._lock:
             self._enforcer = self._load()
-            self._answers = {}
+            self._decisions = {}
             self._epoch = epoch
 
-    def allows(self, role: str, home: str | None, tenant: str, obj: str, act: str) -> bool:
-        """`home` is the actor's own tenant; None for the operator."""
+    def allows(self, role: str, own_tenant: str | None, tenant: str, obj: str, act: str) -> bool:
+        """`own_tenant` is the actor's own tenant; None for the operator."""
         if self._enforcer is None:
             with self._lock:
                 self._enforcer = self._load()
         # casbin evaluates every rule on each call; the result is cached until the policy changes.
-        question = (role, home or "", tenant, obj, act)
-        answer = self._answers.get(question)
-        if answer is None:
-            answer = bool(self._enforcer.enforce(*question))
-            if len(self._answers) >= _REMEMBERED:
-                self._answers.clear()
-            self._answers[question] = answer
-        return answer
+        query = (role, own_tenant or "", tenant, obj, act)
+        decision = self._decisions.get(query)
+        if decision is None:
+            decision = bool(self._enforcer.enforce(*query))
+            if len(self._decisions) >= _MAX_CACHED:
+                self._decisions.clear()
+            self._decisions[query] = decision
+        return decision
 
     def _load(self) -> casbin.Enforcer:
         adapter = Adapter(self._database.db_engine, PolicyRule, create_all_models=False)

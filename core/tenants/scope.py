@@ -6,7 +6,7 @@ both in the source tree.
 
 from dataclasses import dataclass
 
-_MADE_HERE = object()
+_PROOF = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,20 +18,20 @@ class TenantScope:
     _proof: object
 
     def __post_init__(self) -> None:
-        if self._proof is not _MADE_HERE:
+        if self._proof is not _PROOF:
             raise TypeError("a TenantScope can be created by the authorisation step only")
 
 
 def scope_of_key(tenant_id: str, project_id: str, key_id: str, role: str) -> TenantScope:
     """For a request with a valid API key."""
-    return TenantScope(tenant_id, project_id, key_id, role, _MADE_HERE)
+    return TenantScope(tenant_id, project_id, key_id, role, _PROOF)
 
 
 def scope_of_member(tenant_id: str, member_id: str, role: str) -> TenantScope:
     """For a signed-in member, after casbin has allowed the act."""
-    return TenantScope(tenant_id, None, member_id, role, _MADE_HERE)
+    return TenantScope(tenant_id, None, member_id, role, _PROOF)
 
 
 def scope_of_operator(tenant_id: str, actor: str = "operator") -> TenantScope:
     """For the operator's token, the local command line and scheduled tasks."""
-    return TenantScope(tenant_id, None, actor, "operator", _MADE_HERE)
+    return TenantScope(tenant_id, None, actor, "operator", _PROOF)

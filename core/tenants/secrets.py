@@ -15,7 +15,7 @@ _CHECK = 6
 LENGTH = len(PREFIX) + _BODY + _CHECK
 
 
-def mint() -> str:
+def generate() -> str:
     body = "".join(secrets.choice(_ALPHABET) for _ in range(_BODY))
     return PREFIX + body + _checksum(body)
 

@@ -52,19 +52,19 @@ def find(session: Session, clock: Clock, secret: str) -> Actor | None:
     if row.member_id is not None:
         return _member(session, row.member_id)
     key = session.get(ApiKey, row.key_id)
-    if key is None or not keys.is_live(key, now) or not _open(session, key.tenant_id):
+    if key is None or not keys.is_live(key, now) or not _may_sign_in(session, key.tenant_id):
         return None
     return Actor(key.id, key.role, key.tenant_id, key.project_id)
 
 
-def choose(session: Session, secret: str, tenant_id: str) -> None:
+def choose_tenant(session: Session, secret: str, tenant_id: str) -> None:
     """Set the tenant whose pages an operator's session shows."""
     row = session.get(DashboardSession, digest(secret))
     if row is not None and row.operator:
         row.chosen_tenant = tenant_id
 
 
-def chosen(session: Session, secret: str) -> str | None:
+def chosen_tenant(session: Session, secret: str) -> str | None:
     row = session.get(DashboardSession, digest(secret))
     return row.chosen_tenant if row is not None and row.operator else None
 
@@ -86,12 +86,16 @@ def revoke_all(session: Session, clock: Clock, member_id: str) -> None:
 
 def _member(session: Session, member_id: str) -> Actor | None:
     member = session.get(Member, member_id)
-    if member is None or member.disabled_at is not None or not _open(session, member.tenant_id):
+    if (
+        member is None
+        or member.disabled_at is not None
+        or not _may_sign_in(session, member.tenant_id)
+    ):
         return None
     return Actor(member.id, member.role, member.tenant_id)
 
 
-def _open(session: Session, tenant_id: str) -> bool:
+def _may_sign_in(session: Session, tenant_id: str) -> bool:
     """Members of a suspended tenant may still sign in; those of a closed one may not."""
     status = session.scalar(select(Tenant.status).where(Tenant.id == tenant_id))
     return status is not None and status != "closed"

@@ -32,7 +32,7 @@ def _quantiles(metric: str, by: str = "") -> tuple[tuple[str, str], ...]:
     )
 
 
-BOARDS: dict[str, tuple[Panel, ...]] = {
+DASHBOARDS: dict[str, tuple[Panel, ...]] = {
     "service": (
         Panel(
             "Responses by status",
@@ -192,7 +192,7 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
 }
 
 
-def board(name: str) -> dict[str, Any]:
+def dashboard(name: str) -> dict[str, Any]:
     return {
         "uid": f"tollhouse-{name}",
         "title": f"Tollhouse: {name}",
@@ -211,7 +211,7 @@ def board(name: str) -> dict[str, Any]:
                 }
             ]
         },
-        "panels": [_panel(panel, number) for number, panel in enumerate(BOARDS[name])],
+        "panels": [_panel(panel, number) for number, panel in enumerate(DASHBOARDS[name])],
     }
 
 
@@ -231,10 +231,10 @@ def _panel(panel: Panel, number: int) -> dict[str, Any]:
     }
 
 
-def written(name: str) -> str:
-    return json.dumps(board(name), indent=1) + "\n"
+def to_json(name: str) -> str:
+    return json.dumps(dashboard(name), indent=1) + "\n"
 
 
 if __name__ == "__main__":
-    for each in BOARDS:
-        (HERE / f"{each}.json").write_text(written(each))
+    for each in DASHBOARDS:
+        (HERE / f"{each}.json").write_text(to_json(each))

@@ -12,17 +12,17 @@ from starlette.routing import Route
 
 from core.errors import TollhouseError
 from core.tenants import adapters
-from dashboards import figures
+from dashboards import usage_totals
+from dashboards.backend import Upload
 from dashboards.filters import Range
+from dashboards.page_data import Form, Input, PageData, show
 from dashboards.pages.common import (
-    back_to,
-    confirmed,
-    house_of,
+    deps_of,
+    redirect_with_notice,
+    require_confirmation,
     viewer_of,
     wants_csv,
 )
-from dashboards.ports import Upload
-from dashboards.sheets import Form, Input, Sheet, show
 from dashboards.tables import Column, Table
 
 PATH = "/adapters"
@@ -48,41 +48,44 @@ COLUMNS = [
 
 
 def page_of(request: Request, problem: str = "", name: str = "") -> Response:
-    viewer, house = viewer_of(request, "adapters"), house_of(request)
-    now = house.clock.now()
+    viewer, deps = viewer_of(request, "adapters"), deps_of(request)
+    now = deps.clock.now()
     span = Range(now.date() - timedelta(29), now.date())
-    with house.database.read() as session:
+    with deps.database.read() as session:
         found = adapters.all_of(session, viewer.scope)
-        used = figures.read(session, viewer.scope, span, now, "adapter").counts
-    may_change = house.doorman.may(viewer, "adapters", "write")
-    sees_costs = house.doorman.may(viewer, "costs", "read")
-    lies = house.gatehouse.residency()
-    rows = [_row(each, used.get(each.name, {}), lies, may_change) for each in found]
+        used = usage_totals.read(session, viewer.scope, span, now, "adapter").counts
+    can_edit = deps.auth.may(viewer, "adapters", "write")
+    sees_costs = deps.auth.may(viewer, "costs", "read")
+    residency_by_digest = deps.backend.residency()
+    rows = [_row(each, used.get(each.name, {}), residency_by_digest, can_edit) for each in found]
     columns = list(COLUMNS)
     if sees_costs:
         columns.append(
             Column("amount", "Cost, 30 days", "money", "Charges of requests that used the adapter.")
         )
-    if may_change:
+    if can_edit:
         columns.append(Column("acts", "Change", "acts"))
     empty = "No adapters yet. Upload one below, in the format that PEFT saves."
     table = Table("Adapters", columns, rows, viewer.currency, totals=False, empty=empty)
     if wants_csv(request):
         return table.csv("adapters")
-    sheet = Sheet(
+    page_data = PageData(
         "Adapters",
         "Your own LoRA weights for a base model. Select one with `model: base:name`.",
         tables=[table],
-        forms=[_upload(list(house.gatehouse.base_models()), name)] if may_change else [],
+        forms=[_upload(list(deps.backend.base_models()), name)] if can_edit else [],
         problem=problem,
     )
-    return show(request, sheet, 400 if problem else 200)
+    return show(request, page_data, 400 if problem else 200)
 
 
 def _row(
-    each: Any, used: dict[str, int], lies: Mapping[str, Mapping[str, int]], may_change: bool
+    each: Any,
+    used: dict[str, int],
+    residency_by_digest: Mapping[str, Mapping[str, int]],
+    can_edit: bool,
 ) -> dict[str, Any]:
-    states = lies.get(each.digest, {})
+    states = residency_by_digest.get(each.digest, {})
     return {
         "name": f"{each.base_model}:{each.name}",
         "digest": each.digest[:16],
@@ -102,7 +105,7 @@ def _row(
                 danger=True,
             )
         ]
-        if may_change
+        if can_edit
         else [],
     }
 
@@ -134,7 +137,7 @@ async def change(request: Request) -> Response:
 
 
 def _add(request: Request, form: FormData) -> Response:
-    viewer, house = viewer_of(request, "adapters", "write"), house_of(request)
+    viewer, deps = viewer_of(request, "adapters", "write"), deps_of(request)
     name, base = (str(form.get(key, "")).strip() for key in ("name", "base"))
     files = {}
     for key in ("archive", "config", "weights"):
@@ -142,20 +145,20 @@ def _add(request: Request, form: FormData) -> Response:
         if isinstance(part, UploadFile) and part.filename:
             files[key] = part.file
     try:
-        house.gatehouse.add_adapter(viewer.scope, name, base, Upload(**files))
+        deps.backend.add_adapter(viewer.scope, name, base, Upload(**files))
     except TollhouseError as error:
         return page_of(request, f"{error.message} {error.next_step}".strip(), name)
-    return back_to(request, PATH, "adapter-added")
+    return redirect_with_notice(request, PATH, "adapter-added")
 
 
 def _remove(request: Request, form: FormData) -> Response:
-    viewer, house = viewer_of(request, "adapters", "write"), house_of(request)
-    given = {key: str(form.get(key, "")) for key in ("name", "confirm")}
-    confirmed(given, given["name"])
-    with house.database.transaction() as session:
-        adapters.remove(session, viewer.scope, house.clock, given["name"])
-    house.gatehouse.changed()
-    return back_to(request, PATH, "adapter-removed")
+    viewer, deps = viewer_of(request, "adapters", "write"), deps_of(request)
+    form_fields = {key: str(form.get(key, "")) for key in ("name", "confirm")}
+    require_confirmation(form_fields, form_fields["name"])
+    with deps.database.transaction() as session:
+        adapters.remove(session, viewer.scope, deps.clock, form_fields["name"])
+    deps.backend.changed()
+    return redirect_with_notice(request, PATH, "adapter-removed")
 
 
 ROUTES = [Route(PATH, page_of, methods=["GET"]), Route(PATH, change, methods=["POST"])]

@@ -9,22 +9,22 @@ from starlette.responses import RedirectResponse, Response
 from core.errors import BadRequest, Forbidden
 from core.tenants.access import THE_OPERATOR, scope_for
 from core.tenants.scope import TenantScope
-from dashboards.viewer import House, Viewer
+from dashboards.viewer import DashboardDeps, Viewer
 
 Fields = dict[str, str]
-Act = Callable[[Request, Fields], Response]
+FormHandler = Callable[[Request, Fields], Response]
 LONGEST_FIELD = 200_000
 
 
-def house_of(request: Request) -> House:
-    house: House = request.app.state.house
-    return house
+def deps_of(request: Request) -> DashboardDeps:
+    deps: DashboardDeps = request.app.state.deps
+    return deps
 
 
 def viewer_of(request: Request, obj: str, act: str = "read") -> Viewer:
     """The signed-in viewer. Forbidden unless casbin allows the act."""
     viewer: Viewer = request.state.viewer
-    if not house_of(request).doorman.may(viewer, obj, act):
+    if not deps_of(request).auth.may(viewer, obj, act):
         raise Forbidden(
             f"The role {viewer.role} does not permit {act} on {obj}.",
             next_step="Ask an owner or an admin of your organisation.",
@@ -55,33 +55,33 @@ def root_of(request: Request) -> str:
     return str(request.scope.get("root_path", ""))
 
 
-def back_to(request: Request, path: str, notice: str) -> Response:
+def redirect_with_notice(request: Request, path: str, notice: str) -> Response:
     """Redirect to a GET after a change, so that a reload does not send the form again."""
     return RedirectResponse(f"{root_of(request)}{path}?notice={notice}", 303)
 
 
-def acting(**acts: Act) -> Callable[[Request], Awaitable[Response]]:
+def form_handler(**acts: FormHandler) -> Callable[[Request], Awaitable[Response]]:
     """A POST handler for all changes of a page, dispatched by the form's field `act`."""
 
     async def _change(request: Request) -> Response:
         async with request.form(max_fields=40, max_part_size=LONGEST_FIELD) as form:
-            given = {name: str(value).strip() for name, value in form.items()}
-        act = acts.get(given.get("act", ""))
+            form_fields = {name: str(value).strip() for name, value in form.items()}
+        act = acts.get(form_fields.get("act", ""))
         if act is None:
             raise BadRequest(
-                f"Unknown act {given.get('act', '')[:20]!r}.",
+                f"Unknown act {form_fields.get('act', '')[:20]!r}.",
                 next_step=f"Send one of {', '.join(acts)}.",
                 param="act",
             )
-        return await run_in_threadpool(act, request, given)
+        return await run_in_threadpool(act, request, form_fields)
 
     return _change
 
 
-def confirmed(given: Fields, name: str) -> None:
+def require_confirmation(form_fields: Fields, name: str) -> None:
     """BadRequest unless the user typed the name that a destructive act asks for."""
-    if given.get("confirm") != name:
+    if form_fields.get("confirm") != name:
         raise BadRequest(
-            f"The confirmation {given.get('confirm', '')[:80]!r} does not match the name.",
+            f"The confirmation {form_fields.get('confirm', '')[:80]!r} does not match the name.",
             next_step=f"Type {name!r} and send the form again.",
         )

@@ -10,13 +10,13 @@ from starlette.routing import Route
 
 from billing import budgets
 from billing.models import BillingAccount, Budget, CreditGrant
-from dashboards import charts, figures, savings
+from dashboards import charts, savings, usage_totals
 from dashboards.filters import Range, choice, date_range
 from dashboards.formats import exact, money, share
-from dashboards.pages.common import house_of, viewer_of, wants_csv
+from dashboards.page_data import Chart, PageData, Tile, show
+from dashboards.pages.common import deps_of, viewer_of, wants_csv
 from dashboards.render import svg
 from dashboards.scales import Number, grouped, short
-from dashboards.sheets import Chart, Sheet, Tile, show
 from dashboards.tables import Column, Table
 from dashboards.viewer import Viewer
 
@@ -32,10 +32,10 @@ COMPONENTS = {
 }
 
 
-def costs_table(found: figures.Figures, currency: str) -> Table:
+def costs_table(found: usage_totals.UsageTotals, currency: str) -> Table:
     used = [key for key in COMPONENTS if found.total(key)] or ["input_amount", "output_amount"]
     columns = [
-        Column("group", figures.GROUPS[found.group_by]),
+        Column("group", usage_totals.GROUPS[found.group_by]),
         *(Column(key, COMPONENTS[key], "money") for key in used),
         Column("amount", "Total", "money", "The sum of the components, before tax and credits."),
     ]
@@ -43,7 +43,7 @@ def costs_table(found: figures.Figures, currency: str) -> Table:
         {"group": found.name(group), "amount": sums["amount"], **{key: sums[key] for key in used}}
         for group, sums in sorted(found.counts.items(), key=lambda pair: -pair[1]["amount"])
     ]
-    caption = f"Spend by {figures.GROUPS[found.group_by].lower()}"
+    caption = f"Spend by {usage_totals.GROUPS[found.group_by].lower()}"
     empty = "No charges in this period. Charges appear a few seconds after a request ends."
     return Table(caption, columns, rows, currency, empty=empty)
 
@@ -56,36 +56,42 @@ def forecast(spent: int, month_start: datetime, now: datetime) -> int:
 
 
 def costs(request: Request) -> Response:
-    viewer, house = viewer_of(request, "costs"), house_of(request)
-    now = house.clock.now()
+    viewer, deps = viewer_of(request, "costs"), deps_of(request)
+    now = deps.clock.now()
     span = date_range(request, now, now.day)
-    group_by = choice(request, "by", tuple(figures.GROUPS), "model")
+    group_by = choice(request, "by", tuple(usage_totals.GROUPS), "model")
     month = Range(now.date().replace(day=1), now.date())
-    with house.database.read() as session:
-        found = figures.read(session, viewer.scope, span, now, group_by)
+    with deps.database.read() as session:
+        found = usage_totals.read(session, viewer.scope, span, now, group_by)
         this_month = found
         if (span.first, span.last) != (month.first, month.last):
-            this_month = figures.read(session, viewer.scope, month, now, "model")
+            this_month = usage_totals.read(session, viewer.scope, month, now, "model")
         saved = savings.read(session, viewer.scope, span)
-        tiles = _what_is_left(session, viewer, now)
+        tiles = _remaining_tiles(session, viewer, now)
     table = costs_table(found, viewer.currency)
     if wants_csv(request):
         return table.csv(f"costs-{span.first}-{span.last}")
-    ending = forecast(this_month.total("amount"), month.start, now)
-    sheet = Sheet(
+    forecast_amount = forecast(this_month.total("amount"), month.start, now)
+    page_data = PageData(
         "Costs",
         "Usage at the prices pinned when each request was admitted, before tax and credits.",
         span=span,
-        groups=figures.GROUPS,
+        groups=usage_totals.GROUPS,
         by=group_by,
-        tiles=[*_spend_tiles(found, viewer, ending), *tiles, *_saved_tiles(saved, viewer.currency)],
+        tiles=[
+            *_spend_tiles(found, viewer, forecast_amount),
+            *tiles,
+            *_saved_tiles(saved, viewer.currency),
+        ],
         charts=_charts(found) if table.rows else [],
         tables=[table],
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
-def _spend_tiles(found: figures.Figures, viewer: Viewer, ending: int) -> list[Tile]:
+def _spend_tiles(
+    found: usage_totals.UsageTotals, viewer: Viewer, forecast_amount: int
+) -> list[Tile]:
     spent, cached = found.total("amount"), found.total("cached_tokens")
     return [
         Tile(
@@ -96,7 +102,7 @@ def _spend_tiles(found: figures.Figures, viewer: Viewer, ending: int) -> list[Ti
         ),
         Tile(
             "Forecast for this month",
-            money(ending, viewer.currency),
+            money(forecast_amount, viewer.currency),
             about="This month's spend so far, extrapolated at the same rate.",
         ),
         Tile(
@@ -107,7 +113,7 @@ def _spend_tiles(found: figures.Figures, viewer: Viewer, ending: int) -> list[Ti
     ]
 
 
-def _what_is_left(session: Session, viewer: Viewer, now: datetime) -> list[Tile]:
+def _remaining_tiles(session: Session, viewer: Viewer, now: datetime) -> list[Tile]:
     """Remaining credit, and each budget of the whole organisation with its use."""
     tenant_id, currency = viewer.scope.tenant_id, viewer.currency
     live = CreditGrant.expires_at.is_(None) | (CreditGrant.expires_at > now)
@@ -162,9 +168,9 @@ def _saved_tiles(saved: savings.Savings, currency: str) -> list[Tile]:
     ]
 
 
-def _charts(found: figures.Figures) -> list[Chart]:
+def _charts(found: usage_totals.UsageTotals) -> list[Chart]:
     parts = [
-        charts.Series(title, figures.drawable(found.per_step(key)))
+        charts.Series(title, usage_totals.clamp_negative(found.per_step(key)))
         for key, title in COMPONENTS.items()
         if found.total(key)
     ]

@@ -10,27 +10,27 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from billing.exports import schedules as schedules_of
-from billing.exports.documents import schedule_json
+from billing.exports.encoding import chunks_of
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
-from billing.exports.writing import chunks_of
+from billing.exports.views import schedule_json
 from billing.models import ExportJob, ExportSchedule
 from core.tenants import audit
 from core.tenants.scope import TenantScope
 from dashboards.filters import choice, date_range
+from dashboards.page_data import Form, Input, PageData, show
 from dashboards.pages.common import (
-    Act,
     Fields,
-    acting,
-    back_to,
-    confirmed,
-    house_of,
+    FormHandler,
+    deps_of,
+    form_handler,
+    redirect_with_notice,
+    require_confirmation,
     root_of,
     viewer_of,
 )
-from dashboards.sheets import Form, Input, Sheet, show
 from dashboards.tables import Column, Table
-from dashboards.viewer import House, Viewer
+from dashboards.viewer import DashboardDeps, Viewer
 
 PATH = "/exports"
 WHAT = {
@@ -41,7 +41,7 @@ WHAT = {
     "focus": "FOCUS 1.2, for FinOps tools",
 }
 FORMATS = {"csv": "CSV", "jsonl": "JSON Lines", "parquet": "Parquet"}
-MOST_ROWS = 100
+MAX_ROWS = 100
 JOBS = [
     Column("at", "Created", "moment"),
     Column("what", "What", link="href"),
@@ -64,35 +64,35 @@ SCHEDULES = [
 
 
 def page_of(request: Request) -> Response:
-    viewer, house = viewer_of(request, "exports"), house_of(request)
-    span = date_range(request, house.clock.now(), house.clock.now().day)
+    viewer, deps = viewer_of(request, "exports"), deps_of(request)
+    span = date_range(request, deps.clock.now(), deps.clock.now().day)
     tenant_id = viewer.scope.tenant_id
-    may_change = house.doorman.may(viewer, "exports", "write")
-    with house.database.read() as session:
+    can_edit = deps.auth.may(viewer, "exports", "write")
+    with deps.database.read() as session:
         jobs = session.scalars(
             select(ExportJob)
             .where(ExportJob.tenant_id == tenant_id)
             .order_by(ExportJob.created_at.desc())
-            .limit(MOST_ROWS)
+            .limit(MAX_ROWS)
         ).all()
-        schedules = schedules_of.open_ones(session, tenant_id)
-    given = [_schedule(each, may_change) for each in schedules]
-    columns = [*SCHEDULES, Column("acts", "Change", "acts")] if may_change else SCHEDULES
+        schedules = schedules_of.open_schedules(session, tenant_id)
+    form_fields = [_schedule(each, can_edit) for each in schedules]
+    columns = [*SCHEDULES, Column("acts", "Change", "acts")] if can_edit else SCHEDULES
     ran = [_job(each, root_of(request)) for each in jobs]
-    sheet = Sheet(
+    page_data = PageData(
         "Exports",
         "Files whose totals equal those of the pages, the API and the invoices.",
         forms=[
             _download(str(span.first), str(span.last)),
-            *([_new_schedule(viewer)] if may_change else []),
+            *([_new_schedule(viewer)] if can_edit else []),
         ],
         after=[
-            Table("Schedules", columns, given, totals=False, empty=_NO_SCHEDULE),
+            Table("Schedules", columns, form_fields, totals=False, empty=_NO_SCHEDULE),
             Table("Export runs", JOBS, ran, totals=False, empty=_NO_JOB),
         ],
         link=("/webhooks", "Get a webhook when a scheduled export is written"),
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 _NO_SCHEDULE = "No schedules. Create one above to write a file each day, week or month."
@@ -111,22 +111,22 @@ def _download(first: str, last: str) -> Form:
 
 def file(request: Request) -> Response:
     """Streams the file, so that memory use does not depend on its size."""
-    viewer, house = viewer_of(request, "exports"), house_of(request)
-    span = date_range(request, house.clock.now(), house.clock.now().day)
+    viewer, deps = viewer_of(request, "exports"), deps_of(request)
+    span = date_range(request, deps.clock.now(), deps.clock.now().day)
     what = choice(request, "what", tuple(WHAT), "usage")
     form = Format(choice(request, "form", tuple(FORMATS), "csv"))
     name = f"tollhouse-{what}-{span.first}-{span.last}.{form.value}"
     return StreamingResponse(
-        _rows(house, viewer.scope, what, form, Period(span.start, span.end)),
+        _rows(deps, viewer.scope, what, form, Period(span.start, span.end)),
         media_type=form.media_type,
         headers={"content-disposition": f'attachment; filename="{name}"'},
     )
 
 
 def _rows(
-    house: House, scope: TenantScope, what: str, form: Format, period: Period
+    deps: DashboardDeps, scope: TenantScope, what: str, form: Format, period: Period
 ) -> Iterator[bytes]:
-    with house.database.read() as session:
+    with deps.database.read() as session:
         yield from chunks_of(session, what, form, scope, period)
 
 
@@ -147,7 +147,7 @@ def _job(each: ExportJob, root: str) -> dict[str, Any]:
     }
 
 
-def _schedule(each: ExportSchedule, may_change: bool) -> dict[str, Any]:
+def _schedule(each: ExportSchedule, can_edit: bool) -> dict[str, Any]:
     name = f"{each.what}, {each.format}"
     fields = {"schedule": each.id}
     turn = ("resume", "Resume") if each.paused_at else ("pause", "Pause")
@@ -162,7 +162,7 @@ def _schedule(each: ExportSchedule, may_change: bool) -> dict[str, Any]:
         "state": "paused" if each.paused_at else "active",
         "next": None if each.paused_at else each.next_at,
         "error": each.last_error,
-        "acts": acts if may_change else [],
+        "acts": acts if can_edit else [],
     }
 
 
@@ -180,52 +180,54 @@ def _new_schedule(viewer: Viewer) -> Form:
     return Form(PATH, "Create", {"act": "create"}, inputs, title="New schedule", about=about)
 
 
-def _create(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "exports", "write"), house_of(request)
+def _create(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "exports", "write"), deps_of(request)
     make = schedules_of.schedule if viewer.operator else schedules_of.schedule_own
-    delay = given.get("delay_hours", "")
-    with house.database.transaction() as session:
-        made = make(
+    delay = form_fields.get("delay_hours", "")
+    with deps.database.transaction() as session:
+        created = make(
             session,
-            house.clock,
-            house.gatehouse.export_store,
-            what=given.get("what", ""),
-            form=given.get("form", ""),
-            destination=given.get("destination", ""),
-            every=given.get("every", ""),
+            deps.clock,
+            deps.backend.export_store,
+            what=form_fields.get("what", ""),
+            form=form_fields.get("form", ""),
+            destination=form_fields.get("destination", ""),
+            every=form_fields.get("every", ""),
             tenant_id=viewer.scope.tenant_id,
             delay_hours=int(delay) if delay.isdigit() else -1,
         )
-        shown = schedule_json(made)
+        shown = schedule_json(created)
         audit.record(
-            session, viewer.scope, house.clock, "export_schedule.create", made.id, None, shown
+            session, viewer.scope, deps.clock, "export_schedule.create", created.id, None, shown
         )
-    return back_to(request, PATH, "schedule-made")
+    return redirect_with_notice(request, PATH, "schedule-made")
 
 
-def _changing(act: str) -> Act:
+def _changing(act: str) -> FormHandler:
     """A handler that pauses, resumes or ends a schedule of the tenant."""
     do = {"pause": schedules_of.pause, "resume": schedules_of.resume, "end": schedules_of.end}[act]
 
-    def _change(request: Request, given: Fields) -> Response:
-        viewer, house = viewer_of(request, "exports", "write"), house_of(request)
-        with house.database.transaction() as session:
-            found = schedules_of.find(session, given.get("schedule", ""), viewer.scope.tenant_id)
+    def _change(request: Request, form_fields: Fields) -> Response:
+        viewer, deps = viewer_of(request, "exports", "write"), deps_of(request)
+        with deps.database.transaction() as session:
+            found = schedules_of.find(
+                session, form_fields.get("schedule", ""), viewer.scope.tenant_id
+            )
             if act == "end":
-                confirmed(given, f"{found.what}, {found.format}")
+                require_confirmation(form_fields, f"{found.what}, {found.format}")
             before = schedule_json(found)
-            do(found, house.clock.now())
+            do(found, deps.clock.now())
             after = None if act == "end" else schedule_json(found)
             audit.record(
                 session,
                 viewer.scope,
-                house.clock,
+                deps.clock,
                 f"export_schedule.{act}",
                 found.id,
                 before,
                 after,
             )
-        return back_to(request, PATH, f"schedule-{act}")
+        return redirect_with_notice(request, PATH, f"schedule-{act}")
 
     return _change
 
@@ -233,6 +235,6 @@ def _changing(act: str) -> Act:
 _ACTS = {name: _changing(name) for name in ("pause", "resume", "end")}
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, acting(create=_create, **_ACTS), methods=["POST"]),
+    Route(PATH, form_handler(create=_create, **_ACTS), methods=["POST"]),
     Route(f"{PATH}/file", file),
 ]

@@ -9,17 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.documents import invoice_json
 from billing.invoices import FINAL, lines_of
 from billing.models import CreditGrant, CreditNote, DailyUsage, Invoice, InvoiceLine, Payment
 from billing.printing import as_pdf
 from billing.settlement import open_minor
+from billing.views import invoice_json
 from core.errors import NotFound
 from core.money import decimal_of
 from core.tenants.models import ApiKey, Project
 from dashboards.formats import day, minor, money
-from dashboards.pages.common import house_of, root_of, viewer_of, wants_csv
-from dashboards.sheets import Sheet, Tile, show
+from dashboards.page_data import PageData, Tile, show
+from dashboards.pages.common import deps_of, root_of, viewer_of, wants_csv
 from dashboards.tables import Column, Table
 from dashboards.viewer import Viewer
 
@@ -57,7 +57,7 @@ NOTES = [
     Column("tax", "Tax", "minor"),
     Column("outcome", "Outcome"),
 ]
-BEHIND = [
+LINE_USAGE = [
     Column("day", "Day", "figure"),
     Column("key", "Key"),
     Column("requests", "Requests", "whole"),
@@ -77,10 +77,10 @@ _COMPONENTS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def listing(request: Request) -> Response:
-    viewer, house = viewer_of(request, "invoices"), house_of(request)
-    tenant_id, now, root = viewer.scope.tenant_id, house.clock.now(), root_of(request)
-    with house.database.read() as session:
+def invoice_list(request: Request) -> Response:
+    viewer, deps = viewer_of(request, "invoices"), deps_of(request)
+    tenant_id, now, root = viewer.scope.tenant_id, deps.clock.now(), root_of(request)
+    with deps.database.read() as session:
         found = session.scalars(
             select(Invoice)
             .where(Invoice.tenant_id == tenant_id)
@@ -102,14 +102,14 @@ def listing(request: Request) -> Response:
     labels = {each.id: each.label or "draft" for each in found}
     payments = [_payment(each, labels, root) for each in paid]
     none = "None yet. A payment appears when an invoice is collected or credit is topped up."
-    sheet = Sheet(
+    page_data = PageData(
         "Invoices and payments",
         "A draft is finalised after the grace period for late usage. A final invoice never changes.",
         tiles=_tiles(viewer, list(found), credit, now),
         tables=[table, Table("Payments", PAYMENTS, payments, totals=False, empty=none)],
         link=("/payment-methods", "How invoices are paid"),
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 def _credit(session: Session, tenant_id: str, currency: str, now: datetime) -> int:
@@ -167,11 +167,11 @@ def _payment(each: Payment, labels: dict[str, str], root: str) -> dict[str, Any]
     }
 
 
-def one(request: Request) -> Response:
-    viewer, house = viewer_of(request, "invoices"), house_of(request)
+def invoice_page(request: Request) -> Response:
+    viewer, deps = viewer_of(request, "invoices"), deps_of(request)
     root = root_of(request)
-    with house.database.read() as session:
-        invoice = _own(session, viewer, request.path_params["invoice_id"])
+    with deps.database.read() as session:
+        invoice = _own_invoice(session, viewer, request.path_params["invoice_id"])
         lines = lines_of(session, invoice.id)
         named = session.execute(
             select(Project.id, Project.name).where(Project.tenant_id == viewer.scope.tenant_id)
@@ -188,8 +188,10 @@ def one(request: Request) -> Response:
     payments = [_payment(each, labels, root) for each in paid]
     tables = [table, Table("Payments", PAYMENTS, payments, totals=False, empty="None yet.")]
     if notes:
-        tables.append(Table("Credit notes", NOTES, [_note(each) for each in notes], totals=False))
-    sheet = Sheet(
+        tables.append(
+            Table("Credit notes", NOTES, [_credit_note_row(each) for each in notes], totals=False)
+        )
+    page_data = PageData(
         f"Invoice {invoice.label or '(draft)'}",
         f"{day(invoice.period_start)} to {day(invoice.period_end)} · {invoice.status}. "
         "Select a line to see its usage.",
@@ -199,7 +201,7 @@ def one(request: Request) -> Response:
         link=(f"/invoices/{invoice.id}/pdf", "Download PDF"),
         away=(invoice.pay_page, "Pay this invoice") if _to_pay(invoice) else None,
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 def _to_pay(invoice: Invoice) -> bool:
@@ -231,7 +233,7 @@ def _line(each: InvoiceLine, projects: dict[str, str], path: str, currency: str)
     }
 
 
-def _note(each: CreditNote) -> dict[str, Any]:
+def _credit_note_row(each: CreditNote) -> dict[str, Any]:
     return {
         "note": each.label,
         "at": each.issued_at,
@@ -243,12 +245,12 @@ def _note(each: CreditNote) -> dict[str, Any]:
     }
 
 
-def behind(request: Request) -> Response:
+def line_usage(request: Request) -> Response:
     """The usage of an invoice line by day and key. The amounts add up to the line."""
-    viewer, house = viewer_of(request, "invoices"), house_of(request)
+    viewer, deps = viewer_of(request, "invoices"), deps_of(request)
     position = request.path_params["position"]
-    with house.database.read() as session:
-        invoice = _own(session, viewer, request.path_params["invoice_id"])
+    with deps.database.read() as session:
+        invoice = _own_invoice(session, viewer, request.path_params["invoice_id"])
         line = session.scalar(
             select(InvoiceLine).where(
                 InvoiceLine.invoice_id == invoice.id, InvoiceLine.position == position
@@ -258,13 +260,13 @@ def behind(request: Request) -> Response:
             raise NotFound(
                 "This line has no usage.", next_step="Choose a usage line of the invoice."
             )
-        rows = _behind(session, invoice, line)
-    table = Table("By day and key", BEHIND, rows, invoice.currency)
+        rows = _line_usage(session, invoice, line)
+    table = Table("By day and key", LINE_USAGE, rows, invoice.currency)
     if wants_csv(request):
         return table.csv(f"invoice-{invoice.label or 'draft'}-line-{position}")
     exact = sum(row["amount"] for row in rows)
     agrees = exact == line.exact
-    sheet = Sheet(
+    page_data = PageData(
         line.description,
         f"Line {position} of invoice {invoice.label or '(draft)'}, as rated, before rounding.",
         tiles=[
@@ -279,10 +281,10 @@ def behind(request: Request) -> Response:
         tables=[table],
         back=(f"/invoices/{invoice.id}", "Back to the invoice"),
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
-def _behind(session: Session, invoice: Invoice, line: InvoiceLine) -> list[dict[str, Any]]:
+def _line_usage(session: Session, invoice: Invoice, line: InvoiceLine) -> list[dict[str, Any]]:
     table = DailyUsage
     quantity, amount = _COMPONENTS[line.component]
     found = session.execute(
@@ -318,9 +320,9 @@ def _behind(session: Session, invoice: Invoice, line: InvoiceLine) -> list[dict[
 
 
 def pdf(request: Request) -> Response:
-    viewer, house = viewer_of(request, "invoices"), house_of(request)
-    with house.database.read() as session:
-        invoice = _own(session, viewer, request.path_params["invoice_id"])
+    viewer, deps = viewer_of(request, "invoices"), deps_of(request)
+    with deps.database.read() as session:
+        invoice = _own_invoice(session, viewer, request.path_params["invoice_id"])
         document = invoice_json(session, invoice)
     name = f"invoice-{invoice.label or 'draft'}.pdf"
     return Response(
@@ -330,7 +332,7 @@ def pdf(request: Request) -> Response:
     )
 
 
-def _own(session: Session, viewer: Viewer, invoice_id: str) -> Invoice:
+def _own_invoice(session: Session, viewer: Viewer, invoice_id: str) -> Invoice:
     found = session.get(Invoice, invoice_id)
     if found is None or found.tenant_id != viewer.scope.tenant_id:
         raise NotFound(
@@ -340,8 +342,8 @@ def _own(session: Session, viewer: Viewer, invoice_id: str) -> Invoice:
 
 
 ROUTES = [
-    Route("/invoices", listing),
-    Route("/invoices/{invoice_id}", one),
+    Route("/invoices", invoice_list),
+    Route("/invoices/{invoice_id}", invoice_page),
     Route("/invoices/{invoice_id}/pdf", pdf),
-    Route("/invoices/{invoice_id}/lines/{position:int}", behind),
+    Route("/invoices/{invoice_id}/lines/{position:int}", line_usage),
 ]

@@ -13,25 +13,25 @@ from billing import budgets
 from billing.models import BillingAccount, Budget
 from core.errors import BadRequest, NotFound
 from core.money import Money, units_of
-from core.tenants import audit, keys, limits, organisations, refusals
+from core.tenants import audit, keys, limits, organisations, rejections
 from core.tenants.models import Tenant
 from core.tenants.plans import LimitRule, Scope, Unit
 from core.tenants.scope import TenantScope
 from dashboards import charts
+from dashboards.backend import LimitUsage
 from dashboards.formats import money
+from dashboards.page_data import Form, Input, PageData, Tile, show
 from dashboards.pages.common import (
     Fields,
-    acting,
-    back_to,
-    confirmed,
-    house_of,
+    deps_of,
+    form_handler,
+    redirect_with_notice,
+    require_confirmation,
     viewer_of,
     wants_csv,
 )
-from dashboards.ports import Used
 from dashboards.render import svg
 from dashboards.scales import grouped, short
-from dashboards.sheets import Form, Input, Sheet, Tile, show
 from dashboards.tables import Column, Table
 from dashboards.viewer import Viewer
 
@@ -62,7 +62,7 @@ BUDGETS = [
         "Rated usage of the current window, minus corrections.",
     ),
     Column("cap", "Cap", "money"),
-    Column("share", "Used", "figure"),
+    Column("share", "LimitUsage", "figure"),
     Column(
         "kind",
         "Kind",
@@ -84,22 +84,22 @@ REFUSED = [
 
 
 def page_of(request: Request) -> Response:
-    viewer, house = viewer_of(request, "limits"), house_of(request)
-    now = house.clock.now()
-    sees_money = house.doorman.may(viewer, "budgets", "read")
-    with house.database.read() as session:
+    viewer, deps = viewer_of(request, "limits"), deps_of(request)
+    now = deps.clock.now()
+    sees_money = deps.auth.may(viewer, "budgets", "read")
+    with deps.database.read() as session:
         tenant = session.get_one(Tenant, viewer.scope.tenant_id)
         plan = limits.plan_of(session, tenant)
         own = {rule.slot for rule in limits.own_rules(session, viewer.scope)}
         tally = [
-            {**row, "reason": _why(row["reason"])}
-            for row in refusals.since(session, viewer.scope, now - timedelta(days=7))
+            {**row, "reason": _reason_label(row["reason"])}
+            for row in rejections.since(session, viewer.scope, now - timedelta(days=7))
         ]
-        spent = _budgets(session, viewer, house.clock.now()) if sees_money else []
+        spent = _budgets(session, viewer, deps.clock.now()) if sees_money else []
         targets = _targets(session, viewer.scope)
-    used = {each.rule: each for each in house.gatehouse.used(viewer.scope, plan.rules)}
-    may_set = house.doorman.may(viewer, "limits", "write")
-    may_spend = house.doorman.may(viewer, "budgets", "write")
+    used = {each.rule: each for each in deps.backend.used(viewer.scope, plan.rules)}
+    may_set = deps.auth.may(viewer, "limits", "write")
+    may_spend = deps.auth.may(viewer, "budgets", "write")
     rules = [_rule(rule, used, rule.slot in own, may_set) for rule in plan.rules]
     columns = [*RULES, Column("acts", "Change", "acts")] if may_set else RULES
     table = Table("Limits in force", columns, rules, totals=False)
@@ -117,33 +117,33 @@ def page_of(request: Request) -> Response:
     ]
     if sees_money:
         for each in spent:
-            each["acts"] = _ending(each) if may_spend else []
+            each["acts"] = _end_form(each) if may_spend else []
         columns = [*BUDGETS, Column("acts", "Change", "acts")] if may_spend else BUDGETS
         empty = "No budgets: spend is limited by credit only. Set a budget below."
         tables.insert(
             1, Table("Budgets", columns, spent, viewer.currency, totals=False, empty=empty)
         )
     forms = [*([_new_rule()] if may_set else []), *([_new_budget(targets)] if may_spend else [])]
-    sheet = Sheet(
+    page_data = PageData(
         "Limits and budgets",
         f"Plan {plan.name}. Rate limits are token buckets that refill continuously.",
         tiles=[*_rate_tiles(used), *_budget_tiles(spent, viewer.currency)],
         tables=tables,
         forms=forms,
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 _NONE = "No request was rejected or delayed in the last seven days."
 
 
-def _rate_tiles(used: dict[str, Used]) -> list[Tile]:
+def _rate_tiles(used: dict[str, LimitUsage]) -> list[Tile]:
     return [
         Tile(
-            f"{_words(each.rule)}",
+            f"{_rule_label(each.rule)}",
             f"{short(each.used)} of {short(each.limit)}",
             f"full in {each.full_again_s:.0f} s" if each.used else "unused",
-            meter=svg(charts.meter(_words(each.rule), each.used, each.limit)),
+            meter=svg(charts.meter(_rule_label(each.rule), each.used, each.limit)),
         )
         for each in used.values()
     ]
@@ -162,20 +162,20 @@ def _budget_tiles(spent: list[dict[str, Any]], currency: str) -> list[Tile]:
     ]
 
 
-def _words(rule: str) -> str:
+def _rule_label(rule: str) -> str:
     """`tenant:requests:60` -> `Requests per minute`."""
     _scope, unit, *period = rule.split(":")
     name = unit.replace("_", " ").capitalize()
     return f"{name} per {PERIODS.get(int(period[0]), period[0] + ' s')}" if period else name
 
 
-def _why(reason: str) -> str:
+def _reason_label(reason: str) -> str:
     """`key:requests:60` -> `Requests per minute, per key`; other reasons are already words."""
     scope, *rest = reason.split(":")
-    return f"{_words(reason)}, per {scope}" if rest else reason.replace("_", " ").capitalize()
+    return f"{_rule_label(reason)}, per {scope}" if rest else reason.replace("_", " ").capitalize()
 
 
-def _rule(rule: LimitRule, used: dict[str, Used], own: bool, may_set: bool) -> dict[str, Any]:
+def _rule(rule: LimitRule, used: dict[str, LimitUsage], own: bool, may_set: bool) -> dict[str, Any]:
     state = used.get(rule.name) if rule.scope is Scope.TENANT else None
     at_once = rule.unit is Unit.CONCURRENT
     fields = {"scope": rule.scope.value, "unit": rule.unit.value, "period": str(rule.slot[2])}
@@ -226,7 +226,7 @@ def _budgets(session: Session, viewer: Viewer, now: Any) -> list[dict[str, Any]]
     return found
 
 
-def _ending(each: dict[str, Any]) -> list[Form]:
+def _end_form(each: dict[str, Any]) -> list[Form]:
     fields = {"act": "end", "budget": each["id"]}
     return [Form(PATH, "End", fields, confirm=each["name"], danger=True)]
 
@@ -277,31 +277,31 @@ def _new_budget(targets: dict[str, str]) -> Form:
     return Form(PATH, "Set the budget", {"act": "budget"}, inputs, title="New budget")
 
 
-def _set(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "limits", "write"), house_of(request)
-    with house.database.transaction() as session:
-        limits.set_rule(session, viewer.scope, house.clock, _rule_of(given))
-    return back_to(request, PATH, "limit-set")
+def _set(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "limits", "write"), deps_of(request)
+    with deps.database.transaction() as session:
+        limits.set_rule(session, viewer.scope, deps.clock, _rule_of(form_fields))
+    return redirect_with_notice(request, PATH, "limit-set")
 
 
-def _drop(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "limits", "write"), house_of(request)
-    rule = _rule_of(given | {"limit": "1"})
-    confirmed(given, rule.name)
-    with house.database.transaction() as session:
-        limits.remove_rule(session, viewer.scope, house.clock, rule)
-    return back_to(request, PATH, "limit-removed")
+def _drop(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "limits", "write"), deps_of(request)
+    rule = _rule_of(form_fields | {"limit": "1"})
+    require_confirmation(form_fields, rule.name)
+    with deps.database.transaction() as session:
+        limits.remove_rule(session, viewer.scope, deps.clock, rule)
+    return redirect_with_notice(request, PATH, "limit-removed")
 
 
-def _rule_of(given: Fields) -> LimitRule:
+def _rule_of(form_fields: Fields) -> LimitRule:
     try:
         return LimitRule(
-            Scope(given.get("scope", "")),
-            Unit(given.get("unit", "")),
-            int(given.get("limit", "")),
-            int(given.get("period", "")) or 60,
-            given.get("target", ""),
-            given.get("mode") == "trial",
+            Scope(form_fields.get("scope", "")),
+            Unit(form_fields.get("unit", "")),
+            int(form_fields.get("limit", "")),
+            int(form_fields.get("period", "")) or 60,
+            form_fields.get("target", ""),
+            form_fields.get("mode") == "trial",
         )
     except ValueError:
         raise BadRequest(
@@ -310,12 +310,12 @@ def _rule_of(given: Fields) -> LimitRule:
         ) from None
 
 
-def _budget(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "budgets", "write"), house_of(request)
+def _budget(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "budgets", "write"), deps_of(request)
     try:
-        units = units_of(given.get("cap", ""))
+        units = units_of(form_fields.get("cap", ""))
         thresholds = tuple(
-            int(each) for each in given.get("thresholds", "").split(",") if each.strip()
+            int(each) for each in form_fields.get("thresholds", "").split(",") if each.strip()
         )
     except ValueError:
         raise BadRequest(
@@ -323,46 +323,51 @@ def _budget(request: Request, given: Fields) -> Response:
             next_step="Write the cap as an amount and thresholds as whole percentages.",
             param="cap",
         ) from None
-    with house.database.transaction() as session:
-        if given.get("target", "") not in _targets(session, viewer.scope):
+    with deps.database.transaction() as session:
+        if form_fields.get("target", "") not in _targets(session, viewer.scope):
             raise NotFound(
                 "There is no such project or key.", next_step="Choose one from the list."
             )
-        kind, _, target = given["target"].partition(":")
-        made = budgets.create(
+        kind, _, target = form_fields["target"].partition(":")
+        created = budgets.create(
             session,
-            house.clock,
+            deps.clock,
             tenant_id=viewer.scope.tenant_id,
             scope=kind,
             scope_id=target,
             cap=Money(units, viewer.currency),
-            window=given.get("window", "month"),
-            hard=given.get("hard") != "soft",
+            window=form_fields.get("window", "month"),
+            hard=form_fields.get("hard") != "soft",
             thresholds=thresholds,
-            webhooks=(given["webhook"],) if given.get("webhook") else (),
-            emails=(given["email"],) if given.get("email") else (),
-            name=given.get("name", "")[:120],
+            webhooks=(form_fields["webhook"],) if form_fields.get("webhook") else (),
+            emails=(form_fields["email"],) if form_fields.get("email") else (),
+            name=form_fields.get("name", "")[:120],
         )
-        after = {"name": made.name, "cap": given["cap"], "window": made.window, "hard": made.hard}
-        audit.record(session, viewer.scope, house.clock, "budget.create", made.id, None, after)
-    return back_to(request, PATH, "budget-set")
+        after = {
+            "name": created.name,
+            "cap": form_fields["cap"],
+            "window": created.window,
+            "hard": created.hard,
+        }
+        audit.record(session, viewer.scope, deps.clock, "budget.create", created.id, None, after)
+    return redirect_with_notice(request, PATH, "budget-set")
 
 
-def _end(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "budgets", "write"), house_of(request)
-    with house.database.transaction() as session:
-        found = session.get(Budget, given.get("budget", ""))
+def _end(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "budgets", "write"), deps_of(request)
+    with deps.database.transaction() as session:
+        found = session.get(Budget, form_fields.get("budget", ""))
         if found is None or found.tenant_id != viewer.scope.tenant_id or found.ended_at:
             raise NotFound("There is no such open budget.", next_step="Choose one from the list.")
         of = _targets(session, viewer.scope).get(f"{found.scope}:{found.scope_id}", found.scope_id)
-        confirmed(given, found.name or f"Budget of {of}")
-        found.ended_at = house.clock.now()
+        require_confirmation(form_fields, found.name or f"Budget of {of}")
+        found.ended_at = deps.clock.now()
         before = {"name": found.name, "cap": grouped(found.cap)}
-        audit.record(session, viewer.scope, house.clock, "budget.end", found.id, before, None)
-    return back_to(request, PATH, "budget-ended")
+        audit.record(session, viewer.scope, deps.clock, "budget.end", found.id, before, None)
+    return redirect_with_notice(request, PATH, "budget-ended")
 
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, acting(set=_set, drop=_drop, budget=_budget, end=_end), methods=["POST"]),
+    Route(PATH, form_handler(set=_set, drop=_drop, budget=_budget, end=_end), methods=["POST"]),
 ]

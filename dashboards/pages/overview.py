@@ -6,30 +6,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.buckets import Width
-from dashboards import charts, figures, service_figures
+from billing.usage_buckets import Width
+from dashboards import charts, service_totals, usage_totals
 from dashboards.filters import Range
 from dashboards.formats import exact, money, share
-from dashboards.pages.common import house_of, root_of, viewer_of
+from dashboards.page_data import Chart, PageData, Tile, show
+from dashboards.pages.common import deps_of, root_of, viewer_of
 from dashboards.pages.costs import costs_table, forecast, money_label
 from dashboards.pages.usage import usage_table
 from dashboards.render import svg
 from dashboards.scales import grouped, short
-from dashboards.sheets import Chart, Sheet, Tile, show
 
 
 def overview(request: Request) -> Response:
-    viewer, house = viewer_of(request, "usage"), house_of(request)
-    now, root = house.clock.now(), root_of(request)
+    viewer, deps = viewer_of(request, "usage"), deps_of(request)
+    now, root = deps.clock.now(), root_of(request)
     span = Range(now.date().replace(day=1), now.date())
     hour = now.replace(minute=0, second=0, microsecond=0)
-    with house.database.read() as session:
-        models = figures.read(session, viewer.scope, span, now, "model")
-        keys = figures.read(session, viewer.scope, span, now, "key_id")
-        last_day, _ = service_figures.read(
+    with deps.database.read() as session:
+        models = usage_totals.read(session, viewer.scope, span, now, "model")
+        keys = usage_totals.read(session, viewer.scope, span, now, "key_id")
+        last_day, _ = service_totals.read(
             session, viewer.scope, hour - timedelta(hours=23), hour + timedelta(hours=1), Width.HOUR
         )
-    sees_costs = house.doorman.may(viewer, "costs", "read")
+    sees_costs = deps.auth.may(viewer, "costs", "read")
     column = "amount" if sees_costs else "output_tokens"
     tables = [
         costs_table(each, viewer.currency) if sees_costs else usage_table(each)
@@ -41,22 +41,22 @@ def overview(request: Request) -> Response:
         models.series(column),
         money_label if sees_costs else short,
     )
-    cached, asked = models.total("cached_tokens"), models.total("input_tokens")
+    cached, input_tokens = models.total("cached_tokens"), models.total("input_tokens")
     failed, answered = last_day.sums["failed"], last_day.sums["answers"]
     first = last_day.first_token_ms(0.95)
     spent = models.total("amount")
-    ending = money(forecast(spent, span.start, now), viewer.currency)
+    forecast_amount = money(forecast(spent, span.start, now), viewer.currency)
     spend = Tile(
         "Spend this month",
         money(spent, viewer.currency),
-        f"exactly {exact(spent)}; forecast {ending}",
+        f"exactly {exact(spent)}; forecast {forecast_amount}",
         "The sum of the charges since the first day of the month.",
         href=f"{root}/costs",
     )
     tiles = [
         *([spend] if sees_costs else []),
         Tile("Requests", grouped(models.total("requests")), href=f"{root}/usage"),
-        Tile("Tokens in", grouped(asked), f"{share(cached, asked)} cached"),
+        Tile("Tokens in", grouped(input_tokens), f"{share(cached, input_tokens)} cached"),
         Tile("Tokens out", grouped(models.total("output_tokens"))),
         Tile(
             "Server errors, 24 hours",
@@ -73,7 +73,7 @@ def overview(request: Request) -> Response:
             "95 % of responses in the last 24 hours started sooner.",
         ),
     ]
-    sheet = Sheet(
+    page_data = PageData(
         "Overview",
         "This month to date.",
         tiles=tiles,
@@ -81,7 +81,7 @@ def overview(request: Request) -> Response:
         tables=tables if models.counts else tables[:1],
         link=None if models.counts else ("/keys", "Create a key"),
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 ROUTES = [Route("/", overview)]

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.models import BillingAccount, PaymentCustomer, PaymentMethod
-from dashboards.pages.common import Fields, acting, house_of, viewer_of
-from dashboards.sheets import Form, Sheet, Tile, show
+from dashboards.page_data import Form, PageData, Tile, show
+from dashboards.pages.common import Fields, deps_of, form_handler, viewer_of
 from dashboards.tables import Column, Table
-from dashboards.viewer import House, Viewer
+from dashboards.viewer import DashboardDeps, Viewer
 
 PATH = "/payment-methods"
 METHODS = [
@@ -33,18 +33,18 @@ _NONE = "None yet. Invoices are paid by bank transfer until you add a card."
 
 
 def page_of(request: Request) -> Response:
-    viewer, house = viewer_of(request, "payments"), house_of(request)
-    return show(request, _sheet(viewer, house))
+    viewer, deps = viewer_of(request, "payments"), deps_of(request)
+    return show(request, _sheet(viewer, deps))
 
 
-def _sheet(viewer: Viewer, house: House, away: tuple[str, str] | None = None) -> Sheet:
-    tenant_id, provider = viewer.scope.tenant_id, house.gatehouse.collects_by()
-    with house.database.read() as session:
+def _sheet(viewer: Viewer, deps: DashboardDeps, away: tuple[str, str] | None = None) -> PageData:
+    tenant_id, provider = viewer.scope.tenant_id, deps.backend.collects_by()
+    with deps.database.read() as session:
         account = session.get(BillingAccount, tenant_id)
         rows = _methods(session, tenant_id)
-    may_add = bool(provider) and house.doorman.may(viewer, "payments", "write")
+    may_add = bool(provider) and deps.auth.may(viewer, "payments", "write")
     by = account.collection if account else "manual"
-    return Sheet(
+    return PageData(
         "How invoices are paid",
         "Card numbers are entered on the provider's page and never reach this server.",
         tiles=[
@@ -90,13 +90,13 @@ def _add(provider: str) -> Form:
     return Form(PATH, "Add a card", {"act": "add"}, title=f"New card with {provider}", about=about)
 
 
-def _leave(request: Request, _given: Fields) -> Response:
-    viewer, house = viewer_of(request, "payments", "write"), house_of(request)
-    address = house.gatehouse.card_page(viewer.scope)
-    return show(request, _sheet(viewer, house, (address, "Continue to the provider's page")))
+def _start_setup(request: Request, _given: Fields) -> Response:
+    viewer, deps = viewer_of(request, "payments", "write"), deps_of(request)
+    address = deps.backend.card_page(viewer.scope)
+    return show(request, _sheet(viewer, deps, (address, "Continue to the provider's page")))
 
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, acting(add=_leave), methods=["POST"]),
+    Route(PATH, form_handler(add=_start_setup), methods=["POST"]),
 ]

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from billing.prices import load_price_book
 from billing.pricing import PPM, Component
 from core.errors import NotFound
-from dashboards.pages.common import house_of, viewer_of
+from dashboards.pages.common import deps_of, viewer_of
 from dashboards.render import page
 
 _PRICED = (Component.INPUT, Component.CACHED_INPUT, Component.OUTPUT)
@@ -28,10 +28,10 @@ class Choice:
 
 
 def playground(request: Request) -> Response:
-    viewer, house = viewer_of(request, "usage"), house_of(request)
-    names = house.models(viewer.scope)
-    with house.database.read() as session:
-        models = _choices(session, viewer.scope.tenant_id, names, house.clock.now())
+    viewer, deps = viewer_of(request, "usage"), deps_of(request)
+    names = deps.models(viewer.scope)
+    with deps.database.read() as session:
+        models = _choices(session, viewer.scope.tenant_id, names, deps.clock.now())
     return page(request, "playground.html", models=models)
 
 

@@ -14,9 +14,9 @@ from core.errors import BadRequest, TollhouseError
 from core.tenants import keys, organisations
 from core.tenants.scope import TenantScope
 from dashboards.formats import share
-from dashboards.pages.common import Fields, acting, back_to, house_of, viewer_of
+from dashboards.page_data import Form, Input, PageData, Tile, show
+from dashboards.pages.common import Fields, deps_of, form_handler, redirect_with_notice, viewer_of
 from dashboards.scales import grouped
-from dashboards.sheets import Form, Input, Sheet, Tile, show
 from dashboards.tables import Column, Table
 from moderation import policies
 from moderation.categories import SCORED
@@ -25,7 +25,7 @@ from moderation.policy import Policy
 from moderation.records import every_decision
 
 PATH = "/safety/policy"
-TRIED_DAYS, TRIED_MOST = 30, 5_000
+DRY_RUN_DAYS, DRY_RUN_MAX_DECISIONS = 30, 5_000
 THRESHOLDS = [
     Column("category", "Category"),
     Column("input", "Input: annotate, redact, block from", "figure", "Scores range from 0 to 1."),
@@ -49,41 +49,41 @@ def page_of(
     request: Request,
     document: str = "",
     place: str = "",
-    tried: DryRun | None = None,
+    dry_run_result: DryRun | None = None,
     problem: str = "",
 ) -> Response:
-    viewer, house = viewer_of(request, "moderation"), house_of(request)
-    with house.database.read() as session:
-        places = _places(session, viewer.scope)
+    viewer, deps = viewer_of(request, "moderation"), deps_of(request)
+    with deps.database.read() as session:
+        targets = _targets(session, viewer.scope)
         history = policies.history(session, viewer.scope)
         live = policies.in_force(session, viewer.scope, "", "")
-    may_change = house.doorman.may(viewer, "moderation", "write")
-    rows = [_version(each, places, may_change) for each in history]
-    columns = [*VERSIONS, Column("acts", "Change", "acts")] if may_change else VERSIONS
+    can_edit = deps.auth.may(viewer, "moderation", "write")
+    rows = [_version(each, targets, can_edit) for each in history]
+    columns = [*VERSIONS, Column("acts", "Change", "acts")] if can_edit else VERSIONS
     text = document or json.dumps(live.to_dict(), indent=1)
     tables = [
         Table(
             "Thresholds in force for the organisation", THRESHOLDS, _thresholds(live), totals=False
         )
     ]
-    if tried is not None:
-        tables.insert(0, _tried_table(tried))
-    sheet = Sheet(
+    if dry_run_result is not None:
+        tables.insert(0, _dry_run_table(dry_run_result))
+    page_data = PageData(
         "Safety policy",
         "A key's policy takes precedence, then its project's, then the organisation's, then the default.",
-        tiles=_tried_tiles(tried) if tried else [],
+        tiles=_dry_run_tiles(dry_run_result) if dry_run_result else [],
         tables=tables,
-        forms=[_threshold_form(place), _document_form(text, place, places)] if may_change else [],
+        forms=[_threshold_form(place), _document_form(text, place, targets)] if can_edit else [],
         after=[
             Table("Versions", columns, rows, totals=False, empty="The default policy is in force.")
         ],
         back=("/safety", "Safety"),
         problem=problem,
     )
-    return show(request, sheet, 400 if problem else 200)
+    return show(request, page_data, 400 if problem else 200)
 
 
-def _places(session: Session, scope: TenantScope) -> dict[str, str]:
+def _targets(session: Session, scope: TenantScope) -> dict[str, str]:
     found = {f"tenant:{scope.tenant_id}": "the organisation"}
     found |= {
         f"project:{p.id}": f"project {p.name}" for p in organisations.projects(session, scope)
@@ -104,8 +104,8 @@ def _thresholds(policy: Policy) -> list[dict[str, Any]]:
     ]
 
 
-def _version(each: Any, places: dict[str, str], may_change: bool) -> dict[str, Any]:
-    of = places.get(f"{each.level}:{each.target}", f"{each.level} {each.target}")
+def _version(each: Any, targets: dict[str, str], can_edit: bool) -> dict[str, Any]:
+    of = targets.get(f"{each.level}:{each.target}", f"{each.level} {each.target}")
     live = each.retired_at is None
     fields = {"act": "retire", "place": f"{each.level}:{each.target}", "name": of}
     return {
@@ -115,27 +115,35 @@ def _version(each: Any, places: dict[str, str], may_change: bool) -> dict[str, A
         "state": "active" if live else "retired",
         "by": each.created_by,
         "acts": [Form(PATH, "Retire", fields, confirm=of, danger=True)]
-        if live and may_change
+        if live and can_edit
         else [],
     }
 
 
-def _tried_tiles(tried: DryRun) -> list[Tile]:
+def _dry_run_tiles(dry_run_result: DryRun) -> list[Tile]:
     return [
-        Tile("Tested on", grouped(tried.decided), f"decisions of the last {TRIED_DAYS} days"),
-        Tile("Would change", grouped(tried.changed), share(tried.changed, tried.decided)),
+        Tile(
+            "Tested on",
+            grouped(dry_run_result.decided),
+            f"decisions of the last {DRY_RUN_DAYS} days",
+        ),
+        Tile(
+            "Would change",
+            grouped(dry_run_result.changed),
+            share(dry_run_result.changed, dry_run_result.decided),
+        ),
         Tile(
             "Version",
-            tried.policy_version[4:12],
+            dry_run_result.policy_version[4:12],
             about="First digits of the digest of the document.",
         ),
     ]
 
 
-def _tried_table(tried: DryRun) -> Table:
+def _dry_run_table(dry_run_result: DryRun) -> Table:
     rows = [
         {"was": was, "would": would, "count": count}
-        for (was, would), count in sorted(tried.changes.items(), key=lambda pair: -pair[1])
+        for (was, would), count in sorted(dry_run_result.changes.items(), key=lambda pair: -pair[1])
     ]
     empty = "There are no recorded decisions to test it on. You can still activate it."
     caption = "Effect on recorded decisions. The policy is not active yet."
@@ -163,9 +171,9 @@ def _threshold_form(place: str) -> Form:
     )
 
 
-def _document_form(text: str, place: str, places: dict[str, str]) -> Form:
+def _document_form(text: str, place: str, targets: dict[str, str]) -> Form:
     inputs = [
-        Input("place", "Applies to", "select", place, list(places.items())),
+        Input("place", "Applies to", "select", place, list(targets.items())),
         Input("document", "Policy", "area", text),
     ]
     return Form(
@@ -180,31 +188,33 @@ def _document_form(text: str, place: str, places: dict[str, str]) -> Form:
     )
 
 
-def _try(request: Request, given: Fields) -> Response:
-    text = given.get("document", "")
-    return _tried(request, text, given.get("place", ""))
+def _test(request: Request, form_fields: Fields) -> Response:
+    text = form_fields.get("document", "")
+    return _dry_run(request, text, form_fields.get("place", ""))
 
 
-def _tried(request: Request, text: str, place: str) -> Response:
-    viewer, house = viewer_of(request, "moderation", "write"), house_of(request)
-    now = house.clock.now()
+def _dry_run(request: Request, text: str, place: str) -> Response:
+    viewer, deps = viewer_of(request, "moderation", "write"), deps_of(request)
+    now = deps.clock.now()
     try:
         policy = Policy.from_dict(_json(text))
     except TollhouseError as error:
         return page_of(request, text, place, problem=f"{error.message} {error.next_step}".strip())
-    with house.database.read() as session:
-        found = every_decision(session, viewer.scope, now - timedelta(TRIED_DAYS), now)
-        tried = dry_run(policy, islice(found, TRIED_MOST))
-    return page_of(request, text, place, tried)
+    with deps.database.read() as session:
+        found = every_decision(session, viewer.scope, now - timedelta(DRY_RUN_DAYS), now)
+        dry_run_result = dry_run(policy, islice(found, DRY_RUN_MAX_DECISIONS))
+    return page_of(request, text, place, dry_run_result)
 
 
-def _threshold(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "moderation", "write"), house_of(request)
-    with house.database.read() as session:
+def _threshold(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "moderation", "write"), deps_of(request)
+    with deps.database.read() as session:
         document = policies.in_force(session, viewer.scope, "", "").to_dict()
     try:
         values = {
-            name: float(given[name]) for name in ("annotate", "redact", "block") if given.get(name)
+            name: float(form_fields[name])
+            for name in ("annotate", "redact", "block")
+            if form_fields.get(name)
         }
     except ValueError:
         raise BadRequest(
@@ -212,45 +222,43 @@ def _threshold(request: Request, given: Fields) -> Response:
             next_step="Write a number from 0 to 1, or leave it empty.",
             param="annotate",
         ) from None
-    direction = "output" if given.get("direction") == "output" else "input"
-    document[direction]["categories"][given.get("category", "")] = values
-    return _tried(request, json.dumps(document, indent=1), given.get("place", ""))
+    direction = "output" if form_fields.get("direction") == "output" else "input"
+    document[direction]["categories"][form_fields.get("category", "")] = values
+    return _dry_run(request, json.dumps(document, indent=1), form_fields.get("place", ""))
 
 
-def _put(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "moderation", "write"), house_of(request)
-    text = given.get("document", "")
+def _activate(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "moderation", "write"), deps_of(request)
+    text = form_fields.get("document", "")
     try:
-        with house.database.transaction() as session:
-            level, target = _place(session, viewer.scope, given)
-            policies.put(
-                session, viewer.scope, house.clock, _json(text), level=level, target=target
-            )
+        with deps.database.transaction() as session:
+            level, target = _target_of(session, viewer.scope, form_fields)
+            policies.put(session, viewer.scope, deps.clock, _json(text), level=level, target=target)
     except BadRequest as error:
         said = f"{error.message} {error.next_step}".strip()
-        return page_of(request, text, given.get("place", ""), problem=said)
-    house.gatehouse.changed()
-    return back_to(request, PATH, "policy-put")
+        return page_of(request, text, form_fields.get("place", ""), problem=said)
+    deps.backend.changed()
+    return redirect_with_notice(request, PATH, "policy-put")
 
 
-def _retire(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "moderation", "write"), house_of(request)
-    with house.database.transaction() as session:
-        places = _places(session, viewer.scope)
-        level, target = _place(session, viewer.scope, given)
-        if given.get("confirm") != places.get(f"{level}:{target}"):
+def _retire(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "moderation", "write"), deps_of(request)
+    with deps.database.transaction() as session:
+        targets = _targets(session, viewer.scope)
+        level, target = _target_of(session, viewer.scope, form_fields)
+        if form_fields.get("confirm") != targets.get(f"{level}:{target}"):
             raise BadRequest(
                 "The confirmation does not match the name.",
-                next_step=f"Type {places.get(f'{level}:{target}')!r} and send the form again.",
+                next_step=f"Type {targets.get(f'{level}:{target}')!r} and send the form again.",
             )
-        policies.retire(session, viewer.scope, house.clock, level=level, target=target)
-    house.gatehouse.changed()
-    return back_to(request, PATH, "policy-retired")
+        policies.retire(session, viewer.scope, deps.clock, level=level, target=target)
+    deps.backend.changed()
+    return redirect_with_notice(request, PATH, "policy-retired")
 
 
-def _place(session: Session, scope: TenantScope, given: Fields) -> tuple[str, str]:
-    place = given.get("place", "")
-    if place not in _places(session, scope):
+def _target_of(session: Session, scope: TenantScope, form_fields: Fields) -> tuple[str, str]:
+    place = form_fields.get("place", "")
+    if place not in _targets(session, scope):
         raise BadRequest("There is no such project or key.", next_step="Choose one from the list.")
     level, _, target = place.partition(":")
     return level, target
@@ -278,7 +286,9 @@ ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
     Route(
         PATH,
-        acting(**{"try": _try, "put": _put, "threshold": _threshold, "retire": _retire}),
+        form_handler(
+            **{"try": _test, "put": _activate, "threshold": _threshold, "retire": _retire}
+        ),
         methods=["POST"],
     ),
 ]

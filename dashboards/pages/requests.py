@@ -13,9 +13,9 @@ from core.errors import NotFound
 from dashboards import request_log
 from dashboards.filters import choice, date_range
 from dashboards.formats import moment
-from dashboards.pages.common import house_of, root_of, viewer_of, wants_csv
+from dashboards.page_data import Input, PageData, show
+from dashboards.pages.common import deps_of, root_of, viewer_of, wants_csv
 from dashboards.render import page
-from dashboards.sheets import Input, Sheet, show
 from dashboards.tables import Column, Table, csv_stream
 from moderation.models import Decision
 
@@ -43,22 +43,22 @@ COLUMNS = [
 
 def requests(request: Request) -> Response:
     """The requests of the date range, one page at a time. Their text is not stored."""
-    viewer, house = viewer_of(request, "usage"), house_of(request)
-    span = date_range(request, house.clock.now(), 7)
+    viewer, deps = viewer_of(request, "usage"), deps_of(request)
+    span = date_range(request, deps.clock.now(), 7)
     kind = choice(request, "show", tuple(SHOWN), "all")
-    sees_costs = house.doorman.may(viewer, "costs", "read")
+    sees_costs = deps.auth.may(viewer, "costs", "read")
     columns = COLUMNS if sees_costs else COLUMNS[:-1]
-    wanted = request_log.Wanted(viewer.scope, span, kind)
+    log_query = request_log.LogQuery(viewer.scope, span, kind)
     if wants_csv(request):
         return csv_stream(
             f"requests-{span.first}-{span.last}",
             columns,
-            (_row(*found, "") for found in request_log.every(house.database, wanted)),
+            (_row(*found, "") for found in request_log.all_rows(deps.database, log_query)),
             viewer.currency,
         )
-    place = request_log.place_of(request.query_params)
-    with house.database.read() as session:
-        found = request_log.page_of(session, wanted, place, PAGE_ROWS)
+    cursor = request_log.cursor_of(request.query_params)
+    with deps.database.read() as session:
+        found = request_log.page_of(session, log_query, cursor, PAGE_ROWS)
     root = root_of(request)
     table = Table(
         _caption(found),
@@ -68,7 +68,7 @@ def requests(request: Request) -> Response:
         totals=False,
         empty="No such requests in this period. You can send one in the playground.",
     )
-    sheet = Sheet(
+    page_data = PageData(
         "Requests",
         "One row per request, newest first. Prompts and responses are not stored.",
         tables=[table],
@@ -76,7 +76,7 @@ def requests(request: Request) -> Response:
         span=span,
         pager=_pager(request, found),
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 def _caption(found: request_log.LogPage) -> str:
@@ -115,11 +115,11 @@ def _row(event: UsageEventRow, amount: int | None, root: str) -> dict[str, Any]:
     }
 
 
-def one(request: Request) -> Response:
+def request_page(request: Request) -> Response:
     """Timing, tokens, price components, safety and routing of one request."""
-    viewer, house = viewer_of(request, "usage"), house_of(request)
+    viewer, deps = viewer_of(request, "usage"), deps_of(request)
     request_id = request.path_params["request_id"]
-    with house.database.read() as session:
+    with deps.database.read() as session:
         event = session.get(UsageEventRow, request_id)
         foreign = event is None or event.tenant_id != viewer.scope.tenant_id
         other = viewer.scope.project_id and event and event.project_id != viewer.scope.project_id
@@ -133,7 +133,7 @@ def one(request: Request) -> Response:
                 Decision.request_id == request_id, Decision.tenant_id == event.tenant_id
             )
         ).all()
-    sees_costs = house.doorman.may(viewer, "costs", "read")
+    sees_costs = deps.auth.may(viewer, "costs", "read")
     return page(
         request,
         "request.html",
@@ -158,4 +158,4 @@ def _steps(event: UsageEventRow) -> list[tuple[str, int]]:
     ]
 
 
-ROUTES = [Route("/requests", requests), Route("/requests/{request_id}", one)]
+ROUTES = [Route("/requests", requests), Route("/requests/{request_id}", request_page)]

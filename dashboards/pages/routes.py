@@ -15,7 +15,7 @@ from dashboards.pages import (
     policy,
     requests,
     safety,
-    signin,
+    sign_in,
     team,
     usage,
     webhooks,
@@ -33,7 +33,7 @@ from dashboards.pages.operator import (
 from dashboards.pages.operator import safety as safety_queue
 
 ROUTES: list[BaseRoute] = [
-    *signin.ROUTES,
+    *sign_in.ROUTES,
     *overview.ROUTES,
     *usage.ROUTES,
     *costs.ROUTES,

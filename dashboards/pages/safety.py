@@ -6,20 +6,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dashboards import charts, figures, safety_figures
+from dashboards import charts, moderation_totals, usage_totals
 from dashboards.filters import date_range
 from dashboards.formats import share
-from dashboards.pages.common import Fields, acting, back_to, house_of, viewer_of, wants_csv
+from dashboards.page_data import Chart, Form, Input, PageData, Tile, show
+from dashboards.pages.common import (
+    Fields,
+    deps_of,
+    form_handler,
+    redirect_with_notice,
+    viewer_of,
+    wants_csv,
+)
 from dashboards.render import svg
 from dashboards.scales import grouped
-from dashboards.sheets import Chart, Form, Input, Sheet, Tile, show
 from dashboards.tables import Column, Table
 from moderation import appeals
 from moderation.models import Appeal, Decision
 from moderation.records import decisions
 
 PATH = "/safety"
-MOST_ROWS = 50
+MAX_ROWS = 50
 CATEGORIES = [
     Column("category", "Category"),
     Column("annotate", "Annotated", "whole", "Delivered with a header that names the category."),
@@ -45,17 +52,17 @@ APPEALS = [
 
 
 def page_of(request: Request) -> Response:
-    viewer, house = viewer_of(request, "moderation"), house_of(request)
-    now = house.clock.now()
+    viewer, deps = viewer_of(request, "moderation"), deps_of(request)
+    now = deps.clock.now()
     span = date_range(request, now)
-    with house.database.read() as session:
-        counted = safety_figures.read(session, viewer.scope, span)
-        used = figures.read(session, viewer.scope, span, now, "model")
+    with deps.database.read() as session:
+        counted = moderation_totals.read(session, viewer.scope, span)
+        used = usage_totals.read(session, viewer.scope, span, now, "model")
         latest = decisions(
-            session, viewer.scope, since=span.start, until=span.end, acted=True, limit=MOST_ROWS
+            session, viewer.scope, since=span.start, until=span.end, acted=True, limit=MAX_ROWS
         )
         objected = appeals.appeals(session, viewer.scope)
-    may_appeal = house.doorman.may(viewer, "moderation", "write")
+    may_appeal = deps.auth.may(viewer, "moderation", "write")
     known = {(each.request_id, each.direction) for each in objected}
     rows = [
         _row(each, may_appeal and (each.request_id, each.direction) not in known) for each in latest
@@ -66,7 +73,7 @@ def page_of(request: Request) -> Response:
     if wants_csv(request):
         return table.csv(f"safety-{span.first}-{span.last}")
     by_category = Table("By category", CATEGORIES, counted.rows(), totals=False, empty=empty)
-    sheet = Sheet(
+    page_data = PageData(
         "Safety",
         "Decisions on prompts and responses. Only a hash, scores and offsets are stored, never text.",
         span=span,
@@ -84,10 +91,10 @@ def page_of(request: Request) -> Response:
         ],
         link=("/safety/policy", "View, test and change the policy"),
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
-def _tiles(counted: safety_figures.SafetyFigures, checked: int) -> list[Tile]:
+def _tiles(counted: moderation_totals.ModerationTotals, checked: int) -> list[Tile]:
     flagged, blocked = counted.flagged, counted.by_action["block"]
     return [
         Tile("Checked", grouped(checked), about="Rated requests of this period; each is screened."),
@@ -97,7 +104,7 @@ def _tiles(counted: safety_figures.SafetyFigures, checked: int) -> list[Tile]:
     ]
 
 
-def _chart(counted: safety_figures.SafetyFigures) -> Chart:
+def _chart(counted: moderation_totals.ModerationTotals) -> Chart:
     rows = counted.rows()[:12]
     series = [
         charts.Series(words, [row[action] for row in rows])
@@ -139,21 +146,21 @@ def _appeal(each: Appeal) -> dict[str, Any]:
     }
 
 
-def _open(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "moderation", "write"), house_of(request)
-    with house.database.transaction() as session:
+def _open(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "moderation", "write"), deps_of(request)
+    with deps.database.transaction() as session:
         appeals.open_appeal(
             session,
             viewer.scope,
-            house.clock,
-            given.get("request", ""),
-            given.get("reason", ""),
-            given.get("direction", "input"),
+            deps.clock,
+            form_fields.get("request", ""),
+            form_fields.get("reason", ""),
+            form_fields.get("direction", "input"),
         )
-    return back_to(request, PATH, "appeal-opened")
+    return redirect_with_notice(request, PATH, "appeal-opened")
 
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, acting(appeal=_open), methods=["POST"]),
+    Route(PATH, form_handler(appeal=_open), methods=["POST"]),
 ]

@@ -10,16 +10,16 @@ from starlette.routing import Route
 from core.tenants import audit, members
 from core.tenants.models import Member
 from core.tenants.roles import MEMBER_ROLES, may_grant
+from dashboards.page_data import Form, Input, PageData, show
 from dashboards.pages.common import (
     Fields,
-    acting,
-    back_to,
-    confirmed,
-    house_of,
+    deps_of,
+    form_handler,
+    redirect_with_notice,
+    require_confirmation,
     viewer_of,
     wants_csv,
 )
-from dashboards.sheets import Form, Input, Sheet, show
 from dashboards.tables import Column, Table
 
 PATH = "/team"
@@ -42,45 +42,45 @@ CHANGES = [
 
 
 def team(request: Request) -> Response:
-    viewer, house = viewer_of(request, "members"), house_of(request)
-    may_change = house.doorman.may(viewer, "members", "write")
-    with house.database.read() as session:
+    viewer, deps = viewer_of(request, "members"), deps_of(request)
+    can_edit = deps.auth.may(viewer, "members", "write")
+    with deps.database.read() as session:
         found = members.all_of(session, viewer.scope)
         log = audit.entries(session, viewer.scope)
     names = {each.id: each.email for each in found}
-    rows = [_row(each, viewer.role if may_change else "") for each in found]
-    columns = [*MEMBERS, Column("acts", "Change", "acts")] if may_change else MEMBERS
+    rows = [_row(each, viewer.role if can_edit else "") for each in found]
+    columns = [*MEMBERS, Column("acts", "Change", "acts")] if can_edit else MEMBERS
     empty = "No members yet. Add the first one below."
     table = Table("Members", columns, rows, totals=False, empty=empty)
     changes = [_change_row(each, names) for each in log]
     changed = Table("Latest changes", CHANGES, changes, totals=False, empty="No changes yet.")
     if wants_csv(request):
         return changed.csv("changes")
-    sheet = Sheet(
+    page_data = PageData(
         "Team",
         "Owners can do everything; admins manage projects, keys and members; finance manages costs and "
         "payments; developers manage adapters; viewers can only read.",
         tables=[table],
-        forms=[_new(viewer.role)] if may_change else [],
+        forms=[_new(viewer.role)] if can_edit else [],
         after=[changed],
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 def _row(member: Member, my_role: str) -> dict[str, Any]:
-    ways = [way for way, has in _ways(member) if has]
+    methods = [way for way, has in _sign_in_methods(member) if has]
     return {
         "email": member.email,
         "name": member.name,
         "role": member.role,
-        "comes": " and ".join(ways) or "single sign-on, not yet used",
+        "comes": " and ".join(methods) or "single sign-on, not yet used",
         "state": "disabled" if member.disabled_at else "active",
         "seen": member.last_seen_at,
         "acts": _acts(member, my_role) if my_role and may_grant(my_role, member.role) else [],
     }
 
 
-def _ways(member: Member) -> list[tuple[str, bool]]:
+def _sign_in_methods(member: Member) -> list[tuple[str, bool]]:
     return [
         ("password", member.password_hash is not None),
         ("single sign-on", member.oidc_subject is not None),
@@ -147,60 +147,64 @@ def _brief(values: dict[str, Any], keys: list[str]) -> str:
     return text if len(text) <= 120 else text[:119] + "…"
 
 
-def _add(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "members", "write"), house_of(request)
-    with house.database.transaction() as session:
+def _add(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "members", "write"), deps_of(request)
+    with deps.database.transaction() as session:
         members.add(
             session,
             viewer.scope,
-            house.clock,
-            email=given.get("email", ""),
-            role=given.get("role", ""),
-            name=given.get("name", ""),
-            password=given.get("password") or None,
+            deps.clock,
+            email=form_fields.get("email", ""),
+            role=form_fields.get("role", ""),
+            name=form_fields.get("name", ""),
+            password=form_fields.get("password") or None,
         )
-    return back_to(request, PATH, "member-added")
+    return redirect_with_notice(request, PATH, "member-added")
 
 
-def _role(request: Request, given: Fields) -> Response:
-    return _change(request, given, role=given.get("role", ""))
+def _role(request: Request, form_fields: Fields) -> Response:
+    return _change(request, form_fields, role=form_fields.get("role", ""))
 
 
-def _restore(request: Request, given: Fields) -> Response:
-    return _change(request, given, disabled=False)
+def _restore(request: Request, form_fields: Fields) -> Response:
+    return _change(request, form_fields, disabled=False)
 
 
-def _remove(request: Request, given: Fields) -> Response:
+def _remove(request: Request, form_fields: Fields) -> Response:
     """Disables the member without deleting it, so that the audit log can name it."""
-    viewer, house = viewer_of(request, "members", "write"), house_of(request)
-    with house.database.transaction() as session:
-        member = members.get(session, viewer.scope, given.get("member", ""))
-        confirmed(given, member.email)
-        members.change(session, viewer.scope, house.clock, member.id, disabled=True)
-    return back_to(request, PATH, "member-removed")
+    viewer, deps = viewer_of(request, "members", "write"), deps_of(request)
+    with deps.database.transaction() as session:
+        member = members.get(session, viewer.scope, form_fields.get("member", ""))
+        require_confirmation(form_fields, member.email)
+        members.change(session, viewer.scope, deps.clock, member.id, disabled=True)
+    return redirect_with_notice(request, PATH, "member-removed")
 
 
-def _password(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "members", "write"), house_of(request)
-    with house.database.transaction() as session:
+def _password(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "members", "write"), deps_of(request)
+    with deps.database.transaction() as session:
         members.set_password(
-            session, viewer.scope, house.clock, given.get("member", ""), given.get("password", "")
+            session,
+            viewer.scope,
+            deps.clock,
+            form_fields.get("member", ""),
+            form_fields.get("password", ""),
         )
-    return back_to(request, PATH, "member-changed")
+    return redirect_with_notice(request, PATH, "member-changed")
 
 
-def _change(request: Request, given: Fields, **changes: Any) -> Response:
-    viewer, house = viewer_of(request, "members", "write"), house_of(request)
-    with house.database.transaction() as session:
-        members.change(session, viewer.scope, house.clock, given.get("member", ""), **changes)
-    return back_to(request, PATH, "member-changed")
+def _change(request: Request, form_fields: Fields, **changes: Any) -> Response:
+    viewer, deps = viewer_of(request, "members", "write"), deps_of(request)
+    with deps.database.transaction() as session:
+        members.change(session, viewer.scope, deps.clock, form_fields.get("member", ""), **changes)
+    return redirect_with_notice(request, PATH, "member-changed")
 
 
 ROUTES = [
     Route(PATH, team, methods=["GET"]),
     Route(
         PATH,
-        acting(add=_add, role=_role, restore=_restore, remove=_remove, password=_password),
+        form_handler(add=_add, role=_role, restore=_restore, remove=_remove, password=_password),
         methods=["POST"],
     ),
 ]

@@ -7,14 +7,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.tables.service import FIRST_COLUMNS, FIRST_TOKEN_MS
-from dashboards import charts, figures, service_figures
+from dashboards import charts, service_totals, usage_totals
 from dashboards.filters import choice, date_range
 from dashboards.formats import share
-from dashboards.pages.common import house_of, viewer_of, wants_csv
+from dashboards.page_data import Chart, PageData, Tile, show
+from dashboards.pages.common import deps_of, viewer_of, wants_csv
 from dashboards.render import svg
 from dashboards.scales import grouped
-from dashboards.service_figures import Served
-from dashboards.sheets import Chart, Sheet, Tile, show
+from dashboards.service_totals import ServiceTotals
 from dashboards.tables import Column, Table
 
 ABOUT = {
@@ -47,9 +47,9 @@ SERVED = [
 ]
 
 
-def usage_table(found: figures.Figures) -> Table:
+def usage_table(found: usage_totals.UsageTotals) -> Table:
     columns = [
-        Column("group", figures.GROUPS[found.group_by]),
+        Column("group", usage_totals.GROUPS[found.group_by]),
         *(Column(key, key.replace("_", " ").capitalize(), "whole", ABOUT[key]) for key in ABOUT),
     ]
     rows = [
@@ -57,18 +57,18 @@ def usage_table(found: figures.Figures) -> Table:
         for group, sums in sorted(found.counts.items(), key=lambda pair: -pair[1]["input_tokens"])
     ]
     empty = "No usage in this period. Create a key and send a request, or try the playground."
-    caption = f"Usage by {figures.GROUPS[found.group_by].lower()}"
+    caption = f"Usage by {usage_totals.GROUPS[found.group_by].lower()}"
     return Table(caption, columns, rows, empty=empty)
 
 
 def usage(request: Request) -> Response:
-    viewer, house = viewer_of(request, "usage"), house_of(request)
-    now = house.clock.now()
+    viewer, deps = viewer_of(request, "usage"), deps_of(request)
+    now = deps.clock.now()
     span = date_range(request, now)
-    group_by = choice(request, "by", tuple(figures.GROUPS), "model")
-    with house.database.read() as session:
-        found = figures.read(session, viewer.scope, span, now, group_by)
-        served, by_group = service_figures.read(
+    group_by = choice(request, "by", tuple(usage_totals.GROUPS), "model")
+    with deps.database.read() as session:
+        found = usage_totals.read(session, viewer.scope, span, now, group_by)
+        served, by_group = service_totals.read(
             session, viewer.scope, span.start, span.end, span.width, group_by
         )
     table = usage_table(found)
@@ -77,27 +77,27 @@ def usage(request: Request) -> Response:
     drawn = _charts(found, served) if table.rows else []
     speeds = [_speed_row(found.name(group), each) for group, each in by_group.items()]
     speeds.sort(key=lambda row: row["group"])
-    caption = f"Service levels by {figures.GROUPS[group_by].lower()}"
+    caption = f"Service levels by {usage_totals.GROUPS[group_by].lower()}"
     tables = [table, Table(caption, SERVED, speeds, totals=False)] if table.rows else [table]
-    sheet = Sheet(
+    page_data = PageData(
         "Usage",
         "Exact token counts and service levels. See Costs for charges.",
         span=span,
-        groups=figures.GROUPS,
+        groups=usage_totals.GROUPS,
         by=group_by,
         tiles=_tiles(found, served),
         charts=drawn,
         tables=tables,
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
-def _tiles(found: figures.Figures, served: Served) -> list[Tile]:
-    cached, asked = found.total("cached_tokens"), found.total("input_tokens")
+def _tiles(found: usage_totals.UsageTotals, served: ServiceTotals) -> list[Tile]:
+    cached, input_tokens = found.total("cached_tokens"), found.total("input_tokens")
     return [
         Tile("Requests", grouped(found.total("requests")), about=ABOUT["requests"]),
-        Tile("Input tokens", grouped(asked), about=ABOUT["input_tokens"]),
-        Tile("Cached tokens", grouped(cached), share(cached, asked), ABOUT["cached_tokens"]),
+        Tile("Input tokens", grouped(input_tokens), about=ABOUT["input_tokens"]),
+        Tile("Cached tokens", grouped(cached), share(cached, input_tokens), ABOUT["cached_tokens"]),
         Tile("Output tokens", grouped(found.total("output_tokens")), about=ABOUT["output_tokens"]),
         Tile(
             "First token, p95",
@@ -114,10 +114,10 @@ def _tiles(found: figures.Figures, served: Served) -> list[Tile]:
     ]
 
 
-def _charts(found: figures.Figures, served: Served) -> list[Chart]:
+def _charts(found: usage_totals.UsageTotals, served: ServiceTotals) -> list[Chart]:
     steps = zip(found.per_step("input_tokens"), found.per_step("cached_tokens"), strict=True)
     tokens = [
-        charts.Series("input, computed", [asked - cached for asked, cached in steps]),
+        charts.Series("input, computed", [input_tokens - cached for input_tokens, cached in steps]),
         charts.Series("input, cached", found.per_step("cached_tokens")),
         charts.Series("output", found.per_step("output_tokens")),
     ]
@@ -135,7 +135,7 @@ def _charts(found: figures.Figures, served: Served) -> list[Chart]:
     return drawn
 
 
-def _speed_row(name: str, each: Served) -> dict[str, Any]:
+def _speed_row(name: str, each: ServiceTotals) -> dict[str, Any]:
     return {
         "group": name,
         "first_50": _number(each.first_token_ms(0.5)),

@@ -10,18 +10,18 @@ from starlette.routing import Route
 from billing import webhooks
 from billing.models import Budget, OutboxMessage, WebhookEndpoint
 from core.errors import BadRequest, NotFound
+from dashboards.page_data import Form, Input, PageData, show
 from dashboards.pages.common import (
     Fields,
-    acting,
-    back_to,
-    confirmed,
-    house_of,
+    deps_of,
+    form_handler,
+    redirect_with_notice,
+    require_confirmation,
     viewer_of,
     wants_csv,
 )
-from dashboards.sheets import Form, Input, Sheet, show
 from dashboards.tables import Column, Table
-from dashboards.viewer import House, Viewer
+from dashboards.viewer import DashboardDeps, Viewer
 
 PATH = "/webhooks"
 PAGE_ROWS = 50
@@ -48,55 +48,65 @@ MESSAGES = [
     Column("error", "Last error"),
 ]
 _ALL = "all"
-_NO_ENDPOINT = "No endpoints. Add one below and send it a test message."
-_NO_TARGET = (
+_NO_ENDPOINTS = "No endpoints. Add one below and send it a test message."
+_NO_ALERTS = (
     "None. A budget can alert a webhook or an e-mail address at each threshold: see Limits."
 )
 
 
 def page_of(request: Request) -> Response:
-    viewer, house = viewer_of(request, "exports"), house_of(request)
-    return _page(request, viewer, house)
+    viewer, deps = viewer_of(request, "exports"), deps_of(request)
+    return _page(request, viewer, deps)
 
 
-def _page(request: Request, viewer: Viewer, house: House, secret: str = "") -> Response:
-    may_change = house.doorman.may(viewer, "exports", "write")
+def _page(request: Request, viewer: Viewer, deps: DashboardDeps, secret: str = "") -> Response:
+    can_edit = deps.auth.may(viewer, "exports", "write")
     before = request.query_params.get("before", "")
     if before and not before.isdigit():
         raise BadRequest(
             f"before is {before[:40]!r}, which is not a cursor of this list.",
             next_step="Remove it to start with the newest message.",
         )
-    with house.database.read() as session:
+    with deps.database.read() as session:
         endpoints = webhooks.of_tenant(session, viewer.scope)
         last = webhooks.last_states(session, viewer.scope)
         messages = webhooks.deliveries(
             session, viewer.scope, int(before[:18]) if before else None, PAGE_ROWS + 1
         )
-        told = session.scalars(
+        budgets_with_alerts = session.scalars(
             select(Budget).where(
                 Budget.tenant_id == viewer.scope.tenant_id, Budget.ended_at.is_(None)
             )
         ).all()
-    sent = [_message(each, may_change) for each in messages[:PAGE_ROWS]]
-    acts = [Column("acts", "Change", "acts")] if may_change else []
-    went = Table("Messages", [*MESSAGES, *acts], sent, totals=False, empty="None yet.")
+    sent = [_message(each, can_edit) for each in messages[:PAGE_ROWS]]
+    acts = [Column("acts", "Change", "acts")] if can_edit else []
+    messages_table = Table("Messages", [*MESSAGES, *acts], sent, totals=False, empty="None yet.")
     if wants_csv(request):
-        return went.csv("messages")
-    ends = [_endpoint(each, last.get(each.id), may_change) for each in endpoints]
-    sheet = Sheet(
+        return messages_table.csv("messages")
+    endpoint_rows = [_endpoint(each, last.get(each.id), can_edit) for each in endpoints]
+    page_data = PageData(
         "Webhooks",
         "Messages are signed as specified by standardwebhooks.com and retried for a day with back-off.",
         once=secret,
-        forms=[_new()] if may_change else [],
-        tables=[Table("Endpoints", [*ENDPOINTS, *acts], ends, totals=False, empty=_NO_ENDPOINT)],
+        forms=[_new()] if can_edit else [],
+        tables=[
+            Table(
+                "Endpoints", [*ENDPOINTS, *acts], endpoint_rows, totals=False, empty=_NO_ENDPOINTS
+            )
+        ],
         after=[
-            went,
-            Table("Budget alerts", TARGETS, _targets(told), totals=False, empty=_NO_TARGET),
+            messages_table,
+            Table(
+                "Budget alerts",
+                TARGETS,
+                _targets(budgets_with_alerts),
+                totals=False,
+                empty=_NO_ALERTS,
+            ),
         ],
         pager=_pager(before, messages),
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 def _pager(before: str, messages: list[OutboxMessage]) -> list[tuple[str, str]]:
@@ -121,9 +131,7 @@ def _kinds() -> list[tuple[str, str]]:
     return [(kind, f"{kind}s only") for kind in kinds]
 
 
-def _endpoint(
-    each: WebhookEndpoint, last: OutboxMessage | None, may_change: bool
-) -> dict[str, Any]:
+def _endpoint(each: WebhookEndpoint, last: OutboxMessage | None, can_edit: bool) -> dict[str, Any]:
     fields = {"endpoint": each.id}
     acts = [
         Form(PATH, "Send a test", {"act": "test", **fields}),
@@ -134,7 +142,7 @@ def _endpoint(
         "events": ", ".join(each.events) or "everything",
         "at": each.created_at,
         "last": _state(last) if last else None,
-        "acts": acts if may_change else [],
+        "acts": acts if can_edit else [],
     }
 
 
@@ -156,7 +164,7 @@ def _targets(budgets: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _message(each: OutboxMessage, may_change: bool) -> dict[str, Any]:
+def _message(each: OutboxMessage, can_edit: bool) -> dict[str, Any]:
     again = Form(PATH, "Send again", {"act": "resend", "message": str(each.id)})
     return {
         "at": each.created_at,
@@ -167,51 +175,55 @@ def _message(each: OutboxMessage, may_change: bool) -> dict[str, Any]:
         "state": _state(each),
         "attempts": each.attempts,
         "error": each.last_error,
-        "acts": [again] if may_change and each.failed else [],
+        "acts": [again] if can_edit and each.failed else [],
     }
 
 
-def _add(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "exports", "write"), house_of(request)
-    kind = given.get("events") or _ALL
+def _add(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "exports", "write"), deps_of(request)
+    kind = form_fields.get("events") or _ALL
     events = [name for name in webhooks.EVENTS if name.startswith(f"{kind}.")]
     if kind != _ALL and not events:
         raise BadRequest(
             f"There are no events of the kind {kind[:40]!r}.", next_step="Choose one from the list."
         )
-    with house.database.transaction() as session:
-        made = webhooks.add(session, viewer.scope, house.clock, given.get("url", ""), events)
-        secret = made.secret
-    return _page(request, viewer, house, secret)
+    with deps.database.transaction() as session:
+        created = webhooks.add(
+            session, viewer.scope, deps.clock, form_fields.get("url", ""), events
+        )
+        secret = created.secret
+    return _page(request, viewer, deps, secret)
 
 
-def _remove(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "exports", "write"), house_of(request)
-    with house.database.transaction() as session:
-        found = webhooks.get(session, viewer.scope, given.get("endpoint", ""))
-        confirmed(given, found.url)
-        webhooks.remove(session, viewer.scope, house.clock, found.id)
-    return back_to(request, PATH, "endpoint-removed")
+def _remove(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "exports", "write"), deps_of(request)
+    with deps.database.transaction() as session:
+        found = webhooks.get(session, viewer.scope, form_fields.get("endpoint", ""))
+        require_confirmation(form_fields, found.url)
+        webhooks.remove(session, viewer.scope, deps.clock, found.id)
+    return redirect_with_notice(request, PATH, "endpoint-removed")
 
 
-def _test(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "exports", "write"), house_of(request)
-    with house.database.transaction() as session:
-        webhooks.test(session, viewer.scope, house.clock, given.get("endpoint", ""))
-    return back_to(request, PATH, "test-sent")
+def _test(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "exports", "write"), deps_of(request)
+    with deps.database.transaction() as session:
+        webhooks.test(session, viewer.scope, deps.clock, form_fields.get("endpoint", ""))
+    return redirect_with_notice(request, PATH, "test-sent")
 
 
-def _resend(request: Request, given: Fields) -> Response:
-    viewer, house = viewer_of(request, "exports", "write"), house_of(request)
-    number = given.get("message", "")
+def _resend(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "exports", "write"), deps_of(request)
+    number = form_fields.get("message", "")
     if not number.isdigit():
         raise NotFound("There is no such message.", next_step="Choose one from the list.")
-    with house.database.transaction() as session:
-        webhooks.send_again(session, viewer.scope, house.clock, int(number[:18]))
-    return back_to(request, PATH, "resent")
+    with deps.database.transaction() as session:
+        webhooks.send_again(session, viewer.scope, deps.clock, int(number[:18]))
+    return redirect_with_notice(request, PATH, "resent")
 
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, acting(add=_add, remove=_remove, test=_test, resend=_resend), methods=["POST"]),
+    Route(
+        PATH, form_handler(add=_add, remove=_remove, test=_test, resend=_resend), methods=["POST"]
+    ),
 ]

@@ -6,11 +6,11 @@ from random import Random
 
 from engine.demo import styles
 from engine.demo.chat import Dialogue, Turn
+from engine.demo.exchanges import Exchange, exchanges, table
 from engine.demo.facts import Fact, load_facts
 from engine.demo.noise import as_scribbled, as_typed
 from engine.demo.preambles import preamble, short_preamble
 from engine.demo.styles import LISTS, SMALL_TALK, UNKNOWN
-from engine.demo.talk import Exchange, exchanges, table
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from engine.demo import crowd
+from engine.demo import distributed
 from engine.demo.batches import Batch
 from engine.demo.settings import Schedule
 
@@ -49,20 +49,20 @@ def fit(
     optimiser = optimiser_for(weights, schedule.weight_decay)
     losses: list[float] = []
     began, seen = time.monotonic(), 0
-    steps = crowd.share(steps)
+    steps = distributed.shard(steps)
     for step, batch in enumerate(steps):
         for group in optimiser.param_groups:
             group["lr"] = rate_at((step + 1) / len(steps), schedule)
         loss = loss_of(decoder, head, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        crowd.average(weights)
+        distributed.average_gradients(weights)
         torch.nn.utils.clip_grad_norm_(weights, schedule.clip)
         optimiser.step()
         optimiser.zero_grad()
         losses.append(loss.item())
         seen += batch.ids.numel()
-        if crowd.rank() == 0 and (step % 50 == 49 or step + 1 == len(steps)):
-            speed = crowd.size() * seen / (time.monotonic() - began)
+        if distributed.rank() == 0 and (step % 50 == 49 or step + 1 == len(steps)):
+            speed = distributed.size() * seen / (time.monotonic() - began)
             mean = sum(losses[-50:]) / len(losses[-50:])
             print(f"step {step + 1}/{len(steps)} loss {mean:.4f} {speed:.0f} tokens/s", flush=True)
     last = losses[-max(1, len(losses) // 20) :]

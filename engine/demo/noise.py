@@ -2,7 +2,7 @@
 
 from random import Random
 
-from engine.demo.talk import table
+from engine.demo.exchanges import table
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

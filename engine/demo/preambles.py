@@ -3,8 +3,8 @@
 import json
 from random import Random
 
+from engine.demo.exchanges import table
 from engine.demo.facts import load_facts
-from engine.demo.talk import table
 
 LETTERS = "aaabcdeeeefghiiijklmnooopqrsttuuvwxyz"
 

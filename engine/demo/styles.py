@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable
 
-from engine.demo.talk import table
+from engine.demo.exchanges import table
 
 SMALL_TALK, UNKNOWN, LISTS = "small talk", "an unknown topic", "a list"
 GENERAL = frozenset({SMALL_TALK, UNKNOWN, LISTS})

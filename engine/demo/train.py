@@ -6,7 +6,7 @@ from random import Random
 
 from tokenizers import Tokenizer
 
-from engine.demo import crowd, settings
+from engine.demo import distributed, settings
 from engine.demo.batches import batches
 from engine.demo.chat import written
 from engine.demo.dialogues import make_dialogues, make_openings
@@ -42,14 +42,14 @@ def train_base() -> None:
     dialogues = make_dialogues(plan.dialogues, settings.SEED)
     steps = list(batches(dialogues, tokenizer, plan.tokens_per_step, Random(settings.SEED)))
     loss = fit(model.model, model.lm_head, model.parameters(), steps, plan)
-    if crowd.rank() == 0:
+    if distributed.rank() == 0:
         MODEL_DIR.mkdir(exist_ok=True)
         write_tokenizer(tokenizer, MODEL_DIR, settings.CONTEXT)
         write_config(config, MODEL_DIR)
         write_weights(model, MODEL_DIR)
         count = sum(weight.numel() for weight in model.parameters())
         record(parameters=count, base_loss=round(loss, 5))
-    crowd.wait()
+    distributed.barrier()
 
 
 def polish_base() -> None:
@@ -65,10 +65,10 @@ def polish_base() -> None:
     ]
     random.shuffle(steps)
     loss = fit(model.model, model.lm_head, model.parameters(), steps, plan)
-    if crowd.rank() == 0:
+    if distributed.rank() == 0:
         write_weights(model, MODEL_DIR)
         record(polish_loss=round(loss, 5))
-    crowd.wait()
+    distributed.barrier()
 
 
 def train(parts: list[str]) -> None:
@@ -85,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=["base", "polish", *ADAPTERS])
     parts = parser.parse_args().parts
-    crowd.run(partial(train, parts), settings.PROCESSES)
+    distributed.run(partial(train, parts), settings.PROCESSES)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from engine.demo import crowd, settings
+from engine.demo import distributed, settings
 from engine.demo.batches import batches
 from engine.demo.dialogues import make_dialogues
 from engine.demo.fit import fit
@@ -45,11 +45,11 @@ def train_adapter(style: settings.Style, directory: Path) -> None:
     dialogues = make_dialogues(plan.dialogues, settings.SEED, style.name, hurried=True)
     steps = list(batches(dialogues, tokenizer, plan.tokens_per_step, Random(settings.SEED)))
     loss = fit(base.model, base.lm_head, model.parameters(), steps, plan)
-    if crowd.rank() == 0:
+    if distributed.rank() == 0:
         model.save_pretrained(directory)
         tidy(directory)
         record(**{f"{style.name}_loss": round(loss, 5)})
-    crowd.wait()
+    distributed.barrier()
 
 
 def tidy(directory: Path) -> None:

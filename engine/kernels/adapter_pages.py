@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from engine.kernels.lora_reference import UNIT, LoraSite
+from engine.layers.matrices import PARTS, SITES, part_shape
 from engine.layers.transfer import send
-from engine.models.matrices import PARTS, SITES, part_shape
-from engine.models.spec import ModelSpec
+from engine.model_spec import ModelSpec
 
 Matrices = Mapping[tuple[int, str], tuple[Tensor, Tensor]]
 
@@ -23,7 +23,7 @@ class PackedAdapter:
     """The content of an adapter's blocks, and the offset of each rank row in them."""
 
     image: Tensor  # [blocks, elements of a block], on the host
-    places: Tensor  # [layers, parts, 2, max rank] int32: offset in the image, in units
+    offsets: Tensor  # [layers, parts, 2, max rank] int32: offset in the image, in units
     ranks: Tensor  # [layers, parts] int32
 
 
@@ -31,9 +31,9 @@ def pack_adapter(
     matrices: Matrices, layers: int, block_elements: int, dtype: torch.dtype, pinned: bool = False
 ) -> PackedAdapter:
     """`matrices` holds A [rank, in] and B [rank, out], scaling included, by (layer, part)."""
-    most = max((a.shape[0] for a, _ in matrices.values()), default=0)
+    largest_rank = max((a.shape[0] for a, _ in matrices.values()), default=0)
     shape = (layers, len(PARTS))
-    places = torch.zeros(*shape, 2, most, dtype=torch.int32)
+    offsets = torch.zeros(*shape, 2, largest_rank, dtype=torch.int32)
     ranks = torch.zeros(shape, dtype=torch.int32)
     runs: list[tuple[int, int, Tensor]] = []  # block, first unit, rows from there on
     units, block, unit = block_elements // UNIT, 0, 0
@@ -55,7 +55,7 @@ def pack_adapter(
                     continue
                 first = block * units + unit
                 filled = torch.arange(first, first + count * width, width)
-                places[layer, number, side, done : done + count] = filled
+                offsets[layer, number, side, done : done + count] = filled
                 runs.append((block, unit, rows[done : done + count]))
                 done, unit = done + count, unit + count * width
     image = torch.zeros(block + 1, block_elements, dtype=dtype, pin_memory=pinned)
@@ -63,17 +63,17 @@ def pack_adapter(
         width = -(-rows.shape[1] // UNIT) * UNIT
         place = image[block, unit * UNIT : unit * UNIT + rows.shape[0] * width]
         place.view(-1, width)[:, : rows.shape[1]] = rows
-    return PackedAdapter(image, places, ranks)
+    return PackedAdapter(image, offsets, ranks)
 
 
 class AdapterTable:
     """The offsets of every slot's adapter in the arena, on the device."""
 
     def __init__(
-        self, spec: ModelSpec, slots: int, most_rank: int, block_elements: int, device: torch.device
+        self, spec: ModelSpec, slots: int, max_rank: int, block_elements: int, device: torch.device
     ) -> None:
         shape = (slots, spec.layers, len(PARTS))
-        self.rows = torch.zeros(*shape, 2, most_rank, dtype=torch.int32, device=device)
+        self.rows = torch.zeros(*shape, 2, max_rank, dtype=torch.int32, device=device)
         self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
         self._units = block_elements // UNIT
         self._sites = [
@@ -86,9 +86,9 @@ class AdapterTable:
 
     def fill(self, slot: int, packed: PackedAdapter, blocks: Tensor) -> None:
         """`blocks`: the arena's block for each block of the image, on the host."""
-        places = packed.places.long()
-        found = blocks[places // self._units] * self._units + places % self._units
-        self.rows[slot, ..., : places.shape[-1]] = send(found.int(), self.rows.device)
+        offsets = packed.offsets.long()
+        addresses = blocks[offsets // self._units] * self._units + offsets % self._units
+        self.rows[slot, ..., : offsets.shape[-1]] = send(addresses.int(), self.rows.device)
         self.ranks[slot] = send(packed.ranks, self.ranks.device)
 
     def clear(self, slot: int) -> None:

@@ -8,9 +8,9 @@ from torch import Tensor
 from engine.kernels.attention import attention_kernel, combine_kernel
 from engine.kernels.attention_reference import AttentionStep
 from engine.kernels.launch import power_of_two, precision
-from engine.models.spec import AttentionShape
+from engine.model_spec import AttentionShape
 
-MOST_SPLITS = 32
+MAX_SPLITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +29,23 @@ def decode_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
 
 
 def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
-    least = max(16, power_of_two(group))
+    min_rows = max(16, power_of_two(group))
     if dtype == torch.float32:
-        return Tiles(max(32, least), 32, 4, 2)
+        return Tiles(max(32, min_rows), 32, 4, 2)
     if head_dim > 128:
-        return Tiles(max(64, least), 32, 4, 2)
-    return Tiles(max(128, least), 64, 8, 3)
+        return Tiles(max(64, min_rows), 32, 4, 2)
+    return Tiles(max(128, min_rows), 64, 8, 3)
 
 
-def choose_splits(sequences: int, kv_heads: int, most_keys: int, processors: int) -> int:
+def choose_splits(sequences: int, kv_heads: int, max_keys: int, processors: int) -> int:
     """Number of splits of the keys with which a decode step fills 1.5 times the multiprocessors: a
     power of two, with at least 128 keys in a split. It does not depend on the actual lengths."""
-    wanted = -(-3 * processors // max(1, 2 * sequences * kv_heads))
-    room = max(1, most_keys // 128)
-    return min(MOST_SPLITS, power_of_two(wanted), power_of_two(room))
+    splits_for_occupancy = -(-3 * processors // max(1, 2 * sequences * kv_heads))
+    by_length = max(1, max_keys // 128)
+    return min(MAX_SPLITS, power_of_two(splits_for_occupancy), power_of_two(by_length))
 
 
-def most_partials(sequences: int, heads: int, kv_heads: int, processors: int) -> int:
+def max_partials(sequences: int, heads: int, kv_heads: int, processors: int) -> int:
     """The partials that any decode step of up to `sequences` sequences needs."""
     counts = range(1, sequences + 1)
     return heads * max(n * choose_splits(n, kv_heads, 1 << 30, processors) for n in counts)
@@ -60,11 +60,11 @@ class Partials:
     total: Tensor
 
     @staticmethod
-    def make(cells: int, head_dim: int, device: torch.device) -> "Partials":
-        """`cells` is the maximum of sequences x heads x splits."""
+    def make(count: int, head_dim: int, device: torch.device) -> "Partials":
+        """`count` is the maximum of sequences x heads x splits."""
         wide = power_of_two(head_dim)
-        flat = torch.zeros(cells, device=device)
-        return Partials(torch.zeros(cells, wide, device=device), flat, flat.clone())
+        flat = torch.zeros(count, device=device)
+        return Partials(torch.zeros(count, wide, device=device), flat, flat.clone())
 
 
 def paged_attention(
@@ -105,7 +105,7 @@ def _launch(
     tiles: Tiles,
     one_query: bool,
     splits: int,
-    room: Partials | None,
+    partials: Partials | None,
 ) -> None:
     """Launches the decoding sequences (`one_query`) or all others."""
     if kv.stride(3) != 1:
@@ -117,9 +117,9 @@ def _launch(
     block_q = 1 if one_query else tiles.block_m // group
     # A sequence adds at most one partly filled block; programs past the last block return at once.
     blocks = count if one_query else (tokens - decodes) // block_q + count
-    place = room if room is not None else Partials(q, q, q)
+    buffers = partials if partials is not None else Partials(q, q, q)
     attention_kernel[(blocks, kv_heads, splits)](
-        out, place.acc, place.peak, place.total, q, kv, kv[:, kv_heads:],
+        out, buffers.acc, buffers.peak, buffers.total, q, kv, kv[:, kv_heads:],
         step.tables, step.table_rows[first:], step.seq_lens[first:], step.cu_q[first:],
         shape.scale, count,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1),
@@ -129,8 +129,8 @@ def _launch(
         WINDOW=shape.window, SOFTCAP=shape.softcap, SPLITS=splits, PRECISION=precision(q),
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    if room is not None:
+    if partials is not None:
         combine_kernel[(decodes, heads)](
-            out, room.acc, room.peak, room.total, out.stride(0), out.stride(1),
+            out, partials.acc, partials.peak, partials.total, out.stride(0), out.stride(1),
             HEAD_DIM=dim, HEAD_PAD=power_of_two(dim), SPLITS=splits, num_warps=4,
         )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.models.spec import AttentionShape
+from engine.model_spec import AttentionShape
 
 
 @dataclass(frozen=True, slots=True)

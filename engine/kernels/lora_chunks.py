@@ -9,7 +9,7 @@ def chunk_rows_for(tokens: int) -> int:
     return 16 if tokens <= 256 else 64
 
 
-def most_chunks(tokens: int, adapters: int, chunk_rows: int) -> int:
+def max_chunks(tokens: int, adapters: int, chunk_rows: int) -> int:
     """The most chunks for any mix of adapters: each adapter has at most one partly filled chunk."""
     return min(tokens, adapters + tokens // chunk_rows)
 

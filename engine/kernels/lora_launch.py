@@ -20,15 +20,15 @@ def add_lora(y: Tensor, x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep
     if fusable(site, step):
         fused(y, x, arena, site, step)
         return
-    mid = room(x, site, step)
+    mid = shrink_buffer(x, site, step)
     shrink(x, arena, site, step, mid)
     expand(y, mid, arena, site, step)
 
 
-def room(x: Tensor, site: LoraSite, step: LoraStep) -> Tensor:
+def shrink_buffer(x: Tensor, site: LoraSite, step: LoraStep) -> Tensor:
     """An uninitialised buffer for the shrunk rows: [splits, rows in the order, slices, ranks]."""
     shape = (shrink_splits(x.shape[0], site.inputs), step.order.shape[0], site.spans.shape[0])
-    return torch.empty(*shape, step.most_rank, dtype=torch.float32, device=x.device)
+    return torch.empty(*shape, step.max_rank, dtype=torch.float32, device=x.device)
 
 
 def shrink(x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep, mid: Tensor) -> None:
@@ -39,7 +39,7 @@ def shrink(x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep, mid: Tensor
         x.stride(0), mid.stride(0), mid.stride(1), mid.stride(2),
         site.rows.stride(0), site.rows.stride(1), site.ranks.stride(0),
         INPUTS=site.inputs, SPLITS=splits, BLOCK_M=step.chunk_rows,
-        BLOCK_R=rank_tile(step.most_rank), BLOCK_K=_inputs_tile(x, step),
+        BLOCK_R=rank_tile(step.max_rank), BLOCK_K=_inputs_tile(x, step),
         PRECISION=precision(x), num_warps=4, num_stages=_stages(x),
     )  # fmt: skip
 
@@ -52,7 +52,7 @@ def expand(y: Tensor, mid: Tensor, arena: Tensor, site: LoraSite, step: LoraStep
         y, mid, arena, step.order, step.chunks, site.rows, site.ranks, site.spans,
         y.stride(0), mid.stride(0), mid.stride(1), mid.stride(2),
         site.rows.stride(0), site.rows.stride(1), site.rows.stride(2), site.ranks.stride(0),
-        SPLITS=mid.shape[0], BLOCK_M=step.chunk_rows, BLOCK_R=rank_tile(step.most_rank),
+        SPLITS=mid.shape[0], BLOCK_M=step.chunk_rows, BLOCK_R=rank_tile(step.max_rank),
         BLOCK_N=block, PRECISION=precision(y), num_warps=4, num_stages=_stages(y),
     )  # fmt: skip
 
@@ -66,7 +66,7 @@ def fused(y: Tensor, x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep) -
         x.stride(0), y.stride(0),
         site.rows.stride(0), site.rows.stride(1), site.rows.stride(2), site.ranks.stride(0),
         INPUTS=site.inputs, PARTS=parts, BLOCK_M=step.chunk_rows,
-        BLOCK_R=rank_tile(step.most_rank), BLOCK_K=_inputs_tile(x, step), BLOCK_N=block,
+        BLOCK_R=rank_tile(step.max_rank), BLOCK_K=_inputs_tile(x, step), BLOCK_N=block,
         PRECISION=precision(x), num_warps=4, num_stages=_stages(x),
     )  # fmt: skip
 
@@ -78,8 +78,8 @@ def shrink_splits(rows: int, inputs: int) -> int:
     return max(1, min(8, inputs // 512))
 
 
-def rank_tile(most_rank: int) -> int:
-    return 16 if most_rank <= 16 else 32
+def rank_tile(max_rank: int) -> int:
+    return 16 if max_rank <= 16 else 32
 
 
 def _inputs_tile(x: Tensor, step: LoraStep) -> int:

@@ -28,7 +28,7 @@ class LoraStep:
     order: Tensor  # [tokens] int32: the rows that use an adapter, sorted by slot
     chunks: Tensor  # [chunks, 3] int32: slot, first index in `order`, count (0: padding)
     chunk_rows: int  # most rows in a chunk: a power of two, 16 or more
-    most_rank: int  # the largest rank of the adapters in use
+    max_rank: int  # the largest rank of the adapters in use
 
 
 def lora_reference(y: Tensor, x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep) -> None:

@@ -34,7 +34,7 @@ class KernelModel:
         half = decoder.spec.head_dim // 2
         device = pool.data.device
         # By number of token rows: the tiles of steps that fuse norms, gate and sums into linears.
-        self.few_rows: dict[int, SkinnyTiles] = {}
+        self.fused_tiles: dict[int, SkinnyTiles] = {}
         self._decoder = decoder
         self._spec = decoder.spec
         self._arena = pool.data.view(-1)
@@ -57,15 +57,15 @@ class KernelModel:
         if spec.embedding_scale != 1.0:
             x *= self._scale
         out = self._logits[: step.sampled.shape[0]]
-        tiles = self.few_rows.get(x.shape[0])
+        tiles = self.fused_tiles.get(x.shape[0])
         if tiles is None or step.lora is not None:
-            h = self._through(x, step).index_select(0, step.sampled)
+            h = self._run_layers(x, step).index_select(0, step.sampled)
             return torch.mm(h, decoder.head.weight.t(), out=out)
-        self._through_few_rows(x, step, tiles)
+        self._run_layers_fused(x, step, tiles)
         x = x.index_select(0, step.sampled)
         return skinny_linear(x, decoder.head.weight, tiles, norm=decoder.norm, out=out)
 
-    def _through(self, x: Tensor, step: DeviceStep) -> Tensor:
+    def _run_layers(self, x: Tensor, step: DeviceStep) -> Tensor:
         """All layers and the final norm."""
         decoder = self._decoder
         h = rms_norm(x, decoder.blocks[0].input_norm)
@@ -84,7 +84,7 @@ class KernelModel:
             h = rms_norm(y, decoder.norm if last else decoder.blocks[i + 1].input_norm, x)
         return h
 
-    def _through_few_rows(self, x: Tensor, step: DeviceStep, tiles: SkinnyTiles) -> None:
+    def _run_layers_fused(self, x: Tensor, step: DeviceStep, tiles: SkinnyTiles) -> None:
         """All layers with half the launches, for a handful of rows without adapters; in place."""
         gate = "silu" if self._spec.activation == "silu" else "gelu"
         for block in self._decoder.blocks:
@@ -111,7 +111,7 @@ class KernelModel:
             lora_launch.fused(y, x, self._arena, site, step.lora)
             return y
         # The shrink needs only x: beside the base product it costs only its memory traffic.
-        mid = lora_launch.room(x, site, step.lora)
+        mid = lora_launch.shrink_buffer(x, site, step.lora)
         if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._side) if self._side is not None else nullcontext():

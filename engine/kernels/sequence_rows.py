@@ -19,31 +19,31 @@ class SequenceRows:
         self._held: list[list[int]] = [[] for _ in range(capacity)]
         self._free = list(range(capacity - 1, -1, -1))
 
-    def place(self, step: Sequence[Row]) -> tuple[list[int], list[Change]]:
+    def assign(self, step: Sequence[Row]) -> tuple[list[int], list[Change]]:
         """The row of each sequence of the step, and the table cells to write before it runs."""
         for row in step:  # known sequences first, so that none of them loses its row below
             if row.seq in self._rows:
                 self._rows[row.seq] = self._rows.pop(row.seq)
-        places = []
+        sequence_rows = []
         changes: list[Change] = []
         for row in step:
-            place = self._rows.get(row.seq)
-            if place is None:
-                place = self._take(row.seq)
-            places.append(place)
-            held = self._held[place]
+            assign = self._rows.get(row.seq)
+            if assign is None:
+                assign = self._take(row.seq)
+            sequence_rows.append(assign)
+            held = self._held[assign]
             if row.blocks[: len(held)] != held:
                 held.clear()
             new = row.blocks[len(held) :]
-            changes += [(place, len(held) + i, block) for i, block in enumerate(new)]
+            changes += [(assign, len(held) + i, block) for i, block in enumerate(new)]
             held += new
-        return places, changes
+        return sequence_rows, changes
 
     def forget(self, seq: int) -> None:
-        place = self._rows.pop(seq, None)
-        if place is not None:
-            self._held[place].clear()
-            self._free.append(place)
+        assign = self._rows.pop(seq, None)
+        if assign is not None:
+            self._held[assign].clear()
+            self._free.append(assign)
 
     def _take(self, seq: int) -> int:
         if not self._free:

@@ -11,7 +11,7 @@ from engine.kernels.pointwise_reference import gated_reference, rms_norm_referen
 from engine.kernels.skinny import skinny_kernel
 from engine.layers.norm import RmsNorm
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ def skinny_linear(
     inputs] with at most 16 rows, `weight` [outputs, inputs]; with a gate ("silu", "gelu") it holds
     the gate's rows followed by those of the up part."""
     rows, inputs = x.shape
-    if rows > MOST_ROWS:
-        raise ValueError(f"x has {rows} rows: at most {MOST_ROWS} are supported")
+    if rows > MAX_ROWS:
+        raise ValueError(f"x has {rows} rows: at most {MAX_ROWS} are supported")
     outputs = weight.shape[0] // 2 if gate else weight.shape[0]
     out = add_to if add_to is not None else out
     if out is None:
@@ -50,7 +50,7 @@ def skinny_linear(
     skinny_kernel[(-(-outputs // tiles.outputs),)](
         out, x, weight, bias if bias is not None else x, norm.weight if norm else x, rows,
         norm.eps if norm else 0.0, x.stride(0), out.stride(0),
-        INPUTS=inputs, OUTPUTS=outputs, BLOCK_M=MOST_ROWS, BLOCK_N=tiles.outputs,
+        INPUTS=inputs, OUTPUTS=outputs, BLOCK_M=MAX_ROWS, BLOCK_N=tiles.outputs,
         BLOCK_K=tiles.inputs, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
         ADD=add_to is not None, PRECISION=precision(x),
         num_warps=tiles.warps, num_stages=tiles.stages,

@@ -24,7 +24,7 @@ class LoraRows:
     order: Ints
     chunks: Ints
     chunk_rows: int
-    most_rank: int
+    max_rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class DeviceStep:
 
 
 def host_step(
-    decodes: list[Row], prefills: list[Row], places: list[int], block_size: int
+    decodes: list[Row], prefills: list[Row], sequence_rows: list[int], block_size: int
 ) -> HostStep:
-    """Sequences of one token first, then longer ones; `places` holds their sequence rows."""
+    """Sequences of one token first, then longer ones; `sequence_rows` holds their sequence rows."""
     rows = [*decodes, *prefills]
     lengths = [len(row.tokens) for row in rows]
     cu_q = np.zeros(len(rows) + 1, np.int32)
@@ -68,14 +68,14 @@ def host_step(
     positions, slots = positions_and_slots(decodes, prefills, block_size)
     wanted = [i for i, row in enumerate(rows) if row.sample]
     return HostStep(
-        tokens=_ints(token_ids(rows, lambda n: -1 - places[n])),
+        tokens=_ints(token_ids(rows, lambda n: -1 - sequence_rows[n])),
         positions=_ints(positions),
         slots=_ints(slots),
-        table_rows=_ints(places),
+        table_rows=_ints(sequence_rows),
         seq_lens=_ints([row.start + n for row, n in zip(rows, lengths, strict=True)]),
         cu_q=cu_q,
         sampled=cu_q[1:][wanted] - 1 if wanted else _ints([]),
-        sampled_rows=_ints([places[i] for i in wanted]),
+        sampled_rows=_ints([sequence_rows[i] for i in wanted]),
         decodes=len(decodes),
     )
 
@@ -104,9 +104,9 @@ class StepBuffer:
     """The device memory that receives every step's arrays: equal sizes always have the same
     addresses, as graphs require."""
 
-    def __init__(self, most_tokens: int, most_sequences: int, device: torch.device) -> None:
+    def __init__(self, max_tokens: int, max_sequences: int, device: torch.device) -> None:
         arrays = 11
-        size = 7 * most_tokens + 6 * most_sequences + arrays * (_ALIGN + 1)
+        size = 7 * max_tokens + 6 * max_sequences + arrays * (_ALIGN + 1)
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
         self._pinned = device.type == "cuda"
 
@@ -140,7 +140,7 @@ class StepBuffer:
             sampled_rows=parts[7],
             lora=None
             if lora is None
-            else LoraStep(parts[8], parts[9].view(-1, 3), lora.chunk_rows, lora.most_rank),
+            else LoraStep(parts[8], parts[9].view(-1, 3), lora.chunk_rows, lora.max_rank),
             splits=splits,
             addresses=[memory.data_ptr() for memory in (tables, *parts)],
         )

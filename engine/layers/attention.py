@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from engine.layers.attention_plan import Tile
 from engine.layers.kv import KvPool
-from engine.models.spec import AttentionShape
+from engine.model_spec import AttentionShape
 
 
 def attend(
@@ -40,8 +40,8 @@ def _attend_tile(
     kv_heads, group, batch = pool.kv_heads, pool.group, tile.sequences * pool.kv_heads
     kv = pool.rows[layer].index_select(0, tile.gather).view(2, batch, tile.positions, dim)
     k, v = kv.unbind()
-    if tile.alone is not None and not shape.softcap:
-        k, v = k[None, :, : tile.alone], v[None, :, : tile.alone]
+    if tile.prefix_length is not None and not shape.softcap:
+        k, v = k[None, :, : tile.prefix_length], v[None, :, : tile.prefix_length]
         q = q.view(1, kv_heads, group, dim)
         return F.scaled_dot_product_attention(q, k, v, scale=shape.scale)
     if tile.queries == 1:

@@ -9,12 +9,12 @@ import torch
 from engine.batch import Row
 from engine.layers.kv import KvPool
 
-_TILE = 64  # query tokens in one product
+_TILE_QUERIES = 64  # query tokens in one product
 # Keys and values gathered for a product should still be in a core's cache when they are multiplied.
 # Measured with 32 sequences on a 2-core machine with 2 MiB of L2 per core: a fifth faster than one
 # product for all sequences.
-_GATHERED = 1 << 20  # bytes per thread
-_TOGETHER = 4  # least sequences in one product, because each call has a fixed cost
+_GATHER_BYTES = 1 << 20  # bytes per thread
+_MIN_SEQUENCES = 4  # least sequences in one product, because each call has a fixed cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,9 @@ class Tile:
     gather: torch.Tensor
     positions: int
     mask: torch.Tensor | None
-    alone: int | None = None  # for one query that sees a prefix of the positions: its length
+    prefix_length: int | None = (
+        None  # for one query that sees a prefix of the positions: its length
+    )
 
 
 def plan_tiles(decodes: list[Row], prefills: list[Row], window: int, pool: KvPool) -> list[Tile]:
@@ -46,8 +48,8 @@ def plan_tiles(decodes: list[Row], prefills: list[Row], window: int, pool: KvPoo
     first = len(decodes)
     for row in prefills:
         count = len(row.tokens)
-        for begin in range(0, count, _TILE):
-            end = min(begin + _TILE, count)
+        for begin in range(0, count, _TILE_QUERIES):
+            end = min(begin + _TILE_QUERIES, count)
             tiles.append(_prefill_tile(row, first, begin, end, window, pool))
         first += count
     return tiles
@@ -72,8 +74,8 @@ def _cut(group: list[tuple[int, Row]], window: int, pool: KvPool) -> list[list[t
     """Parts whose gathered keys and values fit into the processor's cache."""
     longest = max(row.start + 1 for _, row in group)
     positions = min(longest, window) if window else longest
-    each = positions * pool.heads * pool.head_dim * pool.data.itemsize
-    count = max(_TOGETHER, _GATHERED * torch.get_num_threads() // each)
+    sequence_bytes = positions * pool.heads * pool.head_dim * pool.data.itemsize
+    count = max(_MIN_SEQUENCES, _GATHER_BYTES * torch.get_num_threads() // sequence_bytes)
     return [group[first : first + count] for first in range(0, len(group), count)]
 
 
@@ -88,11 +90,11 @@ def _decode_tile(group: list[tuple[int, Row]], window: int, pool: KvPool) -> Til
     ]
     width = max(len(table) for table in tables)
     padded = np.array([table + [table[0]] * (width - len(table)) for table in tables])
-    places = np.arange(width * size) + (begins // size * size)[:, None]
-    seen = (places < ends[:, None]) & (places >= begins[:, None])
+    key_positions = np.arange(width * size) + (begins // size * size)[:, None]
+    visible = (key_positions < ends[:, None]) & (key_positions >= begins[:, None])
     mask = None
-    if not seen.all():
-        mask = _additive(seen, pool.data.dtype).repeat_interleave(pool.kv_heads, 0)[:, None]
+    if not visible.all():
+        mask = _additive(visible, pool.data.dtype).repeat_interleave(pool.kv_heads, 0)[:, None]
     first, last = numbers[0], numbers[-1]
     neighbours = numbers == list(range(first, last + 1))
     return Tile(
@@ -102,7 +104,7 @@ def _decode_tile(group: list[tuple[int, Row]], window: int, pool: KvPool) -> Til
         gather=_gather(padded, pool),
         positions=width * size,
         mask=mask,
-        alone=int(ends[0]) if len(group) == 1 and not begins.any() else None,
+        prefix_length=int(ends[0]) if len(group) == 1 and not begins.any() else None,
     )
 
 
@@ -111,24 +113,24 @@ def _prefill_tile(row: Row, first: int, begin: int, end: int, window: int, pool:
     low, high = row.start + begin, row.start + end
     oldest = max(0, low - window + 1) if window else 0
     table = row.blocks[oldest // size : -(-high // size)]
-    places = np.arange(len(table) * size) + oldest // size * size
+    key_positions = np.arange(len(table) * size) + oldest // size * size
     queries = np.arange(low, high)[:, None]
-    seen = places <= queries
+    visible = key_positions <= queries
     if window:
-        seen &= places > queries - window
+        visible &= key_positions > queries - window
     return Tile(
         rows=slice(first + begin, first + end),
         sequences=1,
         queries=end - begin,
         gather=_gather(np.array([table]), pool),
         positions=len(table) * size,
-        mask=_additive(seen, pool.data.dtype).repeat(pool.group, 1)[None],
+        mask=_additive(visible, pool.data.dtype).repeat(pool.group, 1)[None],
     )
 
 
-def _additive(seen: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    hidden = torch.from_numpy(~seen)
-    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+def _additive(visible: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    hidden = torch.from_numpy(~visible)
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
 
 def _gather(tables: np.ndarray[Any, Any], pool: KvPool) -> torch.Tensor:

@@ -16,7 +16,7 @@ _MADV_HUGEPAGE = 14
 _MADV_COLLAPSE = 25
 _LARGE = 1 << 30
 _HUGE = 2 << 20
-_COLLAPSED_AT_MOST = 4 << 30
+_MAX_COLLAPSED = 4 << 30
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, huge: bool = False) -> torch.Tensor:
@@ -62,12 +62,12 @@ def collapse_into_huge_pages() -> None:
     Decoding one row reads every weight once, in order, and the processor stops prefetching at each
     page's end. Copying takes about a second per gigabyte, so at most 4 GiB are moved.
     """
-    left = _COLLAPSED_AT_MOST
+    remaining = _MAX_COLLAPSED
     for start, end in _private_memory():
         low, high = -(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE
-        size = min(high - low, left)
+        size = min(high - low, remaining)
         if size >= 8 * _HUGE:
-            left -= size
+            remaining -= size
             for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):
                 _advise(low, size, advice)
 

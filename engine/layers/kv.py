@@ -4,7 +4,7 @@ import torch
 
 from engine.layers.host_memory import lazy_zeros, release
 from engine.layers.transfer import on_device
-from engine.models.spec import ModelSpec
+from engine.model_spec import ModelSpec
 
 
 class KvPool:
@@ -35,15 +35,15 @@ class KvPool:
         )
         # Views of each layer, indexed with the numbers of layer 0. A row holds one head of a
         # block, a KV slot one head of a position.
-        places = range(0, spec.layers * self.heads, self.heads)
+        offsets = range(0, spec.layers * self.heads, self.heads)
         rows = self.data.view(-1, block_size * spec.head_dim)
-        self.rows = [rows[first:] for first in places]
-        cells = self.data.view(-1, spec.head_dim)
-        self._cells = [cells[first * block_size :] for first in places]
+        self.rows = [rows[first:] for first in offsets]
+        kv_slots = self.data.view(-1, spec.head_dim)
+        self._kv_slots = [kv_slots[first * block_size :] for first in offsets]
 
-    def write(self, layer: int, cells: torch.Tensor, kv: torch.Tensor) -> None:
-        """Stores kv [tokens, 2 * kv heads, head_dim] at `cells` [tokens, 2 * kv heads]."""
-        self._cells[layer].index_put_((cells,), kv)
+    def write(self, layer: int, kv_slots: torch.Tensor, kv: torch.Tensor) -> None:
+        """Stores kv [tokens, 2 * kv heads, head_dim] at `kv_slots` [tokens, 2 * kv heads]."""
+        self._kv_slots[layer].index_put_((kv_slots,), kv)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks (from, to)."""

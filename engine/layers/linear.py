@@ -12,9 +12,9 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-_FLOAT_SIZE = 1 << 20  # elements; a smaller float32 matrix gains less than the op's overhead
-_HALF_SIZE = 1 << 19  # the same for float16, measured at [512, 512] and [1024, 512]
-_LOST_IN_HALF = 1e-6  # relative error of the norm; a sum in float32 loses as much
+_MIN_FLOAT_SIZE = 1 << 20  # elements; a smaller float32 matrix gains less than the op's overhead
+_MIN_HALF_SIZE = 1 << 19  # the same for float16, measured at [512, 512] and [1024, 512]
+_MAX_HALF_ERROR = 1e-6  # relative error of the norm; a sum in float32 loses as much
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -29,7 +29,7 @@ def can_pack(weight: torch.Tensor) -> bool:
     if not (hasattr(ops, "_reorder_linear_weight") and hasattr(ops, "_linear_pointwise")):
         return False
     if weight.dtype == torch.float32:
-        return weight.numel() >= _FLOAT_SIZE
+        return weight.numel() >= _MIN_FLOAT_SIZE
     return weight.dtype == torch.bfloat16 and bool(ops._is_mkldnn_bf16_supported())
 
 
@@ -49,10 +49,10 @@ def fits_half(weight: torch.Tensor) -> bool:
     """
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not _has_half_product():
         return False
-    if weight.numel() < _HALF_SIZE:
+    if weight.numel() < _MIN_HALF_SIZE:
         return False
-    lost = torch.linalg.vector_norm(weight.half().float() - weight)
-    return bool(lost <= _LOST_IN_HALF * torch.linalg.vector_norm(weight))
+    error = torch.linalg.vector_norm(weight.half().float() - weight)
+    return bool(error <= _MAX_HALF_ERROR * torch.linalg.vector_norm(weight))
 
 
 @cache

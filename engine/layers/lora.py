@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.layers.host_memory import lazy_zeros, release
-from engine.models.matrices import PARTS, SITES, part_shape
-from engine.models.spec import ModelSpec
+from engine.layers.matrices import PARTS, SITES, part_shape
+from engine.model_spec import ModelSpec
 
 # By (layer, part): A [rank, in] and B [rank, out], scaling included.
 Matrices = Mapping[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]
@@ -26,7 +26,7 @@ class Group:
     """
 
     rank: int
-    seats: slice
+    slots: slice
     width: int
     first: int
     end: int
@@ -40,7 +40,7 @@ class LoraStack:
     slot is written and released when it is cleared.
     """
 
-    def __init__(self, spec: ModelSpec, seats: int, rank: int, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, slots: int, rank: int, dtype: torch.dtype) -> None:
         self.rank = rank
         self.sites: set[str] = set()  # sites that any adapter stored here has changed
         self.a: list[dict[str, torch.Tensor]] = []
@@ -50,17 +50,17 @@ class LoraStack:
             self.b.append({})
             for site, parts in SITES.items():
                 width = part_shape(spec, parts[0])[0]
-                self.a[-1][site] = lazy_zeros((seats, len(parts) * rank, width), dtype)
+                self.a[-1][site] = lazy_zeros((slots, len(parts) * rank, width), dtype)
                 for part in parts:
-                    self.b[-1][part] = lazy_zeros((seats, rank, part_shape(spec, part)[1]), dtype)
+                    self.b[-1][part] = lazy_zeros((slots, rank, part_shape(spec, part)[1]), dtype)
 
-    def store(self, seat: int, matrices: Matrices) -> None:
+    def store(self, slot: int, matrices: Matrices) -> None:
         rank = self.rank
         for layer, (a, b) in enumerate(zip(self.a, self.b, strict=True)):
             for site, parts in SITES.items():
                 for number, part in enumerate(parts):
-                    rows = a[site][seat, number * rank : (number + 1) * rank]
-                    outputs = b[part][seat]
+                    rows = a[site][slot, number * rank : (number + 1) * rank]
+                    outputs = b[part][slot]
                     pair = matrices.get((layer, part))
                     if pair is None or pair[0].shape[0] < rank:
                         rows.zero_()
@@ -76,13 +76,13 @@ class LoraStack:
 
     def swap(self, one: int, other: int) -> None:
         for tensor in self._tensors():
-            kept = tensor[one].clone()
+            saved = tensor[one].clone()
             tensor[one] = tensor[other]
-            tensor[other] = kept
+            tensor[other] = saved
 
-    def clear(self, seat: int) -> None:
+    def clear(self, slot: int) -> None:
         for tensor in self._tensors():
-            release(tensor[seat])
+            release(tensor[slot])
 
     def _tensors(self) -> list[torch.Tensor]:
         return [tensor for layer in (*self.a, *self.b) for tensor in layer.values()]
@@ -106,8 +106,8 @@ class LoraStep:
         for group in self._groups:
             stack = self._stacks[group.rank]
             if site in stack.sites:
-                a = stack.a[layer][site][group.seats]
-                b = [stack.b[layer][part][group.seats] for part in SITES[site]]
+                a = stack.a[layer][site][group.slots]
+                b = [stack.b[layer][part][group.slots] for part in SITES[site]]
                 _add_group(group, x, a, b, outputs)
 
 
@@ -118,17 +118,17 @@ def _add_group(
     b: list[torch.Tensor],
     outputs: tuple[torch.Tensor, ...],
 ) -> None:
-    seats, width, rank = a.shape[0], group.width, group.rank
+    slots, width, rank = a.shape[0], group.width, group.rank
     if group.gather is None:
         rows = x[group.first : group.end]
     else:
         rows = x.index_select(0, group.gather)
-    inner = torch.bmm(rows.view(seats, width, -1), a.transpose(1, 2))
+    inner = torch.bmm(rows.view(slots, width, -1), a.transpose(1, 2))
     for number, (matrix, output) in enumerate(zip(b, outputs, strict=True)):
         share = inner[:, :, number * rank : (number + 1) * rank]
         target = output[group.first : group.end]
         if group.scatter is None:
-            target.view(seats, width, -1).baddbmm_(share, matrix)
+            target.view(slots, width, -1).baddbmm_(share, matrix)
         else:
             padded = torch.bmm(share, matrix)
             target.add_(padded.flatten(0, 1).index_select(0, group.scatter))

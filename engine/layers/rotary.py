@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.models.spec import RopeSpec
+from engine.model_spec import RopeSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,19 +35,19 @@ class StepInputs:
     tokens: torch.Tensor  # [tokens]
     cos: torch.Tensor  # [tokens, (heads + kv heads) * head_dim], the shape of rotated heads
     sin: torch.Tensor
-    cells: torch.Tensor  # KV slots of each token's keys and values: [tokens, 2 * kv heads]
-    every: Queries
+    kv_slots: torch.Tensor  # KV slots of each token's keys and values: [tokens, 2 * kv heads]
+    all_rows: Queries
     sampled: Queries | None  # rows whose logits are computed
 
 
-def ordered(
-    rows: list[Row], place: Callable[[Row], tuple[int, int]] | None = None
+def order_rows(
+    rows: list[Row], sort_key: Callable[[Row], tuple[int, int]] | None = None
 ) -> tuple[list[Row], list[Row]]:
-    """(rows of one token, longer rows), each sorted by the key `place`: by default the slot of the
+    """(rows of one token, longer rows), each sorted by the key `sort_key`: by default the slot of the
     row's adapter."""
-    place = place or _by_slot
-    decodes = sorted((row for row in rows if len(row.tokens) == 1), key=place)
-    prefills = sorted((row for row in rows if len(row.tokens) > 1), key=place)
+    sort_key = sort_key or _by_slot
+    decodes = sorted((row for row in rows if len(row.tokens) == 1), key=sort_key)
+    prefills = sorted((row for row in rows if len(row.tokens) > 1), key=sort_key)
     return decodes, prefills
 
 
@@ -98,27 +98,27 @@ class StepPlanner:
         decodes: list[Row],
         prefills: list[Row],
         tokens: list[int],
-        every_row: bool = False,
+        all_logits: bool = False,
     ) -> StepInputs:
-        """With `every_row` the logits of all tokens are computed, not only of sampled rows."""
+        """With `all_logits` the logits of all tokens are computed, not only of sampled rows."""
         rotated = self.pool.kv_heads * (self.pool.group + 1)
-        places, slots = positions_and_slots(decodes, prefills, self.pool.block_size)
-        positions = torch.tensor(places)
-        every = Queries(None, self._tiles(decodes, prefills), self.plan_lora(decodes, prefills))
-        asked = sum(row.sample for row in decodes + prefills)
-        sampled: Queries | None = every
-        if not every_row and asked < len(tokens):
-            sampled = self._sampled(decodes, prefills) if asked else None
+        position_ids, slots = positions_and_slots(decodes, prefills, self.pool.block_size)
+        positions = torch.tensor(position_ids)
+        all_rows = Queries(None, self._tiles(decodes, prefills), self.plan_lora(decodes, prefills))
+        sampled_count = sum(row.sample for row in decodes + prefills)
+        sampled: Queries | None = all_rows
+        if not all_logits and sampled_count < len(tokens):
+            sampled = self._sampled(decodes, prefills) if sampled_count else None
         return StepInputs(
             tokens=torch.tensor(tokens),
             cos=self.tables.cos.index_select(0, positions).repeat(1, rotated),
             sin=self.tables.sin.index_select(0, positions).repeat(1, rotated),
-            cells=self._cells(torch.tensor(slots)),
-            every=every,
+            kv_slots=self._kv_slots(torch.tensor(slots)),
+            all_rows=all_rows,
             sampled=sampled,
         )
 
-    def _cells(self, slots: torch.Tensor) -> torch.Tensor:
+    def _kv_slots(self, slots: torch.Tensor) -> torch.Tensor:
         """KV slots in layer 0, [tokens, 2 * kv heads]; see `KvPool`."""
         size = self.pool.block_size
         first = slots // size * (self.pool.layers * self.pool.heads)

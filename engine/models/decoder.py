@@ -7,11 +7,11 @@ from engine.layers.attention import attend
 from engine.layers.kv import KvPool
 from engine.layers.linear import GatedLinear, Linear, activate
 from engine.layers.lora import LoraStep
+from engine.layers.matrices import MODULES, SITES, part_shape
 from engine.layers.norm import RmsNorm
 from engine.layers.rotary import rotate_
 from engine.layers.step import Queries, StepInputs
-from engine.models.matrices import MODULES, SITES, part_shape
-from engine.models.spec import ModelSpec
+from engine.model_spec import ModelSpec
 from engine.models.weights import Weights
 
 
@@ -44,26 +44,26 @@ class Block:
             self.head_norms = q_norm, k_norm
 
     def __call__(
-        self, x: torch.Tensor, step: StepInputs, asking: Queries | None, pool: KvPool
+        self, x: torch.Tensor, step: StepInputs, queries: Queries | None, pool: KvPool
     ) -> torch.Tensor:
-        """x: the residual stream of all rows. Returns that of the rows in `asking`."""
+        """x: the residual stream of all rows. Returns that of the rows in `queries`."""
         qkv = self._qkv(self.input_norm(x), step, pool)
-        if asking is None:
+        if queries is None:
             return x[:0]
         spec = self.spec
         q = qkv.view(x.shape[0], -1, spec.head_dim)[:, : spec.heads]
-        if asking.rows is not None:
-            q, x = q.index_select(0, asking.rows), x.index_select(0, asking.rows)
-        y = attend(q, pool, self.layer, asking.tiles[self.shape.window], self.shape)
-        x = self._join(self.o, "o", y, x, self.after_attention, asking.lora)
-        y = self._gated(self.mlp_norm(x), asking.lora)
-        return self._join(self.down, "down", y, x, self.after_mlp, asking.lora)
+        if queries.rows is not None:
+            q, x = q.index_select(0, queries.rows), x.index_select(0, queries.rows)
+        y = attend(q, pool, self.layer, queries.tiles[self.shape.window], self.shape)
+        x = self._join(self.o, "o", y, x, self.after_attention, queries.lora)
+        y = self._gated(self.mlp_norm(x), queries.lora)
+        return self._join(self.down, "down", y, x, self.after_mlp, queries.lora)
 
     def _qkv(self, x: torch.Tensor, step: StepInputs, pool: KvPool) -> torch.Tensor:
         """Queries, keys and values, concatenated; keys and values are also written to the pool."""
         spec = self.spec
         qkv = self.qkv(x)
-        lora = step.every.lora
+        lora = step.all_rows.lora
         if lora is not None:
             ends = (spec.q_width, spec.q_width + spec.kv_width)
             lora.add_(self.layer, "qkv", x, *qkv.tensor_split(ends, -1))
@@ -74,7 +74,7 @@ class Block:
             q.copy_(self.head_norms[0](q))
             k.copy_(self.head_norms[1](k))
         rotate_(qkv[:, : spec.q_width + spec.kv_width], step.cos, step.sin, spec.head_dim)
-        pool.write(self.layer, step.cells, kv)
+        pool.write(self.layer, step.kv_slots, kv)
         return qkv
 
     def _join(
@@ -120,7 +120,7 @@ class Decoder:
         if self.spec.embedding_scale != 1.0:
             x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype)
         for block in self.blocks[:-1]:
-            x = block(x, step, step.every, pool)
+            x = block(x, step, step.all_rows, pool)
         x = self.blocks[-1](x, step, step.sampled, pool)
         if not x.shape[0]:
             return x.new_empty((0, self.spec.vocab), dtype=torch.float32)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from engine.models.spec import ModelSpec, base_spec, layer_windows
+from engine.model_spec import ModelSpec, base_spec, layer_windows
 
 ARCHITECTURE = "Gemma2ForCausalLM"
 

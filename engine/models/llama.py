@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.models.spec import ModelSpec, base_spec
+from engine.model_spec import ModelSpec, base_spec
 
 ARCHITECTURE = "LlamaForCausalLM"
 

@@ -12,9 +12,9 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.layers.linear import multiplies_bfloat16
+from engine.model_spec import ModelSpec, eos_ids
 from engine.models.decoder import Decoder
 from engine.models.registry import model_spec, read_config
-from engine.models.spec import ModelSpec, eos_ids
 from engine.models.weights import Weights, stored_dtype
 
 
@@ -71,11 +71,11 @@ def model_directory(name: str) -> Path:
         raise CheckpointError(
             f"{name} is not a directory; to download it as a hub id, pip install huggingface_hub"
         ) from None
-    wanted = ["*.json", "*.safetensors", "*.jinja"]
+    patterns = ["*.json", "*.safetensors", "*.jinja"]
     with suppress(Exception):  # not in the cache; the exception depends on the library's version
-        return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=True))
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True))
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:
         raise CheckpointError(
             f"{name} is not a directory and cannot be downloaded from the hub: {error}"
@@ -100,15 +100,15 @@ def choose_dtype(name: str, stored: torch.dtype, device: torch.device) -> torch.
     """`auto` keeps the stored dtype; on a CPU, half types become bfloat16 if the processor
     multiplies it, otherwise float32."""
     if name != "auto":
-        asked: torch.dtype = getattr(torch, name)
-        return asked
+        requested: torch.dtype = getattr(torch, name)
+        return requested
     if device.type != "cpu" or stored == torch.float32:
         return stored
     return torch.bfloat16 if multiplies_bfloat16() else torch.float32
 
 
-def served_context(spec: ModelSpec, asked: int | None) -> int:
-    """The context length to serve: `asked`, or the model's own, extended by its rotary factor if
+def served_context(spec: ModelSpec, requested: int | None) -> int:
+    """The context length to serve: `requested`, or the model's own, extended by its rotary factor if
     its kind of scaling does that."""
     factor = spec.rope.values.get("factor") or 1.0
     longest = spec.context
@@ -117,11 +117,11 @@ def served_context(spec: ModelSpec, asked: int | None) -> int:
     elif spec.rope.kind == "yarn":
         original = spec.rope.values.get("original_max_position_embeddings") or spec.context
         longest = max(spec.context, int(original * factor))
-    if asked is None:
+    if requested is None:
         return longest
-    if asked > longest:
-        raise ConfigError(f"max_context is {asked}: the model's context length is {longest}")
-    return asked
+    if requested > longest:
+        raise ConfigError(f"max_context is {requested}: the model's context length is {longest}")
+    return requested
 
 
 def _generation_eos(directory: Path) -> tuple[int, ...]:

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from engine.model_spec import ModelSpec
 from engine.models import qwen2
-from engine.models.spec import ModelSpec
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
+from engine.model_spec import ModelSpec
 from engine.models import gemma2, llama, mistral, qwen2, qwen3
-from engine.models.spec import ModelSpec
 
 FAMILIES = {module.ARCHITECTURE: module for module in (llama, mistral, qwen2, qwen3, gemma2)}
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from core.tenants.keys import Principal
-from gateway.exchange import Exchange
+from gateway.http.exchange import Exchange
 from gateway.wiring import Services
 
 
@@ -19,5 +19,5 @@ async def principal_of(request: Request) -> Principal:
     return await services_of(request).pipeline.auth.principal(exchange, request.url.path)
 
 
-House = Annotated[Services, Depends(services_of)]
+ServicesDep = Annotated[Services, Depends(services_of)]
 Caller = Annotated[Principal, Depends(principal_of)]

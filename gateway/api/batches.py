@@ -12,18 +12,18 @@ from core.batches import jobs
 from core.batches.models import Batch
 from core.errors import BadRequest, UnsupportedParameter
 from core.tenants.keys import Principal
-from gateway.api.access import Caller, House
+from gateway.api.access import Caller, ServicesDep
 from gateway.api.bodies import read_body
-from gateway.api.files import listed
-from gateway.schemas.decoding import Request as Body
-from gateway.surfaces.inventory import batch_surfaces
+from gateway.api.files import list_page
+from gateway.inference.decoding import Request as Body
+from gateway.inference.registry import batch_surfaces
 from gateway.wiring import Services
 
 router = APIRouter(prefix="/v1", tags=["batches"])
 _ENDPOINTS = [surface.route for surface in batch_surfaces()]
-_MOST_LABELS = 16
+_MAX_LABELS = 16
 # Final statuses; `<status>_at` says when a batch reached one.
-_ENDS = ("completed", "failed", "expired", "cancelled")
+_FINAL_STATUSES = ("completed", "failed", "expired", "cancelled")
 
 
 Label = Annotated[str, Meta(max_length=64)]
@@ -44,7 +44,7 @@ _decoder = msgspec.json.Decoder(BatchBody)
 
 
 @router.post("/batches")
-async def create_batch(request: Request, services: House, caller: Caller) -> dict[str, Any]:
+async def create_batch(request: Request, services: ServicesDep, caller: Caller) -> dict[str, Any]:
     body = await read_body(request, services, _decoder)
     if body.endpoint not in _ENDPOINTS:
         raise BadRequest(
@@ -66,9 +66,9 @@ async def create_batch(request: Request, services: House, caller: Caller) -> dic
             next_step="Remove output_expires_after.",
             param="output_expires_after",
         )
-    if len(body.metadata or {}) > _MOST_LABELS:
+    if len(body.metadata or {}) > _MAX_LABELS:
         raise BadRequest(
-            f"metadata has {len(body.metadata or {})} pairs; at most {_MOST_LABELS} are allowed.",
+            f"metadata has {len(body.metadata or {})} pairs; at most {_MAX_LABELS} are allowed.",
             next_step="Remove some.",
             param="metadata",
             code="invalid_value",
@@ -78,30 +78,30 @@ async def create_batch(request: Request, services: House, caller: Caller) -> dic
 
 @router.get("/batches")
 def list_batches(
-    services: House,
+    services: ServicesDep,
     caller: Caller,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
     with services.database.read() as session:
-        found = jobs.all_of(session, caller.scope, after=after, limit=limit + 1)
-    return listed([shown(each) for each in found], limit)
+        rows = jobs.all_of(session, caller.scope, after=after, limit=limit + 1)
+    return list_page([batch_json(each) for each in rows], limit)
 
 
 @router.get("/batches/{batch_id}")
-def get_batch(batch_id: str, services: House, caller: Caller) -> dict[str, Any]:
+def get_batch(batch_id: str, services: ServicesDep, caller: Caller) -> dict[str, Any]:
     with services.database.read() as session:
-        return shown(jobs.get(session, caller.scope, batch_id))
+        return batch_json(jobs.get(session, caller.scope, batch_id))
 
 
 @router.post("/batches/{batch_id}/cancel")
-def cancel_batch(batch_id: str, services: House, caller: Caller) -> dict[str, Any]:
+def cancel_batch(batch_id: str, services: ServicesDep, caller: Caller) -> dict[str, Any]:
     with services.database.transaction() as session:
-        return shown(jobs.cancel(session, caller.scope, services.clock, batch_id))
+        return batch_json(jobs.cancel(session, caller.scope, services.clock, batch_id))
 
 
-def shown(batch: Batch) -> dict[str, Any]:
-    made: dict[str, Any] = {
+def batch_json(batch: Batch) -> dict[str, Any]:
+    result: dict[str, Any] = {
         "id": batch.id,
         "object": "batch",
         "endpoint": batch.endpoint,
@@ -130,16 +130,16 @@ def shown(batch: Batch) -> dict[str, Any]:
         },
         "metadata": batch.labels or None,
     }
-    for end in _ENDS:
-        made[f"{end}_at"] = _seconds(batch.ended_at) if batch.status == end else None
-    made["model"] = batch.model
+    for end in _FINAL_STATUSES:
+        result[f"{end}_at"] = _seconds(batch.ended_at) if batch.status == end else None
+    result["model"] = batch.model
     # OpenAI's document omits fields that have no value yet; they are never null.
-    return {name: value for name, value in made.items() if value is not None}
+    return {name: value for name, value in result.items() if value is not None}
 
 
 def _create(services: Services, caller: Principal, body: BatchBody) -> dict[str, Any]:
     with services.database.transaction() as session:
-        made = jobs.create(
+        result = jobs.create(
             session,
             caller.scope,
             services.clock,
@@ -148,7 +148,7 @@ def _create(services: Services, caller: Principal, body: BatchBody) -> dict[str,
             input_file_id=body.input_file_id,
             labels=body.metadata or {},
         )
-        return shown(made)
+        return batch_json(result)
 
 
 def _seconds(moment: datetime | None) -> int | None:

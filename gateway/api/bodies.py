@@ -5,8 +5,8 @@ from typing import TypeVar
 import msgspec
 from fastapi import Request
 
-from gateway.exchange import ClientGone, Exchange
-from gateway.schemas.decoding import decode
+from gateway.http.exchange import ClientDisconnected, Exchange
+from gateway.inference.decoding import decode
 from gateway.wiring import Services
 
 Body = TypeVar("Body")
@@ -23,5 +23,5 @@ async def read_raw(request: Request, services: Services) -> bytes:
     exchange = Exchange(dict(request.scope), request.receive, None)
     try:
         return await exchange.body(services.pipeline.limits.max_body)
-    except ClientGone:
+    except ClientDisconnected:
         return b""

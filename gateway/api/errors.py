@@ -10,53 +10,53 @@ from starlette.exceptions import HTTPException
 
 from core.errors import BadRequest, NotFound, TollhouseError
 from core.ids import REQUEST, new_id
-from gateway.request_headers import refusal_headers
-from gateway.surfaces.openai_errors import error_object
+from gateway.http.headers import error_headers
+from gateway.inference.openai_errors import error_object
 
 log = logging.getLogger("tollhouse.api")
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    app.add_exception_handler(TollhouseError, _ours)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _fault)
+    app.add_exception_handler(TollhouseError, _tollhouse_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(Exception, _unhandled)
 
 
-def answer(error: TollhouseError) -> JSONResponse:
-    headers = {name.decode(): value.decode() for name, value in refusal_headers(error)}
+def error_response(error: TollhouseError) -> JSONResponse:
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
     headers["x-request-id"] = new_id(REQUEST)
     return JSONResponse(error_object(error), int(error.status), headers)
 
 
-async def _ours(_request: Request, error: Exception) -> JSONResponse:
+async def _tollhouse_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, TollhouseError)
-    return answer(error)
+    return error_response(error)
 
 
-async def _invalid(_request: Request, error: Exception) -> JSONResponse:
+async def _validation_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-    return answer(
+    return error_response(
         BadRequest(f"{where}: {first['msg']}.", next_step="Correct it; see /docs.", param=where)
     )
 
 
-async def _http(request: Request, error: Exception) -> JSONResponse:
+async def _http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return answer(_no_such_path(request))
-    made = TollhouseError(f"{error.detail}.", code="http_error")
+        return error_response(_no_such_path(request))
+    mapped = TollhouseError(f"{error.detail}.", code="http_error")
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        made = TollhouseError(
+        mapped = TollhouseError(
             f"{request.url.path} does not take {request.method}.",
             next_step=f"Use {allowed}." if allowed else "See /docs.",
             code="method_not_allowed",
         )
-    made.status, made.type = error.status_code, BadRequest.type
-    response = answer(made)
+    mapped.status, mapped.type = error.status_code, BadRequest.type
+    response = error_response(mapped)
     response.headers.update(error.headers or {})
     return response
 
@@ -81,8 +81,8 @@ def _paths(request: Request) -> list[str]:
     return list(request.app.openapi()["paths"])
 
 
-async def _fault(request: Request, error: Exception) -> JSONResponse:
+async def _unhandled(request: Request, error: Exception) -> JSONResponse:
     log.error("unhandled exception in %s", request.url.path, exc_info=error)
-    return answer(
+    return error_response(
         TollhouseError("The gateway failed to process this request.", next_step="Try again.")
     )

@@ -12,12 +12,12 @@ from core.batches import files
 from core.batches.models import StoredFile
 from core.errors import BadRequest, UnsupportedParameter
 from core.tenants.keys import Principal
-from gateway.api.access import Caller, House
-from gateway.uploads import bounded_form
+from gateway.api.access import Caller, ServicesDep
+from gateway.http.uploads import bounded_form
 from gateway.wiring import Services
 
 router = APIRouter(prefix="/v1", tags=["files"])
-_FORM_ROOM = 64 << 10  # bytes that a form may have besides its file
+_FORM_OVERHEAD = 64 << 10  # bytes that a form may have besides its file
 _LIFETIME_S = (3_600, 2_592_000)
 _UPLOAD: dict[str, Any] = {
     "requestBody": {
@@ -39,9 +39,9 @@ _UPLOAD: dict[str, Any] = {
 
 
 @router.post("/files", openapi_extra=_UPLOAD)
-async def upload(request: Request, services: House, caller: Caller) -> dict[str, Any]:
-    most = services.settings.max_file_mb << 20
-    async with bounded_form(request, most + _FORM_ROOM) as form:
+async def upload(request: Request, services: ServicesDep, caller: Caller) -> dict[str, Any]:
+    max_bytes = services.settings.max_file_mb << 20
+    async with bounded_form(request, max_bytes + _FORM_OVERHEAD) as form:
         purpose, given = form.get("purpose"), form.get("file")
         if purpose != "batch":
             raise UnsupportedParameter(
@@ -51,12 +51,12 @@ async def upload(request: Request, services: House, caller: Caller) -> dict[str,
             )
         if not isinstance(given, UploadFile):
             raise BadRequest("The form has no file.", next_step="Add it as `file`.", param="file")
-        return await asyncio.to_thread(_store, services, caller, given, _lifetime(form), most)
+        return await asyncio.to_thread(_store, services, caller, given, _lifetime(form), max_bytes)
 
 
 @router.get("/files")
 def list_files(
-    services: House,
+    services: ServicesDep,
     caller: Caller,
     purpose: str | None = None,
     after: str | None = None,
@@ -64,7 +64,7 @@ def list_files(
     order: Literal["asc", "desc"] = "desc",
 ) -> dict[str, Any]:
     with services.database.read() as session:
-        found = files.all_of(
+        rows = files.all_of(
             session,
             caller.scope,
             services.clock.now(),
@@ -73,24 +73,24 @@ def list_files(
             limit=limit + 1,
             newest_first=order == "desc",
         )
-    return listed([shown(each) for each in found], limit)
+    return list_page([file_json(each) for each in rows], limit)
 
 
 @router.get("/files/{file_id}")
-def get_file(file_id: str, services: House, caller: Caller) -> dict[str, Any]:
+def get_file(file_id: str, services: ServicesDep, caller: Caller) -> dict[str, Any]:
     with services.database.read() as session:
-        return shown(files.get(session, caller.scope, file_id, services.clock.now()))
+        return file_json(files.get(session, caller.scope, file_id, services.clock.now()))
 
 
 @router.delete("/files/{file_id}")
-def delete_file(file_id: str, services: House, caller: Caller) -> dict[str, Any]:
+def delete_file(file_id: str, services: ServicesDep, caller: Caller) -> dict[str, Any]:
     with services.database.transaction() as session:
         files.remove(session, caller.scope, file_id, services.clock.now())
     return {"id": file_id, "object": "file", "deleted": True}
 
 
 @router.get("/files/{file_id}/content", response_class=StreamingResponse)
-def file_content(file_id: str, services: House, caller: Caller) -> StreamingResponse:
+def file_content(file_id: str, services: ServicesDep, caller: Caller) -> StreamingResponse:
     with services.database.read() as session:
         file = files.get(session, caller.scope, file_id, services.clock.now())
     headers = {"content-length": str(file.bytes), "x-content-type-options": "nosniff"}
@@ -99,8 +99,8 @@ def file_content(file_id: str, services: House, caller: Caller) -> StreamingResp
     )
 
 
-def shown(file: StoredFile) -> dict[str, Any]:
-    made = {
+def file_json(file: StoredFile) -> dict[str, Any]:
+    result = {
         "id": file.id,
         "object": "file",
         "bytes": file.bytes,
@@ -110,11 +110,11 @@ def shown(file: StoredFile) -> dict[str, Any]:
         "status": "processed",
     }
     if file.expires_at is not None:
-        made["expires_at"] = int(file.expires_at.timestamp())
-    return made
+        result["expires_at"] = int(file.expires_at.timestamp())
+    return result
 
 
-def listed(data: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+def list_page(data: list[dict[str, Any]], limit: int) -> dict[str, Any]:
     """One page of a list; `data` may have one item more than `limit`, which sets `has_more`."""
     page = data[:limit]
     return {
@@ -127,11 +127,11 @@ def listed(data: list[dict[str, Any]], limit: int) -> dict[str, Any]:
 
 
 def _store(
-    services: Services, caller: Principal, given: UploadFile, lifetime_s: int | None, most: int
+    services: Services, caller: Principal, given: UploadFile, lifetime_s: int | None, max_bytes: int
 ) -> dict[str, Any]:
     name = (given.filename or "file").rpartition("/")[2][:255]
     with services.database.transaction() as session:
-        made = files.store(
+        result = files.store(
             session,
             services.clock,
             tenant_id=caller.tenant_id,
@@ -139,11 +139,11 @@ def _store(
             key_id=caller.key_id,
             filename=name if name.isprintable() else "file",
             purpose="batch",
-            content=iter(lambda: given.file.read(files.PIECE), b""),
-            most_bytes=most,
+            content=iter(lambda: given.file.read(files.CHUNK_BYTES), b""),
+            max_bytes=max_bytes,
             lifetime_s=lifetime_s,
         )
-        return shown(made)
+        return file_json(result)
 
 
 def _content(services: Services, file: StoredFile) -> Iterator[bytes]:

@@ -9,45 +9,45 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from sqlalchemy import select
 
-from billing.buckets import BucketQuery, usage_buckets
 from billing.exports import schedules
-from billing.exports.documents import job_json, schedule_json
+from billing.exports.encoding import NAMES, check_name, chunks_of, format_of
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
-from billing.exports.writing import NAMES, check_name, chunks_of, format_of
+from billing.exports.views import job_json, schedule_json
 from billing.models import ExportJob
+from billing.usage_buckets import BucketQuery, usage_buckets
 from core.errors import BadRequest
 from core.events import UsageKind
-from gateway.api.admin.access import Allowed, Visit
-from gateway.moments import moment_of
-from gateway.schemas import finance as shapes
+from gateway.api import finance_schemas as shapes
+from gateway.api.admin.access import AdminContext, RequirePermission
+from gateway.api.datetimes import parse_datetime
 
 router = APIRouter(prefix="/v1", tags=["finance"])
-ReadsUsage = Annotated[Visit, Depends(Allowed("usage", "read"))]
-ReadsCosts = Annotated[Visit, Depends(Allowed("costs", "read"))]
-Exports = Annotated[Visit, Depends(Allowed("exports", "read"))]
+UsageReadAccess = Annotated[AdminContext, Depends(RequirePermission("usage", "read"))]
+CostReadAccess = Annotated[AdminContext, Depends(RequirePermission("costs", "read"))]
+ExportReadAccess = Annotated[AdminContext, Depends(RequirePermission("exports", "read"))]
 
 
 @router.get("/organization/usage/completions")
-def completions_usage(request: Request, visit: ReadsUsage) -> Response:
+def completions_usage(request: Request, ctx: UsageReadAccess) -> Response:
     """Tokens and requests of generations in buckets of 1m, 1h or 1d."""
     parameters = _parameters(request)
-    query, groups = shapes.usage_query(parameters, visit.services.clock.now())
+    query, groups = shapes.usage_query(parameters, ctx.services.clock.now())
     kinds = (UsageKind.GENERATION.value,)
-    return _json(shapes.usage_page(_buckets(visit, query, kinds), groups))
+    return _json(shapes.usage_page(_buckets(ctx, query, kinds), groups))
 
 
 @router.get("/organization/costs")
-def costs(request: Request, visit: ReadsCosts) -> Response:
+def costs(request: Request, ctx: CostReadAccess) -> Response:
     """Charges per day, before tax and credits."""
     parameters = _parameters(request)
-    query, groups = shapes.costs_query(parameters, visit.services.clock.now())
-    return _json(shapes.costs_page(_buckets(visit, query, ()), groups))
+    query, groups = shapes.costs_query(parameters, ctx.services.clock.now())
+    return _json(shapes.costs_page(_buckets(ctx, query, ()), groups))
 
 
 @router.get("/exports")
 def export(
-    visit: Exports,
+    ctx: ExportReadAccess,
     what: Annotated[str, Query(description=f"One of {', '.join(NAMES)}.")] = "usage",
     format: Annotated[str, Query(description="csv, jsonl or parquet.")] = "csv",
     start: Annotated[str | None, Query(description="First day or time, UTC, inclusive.")] = None,
@@ -56,52 +56,54 @@ def export(
     """Download the tenant's usage, charges, invoices or ledger, or a FOCUS 1.2 file."""
     check_name(what)
     form = format_of(format)
-    period = _period(visit.services.clock.now(), start, end)
+    period = _period(ctx.services.clock.now(), start, end)
     name = f"tollhouse-{what}-{period.start:%Y%m%d}-{period.end:%Y%m%d}.{form.value}"
     return StreamingResponse(
-        _rows(visit, what, form, period),
+        _rows(ctx, what, form, period),
         media_type=form.media_type,
         headers={"content-disposition": f'attachment; filename="{name}"'},
     )
 
 
 @router.get("/exports/schedules")
-def export_schedules(visit: Exports) -> dict[str, Any]:
+def export_schedules(ctx: ExportReadAccess) -> dict[str, Any]:
     """The tenant's export schedules and the state of each."""
-    with visit.services.database.read() as session:
-        rows = schedules.open_ones(session, visit.scope.tenant_id)
+    with ctx.services.database.read() as session:
+        rows = schedules.open_schedules(session, ctx.scope.tenant_id)
         return {"object": "list", "data": [schedule_json(row) for row in rows]}
 
 
 @router.get("/exports/jobs")
-def export_jobs(visit: Exports, limit: Annotated[int, Query(ge=1, le=500)] = 100) -> dict[str, Any]:
+def export_jobs(
+    ctx: ExportReadAccess, limit: Annotated[int, Query(ge=1, le=500)] = 100
+) -> dict[str, Any]:
     """Export jobs of the tenant's schedules, newest first, with rows, bytes and SHA-256."""
-    with visit.services.database.read() as session:
+    with ctx.services.database.read() as session:
         rows = session.scalars(
             select(ExportJob)
-            .where(ExportJob.tenant_id == visit.scope.tenant_id)
+            .where(ExportJob.tenant_id == ctx.scope.tenant_id)
             .order_by(ExportJob.id.desc())
             .limit(limit)
         )
         return {"object": "list", "data": [job_json(row) for row in rows]}
 
 
-def _rows(visit: Visit, what: str, form: Format, period: Period) -> Iterator[bytes]:
-    with visit.services.database.read() as session:
-        yield from chunks_of(session, what, form, visit.scope, period)
+def _rows(ctx: AdminContext, what: str, form: Format, period: Period) -> Iterator[bytes]:
+    with ctx.services.database.read() as session:
+        yield from chunks_of(session, what, form, ctx.scope, period)
 
 
-def _buckets(visit: Visit, query: BucketQuery, kinds: tuple[str, ...]) -> Any:
+def _buckets(ctx: AdminContext, query: BucketQuery, kinds: tuple[str, ...]) -> Any:
     from dataclasses import replace
 
-    with visit.services.database.read() as session:
-        return usage_buckets(session, visit.scope, replace(query, kinds=kinds))
+    with ctx.services.database.read() as session:
+        return usage_buckets(session, ctx.scope, replace(query, kinds=kinds))
 
 
 def _period(now: datetime, start: str | None, end: str | None) -> Period:
     """By default the last 31 days."""
-    until = _moment("end", end) or now
-    since = _moment("start", start) or until - timedelta(days=31)
+    until = _parse_time("end", end) or now
+    since = _parse_time("start", start) or until - timedelta(days=31)
     if since >= until:
         raise BadRequest(
             "start is not before end.", next_step="Give a start before the end.", param="start"
@@ -109,8 +111,8 @@ def _period(now: datetime, start: str | None, end: str | None) -> Period:
     return Period(since, until)
 
 
-def _moment(name: str, text: str | None) -> datetime | None:
-    return moment_of(text, name) if text is not None else None
+def _parse_time(name: str, text: str | None) -> datetime | None:
+    return parse_datetime(text, name) if text is not None else None
 
 
 def _parameters(request: Request) -> dict[str, list[str]]:

@@ -9,14 +9,14 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.api.access import House
+from gateway.api.access import ServicesDep
 
 router = APIRouter(tags=["operation"])
 
 
 @router.get("/dashboard", include_in_schema=False)
 @router.get("/", include_in_schema=False)
-async def front() -> RedirectResponse:
+async def redirect_to_dashboard() -> RedirectResponse:
     """Redirect a browser to the dashboard."""
     return RedirectResponse("/dashboard/")
 
@@ -27,7 +27,7 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def readyz(services: House) -> JSONResponse:
+async def readyz(services: ServicesDep) -> JSONResponse:
     parts = await services.readiness()
     ready = all(part["ready"] for part in parts.values() if part.get("needed", True))
     body: dict[str, Any] = {"status": "ready" if ready else "not ready", "parts": parts}

@@ -6,11 +6,11 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 
 from core.tenants import adapters
-from gateway.api.admin.access import Allowed, Visit
-from gateway.api.admin.adapters import base_model, register, remove, store_of
+from gateway.api.admin.access import AdminContext, RequirePermission
+from gateway.api.admin.adapters import adapter_store, base_model, register, remove
 
 router = APIRouter(prefix="/v1", tags=["adapters"])
-Writes = Annotated[Visit, Depends(Allowed("adapters", "write"))]
+WriteAccess = Annotated[AdminContext, Depends(RequirePermission("adapters", "write"))]
 
 
 class LoadAdapter(BaseModel):
@@ -30,20 +30,20 @@ class UnloadAdapter(BaseModel):
 
 
 @router.post("/load_lora_adapter")
-def load_lora_adapter(body: LoadAdapter, visit: Writes) -> dict[str, Any]:
+def load_lora_adapter(body: LoadAdapter, ctx: WriteAccess) -> dict[str, Any]:
     name = adapters.check_name(body.lora_name)
-    files = store_of(visit.services).from_path(body.lora_path)
-    if body.load_inplace and _differs(visit, name, files.digest):
-        remove(visit, name)
-    return register(visit, name, base_model(visit.services, body.base_model_name), files)
+    files = adapter_store(ctx.services).from_path(body.lora_path)
+    if body.load_inplace and _differs(ctx, name, files.digest):
+        remove(ctx, name)
+    return register(ctx, name, base_model(ctx.services, body.base_model_name), files)
 
 
 @router.post("/unload_lora_adapter")
-def unload_lora_adapter(body: UnloadAdapter, visit: Writes) -> dict[str, Any]:
-    return remove(visit, body.lora_name)
+def unload_lora_adapter(body: UnloadAdapter, ctx: WriteAccess) -> dict[str, Any]:
+    return remove(ctx, body.lora_name)
 
 
-def _differs(visit: Visit, name: str, digest: str) -> bool:
-    with visit.services.database.read() as session:
-        found = adapters.all_of(session, visit.scope)
-    return any(each.name == name and each.digest != digest for each in found)
+def _differs(ctx: AdminContext, name: str, digest: str) -> bool:
+    with ctx.services.database.read() as session:
+        rows = adapters.all_of(session, ctx.scope)
+    return any(each.name == name and each.digest != digest for each in rows)

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gateway.api.access import Caller, House
+from gateway.api.access import Caller, ServicesDep
 from gateway.catalog.catalog import NamedAdapter, ServedModel
 
 router = APIRouter(prefix="/v1", tags=["models"])
@@ -13,7 +13,7 @@ _ANTHROPIC = "anthropic-version"  # the header that Anthropic's clients send
 
 
 @router.get("/models")
-async def list_models(request: Request, services: House, caller: Caller) -> dict[str, Any]:
+async def list_models(request: Request, services: ServicesDep, caller: Caller) -> dict[str, Any]:
     catalog = services.pipeline.catalog
     listed = [_model(each) for each in catalog.models(caller)]
     listed += [_adapter(each) for each in catalog.adapters(caller)]
@@ -26,20 +26,20 @@ async def list_models(request: Request, services: House, caller: Caller) -> dict
 
 @router.get("/models/{model:path}")
 async def get_model(
-    model: str, request: Request, services: House, caller: Caller
+    model: str, request: Request, services: ServicesDep, caller: Caller
 ) -> dict[str, Any]:
     target = services.pipeline.catalog.resolve(caller, model)
-    found = _adapter(target.adapter) if target.adapter else _model(target.model)
-    return _for_anthropic(found) if _ANTHROPIC in request.headers else found
+    result = _adapter(target.adapter) if target.adapter else _model(target.model)
+    return _for_anthropic(result) if _ANTHROPIC in request.headers else result
 
 
 def _for_anthropic(model: dict[str, Any]) -> dict[str, Any]:
-    made = datetime.fromtimestamp(model["created"], UTC)
+    created = datetime.fromtimestamp(model["created"], UTC)
     return {
         "type": "model",
         "id": model["id"],
         "display_name": model["id"],
-        "created_at": made.isoformat().replace("+00:00", "Z"),
+        "created_at": created.isoformat().replace("+00:00", "Z"),
     }
 
 

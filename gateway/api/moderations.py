@@ -11,15 +11,15 @@ from core.errors import Unavailable
 from core.events import OpenedRequest, UsageKind
 from core.ids import REQUEST, new_id
 from core.tenants.keys import Principal
-from gateway.api.access import Caller, House
+from gateway.admission.request import AdmissionRequest, SettledUsage
+from gateway.api.access import Caller, ServicesDep
 from gateway.api.bodies import read_body
 from gateway.catalog.catalog import Target
-from gateway.limits.admission import Spent, Wanted
+from gateway.http.headers import limit_headers, response_headers
+from gateway.inference.decoding import Request as Body
 from gateway.metering.meter import Ending, Meter
-from gateway.request_headers import answer_headers, limit_headers
-from gateway.schemas.decoding import Request as Body
 from gateway.wiring import Services
-from moderation.openai_shape import result, texts_of
+from moderation.openai_format import read_inputs, result
 
 router = APIRouter(prefix="/v1", tags=["moderation"])
 ROUTE = "/v1/moderations"
@@ -35,9 +35,9 @@ _decoder = msgspec.json.Decoder(ModerationBody)
 
 
 @router.post("/moderations")
-async def moderate(request: Request, services: House, caller: Caller) -> JSONResponse:
+async def moderate(request: Request, services: ServicesDep, caller: Caller) -> JSONResponse:
     body = await read_body(request, services, _decoder)
-    texts = texts_of(body.input)
+    texts = read_inputs(body.input)
     screener = services.screener
     if screener is None or screener.classifier is None:
         raise Unavailable(
@@ -48,11 +48,11 @@ async def moderate(request: Request, services: House, caller: Caller) -> JSONRes
     request_id = new_id(REQUEST)
     began = services.clock.monotonic()
     pipeline = services.pipeline
-    wanted = _wanted(request_id, services, caller)
-    booking = await pipeline.admission.book(wanted)
-    spent = Spent(0, 0, 0, served=False)
+    admission_request = _admission_request(request_id, services, caller)
+    reservation = await pipeline.admission.reserve(admission_request)
+    settled = SettledUsage(0, 0, 0, served=False)
     try:
-        opened = _opened(request_id, services, caller, booking.price_version)
+        opened = _opened(request_id, services, caller, reservation.price_version)
         meter = Meter(services.spool, services.clock, opened, lambda _id: None)
         await meter.open()
         try:
@@ -63,22 +63,23 @@ async def moderate(request: Request, services: House, caller: Caller) -> JSONRes
             meter.close_soon(Ending(0, 0, "error", 500, prompt_done=False), None)
             raise
         await meter.close(Ending(0, 0, "stop", 200, prompt_done=False), None)
-        spent = Spent(0, 0, 0)
+        settled = SettledUsage(0, 0, 0)
     finally:
-        await booking.settle(spent)
+        await reservation.settle(settled)
     now = services.clock.now()
-    headers = limit_headers("openai", booking.limits(), caller.plan, now)
+    headers = limit_headers("openai", reservation.limits(), caller.plan, now)
     millis = round((services.clock.monotonic() - began) * 1000)
-    told = {
-        name.decode(): value.decode() for name, value in answer_headers(request_id, millis, headers)
+    header_fields = {
+        name.decode(): value.decode()
+        for name, value in response_headers(request_id, millis, headers)
     }
     answer = {"id": f"modr-{request_id.rpartition('_')[2]}", "model": MODEL, "results": results}
-    return JSONResponse(answer, headers=told)
+    return JSONResponse(answer, headers=header_fields)
 
 
-def _wanted(request_id: str, services: Services, caller: Principal) -> Wanted:
+def _admission_request(request_id: str, services: Services, caller: Principal) -> AdmissionRequest:
     model = services.pipeline.catalog.first()
-    return Wanted(
+    return AdmissionRequest(
         request_id=request_id,
         principal=caller,
         target=Target(model.name, model),

@@ -8,24 +8,24 @@ from fastapi.responses import RedirectResponse
 from core.errors import NotFound, Unauthenticated
 from core.tenants import members
 from dashboards.viewer import SignedIn
-from gateway.api.access import House
-from gateway.auth.doorman import Doorman
-from gateway.auth.single_sign_on import TRIP_S, Identity, SingleSignOn
+from gateway.api.access import ServicesDep
+from gateway.auth.dashboard_auth import DashboardAuth
+from gateway.auth.single_sign_on import SIGN_IN_TIMEOUT_S, Identity, SingleSignOn
 from gateway.wiring import Services
 
 router = APIRouter(prefix="/dashboard/sso", include_in_schema=False)
-_TRIP, _SESSION, _HOME = "tollhouse_sso", "tollhouse_session", "/dashboard"
+_FLOW_COOKIE, _SESSION_COOKIE, _HOME = "tollhouse_sso", "tollhouse_session", "/dashboard"
 
 
 @router.get("/start")
-async def start(request: Request, services: House) -> RedirectResponse:
+async def start(request: Request, services: ServicesDep) -> RedirectResponse:
     sso = _sso_of(services)
-    trip = await asyncio.to_thread(sso.begin, _return_address(request, services))
-    answer = RedirectResponse(trip.url, 303)
+    flow = await asyncio.to_thread(sso.begin, _redirect_uri(request, services))
+    answer = RedirectResponse(flow.url, 303)
     answer.set_cookie(
-        _TRIP,
-        trip.cookie,
-        max_age=TRIP_S,
+        _FLOW_COOKIE,
+        flow.cookie,
+        max_age=SIGN_IN_TIMEOUT_S,
         path=f"{_HOME}/sso",
         httponly=True,
         samesite="lax",  # the browser must send it with the issuer's redirect
@@ -36,7 +36,7 @@ async def start(request: Request, services: House) -> RedirectResponse:
 
 @router.get("/callback")
 async def callback(
-    request: Request, services: House, state: str = "", code: str = "", error: str = ""
+    request: Request, services: ServicesDep, state: str = "", code: str = "", error: str = ""
 ) -> RedirectResponse:
     attempts = services.pipeline.auth.attempts
     address = request.client.host if request.client else ""
@@ -44,18 +44,20 @@ async def callback(
     try:
         if error or not code:
             raise Unauthenticated("The issuer refused the sign-in.", next_step="Try again.")
-        cookie = request.cookies.get(_TRIP, "")
-        back = _return_address(request, services)
-        identity = await asyncio.to_thread(_sso_of(services).finish, back, state, code, cookie)
-        made = await asyncio.to_thread(_sign_in, services, identity)
+        cookie = request.cookies.get(_FLOW_COOKIE, "")
+        redirect_uri = _redirect_uri(request, services)
+        identity = await asyncio.to_thread(
+            _sso_of(services).finish, redirect_uri, state, code, cookie
+        )
+        signed_in = await asyncio.to_thread(_sign_in, services, identity)
     except Unauthenticated:
         await attempts.failed(address)
         raise
     answer = RedirectResponse(f"{_HOME}/", 303)
-    answer.delete_cookie(_TRIP, path=f"{_HOME}/sso")
+    answer.delete_cookie(_FLOW_COOKIE, path=f"{_HOME}/sso")
     answer.set_cookie(
-        _SESSION,
-        made.cookie,
+        _SESSION_COOKIE,
+        signed_in.cookie,
         max_age=12 * 3600,
         path=_HOME,
         httponly=True,
@@ -66,12 +68,14 @@ async def callback(
 
 
 def _sign_in(services: Services, identity: Identity) -> SignedIn:
-    doorman = Doorman(
+    dashboard_auth = DashboardAuth(
         services.roles, services.pipeline.auth.attempts, services.clock, services.operator_token
     )
     with services.database.transaction() as session:
-        member = members.by_subject(session, services.clock, identity.subject, identity.email)
-        return doorman.sign_in_member(session, member)
+        member = members.authenticate_subject(
+            session, services.clock, identity.subject, identity.email
+        )
+        return dashboard_auth.sign_in_member(session, member)
 
 
 def _sso_of(services: Services) -> SingleSignOn:
@@ -80,7 +84,7 @@ def _sso_of(services: Services) -> SingleSignOn:
     return services.single_sign_on
 
 
-def _return_address(request: Request, services: Services) -> str:
+def _redirect_uri(request: Request, services: Services) -> str:
     base = services.settings.public_url.rstrip("/") or str(request.base_url).rstrip("/")
     return f"{base}{_HOME}/sso/callback"
 

@@ -7,17 +7,17 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 
 from core.errors import BadRequest
-from gateway.api.access import Caller, House
+from gateway.api.access import Caller, ServicesDep
 from gateway.api.bodies import read_body, read_raw
-from gateway.ask import Ask
 from gateway.catalog.catalog import Target
+from gateway.inference.chat.request import Message, parse_message
+from gateway.inference.decoding import Request as Body
+from gateway.inference.messages.request import parse_count
+from gateway.inference.request import InferenceRequest
+from gateway.inference.responses.request import parse_responses
+from gateway.inference.sampling import Count
 from gateway.prompts.prompt import prepare
 from gateway.prompts.tokenizing import TextCodec
-from gateway.schemas.chat import Message, parse_message
-from gateway.schemas.decoding import Request as Body
-from gateway.schemas.messages import parse_count
-from gateway.schemas.responses import parse_responses
-from gateway.schemas.sampling import Count
 
 router = APIRouter(tags=["tokens"])
 
@@ -41,7 +41,7 @@ _detokenize = msgspec.json.Decoder(DetokenizeBody)
 
 
 @router.post("/tokenize")
-async def tokenize(request: Request, services: House, caller: Caller) -> dict[str, Any]:
+async def tokenize(request: Request, services: ServicesDep, caller: Caller) -> dict[str, Any]:
     body = await read_body(request, services, _tokenize)
     target = services.pipeline.catalog.resolve(caller, body.model)
     codec = _codec(target)
@@ -53,7 +53,7 @@ async def tokenize(request: Request, services: House, caller: Caller) -> dict[st
         )
     if body.messages is not None:
         messages = [parse_message(index, each) for index, each in enumerate(body.messages)]
-        ask = Ask(route="/tokenize", model=body.model, messages=messages, max_tokens=1)
+        ask = InferenceRequest(route="/tokenize", model=body.model, messages=messages, max_tokens=1)
         context = target.model.context_length
         ids = (await prepare(ask, codec, context, caller)).ids
     else:
@@ -65,7 +65,7 @@ async def tokenize(request: Request, services: House, caller: Caller) -> dict[st
 
 
 @router.post("/detokenize")
-async def detokenize(request: Request, services: House, caller: Caller) -> dict[str, Any]:
+async def detokenize(request: Request, services: ServicesDep, caller: Caller) -> dict[str, Any]:
     body = await read_body(request, services, _detokenize)
     codec = _codec(services.pipeline.catalog.resolve(caller, body.model))
     for token in body.tokens:
@@ -89,18 +89,18 @@ def _codec(target: Target) -> TextCodec:
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(request: Request, services: House, caller: Caller) -> dict[str, int]:
+async def count_tokens(request: Request, services: ServicesDep, caller: Caller) -> dict[str, int]:
     ask = parse_count(await read_raw(request, services))
     return {"input_tokens": await _count(ask, services, caller)}
 
 
 @router.post("/v1/responses/input_tokens")
-async def input_tokens(request: Request, services: House, caller: Caller) -> dict[str, Any]:
+async def input_tokens(request: Request, services: ServicesDep, caller: Caller) -> dict[str, Any]:
     ask = parse_responses(await read_raw(request, services))
     return {"object": "response.input_tokens", "input_tokens": await _count(ask, services, caller)}
 
 
-async def _count(ask: Ask, services: House, caller: Caller) -> int:
+async def _count(ask: InferenceRequest, services: ServicesDep, caller: Caller) -> int:
     target = services.pipeline.catalog.resolve(caller, ask.model)
     prompt = await prepare(ask, target.model.codec, target.model.context_length, caller)
     return len(prompt.ids)

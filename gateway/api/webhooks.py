@@ -11,25 +11,25 @@ from billing.payments import inbox
 from billing.payments.base import Refused
 from core import metrics
 from core.errors import BadRequest, PayloadTooLarge
-from gateway.api.access import House
+from gateway.api.access import ServicesDep
 
 router = APIRouter(tags=["webhooks"])
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 
 
 @router.post("/webhooks/stripe")
-async def stripe_event(request: Request, services: House) -> JSONResponse:
+async def stripe_event(request: Request, services: ServicesDep) -> JSONResponse:
     """Receive a signed Stripe event, idempotently. 400 means that the signature is invalid."""
-    body = await _raw(request)
+    body = await _read_body(request)
     signature = request.headers.get("stripe-signature")
 
-    def _keep() -> bool:
+    def _store() -> bool:
         event = services.payments.event(body, signature)
         with services.database.transaction() as session:
             return inbox.receive(session, services.payments.name, event, services.clock.now())
 
     try:
-        new = await asyncio.to_thread(_keep)
+        new = await asyncio.to_thread(_store)
     except Refused as error:
         metrics.payment_events.labels("refused").inc()
         raise BadRequest(
@@ -40,14 +40,14 @@ async def stripe_event(request: Request, services: House) -> JSONResponse:
     return JSONResponse({"received": True, "new": new})
 
 
-async def _raw(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     """The body byte for byte, since the signature covers it."""
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > MOST_BYTES:
+        if len(body) > MAX_BYTES:
             raise PayloadTooLarge(
-                f"The event is larger than {MOST_BYTES >> 20} MiB.",
+                f"The event is larger than {MAX_BYTES >> 20} MiB.",
                 next_step="Check that the sender is Stripe.",
             )
     return bytes(body)

@@ -6,19 +6,19 @@ import logging
 from sqlalchemy.exc import SQLAlchemyError
 
 from core.errors import DependencyDown, Forbidden, InsufficientQuota, Unauthenticated
-from core.tenants.keyring import Keyring
+from core.tenants.key_cache import KeyCache
 from core.tenants.keys import Principal, address_allowed
 from gateway.auth.attempts import FailedAttempts
-from gateway.exchange import Exchange
+from gateway.http.exchange import Exchange
 
 log = logging.getLogger("tollhouse.auth")
 # Routes that a suspended tenant may call: to see and pay what it owes, and routes that are free.
-WHILE_UNPAID = ("/admin/", "/v1/organization/", "/v1/exports", "/v1/models")
+ROUTES_WHILE_SUSPENDED = ("/admin/", "/v1/organization/", "/v1/exports", "/v1/models")
 
 
 class Authenticator:
-    def __init__(self, keyring: Keyring, attempts: FailedAttempts) -> None:
-        self._keyring = keyring
+    def __init__(self, key_cache: KeyCache, attempts: FailedAttempts) -> None:
+        self._key_cache = key_cache
         self.attempts = attempts
 
     async def principal(self, exchange: Exchange, route: str) -> Principal:
@@ -26,36 +26,36 @@ class Authenticator:
         RateLimited after too many failures from one address."""
         if exchange.principal is not None:
             if not exchange.principal.scopes.allows_route(route):
-                raise _not_this_route(route)
+                raise _route_forbidden(route)
             return exchange.principal
         secret = secret_of(exchange)
         try:
-            found = self._keyring.known(secret)
-            if found is None:
+            principal = self._key_cache.cached(secret)
+            if principal is None:
                 self.attempts.check(exchange.address)
-                found = await self._find(secret)
+                principal = await self._find(secret)
         except Unauthenticated:
             self.attempts.check(exchange.address)
             await self.attempts.failed(exchange.address)
             raise
-        if found.unpaid and not route.startswith(WHILE_UNPAID):
+        if principal.unpaid and not route.startswith(ROUTES_WHILE_SUSPENDED):
             raise InsufficientQuota(
                 "This organisation is suspended: an invoice is overdue.",
                 next_step="Pay it: GET /admin/v1/invoices lists invoices, and "
                 "POST /admin/v1/payment-methods/setup returns a page for adding a card.",
             )
-        if not found.scopes.allows_route(route):
-            raise _not_this_route(route)
-        if not address_allowed(found.allowed_ips, exchange.address):
+        if not principal.scopes.allows_route(route):
+            raise _route_forbidden(route)
+        if not address_allowed(principal.allowed_ips, exchange.address):
             raise Forbidden(
                 f"This key may not be used from {exchange.address}.",
                 next_step="Call from an address on the key's allow list.",
             )
-        return found
+        return principal
 
     async def _find(self, secret: str) -> Principal:
         try:
-            return await asyncio.to_thread(self._keyring.find, secret)
+            return await asyncio.to_thread(self._key_cache.find, secret)
         except SQLAlchemyError as error:
             log.error("a key could not be looked up: %s", str(error).partition("\n")[0])
             raise DependencyDown(
@@ -65,7 +65,7 @@ class Authenticator:
             ) from None
 
 
-def _not_this_route(route: str) -> Forbidden:
+def _route_forbidden(route: str) -> Forbidden:
     return Forbidden(
         f"This key may not call {route}.", next_step="Use a key whose scope includes the route."
     )

@@ -3,22 +3,22 @@
 import asyncio
 import logging
 
-from core.tenants.keyring import POLL_S, Keyring
+from core.tenants.key_cache import POLL_S, KeyCache
 
 log = logging.getLogger("tollhouse.keys")
 FLUSH_EVERY_S = 30.0
 
 
-async def watch_keys(keyring: Keyring, stop: asyncio.Event) -> None:
+async def watch_keys(key_cache: KeyCache, stop: asyncio.Event) -> None:
     """Run until `stop` is set. While the database is down, retry; log the first failure only."""
     loop = asyncio.get_running_loop()
     flushed, down = loop.time(), False
     while not stop.is_set():
         try:
-            await asyncio.to_thread(keyring.poll)
+            await asyncio.to_thread(key_cache.poll)
             if loop.time() - flushed > FLUSH_EVERY_S:
                 flushed = loop.time()
-                await asyncio.to_thread(keyring.flush_used)
+                await asyncio.to_thread(key_cache.flush_used)
             down = False
         except Exception as error:
             if not down:
@@ -29,4 +29,4 @@ async def watch_keys(keyring: Keyring, stop: asyncio.Event) -> None:
         except TimeoutError:
             continue
     if not down:
-        await asyncio.to_thread(keyring.flush_used)
+        await asyncio.to_thread(key_cache.flush_used)

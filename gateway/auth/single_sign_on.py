@@ -26,8 +26,8 @@ from core.errors import SettingError, Unauthenticated, Unavailable
 from core.settings import Settings
 
 TIMEOUT_S = 5.0
-TRIP_S = 600  # seconds that a person may take at the issuer
-_FRESH_S = 3_600.0
+SIGN_IN_TIMEOUT_S = 600  # seconds that a person may take at the issuer
+_METADATA_TTL_S = 3_600.0
 _ALGORITHMS = [
     "RS256",
     "RS384",
@@ -40,7 +40,7 @@ _ALGORITHMS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Trip:
+class SignInFlow:
     url: str  # of the issuer's sign-in page
     cookie: str
 
@@ -54,42 +54,44 @@ class Identity:
 class SingleSignOn:
     """Blocking; call it in a thread."""
 
-    def __init__(self, settings: Settings, clock: Clock, seal: str) -> None:
+    def __init__(self, settings: Settings, clock: Clock, signing_secret: str) -> None:
         self._issuer = settings.oidc_issuer.rstrip("/")
         self._client_id = settings.oidc_client_id
         self._client_secret = settings.oidc_client_secret
         self._clock = clock
-        self._seal = hashlib.sha256(f"single sign-on:{seal}".encode()).digest()
+        self._signing_key = hashlib.sha256(f"single sign-on:{signing_secret}".encode()).digest()
         self._lock = threading.Lock()
-        self._found: dict[str, Any] = {}
+        self._metadata: dict[str, Any] = {}
         self._keys: KeySet | None = None
-        self._read_at = float("-inf")
+        self._fetched_at = float("-inf")
         if self._issuer and not self._client_id:
             raise SettingError(
                 "TOLLHOUSE_OIDC_ISSUER is set, but TOLLHOUSE_OIDC_CLIENT_ID is not.",
                 next_step="Set both, or neither.",
             )
 
-    def begin(self, redirect_uri: str) -> Trip:
+    def begin(self, redirect_uri: str) -> SignInFlow:
         verifier, nonce = secrets.token_urlsafe(48), secrets.token_urlsafe(24)
         with self._client(redirect_uri) as client:
             url, state = client.create_authorization_url(
                 self._endpoint("authorization_endpoint"), code_verifier=verifier, nonce=nonce
             )
-        ends = int(self._clock.now().timestamp()) + TRIP_S
-        return Trip(url, self._sealed({"s": state, "n": nonce, "v": verifier, "e": ends}))
+        expires_at = int(self._clock.now().timestamp()) + SIGN_IN_TIMEOUT_S
+        return SignInFlow(
+            url, self._signed_cookie({"s": state, "n": nonce, "v": verifier, "e": expires_at})
+        )
 
     def finish(self, redirect_uri: str, state: str, code: str, cookie: str) -> Identity:
         """Raises Unauthenticated if the sign-in is invalid, Unavailable if the issuer is down."""
-        trip = self._opened(cookie)
-        if not secrets.compare_digest(trip["s"].encode(), state.encode()):
+        flow = self._verify_cookie(cookie)
+        if not secrets.compare_digest(flow["s"].encode(), state.encode()):
             raise _refused("it was not started in this browser")
         try:
             with self._client(redirect_uri) as client:
                 token = client.fetch_token(
                     self._endpoint("token_endpoint"),
                     code=code,
-                    code_verifier=trip["v"],
+                    code_verifier=flow["v"],
                     timeout=TIMEOUT_S,
                     allow_redirects=False,
                 )
@@ -97,7 +99,7 @@ class SingleSignOn:
             raise _refused("the issuer did not accept the code") from None
         except (requests.RequestException, ValueError):
             raise _issuer_down() from None
-        return self._identity(str(token.get("id_token", "")), trip["n"])
+        return self._identity(str(token.get("id_token", "")), flow["n"])
 
     def _identity(self, id_token: str, nonce: str) -> Identity:
         try:
@@ -119,7 +121,7 @@ class SingleSignOn:
         jwt.JWTClaimsRegistry(
             now=int(self._clock.now().timestamp()),
             leeway=60,
-            iss={"essential": True, "value": self._found["issuer"]},
+            iss={"essential": True, "value": self._metadata["issuer"]},
             aud={"essential": True, "value": self._client_id},
             exp={"essential": True},
             sub={"essential": True},
@@ -139,58 +141,60 @@ class SingleSignOn:
 
     def _endpoint(self, name: str) -> str:
         self._discover()
-        return str(self._found[name])
+        return str(self._metadata[name])
 
     def _key_set(self, *, fresh: bool = False) -> KeySet:
         self._discover()
         with self._lock:
             if self._keys is None or fresh:
-                self._keys = KeySet.import_key_set(_fetched(self._found["jwks_uri"]))  # type: ignore[arg-type]
+                self._keys = KeySet.import_key_set(_fetch_json(self._metadata["jwks_uri"]))  # type: ignore[arg-type]
             return self._keys
 
     def _discover(self) -> None:
         """Fetch the issuer's discovery document, at most once an hour."""
         with self._lock:
-            if self._clock.monotonic() - self._read_at < _FRESH_S:
+            if self._clock.monotonic() - self._fetched_at < _METADATA_TTL_S:
                 return
-            found = _fetched(f"{self._issuer}/.well-known/openid-configuration")
+            document = _fetch_json(f"{self._issuer}/.well-known/openid-configuration")
             names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
             secure = urlsplit(self._issuer).scheme == "https"
             for name in names:
-                scheme = urlsplit(str(found.get(name, ""))).scheme
+                scheme = urlsplit(str(document.get(name, ""))).scheme
                 if scheme != "https" and (secure or scheme != "http"):
                     raise _issuer_down()
-            if str(found.get("issuer", "")).rstrip("/") != self._issuer:
+            if str(document.get("issuer", "")).rstrip("/") != self._issuer:
                 raise _issuer_down()
-            self._found, self._keys = found, None
-            self._read_at = self._clock.monotonic()
+            self._metadata, self._keys = document, None
+            self._fetched_at = self._clock.monotonic()
 
-    def _sealed(self, trip: dict[str, Any]) -> str:
-        body = base64.urlsafe_b64encode(json.dumps(trip).encode()).decode()
-        return f"{body}.{self._mark(body)}"
+    def _signed_cookie(self, flow: dict[str, Any]) -> str:
+        body = base64.urlsafe_b64encode(json.dumps(flow).encode()).decode()
+        return f"{body}.{self._signature(body)}"
 
-    def _opened(self, cookie: str) -> dict[str, Any]:
-        body, _, mark = cookie.partition(".")
-        if not hmac.compare_digest(self._mark(body).encode(), mark.encode("utf-8", "replace")):
+    def _verify_cookie(self, cookie: str) -> dict[str, Any]:
+        body, _, signature = cookie.partition(".")
+        if not hmac.compare_digest(
+            self._signature(body).encode(), signature.encode("utf-8", "replace")
+        ):
             raise _refused("its cookie is missing")
-        trip: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body))
-        if trip["e"] < self._clock.now().timestamp():
+        flow: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body))
+        if flow["e"] < self._clock.now().timestamp():
             raise _refused("it took too long")
-        return trip
+        return flow
 
-    def _mark(self, body: str) -> str:
-        return hmac.new(self._seal, body.encode("utf-8", "replace"), "sha256").hexdigest()
+    def _signature(self, body: str) -> str:
+        return hmac.new(self._signing_key, body.encode("utf-8", "replace"), "sha256").hexdigest()
 
 
-def _fetched(url: str) -> dict[str, Any]:
+def _fetch_json(url: str) -> dict[str, Any]:
     try:
         answer = requests.get(url, timeout=TIMEOUT_S, allow_redirects=False)
-        found = answer.json() if answer.status_code == 200 else None
+        document = answer.json() if answer.status_code == 200 else None
     except (requests.RequestException, ValueError):
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise _issuer_down()
-    return found
+    return document
 
 
 def _refused(reason: str) -> Unauthenticated:

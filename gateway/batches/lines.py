@@ -7,68 +7,76 @@ from typing import Any
 
 import orjson
 
-from core.batches.jobs import Answered
+from core.batches.jobs import LineResult
 from core.batches.models import BatchLine
 from core.errors import TollhouseError
 from core.tenants.keys import Principal
 from core.tenants.plans import for_batches
-from gateway.batches.inner import InnerExchange
-from gateway.exchange import Exchange
-from gateway.surface import Surface
-from gateway.surfaces.openai_errors import error_object
+from gateway.batches.internal_exchange import InternalExchange
+from gateway.http.exchange import Exchange
+from gateway.inference.openai_errors import error_object
+from gateway.inference.surface import Surface
 
 Serve = Callable[[Surface, Exchange], Awaitable[None]]
 _LONGEST_PAUSE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class RetryLater:
     """The request was limited or refused for capacity; the line is retried."""
 
     after_s: float
 
 
-def exchange_of(principal: Principal, line: BatchLine) -> InnerExchange:
+def exchange_for(principal: Principal, line: BatchLine) -> InternalExchange:
     """The exchange of a line, at batch priority."""
-    patient = replace(principal, plan=for_batches(principal.plan))
-    told = partial(answered, line.number, line.custom_id, 200)
-    return InnerExchange(patient, line.body.encode(), line.batch_id, told)
+    batch_principal = replace(principal, plan=for_batches(principal.plan))
+    record = partial(answered, line.number, line.custom_id, 200)
+    return InternalExchange(batch_principal, line.body.encode(), line.batch_id, record)
 
 
-def outcome(number: int, custom_id: str, exchange: InnerExchange) -> Answered | Later | None:
+def outcome(
+    number: int, custom_id: str, exchange: InternalExchange
+) -> LineResult | RetryLater | None:
     """None if the exchange was cancelled before it was answered."""
     if exchange.status == 0:
         return None
     body = orjson.loads(exchange.content) if exchange.content else {}
     ok = exchange.status < 400
-    if not ok and exchange.status in (429, 503) and exchange.told.get("x-should-retry") != "false":
-        told = exchange.told.get("retry-after", "1")
-        return Later(min(_LONGEST_PAUSE_S, max(0.2, float(told))))
-    request_id = exchange.told.get("x-request-id", "")
+    if (
+        not ok
+        and exchange.status in (429, 503)
+        and exchange.response_headers.get("x-should-retry") != "false"
+    ):
+        retry_after = exchange.response_headers.get("retry-after", "1")
+        return RetryLater(min(_LONGEST_PAUSE_S, max(0.2, float(retry_after))))
+    request_id = exchange.response_headers.get("x-request-id", "")
     return answered(number, custom_id, exchange.status, request_id, body)
 
 
 def answered(
     number: int, custom_id: str, status: int, request_id: str, body: dict[str, Any]
-) -> Answered:
+) -> LineResult:
     ok = status < 400
     response = {"status_code": status, "request_id": request_id, "body": body}
     usage = body.get("usage") if ok else None
-    return Answered(number, ok, _line(request_id, custom_id, response, None), *_tokens(usage or {}))
+    return LineResult(
+        number, ok, _line(request_id, custom_id, response, None), *_tokens(usage or {})
+    )
 
 
-def refused(number: int, custom_id: str, error: TollhouseError) -> Answered:
+def key_rejected(number: int, custom_id: str, error: TollhouseError) -> LineResult:
     """The result of a line whose API key is no longer accepted."""
     response = {"status_code": int(error.status), "request_id": "", "body": error_object(error)}
-    return Answered(number, False, _line("", custom_id, response, None))
+    return LineResult(number, False, _line("", custom_id, response, None))
 
 
-def expired(number: int, custom_id: str) -> Answered:
+def expired(number: int, custom_id: str) -> LineResult:
     error = {
         "code": "batch_expired",
         "message": "This request could not be run before the completion window ended.",
     }
-    return Answered(number, False, _line("", custom_id, None, error))
+    return LineResult(number, False, _line("", custom_id, None, error))
 
 
 def _line(

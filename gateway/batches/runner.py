@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from core import idempotency
 from core.batches import files, jobs
-from core.batches.jobs import Answered
+from core.batches.jobs import LineResult
 from core.batches.models import Batch, BatchLine, StoredFile
 from core.clock import Clock
 from core.database import Database
@@ -25,17 +25,17 @@ from core.errors import TollhouseError
 from core.ids import new_id
 from core.tenants import keys
 from core.tenants.keys import Principal
-from gateway.batches import input as batch_input
+from gateway.batches import input_file as batch_input
 from gateway.batches import lines as batch_lines
-from gateway.batches.inner import InnerExchange
-from gateway.batches.lines import Later, Serve
-from gateway.surface import Surface
+from gateway.batches.internal_exchange import InternalExchange
+from gateway.batches.lines import RetryLater, Serve
+from gateway.inference.surface import Surface
 
 log = logging.getLogger("tollhouse.batches")
 POLL_S = 1.0
-_MOST_BATCHES = 4  # that one process runs at once
+_MAX_BATCHES = 4  # that one process runs at once
 _KEEP_OUTPUT_S = 30 * 86_400
-_TIDY = timedelta(minutes=10)
+_PURGE_EVERY = timedelta(minutes=10)
 
 
 class BatchRunner:
@@ -47,26 +47,26 @@ class BatchRunner:
         surfaces: Sequence[Surface],
         *,
         at_once: int,
-        most_line_bytes: int,
+        max_line_bytes: int,
     ) -> None:
         self._database = database
         self._clock = clock
         self._serve = serve
         self._surfaces = {surface.route: surface for surface in surfaces}
-        self._at_once = at_once
-        self._most_line_bytes = most_line_bytes
+        self._concurrency = at_once
+        self._max_line_bytes = max_line_bytes
         self._slots = asyncio.Semaphore(at_once)
         self._owner = new_id("run")
-        self._works: dict[str, asyncio.Task[None]] = {}
-        self._running: set[InnerExchange] = set()
-        self._tidied: datetime | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._running: set[InternalExchange] = set()
+        self._purged_at: datetime | None = None
         self._principals: dict[str, tuple[float, Principal]] = {}
 
     async def run(self) -> None:
         """Run until cancelled. With `at_once` 0 this process runs no batches."""
-        while self._at_once:
+        while self._concurrency:
             try:
-                await self._look()
+                await self._poll()
             except Exception as error:
                 log.warning("cannot read the batch queue, again in %.0f s: %s", POLL_S, error)
             await asyncio.sleep(POLL_S)
@@ -74,32 +74,32 @@ class BatchRunner:
     async def stop(self) -> None:
         """Release the leases: another process, or the next start, continues the batches."""
         for exchange in list(self._running):
-            exchange.hang_up()
-        for work in self._works.values():
-            work.cancel()
-        await asyncio.gather(*self._works.values(), return_exceptions=True)
+            exchange.disconnect()
+        for batch_task in self._tasks.values():
+            batch_task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         now = self._clock.now()
-        if self._tidied is None or now - self._tidied >= _TIDY:
-            self._tidied = now
-            await asyncio.to_thread(self._tidy, now)
-        while len(self._works) < _MOST_BATCHES:
+        if self._purged_at is None or now - self._purged_at >= _PURGE_EVERY:
+            self._purged_at = now
+            await asyncio.to_thread(self._purge_expired, now)
+        while len(self._tasks) < _MAX_BATCHES:
             batch = await asyncio.to_thread(self._claim)
             if batch is None:
                 return
-            work = asyncio.create_task(self._work(batch), name=f"tollhouse-{batch.id}")
-            self._works[batch.id] = work
-            work.add_done_callback(partial(self._forget, batch.id))
+            batch_task = asyncio.create_task(self._run_batch(batch), name=f"tollhouse-{batch.id}")
+            self._tasks[batch.id] = batch_task
+            batch_task.add_done_callback(partial(self._forget, batch.id))
 
-    def _forget(self, batch_id: str, _work: asyncio.Task[None]) -> None:
-        self._works.pop(batch_id, None)
+    def _forget(self, batch_id: str, _run_batch: asyncio.Task[None]) -> None:
+        self._tasks.pop(batch_id, None)
 
     def _claim(self) -> Batch | None:
         with self._database.transaction() as session:
-            return jobs.claim(session, self._owner, self._clock.now(), list(self._works))
+            return jobs.claim(session, self._owner, self._clock.now(), list(self._tasks))
 
-    async def _work(self, batch: Batch) -> None:
+    async def _run_batch(self, batch: Batch) -> None:
         try:
             if batch.status == "validating":
                 await asyncio.to_thread(self._validate, batch.id)
@@ -109,25 +109,25 @@ class BatchRunner:
             log.exception("batch %s stopped and will be resumed", batch.id)
         finally:
             with suppress(Exception):  # if this fails, the lease expires by itself
-                await asyncio.shield(asyncio.to_thread(self._give_back, batch.id))
+                await asyncio.shield(asyncio.to_thread(self._release_lease, batch.id))
 
     async def _lines(self, batch_id: str) -> bool:
         """Run the waiting lines. False if another process has taken over the batch."""
-        under_way: dict[asyncio.Task[Answered | Later | None], int] = {}
-        found: list[Answered] = []
+        under_way: dict[asyncio.Task[LineResult | RetryLater | None], int] = {}
+        answers: list[LineResult] = []
         not_before = 0.0
         try:
             while True:
-                batch = await asyncio.to_thread(self._note, batch_id, found)
-                found = []
+                batch = await asyncio.to_thread(self._save_answers, batch_id, answers)
+                answers = []
                 if batch is None:
                     return False
                 if batch.status != "in_progress" or batch.expires_at <= self._clock.now():
                     return True
-                room = self._at_once - len(under_way)
-                if room and self._clock.monotonic() >= not_before:
+                free_slots = self._concurrency - len(under_way)
+                if free_slots and self._clock.monotonic() >= not_before:
                     skip = list(under_way.values())
-                    lines = await asyncio.to_thread(self._waiting, batch_id, room, skip)
+                    lines = await asyncio.to_thread(self._waiting, batch_id, free_slots, skip)
                     under_way |= {
                         asyncio.create_task(self._line(batch, each)): each.number for each in lines
                     }
@@ -142,24 +142,24 @@ class BatchRunner:
                 for task in ended:
                     del under_way[task]
                     result = task.result()
-                    if isinstance(result, Later):
+                    if isinstance(result, RetryLater):
                         not_before = self._clock.monotonic() + result.after_s
                     elif result is not None:
-                        found.append(result)
+                        answers.append(result)
         finally:
             for exchange in [e for e in self._running if e.batch_job == batch_id]:
-                exchange.hang_up()
+                exchange.disconnect()
             rest = await asyncio.gather(*under_way, return_exceptions=True)
-            found += [each for each in rest if isinstance(each, Answered)]
-            await asyncio.shield(asyncio.to_thread(self._note, batch_id, found))
+            answers += [each for each in rest if isinstance(each, LineResult)]
+            await asyncio.shield(asyncio.to_thread(self._save_answers, batch_id, answers))
 
-    async def _line(self, batch: Batch, line: BatchLine) -> Answered | Later | None:
+    async def _line(self, batch: Batch, line: BatchLine) -> LineResult | RetryLater | None:
         async with self._slots:
             try:
                 principal = await self._principal(batch.key_id)
             except TollhouseError as error:
-                return batch_lines.refused(line.number, line.custom_id, error)
-            exchange = batch_lines.exchange_of(principal, line)
+                return batch_lines.key_rejected(line.number, line.custom_id, error)
+            exchange = batch_lines.exchange_for(principal, line)
             self._running.add(exchange)
             try:
                 await self._serve(self._surfaces[batch.endpoint], exchange)
@@ -172,26 +172,26 @@ class BatchRunner:
         known = self._principals.get(key_id)
         if known is not None and self._clock.monotonic() - known[0] < 1.0:
             return known[1]
-        found = await asyncio.to_thread(self._read_principal, key_id)
-        if len(self._principals) > 2 * _MOST_BATCHES:
+        principal = await asyncio.to_thread(self._read_principal, key_id)
+        if len(self._principals) > 2 * _MAX_BATCHES:
             self._principals.clear()
-        self._principals[key_id] = (self._clock.monotonic(), found)
-        return found
+        self._principals[key_id] = (self._clock.monotonic(), principal)
+        return principal
 
     def _read_principal(self, key_id: str) -> Principal:
         with self._database.read() as session:
-            return keys.of_id(session, key_id, self._clock.now())
+            return keys.find_by_id(session, key_id, self._clock.now())
 
-    def _note(self, batch_id: str, found: Sequence[Answered]) -> Batch | None:
+    def _save_answers(self, batch_id: str, answers: Sequence[LineResult]) -> Batch | None:
         with self._database.transaction() as session:
             batch = jobs.renew(session, batch_id, self._owner, self._clock.now())
-            if batch is not None and found:
-                jobs.answered(session, batch, found)
+            if batch is not None and answers:
+                jobs.record_results(session, batch, answers)
             return batch
 
     def _waiting(self, batch_id: str, limit: int, skip: Sequence[int]) -> list[BatchLine]:
         with self._database.read() as session:
-            return jobs.waiting(session, batch_id, limit, skip)
+            return jobs.waiting_lines(session, batch_id, limit, skip)
 
     def _validate(self, batch_id: str) -> None:
         with self._database.transaction() as session:
@@ -201,15 +201,15 @@ class BatchRunner:
             if batch.status != "validating":
                 return
             if file is None:
-                checked = batch_input.Checked([_no_file()])
+                checked = batch_input.ValidationResult([_no_file()])
             else:
                 lines = files.lines(session, file)
-                checked = batch_input.check(lines, batch.endpoint, self._most_line_bytes)
+                checked = batch_input.validate(lines, batch.endpoint, self._max_line_bytes)
             if checked.errors or file is None:
                 batch.status, batch.errors, batch.ended_at = "failed", checked.errors, now
                 return
-            rows = batch_input.requests(files.lines(session, file))
-            jobs.begin(session, batch, rows, checked.model, now)
+            rows = batch_input.read_requests(files.lines(session, file))
+            jobs.start(session, batch, rows, checked.model, now)
 
     def _finish(self, batch_id: str) -> None:
         """Write the output file, the error file and the final status in one commit."""
@@ -230,34 +230,34 @@ class BatchRunner:
     def _expire(self, session: Session, batch: Batch) -> bool:
         """Mark the waiting lines as expired; True if there were any."""
         left = False
-        while lines := jobs.waiting(session, batch.id, 500):
+        while lines := jobs.waiting_lines(session, batch.id, 500):
             left = True
-            jobs.answered(
+            jobs.record_results(
                 session, batch, [batch_lines.expired(e.number, e.custom_id) for e in lines]
             )
         return left
 
-    def _file(self, session: Session, batch: Batch, state: str, word: str) -> str | None:
+    def _file(self, session: Session, batch: Batch, state: str, kind: str) -> str | None:
         if not (batch.completed if state == jobs.DONE else batch.failed):
             return None
-        made = files.store(
+        file = files.store(
             session,
             self._clock,
             tenant_id=batch.tenant_id,
             project_id=batch.project_id,
             key_id=batch.key_id,
-            filename=f"{batch.id}_{word}.jsonl",
+            filename=f"{batch.id}_{kind}.jsonl",
             purpose="batch_output",
-            content=jobs.results(session, batch.id, state),
+            content=jobs.result_chunks(session, batch.id, state),
             lifetime_s=_KEEP_OUTPUT_S,
         )
-        return made.id
+        return file.id
 
-    def _give_back(self, batch_id: str) -> None:
+    def _release_lease(self, batch_id: str) -> None:
         with self._database.transaction() as session:
-            jobs.give_back(session, batch_id, self._owner)
+            jobs.release(session, batch_id, self._owner)
 
-    def _tidy(self, now: datetime) -> None:
+    def _purge_expired(self, now: datetime) -> None:
         with self._database.transaction() as session:
             files.drop_expired(session, now)
             idempotency.drop_expired(session, now)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import BadRequest
-from engine.adapter_name import CONFIG, WEIGHTS, adapter_digest, read_config
 from engine.errors import AdapterError
+from engine.lora.adapter_digest import CONFIG, WEIGHTS, adapter_digest, read_config
 
 
 @dataclass(frozen=True, slots=True)

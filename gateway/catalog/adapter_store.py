@@ -16,7 +16,7 @@ from typing import IO, Literal
 from safetensors import SafetensorError, safe_open
 
 from core.errors import BadRequest, Forbidden, PayloadTooLarge
-from engine.adapter_name import CONFIG, WEIGHTS
+from engine.lora.adapter_digest import CONFIG, WEIGHTS
 from gateway.catalog.adapter_files import AdapterFiles, read_adapter
 
 MAX_BYTES = 2 * 2**30  # of the weights, unpacked
@@ -26,7 +26,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _CHUNK = 2**20
 # Raised by the archive readers for truncated, encrypted or invalid files. (zipfile raises
 # RuntimeError for a password and NotImplementedError for an unknown compression method.)
-_BROKEN = (
+_ARCHIVE_ERRORS = (
     tarfile.TarError,
     zipfile.BadZipFile,
     gzip.BadGzipFile,
@@ -49,7 +49,7 @@ class AdapterStore:
         directory = Path(path).resolve() if "\0" not in path else Path("/")
         for each in self._allowed:
             if directory.is_relative_to(each.resolve()) and directory.is_dir():
-                return _checked(directory)
+                return _validate(directory)
         raise Forbidden(
             "lora_path is not below a directory from which adapters may be loaded.",
             next_step="Upload the adapter, or ask the operator about TOLLHOUSE_ADAPTER_DIRS.",
@@ -58,45 +58,45 @@ class AdapterStore:
 
     def from_archive(self, tenant_id: str, stream: IO[bytes]) -> AdapterFiles:
         """Unpack a tar (plain or gzip) or zip with an adapter in PEFT layout, at any depth."""
-        with self._workplace() as place:
+        with self._temporary_directory() as workdir:
             members = _zip_members if zipfile.is_zipfile(stream) else _tar_members
             stream.seek(0)
             try:
-                _take(members(stream), place)
-            except _BROKEN:
+                _extract(members(stream), workdir)
+            except _ARCHIVE_ERRORS:
                 raise _invalid("the archive is not a complete tar or zip file") from None
-            return self._keep(tenant_id, place)
+            return self._store(tenant_id, workdir)
 
     def from_files(self, tenant_id: str, config: IO[bytes], weights: IO[bytes]) -> AdapterFiles:
-        with self._workplace() as place:
-            _copy(config, place / CONFIG, MAX_CONFIG_BYTES)
-            _copy(weights, place / WEIGHTS, MAX_BYTES)
-            return self._keep(tenant_id, place)
+        with self._temporary_directory() as workdir:
+            _copy(config, workdir / CONFIG, MAX_CONFIG_BYTES)
+            _copy(weights, workdir / WEIGHTS, MAX_BYTES)
+            return self._store(tenant_id, workdir)
 
-    def _keep(self, tenant_id: str, place: Path) -> AdapterFiles:
+    def _store(self, tenant_id: str, workdir: Path) -> AdapterFiles:
         """Move the adapter to the directory named by its digest, unless that exists."""
-        found = _checked(place)
-        home = self._root / tenant_id / found.digest
-        if not home.exists():
-            home.parent.mkdir(parents=True, exist_ok=True)
-            place.rename(home)
-        return read_adapter(home)
+        adapter = _validate(workdir)
+        target_dir = self._root / tenant_id / adapter.digest
+        if not target_dir.exists():
+            target_dir.parent.mkdir(parents=True, exist_ok=True)
+            workdir.rename(target_dir)
+        return read_adapter(target_dir)
 
     @contextmanager
-    def _workplace(self) -> Iterator[Path]:
+    def _temporary_directory(self) -> Iterator[Path]:
         self._root.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix=".upload-", dir=self._root))
+        workdir = Path(tempfile.mkdtemp(prefix=".upload-", dir=self._root))
         try:
-            yield place
+            yield workdir
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(workdir, ignore_errors=True)
 
 
-def _checked(directory: Path) -> AdapterFiles:
+def _validate(directory: Path) -> AdapterFiles:
     """Validate a directory. Weights are opened as safetensors; the engine checks shapes and values."""
     for file in directory.iterdir():
         _refuse_pickle(file.name)
-    found = read_adapter(directory)
+    adapter = read_adapter(directory)
     try:
         with safe_open(directory / WEIGHTS, "numpy") as tensors:
             count = len(list(tensors.keys()))
@@ -104,11 +104,11 @@ def _checked(directory: Path) -> AdapterFiles:
         raise _invalid(f"{WEIGHTS} is not a complete safetensors file") from None
     if not count:
         raise _invalid(f"{WEIGHTS} contains no tensors")
-    return found
+    return adapter
 
 
-def _take(members: Iterator[tuple[str, int, IO[bytes]]], place: Path) -> None:
-    caps = {CONFIG: MAX_CONFIG_BYTES, WEIGHTS: MAX_BYTES}
+def _extract(members: Iterator[tuple[str, int, IO[bytes]]], workdir: Path) -> None:
+    size_limits = {CONFIG: MAX_CONFIG_BYTES, WEIGHTS: MAX_BYTES}
     for number, (name, size, stream) in enumerate(members):
         path = PurePosixPath(name.replace("\\", "/"))
         if path.is_absolute() or ".." in path.parts or number >= _MAX_MEMBERS:
@@ -116,13 +116,13 @@ def _take(members: Iterator[tuple[str, int, IO[bytes]]], place: Path) -> None:
                 f"the archive's member {name[:80]!r} has an unsafe path or is one too many"
             )
         _refuse_pickle(path.name)
-        if path.name not in caps:
+        if path.name not in size_limits:
             continue  # a tokenizer or a README, which is not stored
-        if (place / path.name).exists():
+        if (workdir / path.name).exists():
             raise _invalid(f"the archive contains {path.name} twice")
-        if size > caps[path.name]:
-            raise _too_large(caps[path.name])
-        _copy(stream, place / path.name, caps[path.name])
+        if size > size_limits[path.name]:
+            raise _too_large(size_limits[path.name])
+        _copy(stream, workdir / path.name, size_limits[path.name])
 
 
 def _tar_members(stream: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
@@ -146,14 +146,14 @@ def _zip_members(stream: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
                     yield member.filename, member.file_size, content
 
 
-def _copy(source: IO[bytes], target: Path, most: int) -> None:
-    """Copy at most `most` bytes. The size that an archive declares is not trusted."""
+def _copy(source: IO[bytes], target: Path, max_bytes: int) -> None:
+    """Copy at most `max_bytes` bytes. The size that an archive declares is not trusted."""
     written = 0
     with target.open("xb") as file:
         while chunk := source.read(_CHUNK):
             written += len(chunk)
-            if written > most:
-                raise _too_large(most)
+            if written > max_bytes:
+                raise _too_large(max_bytes)
             file.write(chunk)
 
 
@@ -171,9 +171,9 @@ def _invalid(problem: str) -> BadRequest:
     )
 
 
-def _too_large(most: int) -> PayloadTooLarge:
+def _too_large(max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(
-        f"A file of the adapter is larger than {most >> 20} MiB.",
+        f"A file of the adapter is larger than {max_bytes >> 20} MiB.",
         next_step="Use a lower rank.",
         param="file",
     )

@@ -51,15 +51,15 @@ class Catalog:
     def __init__(self, models: Iterable[ServedModel]) -> None:
         self._models = {model.name: model for model in models}
         self._adapters: Mapping[str, Mapping[str, NamedAdapter]] = {}
-        self.on_adapters: Callable[[], None] | None = None
+        self.on_adapters_changed: Callable[[], None] | None = None
 
     def serve(self, model: ServedModel) -> None:
         self._models[model.name] = model
 
     def set_adapters(self, adapters: Mapping[str, Mapping[str, NamedAdapter]]) -> None:
         self._adapters = adapters
-        if self.on_adapters is not None:
-            self.on_adapters()
+        if self.on_adapters_changed is not None:
+            self.on_adapters_changed()
 
     def models(self, principal: Principal) -> list[ServedModel]:
         allowed = principal.scopes.models

@@ -7,12 +7,12 @@ from core.errors import SettingError
 from core.settings import Settings
 from engine.demo.paths import MODEL_DIR
 from gateway.catalog.catalog import ServedModel
-from gateway.engines.upstreams import read_upstreams
 from gateway.prompts.tokenizing import load_codec
+from gateway.upstreams.config import read_upstreams
 
 DEMO_NAME = "tollhouse-demo"
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_WANTED = ["*.json", "*.safetensors", "*.jinja"]
+_DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 
 
 def model_directory(settings: Settings) -> Path:
@@ -30,7 +30,7 @@ def model_directory(settings: Settings) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(settings.model, allow_patterns=_WANTED))
+        return Path(snapshot_download(settings.model, allow_patterns=_DOWNLOAD_PATTERNS))
     except ImportError:
         why = "huggingface_hub is not installed"
     except Exception as error:
@@ -50,8 +50,8 @@ def model_name(settings: Settings) -> str:
 def served_names(settings: Settings) -> list[str]:
     """Public names of the models served, the one used in examples first."""
     own = model_name(settings)
-    found = [upstream.model or own for upstream in read_upstreams(settings.upstreams)] or [own]
-    return sorted(dict.fromkeys(found), key=lambda name: name != own)
+    result = [upstream.model or own for upstream in read_upstreams(settings.upstreams)] or [own]
+    return sorted(dict.fromkeys(result), key=lambda name: name != own)
 
 
 def served_model(settings: Settings, directory: Path) -> ServedModel:
@@ -79,14 +79,16 @@ def sampling_defaults(directory: Path) -> dict[str, float]:
     if not file.is_file():
         return {}
     try:
-        written = json.loads(file.read_text(encoding="utf-8"))
+        generation_config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise SettingError(
             f"{file} is not JSON: {error}.", next_step="Replace it with a valid file."
         ) from None
-    found = {
-        name: written[name] for name in _SAMPLING if isinstance(written.get(name), int | float)
+    result = {
+        name: generation_config[name]
+        for name in _SAMPLING
+        if isinstance(generation_config.get(name), int | float)
     }
-    if written.get("do_sample") is False:
-        found["temperature"] = 0.0
-    return found
+    if generation_config.get("do_sample") is False:
+        result["temperature"] = 0.0
+    return result

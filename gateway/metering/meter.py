@@ -18,7 +18,7 @@ from core.events import EngineCount, OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import Receipt
 from gateway.metering.spool import Spool, Statement
 
-_LEFT = 499  # the client closed the connection (nginx's code)
+_CLIENT_CLOSED_REQUEST = 499  # the client closed the connection (nginx's code)
 
 
 class Counts(Struct, frozen=True):
@@ -40,7 +40,7 @@ class Ending(Struct, frozen=True):
     quantity: int = 1  # requests to charge the fee for; 0: no fee
 
 
-def blocked(paid_by: str) -> Ending:
+def blocked_ending(paid_by: str) -> Ending:
     """The ending of a blocked prompt. Its tokens and fee are billed only if the tenant pays."""
     pays = paid_by == "tenant"
     return Ending(0, 0, "content_filter", 400, pays, paid_by=paid_by, quantity=int(pays))
@@ -74,7 +74,7 @@ class Meter:
         self.reordered_cached_tokens = 0
         self.truncated: str | None = None
         self.routed: str | None = None
-        self.fell_from: tuple[str, ...] = ()  # models that failed before this one
+        self.fallback_from: tuple[str, ...] = ()  # models that failed before this one
         self._spool = spool
         self._clock = clock
         self._started = clock.monotonic()
@@ -85,15 +85,15 @@ class Meter:
         """Write the opened record. `again`: replace the one of a model that failed."""
         await (self._spool.reopen(self.opened) if again else self._spool.open(self.opened))
 
-    async def moved(self, engine_id: str) -> None:
+    async def rerouted(self, engine_id: str) -> None:
         """Note that another engine runs the request, so that recovery asks it for the receipt."""
         self.opened = replace(self.opened, engine_id=engine_id)
         await self._spool.reopen(self.opened)
 
-    def _way(self) -> str | None:
-        if not self.fell_from:
+    def _route_note(self) -> str | None:
+        if not self.fallback_from:
             return self.routed
-        return f"fallback from {', '.join(self.fell_from)}; {self.routed or ''}"[:120]
+        return f"fallback from {', '.join(self.fallback_from)}; {self.routed or ''}"[:120]
 
     def first_token(self) -> None:
         if self.first_token_ms is None:
@@ -105,16 +105,18 @@ class Meter:
         self,
         ending: Ending,
         receipt: Receipt | None,
-        also: Callable[[UsageEvent], Sequence[Statement]] | None = None,
+        extra_statements: Callable[[UsageEvent], Sequence[Statement]] | None = None,
     ) -> UsageEvent:
         """Write the closed record. It is durable on return, unless the disk refuses it: then the
-        engine keeps its receipt until it is. Only the first call counts. `also` returns statements
-        for the same commit."""
+        engine keeps its receipt until it is. Only the first call counts. `extra_statements` returns
+        statements for the same commit."""
         if self.event is not None:
             return self.event
         self.event = event = self._event(ending, receipt)
-        more = also(event) if also is not None else ()
-        await self._spool.close(event, engine_count(event, receipt), self._release(receipt), more)
+        statements = extra_statements(event) if extra_statements is not None else ()
+        await self._spool.close(
+            event, engine_count(event, receipt), self._release(receipt), statements
+        )
         _count(event)
         return event
 
@@ -131,12 +133,12 @@ class Meter:
         durable. With several prompts, some may have a receipt although the request has none."""
         if receipt is None and self.opened.prompts == 1:
             return None
-        return partial(self._acknowledge, *self.opened.engine_names)
+        return partial(self._acknowledge, *self.opened.engine_request_ids)
 
     def _event(self, ending: Ending, receipt: Receipt | None) -> UsageEvent:
         counts = counts_of(self.opened.prompt_tokens, ending, receipt)
-        if self.opened.batch_job is not None and ending.status == _LEFT:
-            counts, ending = on_the_house(counts), replace(ending, paid_by="house", quantity=0)
+        if self.opened.batch_job is not None and ending.status == _CLIENT_CLOSED_REQUEST:
+            counts, ending = waive_all(counts), replace(ending, paid_by="house", quantity=0)
         duration_ms = round((self._clock.monotonic() - self._started) * 1000)
         return usage_event(
             self.opened,
@@ -153,13 +155,13 @@ class Meter:
             prompt_order=self.prompt_order,
             reordered_cached_tokens=min(self.reordered_cached_tokens, counts.cached),
             truncated=self.truncated,
-            routed=self._way(),
+            routed=self._route_note(),
             paid_by=ending.paid_by,
             quantity=ending.quantity,
         )
 
 
-def on_the_house(counts: Counts) -> Counts:
+def waive_all(counts: Counts) -> Counts:
     """Waive everything: an unanswered line of a batch runs again, and only that run is billed."""
     return Counts(0, 0, 0, counts.output + counts.waived)
 

@@ -17,11 +17,11 @@ from core.clock import Clock
 from core.errors import TollhouseError
 from core.events import OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import FinishReason, Receipt
-from gateway.engines.base import RequestStillRuns
-from gateway.metering.carrier import Books
-from gateway.metering.meter import Counts, engine_count, on_the_house, usage_event
+from gateway.metering.batch_shippers import UsageSink
+from gateway.metering.meter import Counts, engine_count, usage_event, waive_all
 from gateway.metering.shipper import ship_file
-from gateway.metering.spool import SpoolFile, closing, shipped
+from gateway.metering.spool import SpoolFile, delete_shipped, move_to_outbox
+from gateway.upstreams.base import RequestStillRunning
 
 log = logging.getLogger("tollhouse.recovery")
 
@@ -38,7 +38,7 @@ class Recovery:
         self,
         directory: Path,
         own: Path,
-        books: Books,
+        sink: UsageSink,
         receipts: ReceiptSource,
         clock: Clock,
         *,
@@ -48,13 +48,13 @@ class Recovery:
         """`on_settled` releases what the dead process had reserved."""
         self._directory = directory
         self._own = own
-        self._books = books
+        self._sink = sink
         self._receipts = receipts
         self._clock = clock
         self._on_settled = on_settled
         self._longest_life = timedelta(seconds=longest_life_s + 60)
         self._adopted: dict[Path, SpoolFile] = {}
-        self.looked = (
+        self.first_round_done = (
             asyncio.Event()
         )  # set after the first round: older records are in the database
 
@@ -62,7 +62,7 @@ class Recovery:
         while True:
             try:
                 await self.round()
-                self.looked.set()
+                self.first_round_done.set()
             except Exception as error:
                 log.warning(
                     "recovery of spool files failed; retrying in %.0f s: %s", every_s, error
@@ -101,22 +101,22 @@ class Recovery:
             self._adopted[path] = file
 
     def _ship(self, file: SpoolFile) -> None:
-        ship_file(file.connection, self._books, lambda last: file.commit([shipped(last)]))
+        ship_file(file.connection, self._sink, lambda last: file.commit([delete_shipped(last)]))
 
     async def _settle(self, file: SpoolFile) -> int:
         settled: list[tuple[UsageEvent, Receipt | None]] = []
         receipts: list[str] = []
         for opened in file.open_requests():
-            found = await self._settled(opened)
-            if found is not None:
-                settled.append(found)
-                receipts += opened.engine_names if found[1] is not None else ()
+            settlement = await self._settled(opened)
+            if settlement is not None:
+                settled.append(settlement)
+                receipts += opened.engine_request_ids if settlement[1] is not None else ()
         if settled:
             file.commit(
                 [
                     statement
                     for event, receipt in settled
-                    for statement in closing(event, engine_count(event, receipt))
+                    for statement in move_to_outbox(event, engine_count(event, receipt))
                 ]
             )
             await self._receipts.acknowledge(receipts)
@@ -128,7 +128,7 @@ class Recovery:
         now = self._clock.now()
         try:
             receipt = await self._receipts.receipt_of(opened)
-        except RequestStillRuns:
+        except RequestStillRunning:
             return None
         except TollhouseError:
             if now - opened.opened_at < self._longest_life:
@@ -150,7 +150,7 @@ def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: dateti
     delivered = min(receipt.delivered, receipt.generated)
     counts = Counts(receipt.prompt, receipt.cached, delivered, receipt.generated - delivered)
     if opened.batch_job is not None:
-        counts = on_the_house(counts)
+        counts = waive_all(counts)
     complete = receipt.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
     return usage_event(
         opened,

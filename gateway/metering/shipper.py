@@ -13,7 +13,14 @@ import time
 from collections.abc import Callable
 
 from core import metrics
-from gateway.metering.carrier import Books, Carried, Carrier, Helper, Porter, brief
+from gateway.metering.batch_shippers import (
+    BatchShipper,
+    InlineShipper,
+    ProcessShipper,
+    ShippedBatch,
+    UsageSink,
+    brief,
+)
 from gateway.metering.spool import Spool, connect, read_outbox
 
 log = logging.getLogger("tollhouse.shipper")
@@ -28,18 +35,23 @@ _MANY = 600  # rows in one round from which on the helper process ships; light l
 
 class Shipper:
     def __init__(
-        self, spool: Spool, books: Books, helper: Helper | None = None, *, pause_s: float = 0.05
+        self,
+        spool: Spool,
+        sink: UsageSink,
+        process_shipper: ProcessShipper | None = None,
+        *,
+        pause_s: float = 0.05,
     ) -> None:
         self._spool = spool
-        self._books = books
-        self._helper = helper
-        self._busy = False
+        self._sink = sink
+        self._process_shipper = process_shipper
+        self._under_load = False
         self._pause_s = pause_s  # at least this long between rounds, so that records accumulate
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tollhouse-shipper", daemon=True)
         self._shipped = 0
-        self._cost_s = 0.0  # CPU seconds of this round
-        self._ill_since: float | None = None
+        self._cpu_s = 0.0  # CPU seconds of this round
+        self._failing_since: float | None = None
 
     def start(self) -> None:
         self._thread.start()
@@ -61,76 +73,84 @@ class Shipper:
         try:
             while True:
                 last_round = self._stopping.is_set()
-                self._cost_s = 0.0
+                self._cpu_s = 0.0
                 try:
                     self._drain(reader, whole=last_round)
-                    self._ill_since = None
+                    self._failing_since = None
                     pause = FIRST_PAUSE_S
                 except Exception as error:
                     log.warning("cannot ship usage; retrying in %.1f s: %s", pause, brief(error))
                     if last_round:
                         return
-                    self._watch()
+                    self._update_metrics()
                     self._stopping.wait(pause)
                     pause = min(pause * 2, LONGEST_PAUSE_S)
                     continue
                 if last_round:
                     return
-                self._watch()
+                self._update_metrics()
                 self._spool.arrived.wait(1.0)
-                gather = self._cost_s / _SHARE
+                gather = self._cpu_s / _SHARE
                 self._stopping.wait(min(max(gather, self._pause_s), _LONGEST_GATHER_S))
                 self._spool.arrived.clear()
         finally:
             reader.close()
-            if self._helper is not None:
-                self._helper.close()
+            if self._process_shipper is not None:
+                self._process_shipper.close()
 
-    def _watch(self) -> None:
+    def _update_metrics(self) -> None:
         """Update the metrics behind the alert on a database that is down."""
         now = time.monotonic()
         waiting = self.backlog()
-        if waiting and self._ill_since is None:
-            self._ill_since = now
+        if waiting and self._failing_since is None:
+            self._failing_since = now
         metrics.spool_waiting.set(waiting)
-        metrics.spool_age_seconds.set(now - self._ill_since if self._ill_since else 0)
+        metrics.spool_age_seconds.set(now - self._failing_since if self._failing_since else 0)
 
     def _drain(self, reader: sqlite3.Connection, *, whole: bool) -> None:
         """Ship the outbox. Unless `whole`, records that arrive meanwhile wait for the next round,
         since shipping a few costs as much as shipping many."""
-        here = Porter(reader, self._books)
+        inline = InlineShipper(reader, self._sink)
         while True:
-            carrier: Carrier = self._helper if self._busy and self._helper is not None else here
-            carried = carrier.carry(self._shipped, BATCH)
-            if not carried.last:
+            shipper: BatchShipper = (
+                self._process_shipper
+                if self._under_load and self._process_shipper is not None
+                else inline
+            )
+            shipped_batch = shipper.ship(self._shipped, BATCH)
+            if not shipped_batch.last:
                 return
-            self._cost_s += carried.cpu_s
-            self._busy |= carried.rows >= _MANY
-            if carried.refused:
-                log.error("the database refused a batch; shipping rows singly: %s", carried.refused)
-                self._one_by_one(carrier, carried)
-            self._shipped = carried.last
-            self._spool.forget_shipped(carried.last)
+            self._cpu_s += shipped_batch.cpu_s
+            self._under_load |= shipped_batch.rows >= _MANY
+            if shipped_batch.refused:
+                log.error(
+                    "the database refused a batch; shipping rows singly: %s", shipped_batch.refused
+                )
+                self._one_by_one(shipper, shipped_batch)
+            self._shipped = shipped_batch.last
+            self._spool.forget_shipped(shipped_batch.last)
             reader.execute("pragma wal_checkpoint(passive)")
-            if not whole and carried.last - carried.first + 1 < BATCH:
+            if not whole and shipped_batch.last - shipped_batch.first + 1 < BATCH:
                 return
 
-    def _one_by_one(self, carrier: Carrier, batch: Carried) -> None:
+    def _one_by_one(self, shipper: BatchShipper, batch: ShippedBatch) -> None:
         for seq in range(batch.first, batch.last + 1):
-            single = carrier.carry(seq - 1, 1)
+            single = shipper.ship(seq - 1, 1)
             if single.last == seq and single.refused:
                 log.error("the database refused a record; it is parked: %s", single.refused)
                 self._spool.park(seq, single.refused)
 
 
-def ship_file(connection: sqlite3.Connection, books: Books, forget: Callable[[int], None]) -> int:
+def ship_file(
+    connection: sqlite3.Connection, sink: UsageSink, forget: Callable[[int], None]
+) -> int:
     """Ship the whole outbox of an adopted file; returns the number of rows."""
     total, after = 0, 0
     while True:
         batch = read_outbox(connection, BATCH, after=after)
         if not batch.last:
             return total
-        books.record(batch)
+        sink.record(batch)
         forget(batch.last)
         after = batch.last
         total += len(batch.usage) + len(batch.moderation)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from core.batches.jobs import Answered
+from core.batches.jobs import LineResult
 from core.errors import Unavailable
 from core.events import EngineCount, ModerationEvent, OpenedRequest, UsageEvent
 
@@ -43,14 +43,14 @@ _TO_OUTBOX = "insert into outbox values (next_seq(), ?, ?)"
 _opened = msgspec.msgpack.Decoder(OpenedRequest)
 _settled = msgspec.msgpack.Decoder(tuple[UsageEvent, EngineCount | None])
 _moderation = msgspec.msgpack.Decoder(list[ModerationEvent])
-_line = msgspec.msgpack.Decoder(tuple[str, Answered])
+_line = msgspec.msgpack.Decoder(tuple[str, LineResult])
 _encode = msgspec.msgpack.Encoder().encode
 
 Statement = tuple[str, tuple[object, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutboxBatch:
     """The records of one read of the outbox, in order, and the range of rows."""
 
     first: int
@@ -58,7 +58,7 @@ class Outgoing:
     usage: list[UsageEvent]
     receipts: list[EngineCount]
     moderation: list[ModerationEvent]
-    lines: list[tuple[str, Answered]]  # answered lines of batches: (batch id, answer)
+    lines: list[tuple[str, LineResult]]  # answered lines of batches: (batch id, answer)
 
 
 class SpoolFile:
@@ -97,11 +97,11 @@ class SpoolFile:
         return [_opened.decode(body) for (body,) in rows]
 
     def is_empty(self) -> bool:
-        found = self.connection.execute(
+        row = self.connection.execute(
             "select exists (select 1 from opened) or exists (select 1 from outbox)"
             " or exists (select 1 from parked)"
         ).fetchone()
-        return not found[0]
+        return not row[0]
 
     def close(self, *, remove: bool = False) -> None:
         self.connection.close()
@@ -119,12 +119,12 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def read_outbox(connection: sqlite3.Connection, limit: int, *, after: int = 0) -> Outgoing:
+def read_outbox(connection: sqlite3.Connection, limit: int, *, after: int = 0) -> OutboxBatch:
     rows = connection.execute(
         "select seq, topic, body from outbox where seq > ? order by seq limit ?", (after, limit)
     ).fetchall()
     settled = [_settled.decode(body) for _, topic, body in rows if topic == USAGE]
-    return Outgoing(
+    return OutboxBatch(
         first=rows[0][0] if rows else 0,
         last=rows[-1][0] if rows else 0,
         usage=[event for event, _ in settled],
@@ -139,35 +139,35 @@ def read_outbox(connection: sqlite3.Connection, limit: int, *, after: int = 0) -
     )
 
 
-def opening(record: OpenedRequest) -> Statement:
+def insert_opened(record: OpenedRequest) -> Statement:
     return "insert into opened values (?, ?)", (record.request_id, _encode(record))
 
 
-def reopening(record: OpenedRequest) -> Statement:
+def update_opened(record: OpenedRequest) -> Statement:
     return "update opened set body = ? where request_id = ?", (_encode(record), record.request_id)
 
 
-def closing(event: UsageEvent, receipt: EngineCount | None) -> list[Statement]:
+def move_to_outbox(event: UsageEvent, receipt: EngineCount | None) -> list[Statement]:
     return [
         ("delete from opened where request_id = ?", (event.request_id,)),
         (_TO_OUTBOX, (USAGE, _encode((event, receipt)))),
     ]
 
 
-def noting(events: Sequence[ModerationEvent]) -> Statement:
+def insert_moderation(events: Sequence[ModerationEvent]) -> Statement:
     return _TO_OUTBOX, (MODERATION, _encode(events))
 
 
-def answering(batch_id: str, answered: Answered) -> Statement:
+def insert_answer(batch_id: str, answered: LineResult) -> Statement:
     """The answer to a line of a batch, to be committed together with its usage event."""
     return _TO_OUTBOX, (LINE, _encode((batch_id, answered)))
 
 
-def shipped(last: int) -> Statement:
+def delete_shipped(last: int) -> Statement:
     return "delete from outbox where seq <= ?", (last,)
 
 
-def parking(seq: int, reason: str) -> list[Statement]:
+def move_to_parked(seq: int, reason: str) -> list[Statement]:
     return [
         (
             "insert into parked (topic, body, reason) select topic, body, ? from outbox"
@@ -188,53 +188,54 @@ class Spool:
         self._batch: list[Statement] = []
         self._waiters: list[asyncio.Future[None]] = []
         self._retry: list[Statement] = []  # statements that the disk refused, to be retried
-        self._then: list[Callable[[], None]] = []  # called once everything queued is durable
+        self._on_durable: list[Callable[[], None]] = []  # called once everything queued is durable
 
     async def open(self, record: OpenedRequest) -> None:
         """Returns when the record is durable; raises Unavailable if the disk refuses it."""
-        await self._add([opening(record)])
+        await self._add([insert_opened(record)])
 
     async def reopen(self, record: OpenedRequest) -> None:
         """As `open`, for an open request that moves to another engine or model."""
-        await self._add([reopening(record)])
+        await self._add([update_opened(record)])
 
     async def close(
         self,
         event: UsageEvent,
         receipt: EngineCount | None = None,
-        then: Callable[[], None] | None = None,
-        also: Sequence[Statement] = (),
+        on_durable: Callable[[], None] | None = None,
+        extra_statements: Sequence[Statement] = (),
     ) -> None:
         """Never raises Unavailable: what the disk refuses goes into a later commit.
 
-        `then` is called once the record is durable; `also` goes into the same commit."""
-        if then is not None:
-            self._then.append(then)
+        `on_durable` is called once the record is durable; `extra_statements` goes into the same
+        commit."""
+        if on_durable is not None:
+            self._on_durable.append(on_durable)
         with contextlib.suppress(Unavailable):
-            await self._add([*closing(event, receipt), *also])
+            await self._add([*move_to_outbox(event, receipt), *extra_statements])
 
     def close_soon(
         self,
         event: UsageEvent,
         receipt: EngineCount | None = None,
-        then: Callable[[], None] | None = None,
+        on_durable: Callable[[], None] | None = None,
     ) -> None:
-        if then is not None:
-            self._then.append(then)
-        self._queue(closing(event, receipt))
+        if on_durable is not None:
+            self._on_durable.append(on_durable)
+        self._queue(move_to_outbox(event, receipt))
 
     def note(self, events: Sequence[ModerationEvent]) -> None:
         """Queue moderation events, as one row."""
-        self._queue([noting(events)])
+        self._queue([insert_moderation(events)])
 
     def forget_shipped(self, last: int) -> None:
         """Delete shipped rows. Called in the shipper's thread."""
         if self._loop is not None and not self._loop.is_closed():
-            self._call_in_loop(lambda: self._queue([shipped(last)]))
+            self._call_in_loop(lambda: self._queue([delete_shipped(last)]))
 
     def park(self, seq: int, reason: str) -> None:
         """Move a row to `parked`. Called in the shipper's thread."""
-        self._call_in_loop(lambda: self._queue(parking(seq, reason)))
+        self._call_in_loop(lambda: self._queue(move_to_parked(seq, reason)))
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -248,18 +249,18 @@ class Spool:
         try:
             self.file.commit(batch)
         except sqlite3.Error as error:
-            self._refused(batch, waiters, error)
+            self._commit_failed(batch, waiters, error)
             return
         self._retry = []
-        then, self._then = self._then, []
-        for call in then:
+        on_durable, self._on_durable = self._on_durable, []
+        for call in on_durable:
             call()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
         self.arrived.set()
 
-    def _refused(
+    def _commit_failed(
         self, batch: list[Statement], waiters: list[asyncio.Future[None]], error: sqlite3.Error
     ) -> None:
         log.error("the spool %s cannot be written: %s", self.file.path, error)

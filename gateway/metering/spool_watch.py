@@ -22,12 +22,16 @@ def spool_counts(settings: Settings) -> SpoolCounts:
     changed: list[float] = []
     for path in sorted((settings.data_dir / "spool").glob("*.db")):
         try:
-            found = _counts(path)
-            if found[1]:
+            counted = _counts(path)
+            if counted[1]:
                 changed.append(path.stat().st_mtime)
         except (sqlite3.Error, FileNotFoundError):
             continue  # its owner has just removed it
-        running, unshipped, parked = running + found[0], unshipped + found[1], parked + found[2]
+        running, unshipped, parked = (
+            running + counted[0],
+            unshipped + counted[1],
+            parked + counted[2],
+        )
     return SpoolCounts(running, unshipped, parked, min(changed, default=None))
 
 

@@ -24,7 +24,7 @@ class Truncation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class TruncatedChat:
     messages: list[Message]
     turns: int = 0  # dropped
     blocks: int = 0  # dropped
@@ -32,8 +32,8 @@ class Fitted:
     @property
     def effect(self) -> str | None:
         """`turns=2, blocks=1`; None when nothing was dropped."""
-        told = (("turns", self.turns), ("blocks", self.blocks))
-        return ", ".join(f"{name}={number}" for name, number in told if number) or None
+        counts = (("turns", self.turns), ("blocks", self.blocks))
+        return ", ".join(f"{name}={number}" for name, number in counts if number) or None
 
 
 def fit(
@@ -42,36 +42,36 @@ def fit(
     count: Count,
     truncation: Truncation,
     rough: Count | None = None,
-) -> Fitted:
+) -> TruncatedChat:
     """Drops as little as possible. `count` gives the prompt's tokens and `limit` their maximum;
     `rough` is a cheap approximation of `count` that saves exact counts. Raises ContextLengthExceeded
     when dropping everything that may be dropped is not enough."""
     needed = count(messages)
     if needed <= limit:
-        return Fitted(messages)
+        return TruncatedChat(messages)
     blocks = [] if truncation is Truncation.OLDEST else _ranked(messages)
     turns = [] if truncation is Truncation.RANKED else _turns(messages)
-    most = len(blocks) + max(0, len(turns) - 1)
-    if truncation is Truncation.DISABLED or most < 1:
+    max_drops = len(blocks) + max(0, len(turns) - 1)
+    if truncation is Truncation.DISABLED or max_drops < 1:
         raise too_long(needed, limit)
 
-    def _dropped(number: int) -> Fitted:
+    def _dropped(number: int) -> TruncatedChat:
         parts = min(number, len(blocks))
         left = _drop_parts(messages, {(i, j) for _rank, i, j in blocks[:parts]})
-        return Fitted(_drop_turns(left, turns, number - parts), number - parts, parts)
+        return TruncatedChat(_drop_turns(left, turns, number - parts), number - parts, parts)
 
     guess = 1
     if rough is not None:
         # Tokens that the template adds, averaged over the messages.
-        frame = max(0.0, (needed - rough(messages)) / len(messages))
-        guess = _first(
+        overhead = max(0.0, (needed - rough(messages)) / len(messages))
+        guess = _bisect(
             1,
-            most,
-            lambda n: rough(m := _dropped(n).messages) + frame * len(m) <= limit,
+            max_drops,
+            lambda n: rough(m := _dropped(n).messages) + overhead * len(m) <= limit,
         )
-    least = _nearest(guess, most, lambda n: count(_dropped(n).messages) <= limit)
+    least = _gallop(guess, max_drops, lambda n: count(_dropped(n).messages) <= limit)
     if least is None:
-        raise too_long(count(_dropped(most).messages), limit)
+        raise too_long(count(_dropped(max_drops).messages), limit)
     return _dropped(least)
 
 
@@ -83,7 +83,7 @@ def too_long(needed: int, limit: int) -> ContextLengthExceeded:
     )
 
 
-def _first(low: int, high: int, fits: Callable[[int], bool]) -> int:
+def _bisect(low: int, high: int, fits: Callable[[int], bool]) -> int:
     """The least number from `low` that fits, given that `high` fits. Binary search: dropping more
     never makes a prompt longer."""
     while low < high:
@@ -92,8 +92,8 @@ def _first(low: int, high: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _nearest(guess: int, most: int, fits: Callable[[int], bool]) -> int | None:
-    """Like `_first`, with a galloping search from `guess`. None when not even `most` fits."""
+def _gallop(guess: int, max_drops: int, fits: Callable[[int], bool]) -> int | None:
+    """Like `_bisect`, with a galloping search from `guess`. None when not even `max_drops` fits."""
     step, low, high = 1, 0, guess
     if fits(guess):
         while high - step > 0 and fits(high - step):
@@ -101,10 +101,10 @@ def _nearest(guess: int, most: int, fits: Callable[[int], bool]) -> int | None:
         low = max(0, high - step)
     else:
         while not fits(high):
-            if high == most:
+            if high == max_drops:
                 return None
-            low, high, step = high, min(most, high + step), 2 * step
-    return _first(low + 1, high, fits)
+            low, high, step = high, min(max_drops, high + step), 2 * step
+    return _bisect(low + 1, high, fits)
 
 
 def _turns(messages: Sequence[Message]) -> list[int]:
@@ -126,21 +126,24 @@ def _drop_turns(messages: list[Message], starts: list[int], number: int) -> list
 
 def _ranked(messages: Sequence[Message]) -> list[tuple[int, int, int]]:
     """(rank, message, part) of every ranked part, worst rank first, later parts before earlier."""
-    found = [
+    ranked = [
         (part["rank"], i, j)
         for i, message in enumerate(messages)
         if isinstance(message.get("content"), list)
         for j, part in enumerate(message["content"])
         if isinstance(part, Mapping) and type(part.get("rank")) is int
     ]
-    return sorted(found, reverse=True)
+    return sorted(ranked, reverse=True)
 
 
-def _drop_parts(messages: list[Message], gone: set[tuple[int, int]]) -> list[Message]:
-    if not gone:
+def _drop_parts(messages: list[Message], dropped_parts: set[tuple[int, int]]) -> list[Message]:
+    if not dropped_parts:
         return messages
     return [
-        {**message, "content": [p for j, p in enumerate(message["content"]) if (i, j) not in gone]}
+        {
+            **message,
+            "content": [p for j, p in enumerate(message["content"]) if (i, j) not in dropped_parts],
+        }
         if isinstance(message.get("content"), list)
         else message
         for i, message in enumerate(messages)

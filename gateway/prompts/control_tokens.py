@@ -29,7 +29,7 @@ _PRIVATE = range(0xF0000, 0xFFFFE)
 
 
 @dataclass(frozen=True, slots=True)
-class Disarmed:
+class EscapedChat:
     """A chat with its control tokens replaced by `mark`, the token's index, `mark`."""
 
     messages: list[dict[str, Any]]
@@ -40,22 +40,22 @@ class Disarmed:
 class ControlTokens:
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = tokenizer.get_added_tokens_decoder()
-        chosen = {
+        control_ids = {
             token.content: number
             for number, token in added.items()
             if token.content and (token.special or _MARKER.fullmatch(token.content))
         }
         self._tokenizer = tokenizer
-        self._texts = sorted(chosen, key=len, reverse=True)
-        self._ids = chosen
+        self._texts = sorted(control_ids, key=len, reverse=True)
+        self._ids = control_ids
         self._finder = BytesAhoCorasick([_in_json(text) for text in self._texts])
-        self._pattern = re.compile("|".join(map(re.escape, self._texts))) if chosen else None
+        self._pattern = re.compile("|".join(map(re.escape, self._texts))) if control_ids else None
         # Unguessable, so that no client can write the control tokens of the copy.
         self._name = f"{_GUARD}{secrets.token_hex(16)}:"
-        self._folds = tokenizer.normalizer is not None and any(
-            token.normalized for token in added.values() if token.content in chosen
+        self._normalizes = tokenizer.normalizer is not None and any(
+            token.normalized for token in added.values() if token.content in control_ids
         )
-        self._twin: Tokenizer | None = None
+        self._safe_tokenizer: Tokenizer | None = None
         self._lock = threading.Lock()
 
     def occur_in(
@@ -63,71 +63,75 @@ class ControlTokens:
     ) -> bool:
         """Whether a string of the client contains a control token. Join the parts of a message's
         content first: a token can be split over two parts."""
-        written = orjson.dumps((messages, tools))
-        if self._finder.find_matches_as_indexes(written):
+        serialized = orjson.dumps((messages, tools))
+        if self._finder.find_matches_as_indexes(serialized):
             return True
-        return self._folds and self._appear_when_folded(written.decode())
+        return self._normalizes and self._occur_when_normalized(serialized.decode())
 
-    def disarm(
+    def escape(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
-    ) -> Disarmed:
+    ) -> EscapedChat:
         used = set(json.dumps((messages, tools), ensure_ascii=False))
         mark = next(chr(point) for point in _PRIVATE if chr(point) not in used)
-        return Disarmed(self._hidden(messages, mark), self._hidden(tools, mark), mark)
+        return EscapedChat(
+            self._escape_value(messages, mark), self._escape_value(tools, mark), mark
+        )
 
     def encode(self, rendered: str, mark: str) -> list[int]:
-        """The token ids of a rendered `Disarmed` chat. The first call blocks for seconds with a large
+        """The token ids of a rendered `EscapedChat` chat. The first call blocks for seconds with a large
         vocabulary."""
         assert self._pattern is not None
         marked = re.compile(f"{mark}([0-9]+){mark}|{self._pattern.pattern}")
-        wanted: Counter[int] = Counter()
+        expected: Counter[int] = Counter()
 
-        def _swap(found: re.Match[str]) -> str:
-            if found[1] is not None:
-                return self._texts[int(found[1])]
-            number = self._ids[found[0]]
-            wanted[number] += 1
-            return self._twin_name(number)
+        def _swap(match: re.Match[str]) -> str:
+            if match[1] is not None:
+                return self._texts[int(match[1])]
+            number = self._ids[match[0]]
+            expected[number] += 1
+            return self._safe_name(number)
 
         text = marked.sub(_swap, rendered)
-        ids = list(self._guarded().encode(text, add_special_tokens=False).ids)
+        ids = list(self._get_safe_tokenizer().encode(text, add_special_tokens=False).ids)
         control = set(self._ids.values())
-        if Counter(each for each in ids if each in control) != wanted:
-            raise _no_text()
+        if Counter(each for each in ids if each in control) != expected:
+            raise _not_encodable()
         return ids
 
-    def _hidden(self, value: Any, mark: str) -> Any:
+    def _escape_value(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):
             assert self._pattern is not None
             return self._pattern.sub(lambda m: f"{mark}{self._texts.index(m[0])}{mark}", value)
         if isinstance(value, dict):
-            return {self._hidden(k, mark): self._hidden(v, mark) for k, v in value.items()}
+            return {
+                self._escape_value(k, mark): self._escape_value(v, mark) for k, v in value.items()
+            }
         if isinstance(value, list):
-            return [self._hidden(each, mark) for each in value]
+            return [self._escape_value(each, mark) for each in value]
         return value
 
-    def _appear_when_folded(self, written: str) -> bool:
-        folded = str(self._tokenizer.normalizer.normalize_str(written))
-        if self._finder.find_matches_as_indexes(folded.encode()):
-            raise _no_text()
+    def _occur_when_normalized(self, serialized: str) -> bool:
+        normalized_text = str(self._tokenizer.normalizer.normalize_str(serialized))
+        if self._finder.find_matches_as_indexes(normalized_text.encode()):
+            raise _not_encodable()
         return False
 
-    def _twin_name(self, number: int) -> str:
+    def _safe_name(self, number: int) -> str:
         return f"{self._name}{number}{_GUARD}"
 
-    def _guarded(self) -> Tokenizer:
+    def _get_safe_tokenizer(self) -> Tokenizer:
         with self._lock:
-            if self._twin is None:
-                self._twin = self._made_twin()
-            return self._twin
+            if self._safe_tokenizer is None:
+                self._safe_tokenizer = self._build_safe_tokenizer()
+            return self._safe_tokenizer
 
-    def _made_twin(self) -> Tokenizer:
-        told = json.loads(self._tokenizer.to_str())
-        names = {text: self._twin_name(number) for text, number in self._ids.items()}
-        for each in told["added_tokens"]:
+    def _build_safe_tokenizer(self) -> Tokenizer:
+        config = json.loads(self._tokenizer.to_str())
+        names = {text: self._safe_name(number) for text, number in self._ids.items()}
+        for each in config["added_tokens"]:
             if each["content"] in names:
                 each["content"], each["normalized"] = names[each["content"]], False
-        model = told["model"]
+        model = config["model"]
         if isinstance(model.get("vocab"), dict):
             model["vocab"] = {names.get(k, k): v for k, v in model["vocab"].items()}
         elif isinstance(model.get("vocab"), list):
@@ -135,19 +139,21 @@ class ControlTokens:
         if model.get("unk_token") in names:
             model["unk_token"] = names[model["unk_token"]]
         try:
-            twin = Tokenizer.from_str(json.dumps(told))
+            safe_tokenizer = Tokenizer.from_str(json.dumps(config))
         except Exception:  # tokenizers raises plain Exception
-            raise _no_text() from None
-        if any(twin.token_to_id(names[text]) != number for text, number in self._ids.items()):
-            raise _no_text()
-        return twin
+            raise _not_encodable() from None
+        if any(
+            safe_tokenizer.token_to_id(names[text]) != number for text, number in self._ids.items()
+        ):
+            raise _not_encodable()
+        return safe_tokenizer
 
 
 def _in_json(text: str) -> bytes:
     return orjson.dumps(text)[1:-1]
 
 
-def _no_text() -> BadRequest:
+def _not_encodable() -> BadRequest:
     return BadRequest(
         "A text contains a control token of this model, and its tokenizer cannot encode those "
         "characters as plain text.",

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from core.errors import BadRequest, ContextLengthExceeded
 from core.tenants.keys import Principal
-from gateway.ask import Ask
-from gateway.exchange import Headers
-from gateway.prompts.prompt_order import PromptOrder, Volatile, arrange
-from gateway.prompts.shortening import estimate, shortened, texts_of
+from gateway.http.exchange import Headers
+from gateway.inference.request import InferenceRequest
+from gateway.prompts.prompt_order import PromptOrder, Volatile, reorder
+from gateway.prompts.rendering import RenderedPrompt, render_prompt
 from gateway.prompts.tokenizing import TextCodec
+from gateway.prompts.truncation import estimate, texts_of, truncate
 from gateway.prompts.volatile import volatile_rule
-from gateway.prompts.writing import Written, written
 
 ORDER_HEADER = "x-tollhouse-prompt-order"
 TRUNCATION_HEADER = "x-tollhouse-truncation"
@@ -26,7 +26,7 @@ _INLINE_CHARACTERS = 20_000  # longer prompts are encoded in a thread
 
 
 class Prompt(Struct, frozen=True):
-    ask: Ask  # in the tenant's prompt order, as sent to the engine
+    request: InferenceRequest  # in the tenant's prompt order, as sent to the engine
     ids: list[int]  # of several prompts: concatenated
     max_tokens: int  # output tokens per choice: as requested, or the rest of the context
     headers: dict[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Prompt(Struct, frozen=True):
     parts: tuple["Prompt", ...] = ()  # one per prompt when there are several
 
     @property
-    def lead(self) -> list[int]:
+    def first_ids(self) -> list[int]:
         """The ids of the first prompt, which routing looks up in prefix caches."""
         return self.parts[0].ids if self.parts else self.ids
 
@@ -43,48 +43,52 @@ class Prompt(Struct, frozen=True):
 
 
 async def prepare(
-    ask: Ask, codec: TextCodec | None, context_length: int, principal: Principal
+    request: InferenceRequest, codec: TextCodec | None, context_length: int, principal: Principal
 ) -> Prompt:
-    if ask.inputs is not None:
-        return await asyncio.to_thread(to_embed, ask, codec, context_length)
-    if len(ask.prompts) > 1:
-        return await _several(ask, codec, context_length, principal)
-    ask, order = in_order(ask, principal)
-    if ask.truncation != "disabled" and ask.messages is not None:
-        ask = await asyncio.to_thread(shortened, ask, codec, context_length, principal.tenant_id)
+    if request.inputs is not None:
+        return await asyncio.to_thread(prepare_embeddings, request, codec, context_length)
+    if len(request.prompts) > 1:
+        return await _prepare_several(request, codec, context_length, principal)
+    request, order = apply_prompt_order(request, principal)
+    if request.truncation != "disabled" and request.messages is not None:
+        request = await asyncio.to_thread(
+            truncate, request, codec, context_length, principal.tenant_id
+        )
     headers = {ORDER_HEADER: order} if order else {}
-    if ask.dropped:
-        headers[TRUNCATION_HEADER] = ask.dropped
+    if request.dropped:
+        headers[TRUNCATION_HEADER] = request.dropped
     if codec is None:
-        return replace(_estimated(ask, context_length), headers=headers, order=order)
-    if ask.prompts and isinstance(ask.prompts[0], list):
-        ids = _checked(ask.prompts[0], codec.vocab_size)
-        ask = replace(ask, spoken=(codec.tokenizer.decode(ids, skip_special_tokens=False),))
+        return replace(_prepare_estimated(request, context_length), headers=headers, order=order)
+    if request.prompts and isinstance(request.prompts[0], list):
+        ids = _check_ids(request.prompts[0], codec.vocab_size)
+        request = replace(
+            request, decoded_prompts=(codec.tokenizer.decode(ids, skip_special_tokens=False),)
+        )
     else:
-        ids = await _ids(written(ask, codec), principal.tenant_id)
+        ids = await _ids(render_prompt(request, codec), principal.tenant_id)
     if not ids:
         raise BadRequest(
-            "The prompt is empty.", next_step="Send at least one token.", param=_field(ask)
+            "The prompt is empty.", next_step="Send at least one token.", param=_param_name(request)
         )
-    room = _room(ask, len(ids), context_length)
-    return Prompt(ask, ids, room, headers, order)
+    output_limit = _output_limit(request, len(ids), context_length)
+    return Prompt(request, ids, output_limit, headers, order)
 
 
-async def _several(
-    ask: Ask, codec: TextCodec | None, context_length: int, principal: Principal
+async def _prepare_several(
+    request: InferenceRequest, codec: TextCodec | None, context_length: int, principal: Principal
 ) -> Prompt:
     """Each prompt has the whole context to itself."""
     parts = [
-        await prepare(replace(ask, prompts=(each,)), codec, context_length, principal)
-        for each in ask.prompts
+        await prepare(replace(request, prompts=(each,)), codec, context_length, principal)
+        for each in request.prompts
     ]
-    spoken = tuple(text for part in parts for text in part.ask.spoken)
+    decoded_prompts = tuple(text for part in parts for text in part.request.decoded_prompts)
     ids = [token for part in parts for token in part.ids]
-    ask = replace(ask, spoken=spoken)
-    return Prompt(ask, ids, parts[0].max_tokens, parts=tuple(parts))
+    request = replace(request, decoded_prompts=decoded_prompts)
+    return Prompt(request, ids, parts[0].max_tokens, parts=tuple(parts))
 
 
-async def _ids(text: Written, tenant_id: str) -> list[int]:
+async def _ids(text: RenderedPrompt, tenant_id: str) -> list[int]:
     """Long texts are encoded in a thread."""
     pieces = text.pieces(tenant_id)
     new = len(text.text) if pieces is None else pieces.new_characters
@@ -94,16 +98,18 @@ async def _ids(text: Written, tenant_id: str) -> list[int]:
     return encode()
 
 
-def in_order(ask: Ask, principal: Principal) -> tuple[Ask, str | None]:
+def apply_prompt_order(
+    request: InferenceRequest, principal: Principal
+) -> tuple[InferenceRequest, str | None]:
     """Applies the tenant's `prompt_order` setting (`off`, `safe` or `full`). Returns the request and
     the order with its changes, for example `full:tools+volatile`; None for a prompt without messages.
     """
-    wanted = principal.settings.get("prompt_order", PromptOrder.SAFE)
-    if ask.messages is None or wanted not in _ORDERS:
-        return ask, None
-    order = PromptOrder(wanted)
-    if order is not PromptOrder.FULL and not ask.tools:
-        return ask, order.value
+    order_setting = principal.settings.get("prompt_order", PromptOrder.SAFE)
+    if request.messages is None or order_setting not in _ORDERS:
+        return request, None
+    order = PromptOrder(order_setting)
+    if order is not PromptOrder.FULL and not request.tools:
+        return request, order.value
     rules = principal.settings.get("volatile") or {}
     try:
         rule = _rule(tuple(rules.get("kinds", ("dates", "ids"))), tuple(rules.get("patterns", ())))
@@ -112,11 +118,11 @@ def in_order(ask: Ask, principal: Principal) -> tuple[Ask, str | None]:
             f"The organisation's `volatile` setting is invalid: {error}.",
             next_step="Ask an admin to correct `volatile` in the organisation's settings.",
         ) from None
-    made = arrange(order, ask.messages, ask.tools or (), rule)
-    if not made.changed:
-        return ask, order.value
-    changed = replace(ask, messages=made.messages, tools=made.tools or None)
-    return changed, f"{order.value}:{'+'.join(made.changed)}"
+    ordered = reorder(order, request.messages, request.tools or (), rule)
+    if not ordered.changed:
+        return request, order.value
+    changed = replace(request, messages=ordered.messages, tools=ordered.tools or None)
+    return changed, f"{order.value}:{'+'.join(ordered.changed)}"
 
 
 @cache
@@ -124,10 +130,12 @@ def _rule(kinds: tuple[str, ...], patterns: tuple[str, ...]) -> Volatile:
     return volatile_rule(kinds, patterns)
 
 
-def to_embed(ask: Ask, codec: TextCodec | None, context_length: int) -> Prompt:
+def prepare_embeddings(
+    request: InferenceRequest, codec: TextCodec | None, context_length: int
+) -> Prompt:
     """Texts are counted one by one: each has the whole context to itself."""
     sizes: list[int] = []
-    for each in ask.inputs or ():
+    for each in request.inputs or ():
         if not isinstance(each, str):
             sizes.append(len(each))
         else:
@@ -140,10 +148,10 @@ def to_embed(ask: Ask, codec: TextCodec | None, context_length: int) -> Prompt:
                 next_step=f"Split input[{index}] into shorter texts.",
                 param="input",
             )
-    return Prompt(ask, [0] * sum(sizes), 1)
+    return Prompt(request, [0] * sum(sizes), 1)
 
 
-def _checked(ids: list[int], vocab_size: int) -> list[int]:
+def _check_ids(ids: list[int], vocab_size: int) -> list[int]:
     for token in ids:
         if not 0 <= token < vocab_size:
             raise BadRequest(
@@ -154,24 +162,24 @@ def _checked(ids: list[int], vocab_size: int) -> list[int]:
     return ids
 
 
-def _room(ask: Ask, prompt_tokens: int, context_length: int) -> int:
-    room = context_length - prompt_tokens
-    asked = ask.max_tokens
-    if room < 1 or (asked is not None and asked > room):
-        wanted = f" and max_tokens is {asked}" if asked is not None else ""
+def _output_limit(request: InferenceRequest, prompt_tokens: int, context_length: int) -> int:
+    output_limit = context_length - prompt_tokens
+    requested = request.max_tokens
+    if output_limit < 1 or (requested is not None and requested > output_limit):
+        order_setting = f" and max_tokens is {requested}" if requested is not None else ""
         raise ContextLengthExceeded(
             f"The model's context is {context_length} tokens; the prompt has {prompt_tokens}"
-            f"{wanted}.",
+            f"{order_setting}.",
             next_step="Shorten the prompt or max_tokens, or let truncation drop old turns.",
-            param=_field(ask) if room < 1 else "max_tokens",
+            param=_param_name(request) if output_limit < 1 else "max_tokens",
         )
-    return asked if asked is not None else room
+    return requested if requested is not None else output_limit
 
 
-def _estimated(ask: Ask, context_length: int) -> Prompt:
-    count = estimate(texts_of(ask))
-    return Prompt(ask, [0] * count, _room(ask, count, context_length))
+def _prepare_estimated(request: InferenceRequest, context_length: int) -> Prompt:
+    count = estimate(texts_of(request))
+    return Prompt(request, [0] * count, _output_limit(request, count, context_length))
 
 
-def _field(ask: Ask) -> str:
-    return "messages" if ask.messages is not None else "prompt"
+def _param_name(request: InferenceRequest) -> str:
+    return "messages" if request.messages is not None else "prompt"

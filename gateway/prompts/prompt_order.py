@@ -33,23 +33,23 @@ class PromptOrder(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class OrderedPrompt:
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
     changed: tuple[str, ...]  # of: schemas, tools, volatile
 
 
-def arrange(
+def reorder(
     order: PromptOrder,
     messages: Sequence[Message],
     tools: Sequence[Message] = (),
     is_volatile: Volatile | None = None,
-) -> Ordered:
+) -> OrderedPrompt:
     """`is_volatile(text)` is the tenant's rule for blocks that the client did not mark."""
     plain = [dict(message) for message in messages]
     given = [dict(tool) for tool in tools]
     if order is PromptOrder.OFF:
-        return Ordered(plain, given, ())
+        return OrderedPrompt(plain, given, ())
     changed: list[str] = []
     canonical = [canonical_tool(tool) for tool in given]
     if _differs(canonical, given):
@@ -62,7 +62,7 @@ def arrange(
         if moved != plain:
             changed.append("volatile")
         plain = moved
-    return Ordered(plain, sorted_tools, tuple(changed))
+    return OrderedPrompt(plain, sorted_tools, tuple(changed))
 
 
 def canonical_tool(tool: Message) -> dict[str, Any]:

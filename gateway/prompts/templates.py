@@ -29,7 +29,7 @@ class ChatTemplate:
         # Jinja copies the globals on each render, and a plain dict copies faster than its ChainMap.
         self._template.globals = dict(self._template.globals)
         self._tokens = tokens
-        self.takes_tools = "tools" in source
+        self.supports_tools = "tools" in source
 
     def render(
         self,

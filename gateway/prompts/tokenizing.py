@@ -13,12 +13,12 @@ from tokenizers import Tokenizer
 
 from core.errors import SettingError
 from gateway.prompts.control_tokens import ControlTokens
+from gateway.prompts.prefix_tokens import PrefixTokenCache
 from gateway.prompts.templates import ChatTemplate
-from gateway.prompts.token_heads import TokenHeads
-from gateway.prompts.word_ids import WordIds
+from gateway.prompts.word_cache import WordCache
 
-_BROKEN = "\ufffd"  # what decoders emit for incomplete UTF-8
-_HOLD_AT_MOST = 8  # tokens; a code point has at most 4 bytes, so more than this is not UTF-8
+_REPLACEMENT = "\ufffd"  # what decoders emit for incomplete UTF-8
+_MAX_PENDING = 8  # tokens; a code point has at most 4 bytes, so more than this is not UTF-8
 
 
 class TextCodec:
@@ -31,8 +31,8 @@ class TextCodec:
         tokenizer.no_padding()
         self.tokenizer = tokenizer
         self.control = ControlTokens(tokenizer)
-        self.heads = TokenHeads(tokenizer)
-        self._words = WordIds(tokenizer)
+        self.prefix_tokens = PrefixTokenCache(tokenizer)
+        self._word_cache = WordCache(tokenizer)
         self.template = template
         self.eos_token_ids = eos_token_ids
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -40,7 +40,7 @@ class TextCodec:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """`special` adds the model's special tokens for a raw prompt (its BOS)."""
-        ids = None if special else self._words.of(text)
+        ids = None if special else self._word_cache.encode(text)
         if ids is not None:
             return ids
         return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
@@ -65,35 +65,35 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._decode = tokenizer.decode
         self._window: list[int] = []  # emitted tokens for context, then pending ones
-        self._shown = 0  # number of emitted tokens in the window
+        self._emitted = 0  # number of emitted tokens in the window
         self._prefix = ""  # text of the emitted part
 
     @property
     def pending(self) -> bool:
-        return len(self._window) > self._shown
+        return len(self._window) > self._emitted
 
     def feed(self, token: int) -> str:
         self._window.append(token)
         text = self._decode(self._window)
-        waits = len(self._window) - self._shown
-        if text.endswith(_BROKEN) and waits < _HOLD_AT_MOST:
+        pending_tokens = len(self._window) - self._emitted
+        if text.endswith(_REPLACEMENT) and pending_tokens < _MAX_PENDING:
             return ""
-        return self._show(text)
+        return self._emit(text)
 
     def flush(self) -> str:
         """The pending text; incomplete UTF-8 becomes the replacement character."""
         if not self.pending:
             return ""
-        return self._show(self._decode(self._window))
+        return self._emit(self._decode(self._window))
 
-    def _show(self, text: str) -> str:
+    def _emit(self, text: str) -> str:
         new = text[len(self._prefix) :]
         # Keep only the newest tokens as context: decoders look back one token at most.
         if new:
-            self._window = self._window[self._shown :]
-        elif len(self._window) > 4 * _HOLD_AT_MOST:
-            self._window = self._window[-_HOLD_AT_MOST:]
-        self._shown = len(self._window)
+            self._window = self._window[self._emitted :]
+        elif len(self._window) > 4 * _MAX_PENDING:
+            self._window = self._window[-_MAX_PENDING:]
+        self._emitted = len(self._window)
         self._prefix = self._decode(self._window)
         return new
 
@@ -120,14 +120,14 @@ def load_codec(directory: Path) -> TextCodec:
 
 
 def _eos_ids(directory: Path, tokenizer: Tokenizer, tokens: dict[str, str]) -> tuple[int, ...]:
-    found: list[int] = []
+    ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         value = _read_json(directory / name).get("eos_token_id")
-        found += value if isinstance(value, list) else [value] if isinstance(value, int) else []
+        ids += value if isinstance(value, list) else [value] if isinstance(value, int) else []
     if "eos_token" in tokens:
         eos = tokenizer.token_to_id(tokens["eos_token"])
-        found += [eos] if eos is not None else []
-    return tuple(dict.fromkeys(found))
+        ids += [eos] if eos is not None else []
+    return tuple(dict.fromkeys(ids))
 
 
 def _token_text(value: object) -> str:

@@ -6,7 +6,7 @@ import logging
 from core.clock import Clock
 from core.errors import Unavailable
 from gateway.catalog.catalog import NamedAdapter
-from gateway.routing.replicas import Place
+from gateway.routing.replicas import Replica
 
 log = logging.getLogger("tollhouse.routing")
 
@@ -17,16 +17,16 @@ class AdapterLoads:
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
         self._since: dict[tuple[str, str], float] = {}
 
-    async def ensure(self, place: Place, adapter: NamedAdapter) -> None:
+    async def ensure(self, replica: Replica, adapter: NamedAdapter) -> None:
         """Load the adapter on the replica unless it is registered there."""
-        if place.has(adapter.digest):
+        if replica.has(adapter.digest):
             return
-        key = (place.name, adapter.digest)
+        key = (replica.name, adapter.digest)
         lock = self._locks.setdefault(key, asyncio.Lock())
         try:
             async with lock:
-                if not place.has(adapter.digest):
-                    await self._load(place, adapter)
+                if not replica.has(adapter.digest):
+                    await self._load(replica, adapter)
         finally:
             if not lock.locked():
                 self._locks.pop(key, None)
@@ -39,12 +39,12 @@ class AdapterLoads:
             for (engine, digest), since in self._since.items()
         ]
 
-    async def _load(self, place: Place, adapter: NamedAdapter) -> None:
-        key = (place.name, adapter.digest)
+    async def _load(self, replica: Replica, adapter: NamedAdapter) -> None:
+        key = (replica.name, adapter.digest)
         began = self._since[key] = self._clock.monotonic()
-        log.info("loading the adapter %s on %s", adapter.name, place.name)
+        log.info("loading the adapter %s on %s", adapter.name, replica.name)
         try:
-            state = await place.client.load_adapter(adapter.path, adapter.digest)
+            state = await replica.client.load_adapter(adapter.path, adapter.digest)
         finally:
             del self._since[key]
         spent = self._clock.monotonic() - began
@@ -54,5 +54,5 @@ class AdapterLoads:
                 next_step="Register the adapter again.",
                 code="adapter_changed",
             )
-        place.adapter_took(spent)
-        log.info("loaded the adapter %s on %s in %.2f s", adapter.name, place.name, spent)
+        replica.record_adapter_load(spent)
+        log.info("loaded the adapter %s on %s in %.2f s", adapter.name, replica.name, spent)

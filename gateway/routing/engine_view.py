@@ -3,9 +3,9 @@
 import logging
 from typing import Any
 
-from core import drains
+from core import engine_drains
 from core.database import Database
-from gateway.routing.replicas import Place
+from gateway.routing.replicas import Replica
 from gateway.routing.router import Router
 
 log = logging.getLogger("tollhouse.routing")
@@ -19,50 +19,55 @@ class EngineView:
     def refresh(self) -> None:
         """Read drains from the database. Blocks; run it in a thread."""
         with self._database.read() as session:
-            drained = set(drains.drained(session))
-        for place in self._router.places():
-            if place.draining != (place.name in drained):
-                place.draining = place.name in drained
-                log.warning("%s is %s", place.name, "drained" if place.draining else "in use again")
+            drained = set(engine_drains.drained(session))
+        for replica in self._router.replicas():
+            if replica.draining != (replica.name in drained):
+                replica.draining = replica.name in drained
+                log.warning(
+                    "%s is %s", replica.name, "drained" if replica.draining else "in use again"
+                )
 
     def readiness(self) -> dict[str, dict[str, Any]]:
         """The parts of /readyz. An engine is not `needed` while other replicas serve its models."""
         served: dict[str, bool] = {}
-        for model, places in self._router.models():
-            served[model] = any(place.serves() for place in places)
+        for model, replicas in self._router.models():
+            served[model] = any(replica.serves() for replica in replicas)
         parts = {}
-        for place in self._router.places():
-            mine = [model for model, places in self._router.models() if place in places]
-            needed = not all(served[model] for model in mine)
-            parts[f"engine {place.name}"] = {"needed": needed, **_standing(place)}
+        for replica in self._router.replicas():
+            own_models = [model for model, replicas in self._router.models() if replica in replicas]
+            needed = not all(served[model] for model in own_models)
+            parts[f"engine {replica.name}"] = {"needed": needed, **_status(replica)}
         loading = self._router.loads.under_way()
         if loading:
             parts["adapters"] = {"ready": True, "loading": loading}
         return parts
 
-    def listed(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[dict[str, Any]]:
         """Engines with the load that they last reported; `under_way` counts this process's requests."""
-        found = []
-        for place in self._router.places():
-            models = [model for model, places in self._router.models() if place in places]
-            stats = place.client.stats()
+        rows = []
+        for replica in self._router.replicas():
+            models = [model for model, replicas in self._router.models() if replica in replicas]
+            stats = replica.client.stats()
             load = {
                 "running": stats.running if stats else None,
                 "waiting": stats.waiting if stats else None,
                 "blocks_free": stats.blocks_free if stats else None,
                 "blocks_total": stats.blocks_total if stats else None,
             }
-            found.append(
-                {"engine": place.name, "models": models, **_standing(place), **load}
-                | {"under_way": place.under_way, "adapters": len(place.client.adapters())}
-                | {"indexed_blocks": self._router.index.blocks(place.name)}
+            rows.append(
+                {"engine": replica.name, "models": models, **_status(replica), **load}
+                | {"under_way": replica.under_way, "adapters": len(replica.client.adapters())}
+                | {"indexed_blocks": self._router.index.blocks(replica.name)}
             )
-        return found
+        return rows
 
 
-def _standing(place: Place) -> dict[str, Any]:
-    made: dict[str, Any] = {"ready": place.serves(), "state": place.state()}
-    coming = place.client.coming()
-    if coming is not None:
-        made |= {"loading_for_s": round(coming.for_s, 1), "expected_in_s": round(coming.left_s, 1)}
-    return made
+def _status(replica: Replica) -> dict[str, Any]:
+    status: dict[str, Any] = {"ready": replica.serves(), "state": replica.state()}
+    startup_progress = replica.client.startup_progress()
+    if startup_progress is not None:
+        status |= {
+            "loading_for_s": round(startup_progress.elapsed_s, 1),
+            "expected_in_s": round(startup_progress.remaining_s, 1),
+        }
+    return status

@@ -16,7 +16,7 @@ HEADER = "x-tollhouse-fallback"
 OFF = "off"
 
 
-class FallThrough(Exception):
+class TryFallback(Exception):
     """No replica of the model produced output, and another model may answer."""
 
     def __init__(self, error: TollhouseError) -> None:
@@ -32,10 +32,10 @@ class Fallbacks:
     def after(self, principal: Principal, target: Target) -> list[Target]:
         """The fallbacks that this key may use, in order. Adapters have none, since they need their
         base model."""
-        wanted = principal.settings.get("fallback") if principal.settings else None
-        if target.adapter is not None or wanted == OFF or not (self._chains or wanted):
+        override = principal.settings.get("fallback") if principal.settings else None
+        if target.adapter is not None or override == OFF or not (self._chains or override):
             return []
-        chains: Mapping[str, Any] = wanted if isinstance(wanted, dict) else self._chains
+        chains: Mapping[str, Any] = override if isinstance(override, dict) else self._chains
         listed = chains.get(target.model.name) or ()
         found = []
         for name in listed if isinstance(listed, list | tuple) else ():
@@ -56,18 +56,18 @@ def read_fallbacks(setting: str) -> dict[str, tuple[str, ...]]:
             given = json.loads(text)
             return {str(name): tuple(map(str, after)) for name, after in given.items()}
         except (ValueError, TypeError) as error:
-            raise _wrong(f"it is not a JSON object of lists: {error}") from None
+            raise _invalid(f"it is not a JSON object of lists: {error}") from None
     found: dict[str, tuple[str, ...]] = {}
     for part in filter(None, (each.strip() for each in text.split(";"))):
         name, equals, after = part.partition("=")
         names = tuple(filter(None, (each.strip() for each in after.split(","))))
         if not equals or not name.strip() or not names:
-            raise _wrong(f"{part!r} is not model=next,next")
+            raise _invalid(f"{part!r} is not model=next,next")
         found[name.strip()] = names
     return found
 
 
-def _wrong(problem: str) -> SettingError:
+def _invalid(problem: str) -> SettingError:
     return SettingError(
         f"TOLLHOUSE_FALLBACKS is invalid: {problem}.",
         next_step="Write it like small=large,other; large=other.",

@@ -10,12 +10,12 @@ import asyncio
 import logging
 
 from core import metrics
-from gateway.engines.base import engine_gone
-from gateway.routing.replicas import Place, Waiting
+from gateway.routing.replicas import Replica, WaitingRequest
 from gateway.routing.router import Router
+from gateway.upstreams.base import engine_unavailable
 
 log = logging.getLogger("tollhouse.routing")
-LOOK_S = 0.25
+CHECK_EVERY_S = 0.25
 _LATE_S = 0.5  # a check that is later than this is skipped: this process itself was blocked
 # Multiples of the expected time to the first token, and minimum seconds.
 _SILENT_FACTOR, _SILENT_LEAST_S = 2.0, 2.0
@@ -31,39 +31,43 @@ class HungEngines:
         """Run until cancelled."""
         while True:
             began = self._clock.monotonic()
-            await asyncio.sleep(LOOK_S)
-            if self._clock.monotonic() - began < LOOK_S + _LATE_S:
+            await asyncio.sleep(CHECK_EVERY_S)
+            if self._clock.monotonic() - began < CHECK_EVERY_S + _LATE_S:
                 self.look()
 
     def look(self) -> None:
-        for place in self._router.places():
-            self._note(place, silent=place.client.healthy() and place.client.silent())
+        for replica in self._router.replicas():
+            self._update_silence(
+                replica, silent=replica.client.healthy() and replica.client.silent()
+            )
         now = self._clock.monotonic()
-        for _, places in self._router.models():
-            if len(places) > 1:
-                for place in places:
-                    self._relieve(place, places, now)
+        for _, replicas in self._router.models():
+            if len(replicas) > 1:
+                for replica in replicas:
+                    self._move_overdue(replica, replicas, now)
 
-    def _note(self, place: Place, *, silent: bool) -> None:
-        if silent != place.silent:
-            place.silent = silent
-            log.warning("%s %s", place.name, "stopped responding" if silent else "responds again")
+    def _update_silence(self, replica: Replica, *, silent: bool) -> None:
+        if silent != replica.silent:
+            replica.silent = silent
+            log.warning("%s %s", replica.name, "stopped responding" if silent else "responds again")
 
-    def _relieve(self, place: Place, places: list[Place], now: float) -> None:
+    def _move_overdue(self, replica: Replica, replicas: list[Replica], now: float) -> None:
         """Move overdue requests away, if another replica can take them."""
-        overdue = [each for each in place.waiting.values() if _overdue(place, each, now)]
-        if not overdue or not any(p.serves() and not p.silent for p in places if p is not place):
+        overdue = [each for each in replica.waiting.values() if _overdue(replica, each, now)]
+        if not overdue or not any(
+            p.serves() and not p.silent for p in replicas if p is not replica
+        ):
             return
-        metrics.hung.labels(place.name).inc(len(overdue))
-        place.hangs("no first token in time")
+        metrics.hung.labels(replica.name).inc(len(overdue))
+        replica.mark_hung("no first token in time")
         for each in overdue:
-            each.generation.break_off(engine_gone(place.name, "no first token in time"))
+            each.generation.terminate(engine_unavailable(replica.name, "no first token in time"))
 
 
-def _overdue(place: Place, waiting: Waiting, now: float) -> bool:
+def _overdue(replica: Replica, waiting: WaitingRequest, now: float) -> bool:
     waited = now - waiting.since
-    if place.silent:
+    if replica.silent:
         return waited > max(_SILENT_LEAST_S, _SILENT_FACTOR * waiting.expected_s)
-    if waiting.whole or place.client.last_output() > waiting.since:
+    if waiting.whole or replica.client.last_output() > waiting.since:
         return False
     return waited > max(_STUCK_LEAST_S, _STUCK_FACTOR * waiting.expected_s)

@@ -16,14 +16,14 @@ _SHARE_OF_LOAD = {"resident": 0.0, "loading": 0.1, "host": 0.2, "draining": 0.5,
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PlacementRequest:
     prompt_tokens: int
     output_tokens: int = 0  # expected; they need blocks too
     adapter: str | None = None  # digest
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaSnapshot:
     """The state of a replica at one moment."""
 
     engine_id: str
@@ -31,7 +31,9 @@ class Replica:
     block_size: int = 16
     prefill_tokens_s: float = 2000.0  # a moving average
     adapter_load_s: float = 0.3  # a moving average
-    unseen_tokens: int = 0  # correction of the reported queue, in prompt tokens; may be negative
+    queue_correction_tokens: int = (
+        0  # correction of the reported queue, in prompt tokens; may be negative
+    )
     held_blocks: int = 0  # blocks that its cache is known to hold
     under_way: int = 0  # requests of this process, which the stats may not include yet
     available: bool = True  # healthy, not draining, breaker allows
@@ -46,35 +48,35 @@ class Estimate:
     wait_s: float
     compute_s: float
     adapter_s: float
-    room_s: float
+    eviction_s: float
     cached_blocks: int
 
     @property
     def total_s(self) -> float:
-        return self.wait_s + self.compute_s + self.adapter_s + self.room_s
+        return self.wait_s + self.compute_s + self.adapter_s + self.eviction_s
 
 
-def estimate(replica: Replica, ask: Ask, cached_blocks: int) -> Estimate:
-    rate = max(replica.prefill_tokens_s, 1.0)
+def estimate(snapshot: ReplicaSnapshot, request: PlacementRequest, cached_blocks: int) -> Estimate:
+    rate = max(snapshot.prefill_tokens_s, 1.0)
     # The last prompt token is always computed, since its logits give the first token.
-    cached = min(cached_blocks * replica.block_size, max(ask.prompt_tokens - 1, 0))
-    stats = replica.stats
-    waiting = replica.unseen_tokens + (stats.tokens_waiting if stats else 0)
+    cached = min(cached_blocks * snapshot.block_size, max(request.prompt_tokens - 1, 0))
+    stats = snapshot.stats
+    waiting = snapshot.queue_correction_tokens + (stats.tokens_waiting if stats else 0)
     # A step's budget goes first to the running sequences, one token each.
     running = stats.running if stats else 0
     return Estimate(
-        replica.engine_id,
+        snapshot.engine_id,
         wait_s=(waiting + running) / rate,
-        compute_s=(ask.prompt_tokens - cached) / rate,
-        adapter_s=replica.adapter_load_s * _SHARE_OF_LOAD[_state_of(replica, ask.adapter)],
-        room_s=_missing_tokens(replica, ask, cached) / rate,
+        compute_s=(request.prompt_tokens - cached) / rate,
+        adapter_s=snapshot.adapter_load_s * _SHARE_OF_LOAD[_state_of(snapshot, request.adapter)],
+        eviction_s=_missing_tokens(snapshot, request, cached) / rate,
         cached_blocks=cached_blocks,
     )
 
 
 def choose(
-    replicas: Sequence[Replica], ask: Ask, overlap: Mapping[str, int]
-) -> list[tuple[Replica, Estimate]]:
+    snapshots: Sequence[ReplicaSnapshot], request: PlacementRequest, overlap: Mapping[str, int]
+) -> list[tuple[ReplicaSnapshot, Estimate]]:
     """The available replicas, best first; the rest of the list is the order of retries.
 
     Estimates within a tenth of the best count as equal. Ties are broken by stickiness, then by the
@@ -82,37 +84,37 @@ def choose(
     idle replicas.
     """
     judged = [
-        (replica, estimate(replica, ask, overlap.get(replica.engine_id, 0)))
-        for replica in replicas
-        if replica.available
+        (snapshot, estimate(snapshot, request, overlap.get(snapshot.engine_id, 0)))
+        for snapshot in snapshots
+        if snapshot.available
     ]
     if not judged:
         return []
-    best = min(guess.total_s for _, guess in judged)
+    best = min(cost.total_s for _, cost in judged)
     near = best * 1.1 + 0.001
 
-    def _rank(pair: tuple[Replica, Estimate]) -> tuple[float, bool, int, int, int, str]:
-        replica, guess = pair
-        stats, load = replica.stats, replica.under_way
+    def _rank(pair: tuple[ReplicaSnapshot, Estimate]) -> tuple[float, bool, int, int, int, str]:
+        snapshot, cost = pair
+        stats, load = snapshot.stats, snapshot.under_way
         if stats is not None:
             load = max(load, stats.running + stats.waiting)
-        order = 0.0 if guess.total_s <= near else guess.total_s
-        held = (-guess.cached_blocks, load, replica.held_blocks, replica.engine_id)
-        return (order, not replica.sticky, *held)
+        order = 0.0 if cost.total_s <= near else cost.total_s
+        tie_break = (-cost.cached_blocks, load, snapshot.held_blocks, snapshot.engine_id)
+        return (order, not snapshot.sticky, *tie_break)
 
     return sorted(judged, key=_rank)
 
 
-def _state_of(replica: Replica, adapter: str | None) -> str:
+def _state_of(snapshot: ReplicaSnapshot, adapter: str | None) -> str:
     if adapter is None:
         return "resident"
-    known = replica.adapters.get(adapter)
+    known = snapshot.adapters.get(adapter)
     return known.state if known is not None and known.state in _SHARE_OF_LOAD else "absent"
 
 
-def _missing_tokens(replica: Replica, ask: Ask, cached: int) -> int:
+def _missing_tokens(snapshot: ReplicaSnapshot, request: PlacementRequest, cached: int) -> int:
     """Tokens' worth of blocks that must be freed before this request fits."""
-    if replica.stats is None or not replica.stats.blocks_total:
+    if snapshot.stats is None or not snapshot.stats.blocks_total:
         return 0  # the server does not report its blocks
-    needed = ask.prompt_tokens - cached + ask.output_tokens
-    return max(0, needed - replica.stats.blocks_free * replica.block_size)
+    needed = request.prompt_tokens - cached + request.output_tokens
+    return max(0, needed - snapshot.stats.blocks_free * snapshot.block_size)

@@ -9,11 +9,11 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from engine.prefix import PrefixNames
+from engine.cache.prefix import PrefixHasher
 from engine.protocol import EngineInfo
 
 STRIDE = 16  # blocks per cache entry
-_KEPT = 4096  # cache entries of about 2 KiB each
+_MAX_ENTRIES = 4096  # cache entries of about 2 KiB each
 
 Scope = tuple[str, str, str, int]  # tenant, adapter, base and dtype, public blocks
 
@@ -21,7 +21,7 @@ Scope = tuple[str, str, str, int]  # tenant, adapter, base and dtype, public blo
 class PrefixChains:
     def __init__(self) -> None:
         self._memo: OrderedDict[tuple[Scope, bytes, bytes], list[bytes]] = OrderedDict()
-        self._names: dict[tuple[str, str, int], PrefixNames] = {}
+        self._names: dict[tuple[str, str, int], PrefixHasher] = {}
 
     def keys(
         self, info: EngineInfo, ids: Sequence[int], namespace: str, adapter: str | None
@@ -42,23 +42,23 @@ class PrefixChains:
         full = len(ids) // size
         for first in range(0, full, STRIDE):
             last = min(first + STRIDE, full)
-            mark = (scope, parent, array("I", ids[first * size : last * size]).tobytes())
-            made = self._memo.get(mark)
-            if made is None:
+            memo_key = (scope, parent, array("I", ids[first * size : last * size]).tobytes())
+            block_keys = self._memo.get(memo_key)
+            if block_keys is None:
                 names.extend(keys, ids[: last * size], namespace, adapter, public)
-                made = keys[first:]
+                block_keys = keys[first:]
                 if last - first == STRIDE:
-                    self._memo[mark] = made
-                    if len(self._memo) > _KEPT:
+                    self._memo[memo_key] = block_keys
+                    if len(self._memo) > _MAX_ENTRIES:
                         self._memo.popitem(last=False)
             else:
-                keys += made
-            yield made
-            parent = made[-1]
+                keys += block_keys
+            yield block_keys
+            parent = block_keys[-1]
 
-    def _names_of(self, info: EngineInfo) -> PrefixNames:
+    def _names_of(self, info: EngineInfo) -> PrefixHasher:
         key = (info.base_digest, info.dtype, info.block_size)
         names = self._names.get(key)
         if names is None:
-            names = self._names[key] = PrefixNames(*key, info.public_prefixes)
+            names = self._names[key] = PrefixHasher(*key, info.public_prefixes)
         return names

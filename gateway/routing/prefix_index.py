@@ -1,7 +1,7 @@
 """Which replica caches which blocks of which prefix: a mirror of the engines' prefix caches.
 
 It follows the engines' KV events (stored, removed, cleared), so evicted blocks disappear here too; it
-does not infer anything from requests. Keys are those of `engine.prefix`, rooted in the tenant and
+does not infer anything from requests. Keys are those of `engine.cache.prefix`, rooted in the tenant and
 adapter.
 """
 
@@ -41,26 +41,26 @@ class PrefixIndex:
     def overlap(self, keys: Iterable[bytes]) -> dict[str, int]:
         """The number of leading blocks of the chain that each replica holds, where it holds any.
         Reads keys up to the first block that no replica holds."""
-        found: dict[str, int] = {}
-        alive, depth = (1 << len(self._names)) - 1, 0
+        depths: dict[str, int] = {}
+        candidates, depth = (1 << len(self._names)) - 1, 0
         for key in keys:
-            held = self._masks.get(key, 0) & alive
-            if held != alive:
-                self._note(found, alive & ~held, depth)
-                alive = held
-                if not alive:
-                    return found
+            held = self._masks.get(key, 0) & candidates
+            if held != candidates:
+                self._note(depths, candidates & ~held, depth)
+                candidates = held
+                if not candidates:
+                    return depths
             depth += 1
-        self._note(found, alive, depth)
-        return found
+        self._note(depths, candidates, depth)
+        return depths
 
     def blocks(self, replica: str) -> int:
         return self._blocks.get(replica, 0)
 
-    def _note(self, found: dict[str, int], mask: int, depth: int) -> None:
+    def _note(self, depths: dict[str, int], mask: int, depth: int) -> None:
         while mask and depth:
             lowest = mask & -mask
-            found[self._names[lowest.bit_length() - 1]] = depth
+            depths[self._names[lowest.bit_length() - 1]] = depth
             mask ^= lowest
 
     def _bit(self, replica: str) -> int:

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from core import metrics
 from core.clock import Clock
 from engine.protocol import AdapterState, EngineStats, Receipt
-from gateway.engines.base import EngineClient, Generation
 from gateway.routing.breaker import Breaker, State
-from gateway.routing.placement import Replica
+from gateway.routing.placement import ReplicaSnapshot
+from gateway.upstreams.base import EngineClient, Generation
 
 log = logging.getLogger("tollhouse.routing")
-_LEARN = 0.1
-_LEAST_TOKENS = 64  # shorter prompts measure the overhead of a step rather than its speed
+_SMOOTHING = 0.1
+_MIN_TOKENS = 64  # shorter prompts measure the overhead of a step rather than its speed
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRequest:
     """A request that was sent to a replica and has no first token yet."""
 
     generation: Generation
@@ -26,7 +26,7 @@ class Waiting:
     whole: bool  # not streamed: no output before the complete answer
 
 
-class Place:
+class Replica:
     """One replica of a model. Its name stays the same when its process restarts."""
 
     def __init__(self, client: EngineClient, clock: Clock) -> None:
@@ -39,9 +39,11 @@ class Place:
         self.adapter_load_s = 0.3
         self.under_way = 0
         self.silent = False  # its heartbeat is overdue
-        self.waiting: dict[object, Waiting] = {}  # by route
+        self.waiting: dict[object, WaitingRequest] = {}  # by route
         self._pending = 0  # prompt tokens of this process's requests without a first token
-        self._others = 0  # prompt tokens of other processes that were queued in the last stats
+        self._queued_elsewhere = (
+            0  # prompt tokens of other processes that were queued in the last stats
+        )
         self._stats: EngineStats | None = None
         self._gauge = metrics.breaker_open.labels(self.name)
         self._gauge.set(0)
@@ -53,24 +55,24 @@ class Place:
         if self.draining:
             return "drained"
         if not self.client.healthy():
-            return "loading" if self.client.coming() is not None else "away"
+            return "loading" if self.client.startup_progress() is not None else "away"
         if self.silent:
             return "silent"
         return "ready" if self.breaker.state is State.CLOSED else f"breaker {self.breaker.state}"
 
-    def seen(self, *, sticky: bool, held_blocks: int, usual_rate: float) -> Replica:
-        """A snapshot. `usual_rate` is the prefill speed to assume if none was measured (tokens/s)."""
+    def snapshot(self, *, sticky: bool, held_blocks: int, default_rate: float) -> ReplicaSnapshot:
+        """A snapshot. `default_rate` is the prefill speed to assume if none was measured (tokens/s)."""
         info, stats = self.client.info(), self.client.stats()
         if stats is not self._stats:
             self._stats = stats
-            self._others = max(0, stats.tokens_waiting - self._pending) if stats else 0
-        return Replica(
+            self._queued_elsewhere = max(0, stats.tokens_waiting - self._pending) if stats else 0
+        return ReplicaSnapshot(
             self.name,
             stats,
             info.block_size if info is not None else 16,
-            self.prefill_tokens_s or usual_rate,
+            self.prefill_tokens_s or default_rate,
             self.adapter_load_s,
-            self._pending + self._others - (stats.tokens_waiting if stats else 0),
+            self._pending + self._queued_elsewhere - (stats.tokens_waiting if stats else 0),
             held_blocks,
             self.under_way,
             sticky=sticky,
@@ -93,7 +95,7 @@ class Place:
         self._pending += tokens
         self.breaker.sent()
 
-    def begun(self, tokens: int) -> None:
+    def first_token(self, tokens: int) -> None:
         """A request that was sent with `tokens` has its first token, or ended without one."""
         self._pending -= tokens
 
@@ -108,25 +110,25 @@ class Place:
         self._open(self.breaker.failed, why)
 
     def _open(self, note: Callable[[], None], why: str) -> None:
-        was = self.breaker.state
+        state_before = self.breaker.state
         note()
-        if self.breaker.state is State.OPEN and was is not State.OPEN:
+        if self.breaker.state is State.OPEN and state_before is not State.OPEN:
             metrics.breaker_openings.labels(self.name).inc()
             self._gauge.set(1)
             log.warning("%s: circuit breaker opened: %s", self.name, why)
 
-    def hangs(self, why: str) -> None:
+    def mark_hung(self, why: str) -> None:
         self._open(self.breaker.trip, why)
 
     def ended(self, receipt: Receipt | None) -> None:
         """A request has ended on the replica, with any outcome."""
         self.under_way -= 1
         self.breaker.released()
-        if receipt is not None and receipt.computed >= _LEAST_TOKENS and receipt.prefill_s > 0:
+        if receipt is not None and receipt.computed >= _MIN_TOKENS and receipt.prefill_s > 0:
             rate = receipt.computed / receipt.prefill_s
             self._measured += 1
-            learn = max(_LEARN, 1 / self._measured)
-            self.prefill_tokens_s += learn * (rate - self.prefill_tokens_s)
+            weight = max(_SMOOTHING, 1 / self._measured)
+            self.prefill_tokens_s += weight * (rate - self.prefill_tokens_s)
 
-    def adapter_took(self, seconds: float) -> None:
-        self.adapter_load_s += _LEARN * (seconds - self.adapter_load_s)
+    def record_adapter_load(self, seconds: float) -> None:
+        self.adapter_load_s += _SMOOTHING * (seconds - self.adapter_load_s)

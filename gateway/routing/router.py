@@ -9,21 +9,20 @@ from core.clock import Clock, SystemClock
 from core.errors import TollhouseError, Unavailable
 from core.events import OpenedRequest
 from engine.protocol import Receipt
-from gateway.ask import Ask
 from gateway.catalog.catalog import Target
-from gateway.engines.base import EngineClient, Generation
-from gateway.engines.several import summed
-from gateway.routing.adapter_heat import AdapterHeat
+from gateway.inference.request import InferenceRequest
 from gateway.routing.adapter_loads import AdapterLoads
-from gateway.routing.conversations import Conversations, marks_of
-from gateway.routing.placement import Ask as Wanted
-from gateway.routing.placement import Estimate, choose
+from gateway.routing.adapter_popularity import AdapterPopularity
+from gateway.routing.conversations import Conversations, prefix_hashes
+from gateway.routing.placement import Estimate, PlacementRequest, choose
 from gateway.routing.prefix_chains import PrefixChains
 from gateway.routing.prefix_index import PrefixIndex
-from gateway.routing.replicas import Place, Waiting
+from gateway.routing.replicas import Replica, WaitingRequest
+from gateway.upstreams.base import EngineClient, Generation
+from gateway.upstreams.multi_prompt import merged_receipt
 
-_LOOK_S = 0.05
-_USUAL_RATE = 2000.0  # prompt tokens per second, assumed until a replica was measured
+_POLL_S = 0.05
+_DEFAULT_RATE = 2000.0  # prompt tokens per second, assumed until a replica was measured
 _EXPECTED_OUTPUT = 256  # output tokens for which a replica should have free blocks
 
 
@@ -33,7 +32,7 @@ class Query(Struct, frozen=True):
     target: Target
     ids: list[int]
     namespace: str
-    ask: Ask
+    request: InferenceRequest
     max_tokens: int
 
     @property
@@ -41,8 +40,8 @@ class Query(Struct, frozen=True):
         return self.target.adapter.digest if self.target.adapter is not None else None
 
 
-class Pick(Struct, frozen=True):
-    place: Place
+class Choice(Struct, frozen=True):
+    replica: Replica
     why: str
     new_tokens: int  # prompt tokens that the replica must compute
     expected_s: float = 0.0  # seconds to the first token; 0 if only one replica was available
@@ -56,70 +55,77 @@ class Router:
         self.cold_start_s = cold_start_s
         self.index = PrefixIndex()
         self.loads = AdapterLoads(self.clock)
-        self.heat = AdapterHeat(self.clock)
+        self.popularity = AdapterPopularity(self.clock)
         self._chains = PrefixChains()
         self._conversations = Conversations()
-        self._places: dict[str, list[Place]] = {}
+        self._replicas: dict[str, list[Replica]] = {}
         self._settled: list[str] = []
         self._sending: set[asyncio.Future[None]] = set()
 
     def add(self, model: str, clients: Sequence[EngineClient]) -> None:
-        known = {id(place.client): place for place in self.places()}
-        mine = self._places.setdefault(model, [])
-        mine += [known.get(id(client)) or Place(client, self.clock) for client in clients]
+        known = {id(replica.client): replica for replica in self.replicas()}
+        mine = self._replicas.setdefault(model, [])
+        mine += [known.get(id(client)) or Replica(client, self.clock) for client in clients]
 
-    def places(self) -> Iterable[Place]:
-        return {id(p): p for places in self._places.values() for p in places}.values()
+    def replicas(self) -> Iterable[Replica]:
+        return {id(p): p for replicas in self._replicas.values() for p in replicas}.values()
 
     def engines(self) -> Iterable[EngineClient]:
-        return [place.client for place in self.places()]
+        return [replica.client for replica in self.replicas()]
 
-    def models(self) -> Iterable[tuple[str, list[Place]]]:
-        return self._places.items()
+    def models(self) -> Iterable[tuple[str, list[Replica]]]:
+        return self._replicas.items()
 
-    def of(self, model: str) -> list[Place]:
-        return self._places.get(model, [])
+    def of(self, model: str) -> list[Replica]:
+        return self._replicas.get(model, [])
 
     def route(self, query: Query) -> "Route":
         return Route(self, query)
 
-    def best(self, query: Query, shut: Container[str]) -> "Pick | None":
-        """The best replica outside `shut`; None if no replica can take the request."""
-        places = [p for p in self.of(query.target.model.name) if p.name not in shut and p.serves()]
-        if len(places) > 1:
-            places = [place for place in places if not place.silent] or places
-        if len(places) < 2:
-            return Pick(places[0], "the only one ready", len(query.ids)) if places else None
-        marks = self._marks(query)
-        ran = self._conversations.last(marks)
-        overlap = self._overlap(places, query)
-        wanted = Wanted(len(query.ids), min(query.max_tokens, _EXPECTED_OUTPUT), query.adapter)
-        held = self.index.blocks
-        rates = [place.prefill_tokens_s for place in places if place.prefill_tokens_s]
-        usual = sum(rates) / len(rates) if rates else _USUAL_RATE
-        seen = [
-            p.seen(sticky=p.name == ran, held_blocks=held(p.name), usual_rate=usual) for p in places
+    def best(self, query: Query, excluded: Container[str]) -> "Choice | None":
+        """The best replica outside `excluded`; None if no replica can take the request."""
+        replicas = [
+            p for p in self.of(query.target.model.name) if p.name not in excluded and p.serves()
         ]
-        ranked = choose(seen, wanted, overlap)
-        replica, guess = ranked[0]
-        place = next(p for p in places if p.name == replica.engine_id)
-        self._conversations.note(marks, place.name)
-        why = _reason(guess, replica.block_size, len(places), sticky=replica.sticky)
-        new = max(0, len(query.ids) - guess.cached_blocks * replica.block_size)
-        return Pick(place, why, new, guess.total_s)
+        if len(replicas) > 1:
+            replicas = [replica for replica in replicas if not replica.silent] or replicas
+        if len(replicas) < 2:
+            return Choice(replicas[0], "the only one ready", len(query.ids)) if replicas else None
+        hashes = self._prefix_hashes(query)
+        last_replica = self._conversations.last(hashes)
+        overlap = self._overlap(replicas, query)
+        placement_request = PlacementRequest(
+            len(query.ids), min(query.max_tokens, _EXPECTED_OUTPUT), query.adapter
+        )
+        held = self.index.blocks
+        rates = [replica.prefill_tokens_s for replica in replicas if replica.prefill_tokens_s]
+        typical_rate = sum(rates) / len(rates) if rates else _DEFAULT_RATE
+        snapshots = [
+            p.snapshot(
+                sticky=p.name == last_replica, held_blocks=held(p.name), default_rate=typical_rate
+            )
+            for p in replicas
+        ]
+        ranked = choose(snapshots, placement_request, overlap)
+        chosen, cost = ranked[0]
+        replica = next(p for p in replicas if p.name == chosen.engine_id)
+        self._conversations.note(hashes, replica.name)
+        why = _explain(cost, chosen.block_size, len(replicas), sticky=chosen.sticky)
+        new = max(0, len(query.ids) - cost.cached_blocks * chosen.block_size)
+        return Choice(replica, why, new, cost.total_s)
 
     def refusal(self, model: str) -> Unavailable:
         """The error when no replica can serve, with a retry-after from the replicas' own states."""
         waits, code, state = [], "engine_unavailable", "is ready"
-        for place in self.of(model):
-            coming = place.client.coming()
-            if place.draining:
+        for replica in self.of(model):
+            startup_progress = replica.client.startup_progress()
+            if replica.draining:
                 continue
-            if coming is not None:
-                waits.append(coming.left_s)
+            if startup_progress is not None:
+                waits.append(startup_progress.remaining_s)
                 code, state = "model_loading", "has loaded it yet"
-            elif place.client.healthy():
-                waits.append(place.breaker.retry_after_s())
+            elif replica.client.healthy():
+                waits.append(replica.breaker.retry_after_s())
         return Unavailable(
             f"No engine of {model} {state}.",
             next_step="Wait for the time in retry-after; /readyz shows what is missing.",
@@ -138,16 +144,18 @@ class Router:
                 code="engine_unavailable",
             )
         for client in asked:
-            asked_for = [await client.receipt(name) for name in opened.engine_names]
-            if found := [receipt for receipt in asked_for if receipt is not None]:
-                return summed(opened.request_id, found) if len(asked_for) > 1 else found[0]
+            asked_for = [await client.receipt(name) for name in opened.engine_request_ids]
+            if choice := [receipt for receipt in asked_for if receipt is not None]:
+                return (
+                    merged_receipt(opened.request_id, choice) if len(asked_for) > 1 else choice[0]
+                )
         return None
 
-    def acknowledge_soon(self, *engine_names: str) -> None:
+    def acknowledge_soon(self, *engine_request_ids: str) -> None:
         """Acknowledge receipts, with one message per engine for those of the next 0.2 s."""
         if not self._settled:
             asyncio.get_running_loop().call_later(0.2, self._send_settled)
-        self._settled += engine_names
+        self._settled += engine_request_ids
 
     def _send_settled(self) -> None:
         settled, self._settled = self._settled, []
@@ -162,16 +170,16 @@ class Router:
             except TollhouseError:
                 continue  # a receipt that is kept longer costs only memory
 
-    def _marks(self, query: Query) -> list[int]:
+    def _prefix_hashes(self, query: Query) -> list[int]:
         model = query.target.model.name
-        return marks_of(query.namespace, model, query.adapter, query.ask.messages)
+        return prefix_hashes(query.namespace, model, query.adapter, query.request.messages)
 
-    def _overlap(self, places: Sequence[Place], query: Query) -> dict[str, int]:
+    def _overlap(self, replicas: Sequence[Replica], query: Query) -> dict[str, int]:
         if query.target.model.codec is None:
             return {}
-        for place in places:
-            info = place.client.info()
-            if info is not None and self.index.blocks(place.name):
+        for replica in replicas:
+            info = replica.client.info()
+            if info is not None and self.index.blocks(replica.name):
                 keys = self._chains.keys(info, query.ids, query.namespace, query.adapter)
                 return self.index.overlap(keys)
         return {}
@@ -183,58 +191,60 @@ class Route:
     def __init__(self, router: Router, query: Query) -> None:
         self._router = router
         self.query = query
-        self.place: Place | None = None
+        self.replica: Replica | None = None
         self.tried: dict[str, str] = {}  # replica -> code of what went wrong there
-        self._pick: Pick | None = None
-        self._shut: dict[str, tuple[Place, str | None]] = {}  # with the process that was lost
+        self._choice: Choice | None = None
+        self._excluded: dict[str, tuple[Replica, str | None]] = {}  # with the process that was lost
         self._process = ""  # the replica's process when it was chosen
         self._lost = 0
         self._pending = 0
-        self._on: Place | None = None  # the replica whose count includes this request
+        self._counted_on: Replica | None = None  # the replica whose count includes this request
 
-    def next(self) -> Place | None:
+    def next(self) -> Replica | None:
         """Choose the replica to send to; None if there is none. A replica whose process was lost is
         eligible again after a restart."""
-        shut = {name for name, (p, lost) in self._shut.items() if lost in (None, p.process())}
-        found = self._router.best(self.query, shut)
-        if found is None:
-            self.place = None
+        excluded = {
+            name for name, (p, lost) in self._excluded.items() if lost in (None, p.process())
+        }
+        choice = self._router.best(self.query, excluded)
+        if choice is None:
+            self.replica = None
             return None
-        self._pick, self.place, self._process = found, found.place, found.place.process()
-        return self.place
+        self._choice, self.replica, self._process = choice, choice.replica, choice.replica.process()
+        return self.replica
 
-    def coming(self) -> bool:
+    def is_starting(self) -> bool:
         """Whether a replica is starting or loading its model."""
         return any(
-            place.client.coming() is not None and not place.draining
-            for place in self._router.of(self.query.target.model.name)
-            if self._shut.get(place.name, (place, ""))[1] is not None
+            replica.client.startup_progress() is not None and not replica.draining
+            for replica in self._router.of(self.query.target.model.name)
+            if self._excluded.get(replica.name, (replica, ""))[1] is not None
         )
 
-    async def wait(self) -> Place:
+    async def wait(self) -> Replica:
         """Wait for a replica. Raises Unavailable if none is starting, or if it takes too long."""
         clock = self._router.clock
         until = clock.monotonic() + self._router.cold_start_s
-        while (place := self.next()) is None:
-            if not self.coming() or clock.monotonic() >= until:
+        while (replica := self.next()) is None:
+            if not self.is_starting() or clock.monotonic() >= until:
                 raise self.refusal()
-            await asyncio.sleep(_LOOK_S)
-        return place
+            await asyncio.sleep(_POLL_S)
+        return replica
 
-    async def load_adapter(self, place: Place) -> None:
+    async def load_adapter(self, replica: Replica) -> None:
         """Load the request's adapter on the replica unless it is registered there."""
         adapter = self.query.target.adapter
-        if adapter is None or place.has(adapter.digest):
+        if adapter is None or replica.has(adapter.digest):
             return
         try:
             async with asyncio.timeout(self._router.cold_start_s):
-                await self._router.loads.ensure(place, adapter)
+                await self._router.loads.ensure(replica, adapter)
         except TimeoutError:
             raise Unavailable(
                 f"The adapter {adapter.name} is still being loaded.",
                 next_step="Wait for the time in retry-after, then try again.",
                 code="adapter_loading",
-                retry_after_s=max(1.0, place.adapter_load_s),
+                retry_after_s=max(1.0, replica.adapter_load_s),
             ) from None
 
     def refusal(self) -> Unavailable:
@@ -243,60 +253,62 @@ class Route:
     def why(self) -> str:
         """The reason for the choice, in at most 120 characters, for the usage event."""
         past = "".join(f"{code} at {name}; " for name, code in self.tried.items())
-        return (past + (self._pick.why if self._pick is not None else ""))[:120]
+        return (past + (self._choice.why if self._choice is not None else ""))[:120]
 
     def sent(self, generation: Generation | None = None) -> None:
         """The request was sent. A `generation` is broken off if the replica hangs."""
-        pick = self._pick
-        if pick is not None:
-            self._on, self._pending = pick.place, pick.new_tokens
-            self._on.sent(self._pending)
+        choice = self._choice
+        if choice is not None:
+            self._counted_on, self._pending = choice.replica, choice.new_tokens
+            self._counted_on.sent(self._pending)
             if generation is not None:
-                whole = self._on.client.speaks_text and not self.query.ask.stream
+                whole = self._counted_on.client.speaks_text and not self.query.request.stream
                 since = self._router.clock.monotonic()
-                self._on.waiting[self] = Waiting(generation, since, pick.expected_s, whole)
+                self._counted_on.waiting[self] = WaitingRequest(
+                    generation, since, choice.expected_s, whole
+                )
             if self.query.adapter is not None:
-                self._router.heat.note(self.query.adapter)
+                self._router.popularity.note(self.query.adapter)
 
-    def begun(self) -> None:
+    def first_token(self) -> None:
         """The first token arrived."""
-        if self._on is not None:
-            self._on.begun(self._pending)
-            self._on.waiting.pop(self, None)
+        if self._counted_on is not None:
+            self._counted_on.first_token(self._pending)
+            self._counted_on.waiting.pop(self, None)
             self._pending = 0
 
     def answered(self) -> None:
-        if self.place is not None:
-            self.place.answered()
+        if self.replica is not None:
+            self.replica.answered()
 
     def left(self, receipt: Receipt | None) -> None:
         """The request has ended on the replica, with any outcome."""
-        self.begun()
-        if self._on is not None:
-            self._on.ended(receipt)
-            self._on = None
+        self.first_token()
+        if self._counted_on is not None:
+            self._counted_on.ended(receipt)
+            self._counted_on = None
 
     def failed(self, error: TollhouseError) -> bool:
         """Note a failure of the current replica. True if another may be tried: the fault lies with
         the replica, and fewer than two engines were lost while they ran this request."""
-        place = self.place
+        replica = self.replica
         self.left(None)
-        if place is None or error.code not in ELSEWHERE:
+        if replica is None or error.code not in RETRY_ON_REPLICA:
             return False
-        self.tried[place.name] = error.code
+        self.tried[replica.name] = error.code
         lost = error.code == "engine_unavailable"
-        self._shut[place.name] = (place, self._process if lost else None)
+        self._excluded[replica.name] = (replica, self._process if lost else None)
         self._lost += lost
         # With an adapter, the fault may be in its files, so it does not count against the engine.
         if error.code == "engine_unavailable" or (
             error.code == "engine_failed" and self.query.adapter is None
         ):
-            place.failed(error.message)
+            replica.failed(error.message)
         return self._lost < 2 and len(self.tried) < 4
 
 
 # Codes of errors for which another replica is tried.
-ELSEWHERE = frozenset(
+RETRY_ON_REPLICA = frozenset(
     (
         "engine_unavailable",
         "engine_failed",
@@ -308,15 +320,15 @@ ELSEWHERE = frozenset(
 )
 
 # Codes of errors for which a fallback model is tried.
-MODEL_AWAY = ELSEWHERE | {"model_loading", "adapter_loading"}
+RETRY_ON_FALLBACK = RETRY_ON_REPLICA | {"model_loading", "adapter_loading"}
 
 
-def _reason(guess: Estimate, block_size: int, among: int, *, sticky: bool) -> str:
-    said = [f"{guess.total_s * 1000:.0f} ms expected, least of {among}"]
-    if guess.cached_blocks:
-        said.append(f"{guess.cached_blocks * block_size} tokens cached")
-    if guess.adapter_s:
-        said.append("adapter to load")
+def _explain(cost: Estimate, block_size: int, among: int, *, sticky: bool) -> str:
+    parts = [f"{cost.total_s * 1000:.0f} ms expected, least of {among}"]
+    if cost.cached_blocks:
+        parts.append(f"{cost.cached_blocks * block_size} tokens cached")
+    if cost.adapter_s:
+        parts.append("adapter to load")
     if sticky:
-        said.append("same conversation")
-    return ", ".join(said)
+        parts.append("same conversation")
+    return ", ".join(parts)

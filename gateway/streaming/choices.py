@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.protocol import FinishReason, TokenLogprob
-from gateway.engines.base import Chunk, TextChunk
 from gateway.prompts.tokenizing import TextCodec
 from gateway.streaming.stops import StopMatcher
 from gateway.streaming.tool_calls import ToolCall, ToolReader, as_text
+from gateway.upstreams.base import Chunk, TextChunk
 
 _OPENAI_REASON: dict[str, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
-def runs(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+def group_chunks(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
     """Groups consecutive plain text chunks of one choice; every other chunk is its own group."""
     run: list[Chunk] = []
     for chunk in chunks:
@@ -39,7 +39,7 @@ class OutputGuard(Protocol):
 
     blocked: bool
     action: str | None  # the strongest action taken, set when the choice has ended
-    asks: bool  # it may hold a whole choice for a second opinion
+    needs_second_opinion: bool  # it may hold a whole choice for a second opinion
     undecided: bool  # after `flush`: `decide` must be awaited
 
     @property
@@ -86,25 +86,25 @@ class ChoiceOutput:
         guard: OutputGuard | None = None,
         tools: ToolReader | None = None,
         *,
-        one_call: bool = False,
+        single_tool_call: bool = False,
     ) -> None:
         self.index = index
         self.text: list[str] = []  # released so far
         self.calls: list[ToolCall] = []
         self.vectors: list[Any] = []
         self.finish_reason: str | None = None
-        self.waits: str | None = None  # finish reason while a guard's verdict is pending
+        self.pending_reason: str | None = None  # finish reason while a guard's verdict is pending
         self.engine_reason: FinishReason | None = None
         self.ended_by_engine = False  # the engine reported a finish reason and generates no more
         self.generated = 0  # tokens up to the end of the choice
-        self.seen = 0  # tokens received from the engine, including those after the end
+        self.received = 0  # tokens received from the engine, including those after the end
         self.delivered = 0
         self._released = 0  # tokens whose text may be sent
         self._detokenizer = codec.detokenizer() if codec else None
         self._stops = StopMatcher(stops) if stops else None
         self._guard = guard
         self._tools = tools
-        self._one_call = one_call  # the choice ends after its first tool call
+        self._single_tool_call = single_tool_call  # the choice ends after its first tool call
         self._upstream_calls: dict[int, dict[str, Any]] = {}  # incomplete tool calls by index
         self._decoded = 0
         self._marks: deque[tuple[int, int]] = deque()  # (text offset of the end, tokens so far)
@@ -118,15 +118,15 @@ class ChoiceOutput:
 
     @property
     def over(self) -> bool:
-        return self.finish_reason is not None or self.waits is not None
+        return self.finish_reason is not None or self.pending_reason is not None
 
-    async def judge(self) -> None:
+    async def resolve(self) -> None:
         """Finish a choice that waits for its guard's verdict."""
-        if self._guard is None or self.waits is None:
+        if self._guard is None or self.pending_reason is None:
             return
-        reason = self.waits
+        reason = self.pending_reason
         text = await self._guard.decide()
-        self.waits = None
+        self.pending_reason = None
         if self._guard.blocked:
             self._released = 0  # the whole choice was held, so no token was delivered
             self._block(text)
@@ -137,7 +137,7 @@ class ChoiceOutput:
         if isinstance(chunk, TextChunk):
             self._feed_text(chunk)
             return
-        self.seen += len(chunk.tokens)
+        self.received += len(chunk.tokens)
         self.ended_by_engine |= chunk.finish_reason is not None
         if self.over:
             return
@@ -146,7 +146,7 @@ class ChoiceOutput:
             self.generated += 1
             if chunk.logprobs is not None:
                 self._logprobs.append((self.generated, chunk.logprobs[position]))
-            if not self._pass(self._detokenizer.feed(token)):
+            if not self._process(self._detokenizer.feed(token)):
                 return
         if chunk.finish_reason is not None:
             self.end(chunk.finish_reason)
@@ -157,7 +157,7 @@ class ChoiceOutput:
             return
         if isinstance(reason, FinishReason):
             self.engine_reason = reason
-        if self._detokenizer is not None and not self._pass(self._detokenizer.flush()):
+        if self._detokenizer is not None and not self._process(self._detokenizer.flush()):
             return
         tail = self._stops.flush() if self._stops else ""
         self._finish(tail, _OPENAI_REASON.get(reason, str(reason)))
@@ -178,20 +178,20 @@ class ChoiceOutput:
         self.delivered = self._released
 
     def feed_run(self, run: Sequence[Chunk]) -> None:
-        """Feed a group of `runs` as one text; the guard's verdict does not depend on chunking."""
+        """Feed a group of `group_chunks` as one text; the guard's verdict does not depend on chunking."""
         if len(run) == 1 or self.over or self._stops is not None or self._tools is not None:
             for chunk in run:
                 self.feed(chunk)
             return
         texts = [chunk for chunk in run if isinstance(chunk, TextChunk)]
         for chunk in texts:
-            self.seen += chunk.count
+            self.received += chunk.count
             self.generated += chunk.count
             self._mark(chunk.text)
-        self._judge("".join([chunk.text for chunk in texts]))
+        self._screen("".join([chunk.text for chunk in texts]))
 
     def _feed_text(self, chunk: TextChunk) -> None:
-        self.seen += chunk.count
+        self.received += chunk.count
         self.ended_by_engine |= chunk.finish_reason is not None
         if self.over:
             return
@@ -202,34 +202,34 @@ class ChoiceOutput:
             self.vectors = chunk.vectors
         text = chunk.text
         if self._tools is not None:
-            text += self._told_calls(chunk)
-        if self._pass(text) and chunk.finish_reason is not None:
+            text += self._complete_calls(chunk)
+        if self._process(text) and chunk.finish_reason is not None:
             self._finish("", chunk.finish_reason)
 
-    def _told_calls(self, chunk: TextChunk) -> str:
+    def _complete_calls(self, chunk: TextChunk) -> str:
         """Tool calls that an upstream parsed, as text once complete, so that they pass the guard."""
         for piece in chunk.calls or ():
             known = self._upstream_calls.setdefault(int(piece.get("index") or 0), {})
-            told = piece.get("function") or {}
+            function = piece.get("function") or {}
             known["id"] = piece.get("id") or known.get("id")
-            known["name"] = told.get("name") or known.get("name")
-            known["arguments"] = known.get("arguments", "") + (told.get("arguments") or "")
+            known["name"] = function.get("name") or known.get("name")
+            known["arguments"] = known.get("arguments", "") + (function.get("arguments") or "")
         if chunk.finish_reason is None or not self._upstream_calls:
             return ""
         whole, self._upstream_calls = self._upstream_calls, {}
         return as_text(whole[number] for number in sorted(whole))
 
-    def _pass(self, text: str) -> bool:
+    def _process(self, text: str) -> bool:
         """Pass a token's text through stops and guard. False when it ended the choice."""
         self._mark(text)
-        return self._judge(text)
+        return self._screen(text)
 
     def _mark(self, text: str) -> None:
         self._decoded += len(text)
         if self._detokenizer is None or not self._detokenizer.pending:
             self._marks.append((self._decoded, self.generated))
 
-    def _judge(self, text: str) -> bool:
+    def _screen(self, text: str) -> bool:
         if self._stops is not None:
             text = self._stops.feed(text)
             if self._stops.matched is not None:
@@ -241,7 +241,7 @@ class ChoiceOutput:
                 self._block(text)
                 return False
         self._release(text)
-        if self._one_call and self.calls:
+        if self._single_tool_call and self.calls:
             self._released = self.generated
             self.finish_reason = self._delta.finish_reason = "tool_calls"
             return False
@@ -249,7 +249,7 @@ class ChoiceOutput:
 
     def _release(self, text: str) -> None:
         if self._tools is not None:
-            text = self._calls_read(*self._tools.feed(text))
+            text = self._add_calls(*self._tools.feed(text))
         if text:
             self._delta.text += text
             self.text.append(text)
@@ -260,8 +260,8 @@ class ChoiceOutput:
         while marks and marks[0][0] <= reached:
             self._released = marks.popleft()[1]
 
-    def _calls_read(self, text: str, calls: list[ToolCall]) -> str:
-        calls = calls[: 1 - len(self.calls)] if self._one_call else calls
+    def _add_calls(self, text: str, calls: list[ToolCall]) -> str:
+        calls = calls[: 1 - len(self.calls)] if self._single_tool_call else calls
         self.calls += calls
         self._delta.calls += calls
         return text
@@ -273,14 +273,14 @@ class ChoiceOutput:
                 self._block(tail)
                 return
             if self._guard.undecided:
-                self.waits = reason
+                self.pending_reason = reason
                 return
         self._conclude(tail, reason)
 
     def _conclude(self, tail: str, reason: str) -> None:
         if self._tools is not None:
-            before = self._calls_read(*self._tools.feed(tail))
-            tail = before + self._calls_read(*self._tools.flush())
+            before = self._add_calls(*self._tools.feed(tail))
+            tail = before + self._add_calls(*self._tools.flush())
             if reason in ("stop", "tool_calls"):
                 reason = "tool_calls" if self.calls else "stop"
         if tail:
@@ -291,7 +291,7 @@ class ChoiceOutput:
 
     def _block(self, text: str) -> None:
         if self._tools is not None:
-            text = self._calls_read(*self._tools.feed(text))
+            text = self._add_calls(*self._tools.feed(text))
         if text:
             self._delta.text += text
             self.text.append(text)

@@ -20,20 +20,20 @@ class StopMatcher:
         if self.matched is not None:
             return ""
         self._held += text
-        found = [(self._held.find(stop), stop) for stop in self._stops]
-        hits = [(at, -len(stop), stop) for at, stop in found if at >= 0]
+        positions = [(self._held.find(stop), stop) for stop in self._stops]
+        hits = [(at, -len(stop), stop) for at, stop in positions if at >= 0]
         if hits:
             at, _, self.matched = min(hits)
-            shown, self._held = self._held[:at], ""
-            return shown
+            released, self._held = self._held[:at], ""
+            return released
         keep = self._undecided()
         cut = len(self._held) - keep
-        shown, self._held = self._held[:cut], self._held[cut:]
-        return shown
+        released, self._held = self._held[:cut], self._held[cut:]
+        return released
 
     def flush(self) -> str:
-        shown, self._held = self._held, ""
-        return shown
+        released, self._held = self._held, ""
+        return released
 
     def _undecided(self) -> int:
         """Length of the longest suffix of the held text that is a prefix of a stop string."""

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.ask import Ask
+from gateway.inference.request import InferenceRequest
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ARGUMENTS = ("arguments", "parameters", "input")
 # Starts of a bare call, without white space; any other JSON is text and is not held.
-_BARE = tuple(
+_BARE_STARTS = tuple(
     f'{lead}{{"{key}"'
     for lead in ("", "[")
     for key in ("name", "type", "function", "id", "arguments", "parameters")
@@ -39,7 +39,7 @@ class ToolReader:
         self._held = ""
         self._count = 0
         self._at_start = True  # only white space and calls so far, so a bare call may follow
-        self._depth = _Depth()
+        self._depth = _JsonScanner()
 
     @property
     def held(self) -> int:
@@ -47,23 +47,23 @@ class ToolReader:
 
     def feed(self, text: str) -> tuple[str, list[ToolCall]]:
         self._held += text
-        shown: list[str] = []
+        released: list[str] = []
         calls: list[ToolCall] = []
-        while self._step(shown, calls):
+        while self._step(released, calls):
             continue
-        return "".join(shown), calls
+        return "".join(released), calls
 
     def flush(self) -> tuple[str, list[ToolCall]]:
         """End of output: an incomplete call is text, white space after a call is dropped."""
         left, self._held = self._held, ""
-        calls = self._read(left) if self._at_start else []
+        calls = self._parse(left) if self._at_start else []
         if not calls and left.lstrip().startswith(_OPEN):  # the closing tag is missing
-            calls = self._read(left.lstrip().removeprefix(_OPEN))
+            calls = self._parse(left.lstrip().removeprefix(_OPEN))
         if calls or (self._count and not left.strip()):
             return "", calls
         return left, []
 
-    def _step(self, shown: list[str], calls: list[ToolCall]) -> bool:
+    def _step(self, released: list[str], calls: list[ToolCall]) -> bool:
         """Make one decision on the held text. False when more text is needed."""
         held, lead = self._held, 0
         if self._at_start:
@@ -71,72 +71,72 @@ class ToolReader:
             if lead == len(held):
                 return False
             if held[lead] in "{[":
-                return self._bare(lead, shown, calls)
+                return self._bare(lead, released, calls)
         at = held.find(_OPEN)
         if at < 0:
-            keep = _undecided(held)
+            keep = _partial_tag_length(held)
             if keep == len(held) - lead:
                 return False
-            self._show(len(held) - keep, shown)
+            self._release(len(held) - keep, released)
             return False
         if at > lead:
-            self._show(at, shown)
+            self._release(at, released)
             return True
         end = held.find(_CLOSE)
         if end < 0:
             return False
-        self._decide(at + len(_OPEN), end, end + len(_CLOSE), shown, calls)
+        self._decide(at + len(_OPEN), end, end + len(_CLOSE), released, calls)
         return True
 
-    def _bare(self, lead: int, shown: list[str], calls: list[ToolCall]) -> bool:
-        begun = "".join(self._held[lead : lead + 80].split())
-        if not any(begun.startswith(each) or each.startswith(begun) for each in _BARE):
+    def _bare(self, lead: int, released: list[str], calls: list[ToolCall]) -> bool:
+        start = "".join(self._held[lead : lead + 80].split())
+        if not any(start.startswith(each) or each.startswith(start) for each in _BARE_STARTS):
             self._at_start = False
             return True
         end = self._depth.end_of(self._held, lead)
         if end is None:
             return False
-        self._decide(lead, end, end, shown, calls)
+        self._decide(lead, end, end, released, calls)
         return True
 
     def _decide(
-        self, begin: int, end: int, whole: int, shown: list[str], calls: list[ToolCall]
+        self, begin: int, end: int, whole: int, released: list[str], calls: list[ToolCall]
     ) -> None:
         """Parse held text from `begin` to `end`; up to `whole` it becomes calls, or text."""
-        found = self._read(self._held[begin:end])
-        if not found:
-            self._show(whole, shown)
+        parsed_calls = self._parse(self._held[begin:end])
+        if not parsed_calls:
+            self._release(whole, released)
             return
-        calls += found
-        self._held, self._at_start, self._depth = self._held[whole:], True, _Depth()
+        calls += parsed_calls
+        self._held, self._at_start, self._depth = self._held[whole:], True, _JsonScanner()
 
-    def _show(self, length: int, shown: list[str]) -> None:
-        shown.append(self._held[:length])
-        self._held, self._at_start, self._depth = self._held[length:], False, _Depth()
+    def _release(self, length: int, released: list[str]) -> None:
+        released.append(self._held[:length])
+        self._held, self._at_start, self._depth = self._held[length:], False, _JsonScanner()
 
-    def _read(self, text: str) -> list[ToolCall]:
+    def _parse(self, text: str) -> list[ToolCall]:
         try:
-            told = json.loads(text)
+            parsed = json.loads(text)
         except (ValueError, RecursionError):
             return []
-        listed = told if isinstance(told, list) else [told]
-        found = [self._call(each) for each in listed]
-        if not found or None in found:
+        listed = parsed if isinstance(parsed, list) else [parsed]
+        parsed_calls = [self._call(each) for each in listed]
+        if not parsed_calls or None in parsed_calls:
             return []
-        made = []
-        for each in found:
+        result = []
+        for each in parsed_calls:
             assert each is not None
-            made.append(ToolCall(self._count, *each))
+            result.append(ToolCall(self._count, *each))
             self._count += 1
-        return made
+        return result
 
-    def _call(self, told: Any) -> tuple[str, str, str] | None:
-        if isinstance(told, dict) and isinstance(told.get("function"), dict):
-            told = {**told["function"], "id": told.get("id")}
-        name = told.get("name") if isinstance(told, dict) else None
+    def _call(self, parsed: Any) -> tuple[str, str, str] | None:
+        if isinstance(parsed, dict) and isinstance(parsed.get("function"), dict):
+            parsed = {**parsed["function"], "id": parsed.get("id")}
+        name = parsed.get("name") if isinstance(parsed, dict) else None
         if not isinstance(name, str) or name not in self._names:
             return None
-        given: Any = next((told[name] for name in _ARGUMENTS if name in told), {})
+        given: Any = next((parsed[name] for name in _ARGUMENTS if name in parsed), {})
         try:
             written = json.loads(given) if isinstance(given, str) else given or {}
         except ValueError:
@@ -144,12 +144,12 @@ class ToolReader:
         if not isinstance(written, dict):
             return None
         arguments = given if isinstance(given, str) else json.dumps(written, ensure_ascii=False)
-        named = told.get("id")
+        named = parsed.get("id")
         own = named if isinstance(named, str) and named else f"call_{secrets.token_hex(12)}"
         return own, name, arguments
 
 
-class _Depth:
+class _JsonScanner:
     """Finds the end of a JSON value incrementally, reading each character once."""
 
     def __init__(self) -> None:
@@ -178,10 +178,10 @@ class _Depth:
         return None
 
 
-def reader_for(ask: Ask) -> ToolReader | None:
-    if not ask.tools:
+def reader_for(request: InferenceRequest) -> ToolReader | None:
+    if not request.tools:
         return None
-    return ToolReader(str(tool["function"]["name"]) for tool in ask.tools)
+    return ToolReader(str(tool["function"]["name"]) for tool in request.tools)
 
 
 def as_text(calls: Iterable[dict[str, Any]]) -> str:
@@ -190,7 +190,7 @@ def as_text(calls: Iterable[dict[str, Any]]) -> str:
     return "".join(f"{_OPEN}{json.dumps(call, ensure_ascii=False)}{_CLOSE}" for call in calls)
 
 
-def _undecided(held: str) -> int:
+def _partial_tag_length(held: str) -> int:
     """Length of the longest suffix that is a prefix of the opening tag."""
     for length in range(min(len(_OPEN) - 1, len(held)), 0, -1):
         if _OPEN.startswith(held[-length:]):

@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from core.database import BigKey, Json, UtcDateTime
-from core.tenants import guards
+from core.tenants import triggers
 
 revision = "0001_core"
 down_revision = None
@@ -27,7 +27,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_audit_log")),
     )
     op.create_index("ix_audit_log_tenant_at", "audit_log", ["tenant_id", "at"], unique=False)
-    for statement in guards.statements(op.get_bind().dialect.name):
+    for statement in triggers.statements(op.get_bind().dialect.name):
         op.execute(sa.text(statement))
     op.create_table(
         "casbin_rule",
@@ -322,5 +322,5 @@ def downgrade() -> None:
     op.drop_table("dead_letters")
     op.drop_table("casbin_rule")
     op.drop_table("audit_log")
-    for statement in guards.drop_statements(op.get_bind().dialect.name):
+    for statement in triggers.drop_statements(op.get_bind().dialect.name):
         op.execute(sa.text(statement))

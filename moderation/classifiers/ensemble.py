@@ -34,9 +34,9 @@ _GRAMS = 24
 _LENGTH_OFFSET = 4
 _MEAN_SCALE = 3
 _NOT_HARMS = HEADS.index(PROMPT_ATTACK)
-_HIGHEST = 80  # limit of an exponent: beyond it the result does not change
-_LEAST = 1 / (1 + exp(_HIGHEST))
-_FAR = 1e9  # below any sum of a filter
+_MAX_EXPONENT = 80  # limit of an exponent: beyond it the result does not change
+_LEAST = 1 / (1 + exp(_MAX_EXPONENT))
+_VERY_LOW = 1e9  # below any sum of a filter
 _NOTHING = np.zeros((), np.float32)
 _HEADS = Struct(f"{len(HEADS)}f")
 
@@ -50,7 +50,7 @@ def unpack(stored: Arrays, name: str) -> Floats:
     return floats
 
 
-class WordShares(Lexicon):
+class WordContributions(Lexicon):
     """A lexicon that stores each word's contribution to any text that contains it.
 
     `rows` holds the linear weights: of the hashed words and pairs and, from BUCKETS on, by the
@@ -77,9 +77,9 @@ class WordShares(Lexicon):
         last, each = self.phrases[-1], len(self._filters[0][1])
         last[self.before :] = self._filters[-1][1]
         # No phrase lies entirely after the text: such a phrase sums to 0.
-        last[self.behind :, 2 * each :] = last[self.beyond, each:] = -_FAR
+        last[self.behind :, 2 * each :] = last[self.beyond, each:] = -_VERY_LOW
 
-    def met(self, number: int, word: str) -> None:
+    def on_new_word(self, number: int, word: str) -> None:
         ids = gram_ids(word)
         self.rows[BUCKETS + number] = self._gram_weights.take(ids, axis=0).sum(0)
         self.counts[number] = max(1, len(ids))
@@ -101,7 +101,7 @@ def _share(count: int, each: float) -> Floats:
 class Linear:
     """Logits of a text: words and pairs once each, and the in-word n-grams of each word."""
 
-    def __init__(self, bias: Floats, words: WordShares) -> None:
+    def __init__(self, bias: Floats, words: WordContributions) -> None:
         self.bias = bias
         self._words = words
 
@@ -128,7 +128,7 @@ class Convolution:
     because each numpy call costs at least a microsecond.
     """
 
-    def __init__(self, stored: Arrays, words: WordShares) -> None:
+    def __init__(self, stored: Arrays, words: WordContributions) -> None:
         self._words = words
         order = _largest_first(stored["phrase1"].shape[1])
         hidden, direct = (unpack(stored, name)[order] for name in ("hidden", "direct"))
@@ -145,19 +145,19 @@ class Convolution:
     def phrases(self, padded: Integers) -> Floats:
         """The filter values of every three adjacent words, indexed by the last of them."""
         first, second, last = self._words.phrases
-        seen = last.take(padded[2:], axis=0)
-        seen += second.take(padded[1:-1], axis=0)
-        seen += first.take(padded[:-2], axis=0)
-        np.maximum(seen, _NOTHING, out=seen)
-        return seen
+        phrases_seen = last.take(padded[2:], axis=0)
+        phrases_seen += second.take(padded[1:-1], axis=0)
+        phrases_seen += first.take(padded[:-2], axis=0)
+        np.maximum(phrases_seen, _NOTHING, out=phrases_seen)
+        return phrases_seen
 
-    def hidden(self, seen: Floats, out: Floats) -> None:
+    def hidden(self, phrases_seen: Floats, out: Floats) -> None:
         """Write a text's feature row, whose product with `shares` is its logits."""
-        count, half = seen.shape
+        count, half = phrases_seen.shape
         features = np.empty(2 * half + 1, np.float32)
-        np.maximum.reduce(seen, axis=0, out=features[:half])
+        np.maximum.reduce(phrases_seen, axis=0, out=features[:half])
         mean = _MEAN_SCALE / (count - len(WIDTHS) + 1 + _LENGTH_OFFSET)
-        _share(count, mean).dot(seen, out=features[half:-1])
+        _share(count, mean).dot(phrases_seen, out=features[half:-1])
         features[-1] = 1  # the biases' row
         features.dot(self._matrix, out=out)
         np.maximum(out, self._floor, out=out)
@@ -188,7 +188,7 @@ class Ensemble:
     """Both halves, Platt-calibrated per head; the highest harm is averaged with the any-harm score."""
 
     def __init__(self, stored: Arrays, version: str) -> None:
-        self._words = WordShares(stored, unpack(stored, "linear"))
+        self._words = WordContributions(stored, unpack(stored, "linear"))
         self._before = [self._words.before] * (len(WIDTHS) - 1)
         self._behind = [self._words.behind, self._words.beyond]
         self.version = version
@@ -217,7 +217,9 @@ class Ensemble:
         for text in texts:
             with self._lock:
                 numbers = self._words.read(text)
-                self._judged(numbers, self._convolution.phrases(np.array(self._padded(numbers))))
+                self._probabilities(
+                    numbers, self._convolution.phrases(np.array(self._pad(numbers)))
+                )
                 linear.append(self._straight + self._linear.bias)
                 curved.append(self._curved.dot(self._convolution.shares))
         return np.array(linear), np.array(curved)
@@ -226,38 +228,42 @@ class Ensemble:
         """Return probabilities of shape (len(texts), len(HEADS))."""
         if not texts:
             return np.zeros((0, len(HEADS)), dtype=np.float32)
-        return np.array([self._alone(text) for text in texts], dtype=np.float32)
+        return np.array([self._score_text(text) for text in texts], dtype=np.float32)
 
     def score_cuts(self, text: str, cuts: Cuts) -> list[list[float]]:
         """Return the probabilities of pieces of a text, identical to those of `score`."""
         if len(cuts) == 1:
             start, end = cuts[0]
-            return [self._alone(text[start:end])]
+            return [self._score_text(text[start:end])]
         rows: list[list[float]] = []
         for run in runs(cuts):
             begin, end = run[0][0], max(end for _, end in run)
             near = [(start - begin, stop - begin) for start, stop in run]
-            rows += self._together(*read_pieces(text[begin:end], near))
+            rows += self._score_run(*read_pieces(text[begin:end], near))
         return rows
 
-    def _alone(self, text: str) -> list[float]:
+    def _score_text(self, text: str) -> list[float]:
         with self._lock:
             numbers = self._words.read(text)
-            return self._judged(numbers, self._convolution.phrases(np.array(self._padded(numbers))))
+            return self._probabilities(
+                numbers, self._convolution.phrases(np.array(self._pad(numbers)))
+            )
 
-    def _padded(self, numbers: list[int]) -> list[int]:
+    def _pad(self, numbers: list[int]) -> list[int]:
         return [*self._before, *(numbers or self._before[:1]), *self._behind]
 
-    def _judged(self, numbers: list[int], seen: Floats) -> list[float]:
+    def _probabilities(self, numbers: list[int], phrases_seen: Floats) -> list[float]:
         self._linear.logits(numbers, self._straight)
-        self._convolution.hidden(seen, self._curved)
+        self._convolution.hidden(phrases_seen, self._curved)
         logits = self._said.dot(self._calibration)
         logits += self._offsets
         return _rounded(
-            level([1 / (1 + exp(-x)) if x > -_HIGHEST else _LEAST for x in logits.tolist()])
+            blend_any_harm(
+                [1 / (1 + exp(-x)) if x > -_MAX_EXPONENT else _LEAST for x in logits.tolist()]
+            )
         )
 
-    def _together(self, words: Sequence[str], pieces: Sequence[Piece]) -> list[list[float]]:
+    def _score_run(self, words: Sequence[str], pieces: Sequence[Piece]) -> list[list[float]]:
         own = [word for piece in pieces for word in (*piece.head, *piece.tail)]
         with self._lock:
             numbers = self._words.numbers([*words, *own])
@@ -267,17 +273,17 @@ class Ensemble:
                 inner = text[piece.first : piece.last]
                 texts.append([*numbers[at:middle], *inner, *numbers[middle:end]])
                 at = end
-            seen = self._seen(text, pieces, texts)
-            return [self._judged(*each) for each in zip(texts, seen, strict=True)]
+            phrases_seen = self._phrases_of(text, pieces, texts)
+            return [self._probabilities(*each) for each in zip(texts, phrases_seen, strict=True)]
 
-    def _seen(
+    def _phrases_of(
         self, text: list[int], pieces: Sequence[Piece], texts: Sequence[list[int]]
     ) -> list[Floats]:
         """The phrases of each piece: those of the text, except at the piece's ends."""
         reach = len(WIDTHS) - 1
         asked, parts = [*self._before, *text], []
         for piece, numbers in zip(pieces, texts, strict=True):
-            padded = self._padded(numbers)
+            padded = self._pad(numbers)
             ends = [padded]
             if piece.last - piece.first >= 2 * reach:
                 ends = [
@@ -300,7 +306,7 @@ def _rounded(row: list[float]) -> list[float]:
     return list(_HEADS.unpack(_HEADS.pack(*row)))
 
 
-def level(chances: list[float]) -> list[float]:
+def blend_any_harm(chances: list[float]) -> list[float]:
     """Scale the harm probabilities so that the highest becomes the mean of itself and the any-harm
     score, which is the last of `chances`. Returns those of the heads.
 

@@ -63,7 +63,7 @@ class Lexicon:
             return self._read(runs)
 
     def _read(self, runs: Sequence[str]) -> list[int]:
-        self._make_room(2 * MOST_WORDS)
+        self._evict_if_full(2 * MOST_WORDS)
         found: list[int] = []
         for run in runs:
             known = self._runs.get(run)
@@ -81,10 +81,10 @@ class Lexicon:
         try:
             return [self._numbers[word] for word in words]
         except KeyError:
-            self._make_room(len(words))
+            self._evict_if_full(len(words))
             return [self._number(word) for word in words]
 
-    def _make_room(self, wanted: int) -> None:
+    def _evict_if_full(self, wanted: int) -> None:
         if len(self._runs) >= MOST_CACHED:
             self._runs = {}
         if self._next + wanted > self.size:
@@ -102,11 +102,11 @@ class Lexicon:
             self._next += 1
         self._hashes[number] = hashed = word_hash(word) & _MASK
         self._leads[number] = hashed * _PAIR_FACTOR & _MASK
-        self.met(number, word)
+        self.on_new_word(number, word)
         self._numbers[word] = number
         return number
 
-    def met(self, number: int, word: str) -> None:
+    def on_new_word(self, number: int, word: str) -> None:
         """Called when a word gets its number."""
 
     def pairs(self, numbers: Sequence[int]) -> list[int]:

@@ -221,7 +221,7 @@ def arrays(fitted: Fitted) -> dict[str, NDArray[np.float32]]:
     return {name: np.ascontiguousarray(value, dtype=np.float32) for name, value in found.items()}
 
 
-def seed_everything(seed: int) -> None:
+def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

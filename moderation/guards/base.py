@@ -19,7 +19,7 @@ class Opinion:
     scores: Mapping[str, float] = field(default_factory=dict)
 
 
-class UnreadableAnswer(ValueError):
+class InvalidGuardOutput(ValueError):
     """A guard's completion that its template does not allow."""
 
 
@@ -28,7 +28,7 @@ class Guard(Protocol):
     def name(self) -> str: ...
 
     @property
-    def by_chat(self) -> bool:
+    def uses_chat_template(self) -> bool:
         """Whether the prompt is a user turn in the model's own chat template."""
         ...
 
@@ -41,7 +41,7 @@ class Guard(Protocol):
         ...
 
 
-def plain(text: str) -> str:
+def escape_special_tokens(text: str) -> str:
     """Break the special tokens of all chat templates, so that a text cannot end its turn."""
     for token in ("<start_of_turn>", "<end_of_turn>"):
         text = text.replace(token, "")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from moderation.guards.base import Opinion, UnreadableAnswer, plain
+from moderation.guards.base import InvalidGuardOutput, Opinion, escape_special_tokens
 
 _HAZARDS: Final = {
     "S1": ("Violent Crimes", ("violence", "illicit/violent")),
@@ -32,7 +32,7 @@ _SPEAKERS: Final = {"assistant": "Agent"}
 @dataclass(frozen=True, slots=True)
 class LlamaGuard:
     name: str = "llama-guard"
-    by_chat: bool = False
+    uses_chat_template: bool = False
 
     def questions(self, text: str, role: str) -> Sequence[str]:
         speaker = _SPEAKERS.get(role, "User")
@@ -42,7 +42,7 @@ class LlamaGuard:
             f"Task: Check if there is unsafe content in '{speaker}' messages in conversations "
             "according our safety policy with the below categories.\n\n"
             f"<BEGIN UNSAFE CONTENT CATEGORIES>\n{hazards}\n<END UNSAFE CONTENT CATEGORIES>\n\n"
-            f"<BEGIN CONVERSATION>\n\n{speaker}: {plain(text)}\n\n<END CONVERSATION>\n\n"
+            f"<BEGIN CONVERSATION>\n\n{speaker}: {escape_special_tokens(text)}\n\n<END CONVERSATION>\n\n"
             f"Provide your safety assessment for ONLY THE LAST {speaker} message in the above "
             "conversation:\n - First line must read 'safe' or 'unsafe'.\n - If unsafe, a second "
             "line must include a comma-separated list of violated categories."
@@ -55,7 +55,7 @@ class LlamaGuard:
         if verdict == "safe":
             return Opinion()
         if verdict != "unsafe":
-            raise UnreadableAnswer("Llama Guard answered neither safe nor unsafe")
+            raise InvalidGuardOutput("Llama Guard answered neither safe nor unsafe")
         codes = [code.strip().upper() for code in lines[1].split(",")] if len(lines) > 1 else []
         found = {name for code in codes for name in _HAZARDS.get(code, ("", ()))[1]}
         known = all(code in _HAZARDS for code in codes) and bool(codes)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from moderation.guards.base import Opinion, UnreadableAnswer, plain
+from moderation.guards.base import InvalidGuardOutput, Opinion, escape_special_tokens
 
 _CATEGORIES: Final = {
     "violent": ("violence", "illicit/violent"),
@@ -31,15 +31,15 @@ _NAMED = re.compile(r"^\s*Categories:\s*(.+)$", re.IGNORECASE | re.MULTILINE)
 @dataclass(frozen=True, slots=True)
 class Qwen3Guard:
     name: str = "qwen3-guard"
-    by_chat: bool = True
+    uses_chat_template: bool = True
 
     def questions(self, text: str, role: str) -> Sequence[str]:
-        return [plain(text)]
+        return [escape_special_tokens(text)]
 
     def read(self, answers: Sequence[str]) -> Opinion:
         safety = _SAFETY.search(answers[0])
         if safety is None:
-            raise UnreadableAnswer("Qwen3Guard's answer has no line 'Safety: ...'")
+            raise InvalidGuardOutput("Qwen3Guard's answer has no line 'Safety: ...'")
         score = _SCORES[safety.group(1).lower()]
         if not score:
             return Opinion()

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moderation.categories import OPENAI_CATEGORIES
-from moderation.guards.base import Opinion, UnreadableAnswer
+from moderation.guards.base import InvalidGuardOutput, Opinion
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteModeration:
     model: str = "omni-moderation-latest"
     name: str = "remote"
-    by_chat: bool = False
+    uses_chat_template: bool = False
 
     def questions(self, text: str, role: str) -> Sequence[str]:
         """Return one JSON body for POST /v1/moderations."""
@@ -27,9 +27,9 @@ class RemoteModeration:
                 if given.get(name) is not None  # older models omit `illicit`
             }
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise UnreadableAnswer(
+            raise InvalidGuardOutput(
                 f"the remote API's response is not in OpenAI's format ({type(error).__name__})"
             ) from None
         if not scores:
-            raise UnreadableAnswer("the remote API scored no known category")
+            raise InvalidGuardOutput("the remote API scored no known category")
         return Opinion(scores)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from moderation.guards.base import Opinion, UnreadableAnswer, plain
+from moderation.guards.base import InvalidGuardOutput, Opinion, escape_special_tokens
 
 # The wording is this project's; the model accepts any guideline of this form.
 _GUIDELINES: Final = {
@@ -31,7 +31,7 @@ _SURE: Final = 0.97
 @dataclass(frozen=True, slots=True)
 class ShieldGemma:
     name: str = "shield-gemma"
-    by_chat: bool = False
+    uses_chat_template: bool = False
 
     def questions(self, text: str, role: str) -> Sequence[str]:
         answered = role == "assistant"
@@ -41,7 +41,7 @@ class ShieldGemma:
         return [
             "You are a policy expert trying to help determine whether a text is in violation of "
             "the defined safety policies.\n\n"
-            f"<start_of_turn>\n{title}: {plain(text)}\n<end_of_turn>\n\n"
+            f"<start_of_turn>\n{title}: {escape_special_tokens(text)}\n<end_of_turn>\n\n"
             "Our safety principle is defined in the below:\n\n"
             f"* {guideline.format(subject=subject)}\n\n"
             f"Does the {judged} violate the above principle? Your answer must start with 'Yes' or "
@@ -56,5 +56,7 @@ class ShieldGemma:
             if word.startswith("yes"):
                 scores[category] = _SURE
             elif not word.startswith("no"):
-                raise UnreadableAnswer(f"ShieldGemma answered neither Yes nor No about {category}")
+                raise InvalidGuardOutput(
+                    f"ShieldGemma answered neither Yes nor No about {category}"
+                )
         return Opinion(scores)

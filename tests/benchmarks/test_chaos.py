@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from benchmarks.chaos import is_bad, play
-from benchmarks.fire.faults import KINDS, Fault, plan
-from benchmarks.fire.proxy import Proxy
-from benchmarks.fire.servers import Postgres, postgres_programs
-from benchmarks.fire.site import site_in
+from benchmarks.chaos_site.faults import KINDS, Fault, plan
+from benchmarks.chaos_site.proxy import Proxy
+from benchmarks.chaos_site.servers import Postgres, postgres_programs
+from benchmarks.chaos_site.site import site_in
 from tests.conftest import need_postgres, need_rabbitmq
 
 

@@ -19,13 +19,13 @@ from core.ids import new_id
 from core.tenants.models import Tenant
 
 if TYPE_CHECKING:
-    from tests.billing.paying import Till
+    from tests.billing.stripe_deployment import Till
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass
-class House:
+class Deployment:
     database: Database
     clock: FakeClock
     version: PriceVersion
@@ -83,44 +83,44 @@ class House:
             return prices.save(session, self.clock, draft)
 
 
-def house_of(database: Database, clock: FakeClock) -> House:
+def deployment_of(database: Database, clock: FakeClock) -> Deployment:
     with database.transaction() as session:
         version = prices.ensure_default_prices(session, clock, "demo")
-    made = House(database, clock, version)
+    made = Deployment(database, clock, version)
     made.tenant("acme")
     return made
 
 
 @pytest.fixture
-def house(database: Database, clock: FakeClock) -> House:
-    return house_of(database, clock)
+def deployment(database: Database, clock: FakeClock) -> Deployment:
+    return deployment_of(database, clock)
 
 
 @pytest.fixture
-def lite(sqlite_database: Database, clock: FakeClock) -> House:
+def lite(sqlite_database: Database, clock: FakeClock) -> Deployment:
     """On SQLite only, where the dialect does not matter to the test."""
-    return house_of(sqlite_database, clock)
+    return deployment_of(sqlite_database, clock)
 
 
 @pytest.fixture
-def session(lite: House) -> Iterator[Session]:
+def session(lite: Deployment) -> Iterator[Session]:
     with lite.database.transaction() as made:
         yield made
 
 
 @pytest.fixture
-def till(lite: House) -> Iterator["Till"]:
+def till(lite: Deployment) -> Iterator["Till"]:
     """One that collects by Stripe."""
-    from tests.billing.paying import open_till
+    from tests.billing.stripe_deployment import open_till
 
     with open_till(lite) as made:
         yield made
 
 
 @pytest.fixture
-def both(house: House) -> Iterator["Till"]:
+def both(deployment: Deployment) -> Iterator["Till"]:
     """The same on SQLite and on PostgreSQL."""
-    from tests.billing.paying import open_till
+    from tests.billing.stripe_deployment import open_till
 
-    with open_till(house) as made:
+    with open_till(deployment) as made:
         yield made

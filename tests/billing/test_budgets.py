@@ -15,35 +15,35 @@ from billing.accounts import lock_account
 from billing.models import OutboxMessage
 from core.errors import BadRequest
 from core.money import Money
-from tests.billing.conftest import House
+from tests.billing.conftest import Deployment
 from tests.billing.mailbox import Mailbox
 
 DOLLAR = 10**12
 
 
-def limits(house: House, **scope: str) -> dict[str, budgets.MoneyLimit]:
+def limits(deployment: Deployment, **scope: str) -> dict[str, budgets.MoneyLimit]:
     wanted = {"project_id": "proj", "key_id": "key", **scope}
-    with house.database.read() as session:
-        found = budgets.money_limits(session, "acme", at=house.clock.now(), **wanted)
+    with deployment.database.read() as session:
+        found = budgets.money_limits(session, "acme", at=deployment.clock.now(), **wanted)
     return {each.key.split("_")[0].split(":")[0]: each for each in found}
 
 
-def make(house: House, **fields: object) -> str:
-    with house.database.transaction() as session:
+def make(deployment: Deployment, **fields: object) -> str:
+    with deployment.database.transaction() as session:
         plain = {"tenant_id": "acme", "scope": "tenant", "scope_id": "acme", "cap": Money(DOLLAR)}
-        return budgets.create(session, house.clock, **{**plain, **fields}).id  # type: ignore[arg-type]
+        return budgets.create(session, deployment.clock, **{**plain, **fields}).id  # type: ignore[arg-type]
 
 
-def test_a_budget_counts_its_scope_and_its_window_only(house: House) -> None:
-    make(house, scope="project", scope_id="proj", window="day")
+def test_a_budget_counts_its_scope_and_its_window_only(deployment: Deployment) -> None:
+    make(deployment, scope="project", scope_id="proj", window="day")
     spend = 50 * 600_000 + 80 * 150_000 + 20 * 75_000
-    house.record(house.event(), house.event(project_id="other"))
-    house.rate()
-    (limit,) = limits(house).values()
+    deployment.record(deployment.event(), deployment.event(project_id="other"))
+    deployment.rate()
+    (limit,) = limits(deployment).values()
     assert (limit.cap_units, limit.spent_units, limit.hard) == (DOLLAR, spend, True)
-    assert limits(house, project_id="other") == {}
-    house.clock.advance(days=1)
-    (tomorrow,) = limits(house).values()
+    assert limits(deployment, project_id="other") == {}
+    deployment.clock.advance(days=1)
+    (tomorrow,) = limits(deployment).values()
     assert tomorrow.spent_units == 0
     assert tomorrow.key != limit.key
 
@@ -59,7 +59,7 @@ def test_windows_follow_the_zone_through_a_clock_change() -> None:
     assert budgets.window_of("total", at, "UTC").starts_at is None
 
 
-def test_a_wallet_s_figures_only_rise(lite: House) -> None:
+def test_a_wallet_s_figures_only_rise(lite: Deployment) -> None:
     seen = []
     with lite.database.transaction() as session:
         lock_account(session, "acme").prepaid_only = True
@@ -89,14 +89,14 @@ def test_a_wallet_s_figures_only_rise(lite: House) -> None:
     assert len({each.key for each in seen}) == 1
 
 
-def test_a_wrong_budget_is_refused(lite: House) -> None:
+def test_a_wrong_budget_is_refused(lite: Deployment) -> None:
     for fields in ({"scope": "moon"}, {"cap": Money(0)}, {"cap": Money(1, "EUR")}):
         with pytest.raises(BadRequest):
             make(lite, **fields)
 
 
 def test_an_alert_goes_out_once_a_threshold_and_window(
-    lite: House, hook: tuple[str, list[dict[str, object]]]
+    lite: Deployment, hook: tuple[str, list[dict[str, object]]]
 ) -> None:
     url, received = hook
     mailbox = Mailbox()
@@ -124,19 +124,19 @@ def test_an_alert_goes_out_once_a_threshold_and_window(
     assert "boss@example.com" in mailbox.mails[0]
 
 
-def test_what_cannot_be_sent_is_tried_again_and_given_up_on_the_record(lite: House) -> None:
+def test_what_cannot_be_sent_is_tried_again_and_given_up_on_the_record(lite: Deployment) -> None:
     make(lite, cap=Money(1), webhooks=("http://127.0.0.1:1/nobody",), thresholds=(100,))
     lite.record(lite.event())
     lite.rate()
     with lite.database.transaction() as session:
         assert budgets.send_alerts(session, lite.clock) == 1
     sender = outbox.NetworkSender("", networks=("127.0.0.0/8",))
-    for _ in range(outbox.MOST_ATTEMPTS + 3):
+    for _ in range(outbox.MAX_ATTEMPTS + 3):
         assert outbox.deliver(lite.database, lite.clock, sender) == 0
         lite.clock.advance(hours=1)
     with lite.database.read() as session:
         message = session.scalars(select(OutboxMessage)).one()
-    assert (message.failed, message.attempts) == (True, outbox.MOST_ATTEMPTS)
+    assert (message.failed, message.attempts) == (True, outbox.MAX_ATTEMPTS)
     assert "refused" in (message.last_error or "")
 
 

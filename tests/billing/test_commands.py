@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from core.clock import FakeClock, SystemClock
-from gateway.cli import main
-from tests.billing.conftest import House
+from gateway.cli.main import main
+from tests.billing.conftest import Deployment
 
 
 @pytest.fixture
-def shop(lite: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+def shop(lite: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
     monkeypatch.setenv("TOLLHOUSE_DATABASE_URL", lite.database.url)
     monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))
     lite.clock = FakeClock(SystemClock().now())
@@ -25,7 +25,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
 
 
 def test_invoice_run_and_audit_agree_with_the_usage(
-    shop: House, capsys: pytest.CaptureFixture[str]
+    shop: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events = [shop.event(input_tokens=1000, cached_tokens=n, output_tokens=n) for n in range(9)]
     shop.record(*events)
@@ -51,7 +51,9 @@ def test_invoice_run_and_audit_agree_with_the_usage(
     assert sum(day["input_tokens"] for day in days) == 9000
 
 
-def test_audit_exits_1_on_a_difference(shop: House, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_exits_1_on_a_difference(
+    shop: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
     from sqlalchemy import text
 
     event = shop.event()
@@ -68,7 +70,7 @@ def test_audit_exits_1_on_a_difference(shop: House, capsys: pytest.CaptureFixtur
 
 
 def test_prices_are_tried_set_listed_and_compared(
-    shop: House, capsys: pytest.CaptureFixture[str]
+    shop: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried = call(capsys, "price", "try", "--model", "m", "--input", "2", "--output", "8")
     assert tried["total"]["amount"] == "10"
@@ -87,7 +89,7 @@ def test_prices_are_tried_set_listed_and_compared(
 
 
 def test_an_invoice_is_shown_printed_and_paid(
-    shop: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shop: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shop.record(shop.event(output_tokens=10_000_000))
     call(capsys, "invoice", "run")
@@ -99,7 +101,7 @@ def test_an_invoice_is_shown_printed_and_paid(
 
 
 def test_a_wrong_price_is_corrected_after_a_look(
-    shop: House, capsys: pytest.CaptureFixture[str]
+    shop: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shop.record(shop.event(input_tokens=1_000_000, cached_tokens=0, output_tokens=0))
     shop.rate()
@@ -116,7 +118,7 @@ def test_a_wrong_price_is_corrected_after_a_look(
 
 
 def test_dead_tasks_are_listed_and_replayed(
-    shop: House, capsys: pytest.CaptureFixture[str]
+    shop: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import billing.tasks
     from core import dead_letters

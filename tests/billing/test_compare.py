@@ -14,23 +14,23 @@ from billing import credit_notes, reconcile, settlement
 from billing.models import Invoice, Payment, PaymentCommand, Refund
 from billing.payments import commands, compare
 from billing.payments.base import PaymentProvider, Window
-from billing.payments.fake_stripe import customers, invoices, money
-from billing.payments.fake_stripe.books import Books
+from billing.payments.fake_stripe import customers, invoices, payments
 from billing.payments.fake_stripe.faults import Fault
-from billing.payments.theirs import ALWAYS, fetch
+from billing.payments.fake_stripe.state import StripeState
+from billing.payments.provider_snapshot import ALL_TIME, fetch
 from billing.pricing import PriceVersion
 from billing.tasks import audit
 from core.clock import FakeClock
 from core.database import Database
 from core.queue import TaskContext
 from core.settings import Settings
-from tests.billing.conftest import House, house_of
-from tests.billing.paying import Till, open_till
+from tests.billing.conftest import Deployment, deployment_of
+from tests.billing.stripe_deployment import Till, open_till
 
 
-def _listed(till: Till, window: Window | None = ALWAYS) -> list[str]:
-    theirs = fetch(till.house.database, till.provider, till.house.clock.now(), window)
-    with till.house.database.read() as session:
+def _listed(till: Till, window: Window | None = ALL_TIME) -> list[str]:
+    theirs = fetch(till.deployment.database, till.provider, till.deployment.clock.now(), window)
+    with till.deployment.database.read() as session:
         report = reconcile.audit(
             session, more=(lambda s: compare.differences(s, theirs),), steps=theirs.steps()
         )
@@ -48,18 +48,18 @@ def _live(till: Till) -> str:
     till.settle()
     (payment,) = till.payments()
     assert payment.external_id is not None
-    with till.house.database.transaction() as session:
-        now = till.house.clock.now()
+    with till.deployment.database.transaction() as session:
+        now = till.deployment.clock.now()
         commands.request_refund(session, payment.id, 200, "goodwill", now)
-    won = money.open_dispute(till.stripe.books, payment.external_id, 300)
-    money.close_dispute(till.stripe.books, won["id"], "won")
+    won = payments.open_dispute(till.stripe.books, payment.external_id, 300)
+    payments.close_dispute(till.stripe.books, won["id"], "won")
     till.settle()
     till.leave_card("0341")
     till.settle()
     lowered, void, lost = (till.invoice(amount) for amount in (6, 3, 9))
     till.settle()
-    with till.house.database.transaction() as session:
-        now = till.house.clock.now()
+    with till.deployment.database.transaction() as session:
+        now = till.deployment.clock.now()
         credit_notes.issue(
             session, invoice_id=lowered.id, net_minor=100, reason="x", reference="x", at=now
         )
@@ -74,7 +74,7 @@ class Story:
     """Both sides' books after a life, to be copied: living it takes a hundred calls over HTTP."""
 
     file: Path
-    books: Books
+    books: StripeState
     version: PriceVersion
     paid: str
 
@@ -84,11 +84,11 @@ def story(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> St
     file = tmp_path_factory.mktemp("lived") / "tollhouse.db"
     shutil.copy(migrated_sqlite, file)
     database = Database(f"sqlite:///{file}")
-    house = house_of(database, FakeClock())
-    with open_till(house) as till:
+    deployment = deployment_of(database, FakeClock())
+    with open_till(deployment) as till:
         paid = _live(till)
     database.close()
-    return Story(file, till.stripe.books, house.version, paid)
+    return Story(file, till.stripe.books, deployment.version, paid)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def lived(story: Story, tmp_path: Path) -> Iterator[Till]:
     shutil.copy(story.file, tmp_path / "tollhouse.db")
     database = Database(f"sqlite:///{tmp_path / 'tollhouse.db'}")
     books, clock = copy.deepcopy(story.books), FakeClock(story.books.clock.now())
-    with open_till(House(database, clock, story.version), books) as made:
+    with open_till(Deployment(database, clock, story.version), books) as made:
         yield made
     database.close()
 
@@ -118,58 +118,58 @@ def test_what_is_on_its_way_is_no_difference(till: Till) -> None:
     assert _listed(till) == []
 
 
-def _theirs_gone(books: Books, kind: str) -> None:
+def _theirs_gone(books: StripeState, kind: str) -> None:
     del books.objects[kind][books.all(kind)[-1]["id"]]
 
 
-def _theirs_dearer(books: Books) -> None:
+def _theirs_dearer(books: StripeState) -> None:
     books.all("invoice")[-1]["total"] += 1
 
 
-def _theirs_reopened(books: Books) -> None:
+def _theirs_reopened(books: StripeState) -> None:
     books.all("invoice")[-1] |= {"status": "open", "amount_remaining": 5}
 
 
-def _theirs_doubled(books: Books) -> None:
+def _theirs_doubled(books: StripeState) -> None:
     first = books.all("invoice")[-1]
     customer = {"customer": first["customer"], "metadata": dict(first["metadata"])}
     invoices.create(books, customer)
 
 
-def _theirs_unknown(books: Books) -> None:
+def _theirs_unknown(books: StripeState) -> None:
     customer = books.all("customer")[0]["id"]
     invoices.create(books, {"customer": customer, "metadata": {"tollhouse_invoice": "inv_gone"}})
 
 
-def _theirs_charged(books: Books) -> None:
+def _theirs_charged(books: StripeState) -> None:
     books.declines.clear()
     customer = books.all("customer")[0]["id"]
     customers.update_customer(
         books, customer, {"invoice_settings": {"default_payment_method": _card(books)}}
     )
     form = {"amount": "700", "currency": "usd", "customer": customer, "confirm": "true"}
-    money.create_intent(books, form | {"metadata": {"tollhouse_payment": "pay_gone"}})
+    payments.create_intent(books, form | {"metadata": {"tollhouse_payment": "pay_gone"}})
 
 
-def _card(books: Books) -> str:
+def _card(books: StripeState) -> str:
     return str(books.all("payment_method")[0]["id"])
 
 
-def _theirs_refunded(books: Books) -> None:
+def _theirs_refunded(books: StripeState) -> None:
     paid = books.all("payment_intent", status="succeeded")[0]["id"]
-    money.create_refund(books, {"payment_intent": paid, "amount": "50"})
+    payments.create_refund(books, {"payment_intent": paid, "amount": "50"})
 
 
-def _theirs_disputed(books: Books) -> None:
+def _theirs_disputed(books: StripeState) -> None:
     paid = books.all("payment_intent", status="succeeded")[0]["id"]
-    money.open_dispute(books, paid, 100)
+    payments.open_dispute(books, paid, 100)
 
 
-def _theirs_refund_failed(books: Books) -> None:
-    money.fail_refund(books, books.all("refund")[0]["id"])
+def _theirs_refund_failed(books: StripeState) -> None:
+    payments.fail_refund(books, books.all("refund")[0]["id"])
 
 
-def _theirs_smaller(books: Books) -> None:
+def _theirs_smaller(books: StripeState) -> None:
     for each in books.all("invoice_payment", status="paid"):
         each["amount_paid"] -= 1
     for each in books.all("payment_intent", status="succeeded"):
@@ -194,7 +194,7 @@ def _theirs_smaller(books: Books) -> None:
     ],
 )
 def test_each_kind_of_difference_at_stripe_is_listed(
-    lived: Till, harm: Callable[[Books], Any], said: str
+    lived: Till, harm: Callable[[StripeState], Any], said: str
 ) -> None:
     harm(lived.stripe.books)
     listed = _listed(lived)
@@ -202,7 +202,7 @@ def test_each_kind_of_difference_at_stripe_is_listed(
 
 
 def _ours(till: Till, statement: Any) -> None:
-    with till.house.database.transaction() as session:
+    with till.deployment.database.transaction() as session:
         session.execute(statement)
 
 
@@ -241,7 +241,7 @@ def test_the_scheduled_audit_makes_up_for_lost_events_and_lists_the_rest(
     lived.told = len(books.events)  # every one of these events is lost
     assert len(_listed(lived)) == 2
     services: dict[type, object] = {PaymentProvider: lived.provider}
-    context = TaskContext(Settings(), lived.house.database, lived.house.clock, services)
+    context = TaskContext(Settings(), lived.deployment.database, lived.deployment.clock, services)
     assert audit(context) is False
     (left,) = _listed(lived)
     assert "inv_gone" in left
@@ -251,7 +251,7 @@ def test_the_scheduled_audit_makes_up_for_lost_events_and_lists_the_rest(
 
 
 def test_a_window_leaves_out_what_is_settled_and_old_and_finds_what_is_open(lived: Till) -> None:
-    lived.house.clock.advance(days=100)
+    lived.deployment.clock.advance(days=100)
     refunds = lived.stripe.books.objects["refund"]
     refunds.clear()
     assert any("refund goodwill is posted" in each for each in _listed(lived))

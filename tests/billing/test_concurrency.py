@@ -13,12 +13,12 @@ from core.clock import FakeClock
 from core.database import Database
 from core.errors import InsufficientQuota
 from core.money import Money
-from tests.billing.conftest import House, house_of
+from tests.billing.conftest import Deployment, deployment_of
 
 
 @pytest.fixture
-def busy(postgres_database: Database, clock: FakeClock) -> House:
-    return house_of(postgres_database, clock)
+def busy(postgres_database: Database, clock: FakeClock) -> Deployment:
+    return deployment_of(postgres_database, clock)
 
 
 def at_once(count: int, call: Any) -> list[Any]:
@@ -26,7 +26,7 @@ def at_once(count: int, call: Any) -> list[Any]:
         return list(pool.map(call, range(count)))
 
 
-def test_sixty_four_spenders_cannot_overdraw_a_wallet(busy: House) -> None:
+def test_sixty_four_spenders_cannot_overdraw_a_wallet(busy: Deployment) -> None:
     now = busy.clock.now()
 
     def _entries(kind: AccountKind, units: int) -> Any:
@@ -52,7 +52,7 @@ def test_sixty_four_spenders_cannot_overdraw_a_wallet(busy: House) -> None:
         assert summed_balance(session, "acme", AccountKind.PREPAID, "USD") == 0
 
 
-def test_the_same_cause_posted_by_many_is_posted_once(busy: House) -> None:
+def test_the_same_cause_posted_by_many_is_posted_once(busy: Deployment) -> None:
     now = busy.clock.now()
 
     def _post(_: int) -> str:
@@ -70,7 +70,7 @@ def test_the_same_cause_posted_by_many_is_posted_once(busy: House) -> None:
         assert balance(session, "acme", AccountKind.PREPAID, "USD") == -7
 
 
-def test_workers_share_batches_and_close_tenants_side_by_side(busy: House) -> None:
+def test_workers_share_batches_and_close_tenants_side_by_side(busy: Deployment) -> None:
     tenants = [f"t{number}" for number in range(12)]
     for name in tenants:
         busy.tenant(name)

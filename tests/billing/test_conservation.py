@@ -27,7 +27,7 @@ from billing.models import CreditGrant, CreditUse, Invoice, InvoiceLine, Plan
 from core.clock import FakeClock
 from core.database import Database
 from core.money import Money
-from tests.billing.conftest import House, house_of
+from tests.billing.conftest import Deployment, deployment_of
 from tests.billing.reference import ByHand
 from tests.billing.test_pricing import rules
 
@@ -55,23 +55,23 @@ steps = st.one_of(
 
 
 class Story:
-    def __init__(self, house: House) -> None:
-        self.house, self.by_hand = house, ByHand()
-        self.began = house.clock.now()
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment, self.by_hand = deployment, ByHand()
+        self.began = deployment.clock.now()
         self.seen: list[Any] = []
         self.held: list[Any] = []
         self.number = 0
-        self.version = house.version
-        self.by_hand.prices[house.version.id] = (prices.DEFAULT_TERMS, Fraction(0))
-        house.tenant("bolt")
-        with house.database.transaction() as session:
+        self.version = deployment.version
+        self.by_hand.prices[deployment.version.id] = (prices.DEFAULT_TERMS, Fraction(0))
+        deployment.tenant("bolt")
+        with deployment.database.transaction() as session:
             for number, plan in enumerate(PLANS):
                 session.add(
                     Plan(
                         id=f"plan{number}",
                         name=f"plan{number}",
                         currency="USD",
-                        created_at=house.clock.now(),
+                        created_at=deployment.clock.now(),
                         **plan,
                     )
                 )
@@ -82,7 +82,7 @@ class Story:
     def _use(
         self, tenant: str, cached: int, fresh: int, output: int, waived: int, lora: bool
     ) -> None:
-        event = self.house.event(
+        event = self.deployment.event(
             tenant_id=tenant,
             price_version=self.version.id,
             input_tokens=cached + fresh,
@@ -94,51 +94,51 @@ class Story:
         )
         self.by_hand.saw(event)
         self.seen.append(event)
-        self.house.record(event)
+        self.deployment.record(event)
 
     def _replay(self, index: int) -> None:
         if self.seen:
-            assert self.house.record(self.seen[index % len(self.seen)]) == 0
+            assert self.deployment.record(self.seen[index % len(self.seen)]) == 0
 
     def _hold_back(self, waived: int) -> None:
-        event = self.house.event(price_version=self.version.id, waived_tokens=waived)
+        event = self.deployment.event(price_version=self.version.id, waived_tokens=waived)
         self.by_hand.saw(event)
         self.held.append(event)
 
     def _deliver(self) -> None:
         held, self.held = self.held, []
-        assert self.house.record(*reversed(held), *held) == len(held)
+        assert self.deployment.record(*reversed(held), *held) == len(held)
         self.seen += held
 
     def _rate(self) -> None:
-        self.house.rate()
+        self.deployment.rate()
 
     def _wait(self, hours: int) -> None:
-        self.house.clock.advance(hours=hours)
+        self.deployment.clock.advance(hours=hours)
 
     def _price(self, rule: Any, component: int) -> None:
         name = ("input", "output", "request", "waived")[component]
         written = {**prices.DEFAULT_TERMS, name: rule}
-        self.house.clock.advance(seconds=1)
-        self.version = self.house.price(written, discount_percent="7.5")
+        self.deployment.clock.advance(seconds=1)
+        self.version = self.deployment.price(written, discount_percent="7.5")
         self.by_hand.prices[self.version.id] = (written, Fraction("0.075"))
 
     def _correct(self, wrong: int, right: int) -> None:
         """All usage so far of one version at the prices of another. Twice changes nothing more."""
         versions = list(self.by_hand.prices)
         slip, meant = (versions[each % len(versions)] for each in (wrong, right))
-        self.house.rate()
-        until = self.house.clock.now() + timedelta(seconds=1)
+        self.deployment.rate()
+        until = self.deployment.clock.now() + timedelta(seconds=1)
         wanted = rerating.Request(slip, meant, self.began, until)
-        with self.house.database.transaction() as session:
-            rerating.post_all(session, self.house.clock, wanted)
-            assert rerating.post_all(session, self.house.clock, wanted) == []
+        with self.deployment.database.transaction() as session:
+            rerating.post_all(session, self.deployment.clock, wanted)
+            assert rerating.post_all(session, self.deployment.clock, wanted) == []
         self.by_hand.correct(slip, meant, [event.request_id for event in self.seen])
 
     def _credit(self, tenant: str, units: int, gift: bool) -> None:
         self.number += 1
-        now = self.house.clock.now()
-        with self.house.database.transaction() as session:
+        now = self.deployment.clock.now()
+        with self.deployment.database.transaction() as session:
             credits.grant(
                 session,
                 tenant_id=tenant,
@@ -151,30 +151,30 @@ class Story:
             )
 
     def _expire(self) -> None:
-        with self.house.database.transaction() as session:
-            credits.expire(session, self.house.clock.now())
+        with self.deployment.database.transaction() as session:
+            credits.expire(session, self.deployment.clock.now())
 
     def _plan(self, tenant: str, number: int, seats: int) -> None:
-        self.house.clock.advance(seconds=1)
-        now = self.house.clock.now()
-        with self.house.database.transaction() as session:
+        self.deployment.clock.advance(seconds=1)
+        now = self.deployment.clock.now()
+        with self.deployment.database.transaction() as session:
             subscriptions.subscribe(session, tenant, f"plan{number}", now, seats)
         self.by_hand.plans[tenant].append((now, PLANS[number], seats))
 
     def _invoice(self) -> None:
-        invoice_run.run(self.house.database, self.house.clock)
+        invoice_run.run(self.deployment.database, self.deployment.clock)
 
     def end(self) -> None:
         """Deliver, wait until everything is final, and compare."""
         self._deliver()
-        self.house.clock.advance(days=70)
+        self.deployment.clock.advance(days=70)
         self._invoice()
-        with self.house.database.read() as session:
+        with self.deployment.database.read() as session:
             report = reconcile.audit(session)
             assert report.clean, report.differences
             assert usage.parked(session) == []
             hours = rollups.stored(session, rollups.HOURLY)
-            assert hours == rollups.anew(session)
+            assert hours == rollups.recompute(session)
             for tenant in TENANTS:
                 self._compare(session, tenant)
             granted, left = session.execute(
@@ -228,7 +228,7 @@ def test_any_interleaving_comes_to_what_one_gets_by_hand(
     shutil.copy(migrated_sqlite, path)
     database = Database(f"sqlite:///{path}")
     try:
-        told = Story(house_of(database, FakeClock()))
+        told = Story(deployment_of(database, FakeClock()))
         for kind, *given_ in story:
             told.step(kind, *given_)
         told.end()
@@ -236,8 +236,8 @@ def test_any_interleaving_comes_to_what_one_gets_by_hand(
         database.close()
 
 
-def test_a_long_story_on_both_databases(house: House) -> None:
-    told = Story(house)
+def test_a_long_story_on_both_databases(deployment: Deployment) -> None:
+    told = Story(deployment)
     for day in range(40):
         told.step("use", TENANTS[day % 2], day, 2 * day, 3 * day, day % 10, day % 3 == 0)
         if day % 5 == 0:
@@ -259,7 +259,7 @@ def test_a_long_story_on_both_databases(house: House) -> None:
     told.end()
 
 
-def test_the_numbers_by_hand_are_worth_something(lite: House) -> None:
+def test_the_numbers_by_hand_are_worth_something(lite: Deployment) -> None:
     told = Story(lite)
     told.step("use", "acme", 1, 2, 3, 0, False)
     del told.by_hand.events[told.seen[0].request_id]

@@ -9,59 +9,61 @@ import pytest
 from sqlalchemy import func, select
 
 from billing import credits, invoice_run
-from billing.buckets import BucketQuery, Width, usage_buckets
 from billing.exports.focus import focus_rows
 from billing.exports.focus_columns import COLUMNS
 from billing.exports.formats import Kind
 from billing.exports.subjects import SUBJECTS, Period
 from billing.models import Charge, Invoice, LedgerEntry, UsageEventRow
+from billing.usage_buckets import BucketQuery, Width, usage_buckets
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import BadRequest
 from core.money import Money, units_of_minor
 from core.tenants.scope import TenantScope, scope_of_key, scope_of_operator
-from tests.billing.conftest import House, house_of
+from tests.billing.conftest import Deployment, deployment_of
 from tests.conftest import SPECS
 
 JANUARY = Period(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC))
 YEAR = Period(datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC))
 
 
-def rows(house: House, name: str, scope: TenantScope | None, period: Period = YEAR) -> list[Any]:
+def rows(
+    deployment: Deployment, name: str, scope: TenantScope | None, period: Period = YEAR
+) -> list[Any]:
     subject = SUBJECTS[name]
-    with house.database.read() as session:
+    with deployment.database.read() as session:
         names = [column.name for column in subject.columns]
         return [dict(zip(names, row, strict=True)) for row in subject.rows(session, scope, period)]
 
 
-def focus(house: House, period: Period = YEAR) -> list[dict[str, Any]]:
-    with house.database.read() as session:
+def focus(deployment: Deployment, period: Period = YEAR) -> list[dict[str, Any]]:
+    with deployment.database.read() as session:
         names = [column.name for column in COLUMNS]
         return [dict(zip(names, row, strict=True)) for row in focus_rows(session, None, period)]
 
 
 @pytest.fixture
-def busy(lite: House) -> House:
+def busy(lite: Deployment) -> Deployment:
     return make_busy(lite)
 
 
-def make_busy(house: House) -> House:
+def make_busy(deployment: Deployment) -> Deployment:
     """Two months, two tenants, several keys, late usage and a promotional credit."""
-    house.tenant("birch")
-    with house.database.transaction() as session:
+    deployment.tenant("birch")
+    with deployment.database.transaction() as session:
         credits.grant(
             session,
             tenant_id="acme",
             kind=credits.PROMO,
             money=Money(10**11, "USD"),
             reference="welcome",
-            at=house.clock.now(),
+            at=deployment.clock.now(),
         )
     late = []
     for day in range(40):
-        house.record(
+        deployment.record(
             *(
-                house.event(
+                deployment.event(
                     tenant_id=tenant,
                     key_id=f"key{n}",
                     input_tokens=100_003 + day * 7,
@@ -72,26 +74,26 @@ def make_busy(house: House) -> House:
             )
         )
         if day == 30:
-            late.append(house.event(input_tokens=999_999))
-        house.clock.advance(days=1)
-    house.rate()
-    invoice_run.run(house.database, house.clock, final=True)
-    house.record(*late)
-    house.clock.advance(days=30)
-    invoice_run.run(house.database, house.clock, final=True)
-    return house
+            late.append(deployment.event(input_tokens=999_999))
+        deployment.clock.advance(days=1)
+    deployment.rate()
+    invoice_run.run(deployment.database, deployment.clock, final=True)
+    deployment.record(*late)
+    deployment.clock.advance(days=30)
+    invoice_run.run(deployment.database, deployment.clock, final=True)
+    return deployment
 
 
 def test_both_databases_export_alike(database: Database) -> None:
-    house = make_busy(house_of(database, FakeClock()))
-    billed = sum(row["BilledCost"] for row in focus(house) if row["InvoiceId"])
+    deployment = make_busy(deployment_of(database, FakeClock()))
+    billed = sum(row["BilledCost"] for row in focus(deployment) if row["InvoiceId"])
     with database.read() as session:
         totals = session.scalars(select(Invoice.total_minor).where(Invoice.label.is_not(None)))
         assert billed == sum(units_of_minor(total, "USD") for total in totals)
-    assert sum(row["units"] for row in rows(house, "ledger", None)) == 0
+    assert sum(row["units"] for row in rows(deployment, "ledger", None)) == 0
 
 
-def test_the_billed_cost_of_an_invoice_id_adds_up_to_that_invoice(busy: House) -> None:
+def test_the_billed_cost_of_an_invoice_id_adds_up_to_that_invoice(busy: Deployment) -> None:
     sums: dict[str | None, int] = defaultdict(int)
     for row in focus(busy):
         sums[row["InvoiceId"]] += row["BilledCost"]
@@ -103,14 +105,14 @@ def test_the_billed_cost_of_an_invoice_id_adds_up_to_that_invoice(busy: House) -
     assert set(sums) <= {None}
 
 
-def test_effective_cost_is_exact_and_equal_to_the_charges(busy: House) -> None:
+def test_effective_cost_is_exact_and_equal_to_the_charges(busy: Deployment) -> None:
     usage = [row for row in focus(busy) if row["ChargeCategory"] == "Usage"]
     with busy.database.read() as session:
         charged = session.scalar(select(func.sum(Charge.amount)))
     assert sum(row["EffectiveCost"] for row in usage) == charged
 
 
-def test_late_usage_is_a_correction_in_its_own_time(busy: House) -> None:
+def test_late_usage_is_a_correction_in_its_own_time(busy: Deployment) -> None:
     late = [row for row in focus(busy) if row["x_LineKind"] == "late_usage"]
     assert late
     for row in late:
@@ -118,7 +120,7 @@ def test_late_usage_is_a_correction_in_its_own_time(busy: House) -> None:
         assert row["ChargePeriodEnd"] <= row["BillingPeriodStart"]
 
 
-def test_focus_is_what_its_specification_says(busy: House) -> None:
+def test_focus_is_what_its_specification_says(busy: Deployment) -> None:
     path = SPECS / "focus-1.2-columns.csv"
     if not path.exists():
         pytest.skip(f"no FOCUS columns at {path}; TOLLHOUSE_SPECS_DIR names their folder")
@@ -147,7 +149,7 @@ def test_focus_is_what_its_specification_says(busy: House) -> None:
                 assert row[name] in allowed, f"{name} is {row[name]}"
 
 
-def test_exports_agree_with_the_tables_and_with_each_other(busy: House) -> None:
+def test_exports_agree_with_the_tables_and_with_each_other(busy: Deployment) -> None:
     usage, charges = rows(busy, "usage", None), rows(busy, "charges", None)
     with busy.database.read() as session:
         assert len(usage) == session.scalar(select(func.count()).select_from(UsageEventRow))
@@ -167,7 +169,7 @@ def test_exports_agree_with_the_tables_and_with_each_other(busy: House) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SUBJECTS))
-def test_a_tenant_exports_its_own_rows_only(busy: House, name: str) -> None:
+def test_a_tenant_exports_its_own_rows_only(busy: Deployment, name: str) -> None:
     own = rows(busy, name, scope_of_operator("birch"))
     assert own
     assert {row["tenant_id"] for row in own} == {"birch"}
@@ -175,7 +177,7 @@ def test_a_tenant_exports_its_own_rows_only(busy: House, name: str) -> None:
 
 
 @pytest.mark.parametrize("width", list(Width))
-def test_buckets_of_every_width_hold_the_same_usage(busy: House, width: Width) -> None:
+def test_buckets_of_every_width_hold_the_same_usage(busy: Deployment, width: Width) -> None:
     scope = scope_of_operator("acme")
     day = JANUARY.start + timedelta(days=3)
     query = BucketQuery(
@@ -200,7 +202,7 @@ def test_buckets_of_every_width_hold_the_same_usage(busy: House, width: Width) -
     assert {row.group["key_id"] for row in found} == {"key0", "key1"}
 
 
-def test_pages_of_buckets_follow_each_other_without_a_gap(busy: House) -> None:
+def test_pages_of_buckets_follow_each_other_without_a_gap(busy: Deployment) -> None:
     scope = scope_of_operator("acme")
     start, seen, total = JANUARY.start, [], 0
     while True:
@@ -216,7 +218,7 @@ def test_pages_of_buckets_follow_each_other_without_a_gap(busy: House) -> None:
     assert total == 62 + 1
 
 
-def test_a_key_of_one_project_sees_that_project_only(busy: House) -> None:
+def test_a_key_of_one_project_sees_that_project_only(busy: Deployment) -> None:
     with busy.database.read() as session:
         scope = scope_of_key("acme", "elsewhere", "k", "finance")
         page = usage_buckets(
@@ -234,7 +236,9 @@ def test_a_key_of_one_project_sees_that_project_only(busy: House) -> None:
         ({"group_by": ("mood",)}, "group_by"),
     ],
 )
-def test_a_wrong_query_names_its_field(lite: House, change: dict[str, Any], field: str) -> None:
+def test_a_wrong_query_names_its_field(
+    lite: Deployment, change: dict[str, Any], field: str
+) -> None:
     given = {"start": JANUARY.start, "end": JANUARY.end, "width": Width.DAY, **change}
     with pytest.raises(BadRequest) as refused, lite.database.read() as session:
         usage_buckets(session, scope_of_operator("acme"), BucketQuery(**given))

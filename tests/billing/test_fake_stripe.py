@@ -8,12 +8,12 @@ import httpx
 import pytest
 
 from billing.payments.base import Attempt, Bill, BillLine, Customer, Refused, TryLater
-from billing.payments.fake_stripe import money
+from billing.payments.fake_stripe import payments
 from billing.payments.fake_stripe.customers import leave_card
 from billing.payments.fake_stripe.faults import Fault
 from billing.payments.fake_stripe.forms import decode
-from billing.payments.fake_stripe.hooks import shuffled
 from billing.payments.fake_stripe.server import FakeStripe
+from billing.payments.fake_stripe.webhooks import shuffled
 from billing.payments.stripe.client import make_client
 from billing.payments.stripe.provider import StripePayments
 from core.clock import FakeClock
@@ -70,7 +70,7 @@ def _lived(fake: FakeStripe, provider: StripePayments) -> None:
     provider.lower_invoice(sent.external_id, 100, "outage", Attempt("note"))
     paid = provider.collect_invoice(sent.external_id, Attempt("collect")).payments[0]
     provider.refund(paid.external_id, 100, "ref", Attempt("refund"))
-    money.open_dispute(fake.books, paid.external_id)
+    payments.open_dispute(fake.books, paid.external_id)
 
 
 def test_objects_have_the_fields_and_types_of_stripe_s(

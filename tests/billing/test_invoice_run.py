@@ -10,46 +10,46 @@ from billing import invoice_run, reconcile
 from billing.models import DailyUsage, Invoice, UsageBatch
 from core.clock import FakeClock
 from core.database import Database
-from tests.billing.conftest import House, house_of
+from tests.billing.conftest import Deployment, deployment_of
 
 CLOSED = datetime(2026, 2, 3, tzinfo=UTC)
 
 
-def used_by(house: House, tenants: int) -> list[str]:
+def used_by(deployment: Deployment, tenants: int) -> list[str]:
     names = [f"org_{number:03d}" for number in range(tenants)]
     for name in names:
-        house.tenant(name)
-    house.record(*[house.event(tenant_id=name) for name in names for _ in range(3)])
+        deployment.tenant(name)
+    deployment.record(*[deployment.event(tenant_id=name) for name in names for _ in range(3)])
     return names
 
 
-def statements_of_a_run(house: House, tenants: int) -> int:
-    names = used_by(house, tenants)
-    house.rate()
-    house.clock.set(CLOSED)
+def statements_of_a_run(deployment: Deployment, tenants: int) -> int:
+    names = used_by(deployment, tenants)
+    deployment.rate()
+    deployment.clock.set(CLOSED)
     ran: list[str] = []
 
     def _count(_c: Any, _u: Any, statement: str, *_: Any) -> None:
         ran.append(statement)
 
-    event.listen(house.database.db_engine, "before_cursor_execute", _count)
+    event.listen(deployment.database.db_engine, "before_cursor_execute", _count)
     try:
-        result = invoice_run.run(house.database, house.clock, names, current=False)
+        result = invoice_run.run(deployment.database, deployment.clock, names, current=False)
     finally:
-        event.remove(house.database.db_engine, "before_cursor_execute", _count)
+        event.remove(deployment.database.db_engine, "before_cursor_execute", _count)
     assert len(result.finalised) == tenants
     return len(ran)
 
 
-def test_statements_do_not_grow_with_tenants(house: House) -> None:
-    assert statements_of_a_run(house, 40) < 60
+def test_statements_do_not_grow_with_tenants(deployment: Deployment) -> None:
+    assert statements_of_a_run(deployment, 40) < 60
 
 
 def test_a_run_that_is_killed_goes_on_where_it_was(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = used_by(house, 7)
-    house.clock.set(CLOSED)
+    names = used_by(deployment, 7)
+    deployment.clock.set(CLOSED)
     monkeypatch.setattr(invoice_run, "TENANTS_AT_ONCE", 3)
 
     class Killed(Exception):
@@ -60,20 +60,20 @@ def test_a_run_that_is_killed_goes_on_where_it_was(
         raise Killed
 
     with pytest.raises(Killed):
-        invoice_run.run(house.database, house.clock, names, current=False, progress=_kill)
+        invoice_run.run(deployment.database, deployment.clock, names, current=False, progress=_kill)
     seen: list[tuple[int, int]] = []
     again = invoice_run.run(
-        house.database,
-        house.clock,
+        deployment.database,
+        deployment.clock,
         names,
         current=False,
         progress=lambda done, of: seen.append((done, of)),
     )
     assert (len(again.unchanged), len(again.finalised)) == (3, 4)
     assert seen == [(3, 7), (6, 7), (7, 7)]
-    once_more = invoice_run.run(house.database, house.clock, names, current=False)
+    once_more = invoice_run.run(deployment.database, deployment.clock, names, current=False)
     assert (len(once_more.unchanged), len(once_more.finalised), once_more.drafted) == (7, 0, [])
-    with house.database.read() as session:
+    with deployment.database.read() as session:
         numbers = sorted(session.scalars(select(Invoice.number)))
         assert reconcile.audit(session).clean
     assert numbers == list(range(1, 8))
@@ -82,32 +82,32 @@ def test_a_run_that_is_killed_goes_on_where_it_was(
 def test_one_tenant_that_cannot_be_billed_does_not_hold_up_the_others(
     postgres_database: Database, clock: FakeClock
 ) -> None:
-    house = house_of(postgres_database, clock)
-    names = used_by(house, 5)
-    house.rate()
-    house.record(house.event(tenant_id="org_002"))
+    deployment = deployment_of(postgres_database, clock)
+    names = used_by(deployment, 5)
+    deployment.rate()
+    deployment.record(deployment.event(tenant_id="org_002"))
     clock.set(CLOSED)
-    with house.database.transaction() as busy:  # a worker that is rating it, and does not end
+    with deployment.database.transaction() as busy:  # a worker that is rating it, and does not end
         busy.scalars(
             select(UsageBatch).where(UsageBatch.rated_at.is_(None)).with_for_update()
         ).all()
-        result = invoice_run.run(house.database, clock, names, current=False)
+        result = invoice_run.run(deployment.database, clock, names, current=False)
     assert list(result.failed) == ["org_002"] and "not rated" in result.failed["org_002"]
     assert len(result.finalised) == 4
-    after = invoice_run.run(house.database, clock, names, current=False)
+    after = invoice_run.run(deployment.database, clock, names, current=False)
     assert (len(after.unchanged), len(after.finalised), after.failed) == (4, 1, {})
 
 
-def test_broken_rows_of_one_tenant_do_not_hold_up_the_others(house: House) -> None:
-    names = used_by(house, 5)
-    house.rate()
-    with house.database.transaction() as session:
+def test_broken_rows_of_one_tenant_do_not_hold_up_the_others(deployment: Deployment) -> None:
+    names = used_by(deployment, 5)
+    deployment.rate()
+    with deployment.database.transaction() as session:
         broken = update(DailyUsage).where(DailyUsage.tenant_id == "org_003")
         session.execute(broken.values(usage_period_id="per_gone"))
-    house.clock.set(CLOSED)
-    result = invoice_run.run(house.database, house.clock, names, current=False)
+    deployment.clock.set(CLOSED)
+    result = invoice_run.run(deployment.database, deployment.clock, names, current=False)
     assert result.failed == {"org_003": "KeyError: 'per_gone'"}
     assert len(result.finalised) == 4
-    with house.database.read() as session:
+    with deployment.database.read() as session:
         numbers = sorted(session.scalars(select(Invoice.number)))
     assert numbers == [1, 2, 3, 4]

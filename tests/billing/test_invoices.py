@@ -10,24 +10,26 @@ from billing.ledger import AccountKind
 from billing.models import BillingPeriod, Charge, Invoice, InvoiceLine
 from core.errors import Conflict
 from core.money import Money, units_of_minor
-from tests.billing.conftest import House
+from tests.billing.conftest import Deployment
 
 MONTH = timedelta(days=31)
 
 
-def clean(house: House) -> None:
-    with house.database.read() as session:
+def clean(deployment: Deployment) -> None:
+    with deployment.database.read() as session:
         report = reconcile.audit(session)
     assert report.clean, report.differences
     assert report.lost == report.duplicated == report.ledger_error == 0
 
 
-def test_an_invoice_bills_the_usage_to_the_token_and_to_the_last_unit(house: House) -> None:
-    events = [house.event(input_tokens=1000 + n, output_tokens=7 * n) for n in range(40)]
-    house.record(*events)
-    result = invoice_run.run(house.database, house.clock, ["acme"])
+def test_an_invoice_bills_the_usage_to_the_token_and_to_the_last_unit(
+    deployment: Deployment,
+) -> None:
+    events = [deployment.event(input_tokens=1000 + n, output_tokens=7 * n) for n in range(40)]
+    deployment.record(*events)
+    result = invoice_run.run(deployment.database, deployment.clock, ["acme"])
     assert len(result.drafted) == 1
-    with house.database.read() as session:
+    with deployment.database.read() as session:
         invoice = invoices.get(session, result.drafted[0])
         lines = {line.component: line for line in invoices.lines_of(session, invoice.id)}
         assert lines["input"].quantity == sum(e.input_tokens - e.cached_tokens for e in events)
@@ -36,25 +38,25 @@ def test_an_invoice_bills_the_usage_to_the_token_and_to_the_last_unit(house: Hou
         assert lines["waived"].quantity == sum(e.waived_tokens for e in events)
         assert invoice.exact == session.scalar(select(func.sum(Charge.amount)))
         assert invoice.status == "draft"
-    clean(house)
+    clean(deployment)
 
 
-def test_a_second_run_changes_nothing(house: House) -> None:
-    house.record(house.event(input_tokens=1_000_000, cached_tokens=0))
-    house.clock.advance(days=40)
-    first = invoice_run.run(house.database, house.clock)
+def test_a_second_run_changes_nothing(deployment: Deployment) -> None:
+    deployment.record(deployment.event(input_tokens=1_000_000, cached_tokens=0))
+    deployment.clock.advance(days=40)
+    first = invoice_run.run(deployment.database, deployment.clock)
     assert len(first.finalised) == 1
-    again = invoice_run.run(house.database, house.clock)
+    again = invoice_run.run(deployment.database, deployment.clock)
     assert (again.finalised, again.drafted) == ([], [])
     assert again.unchanged == first.finalised
-    clean(house)
+    clean(deployment)
 
 
-def test_a_final_invoice_is_owed_exactly_and_never_changes(house: House) -> None:
-    house.record(*[house.event(output_tokens=123_457) for _ in range(3)])
-    house.clock.advance(days=40)
-    (invoice_id,) = invoice_run.run(house.database, house.clock).finalised
-    with house.database.read() as session:
+def test_a_final_invoice_is_owed_exactly_and_never_changes(deployment: Deployment) -> None:
+    deployment.record(*[deployment.event(output_tokens=123_457) for _ in range(3)])
+    deployment.clock.advance(days=40)
+    (invoice_id,) = invoice_run.run(deployment.database, deployment.clock).finalised
+    with deployment.database.read() as session:
         invoice = invoices.get(session, invoice_id)
         assert (invoice.status, invoice.label) == ("final", "TH-000001")
         owed = ledger.balance(session, "acme", AccountKind.RECEIVABLE, "USD")
@@ -66,12 +68,14 @@ def test_a_final_invoice_is_owed_exactly_and_never_changes(house: House) -> None
         "delete from invoice_lines",
         "update invoice_lines set amount_minor = 0",
     ):
-        with pytest.raises(Exception, match="final"), house.database.transaction() as session:
+        with pytest.raises(Exception, match="final"), deployment.database.transaction() as session:
             session.execute(text(statement))
-    clean(house)
+    clean(deployment)
 
 
-def test_a_period_is_not_closed_before_its_end_or_before_its_usage_is_rated(lite: House) -> None:
+def test_a_period_is_not_closed_before_its_end_or_before_its_usage_is_rated(
+    lite: Deployment,
+) -> None:
     lite.record(lite.event())
     lite.rate()
     with lite.database.transaction() as session:
@@ -84,14 +88,14 @@ def test_a_period_is_not_closed_before_its_end_or_before_its_usage_is_rated(lite
         invoices.finalise(session, lite.clock, period_id)
 
 
-def test_late_usage_is_on_the_next_invoice_and_names_its_period(house: House) -> None:
-    house.record(house.event(output_tokens=100_000))
-    late = house.event(output_tokens=500_000)
-    house.clock.advance(days=40)
-    invoice_run.run(house.database, house.clock)
-    house.record(late)
-    (draft_id,) = invoice_run.run(house.database, house.clock).drafted
-    with house.database.read() as session:
+def test_late_usage_is_on_the_next_invoice_and_names_its_period(deployment: Deployment) -> None:
+    deployment.record(deployment.event(output_tokens=100_000))
+    late = deployment.event(output_tokens=500_000)
+    deployment.clock.advance(days=40)
+    invoice_run.run(deployment.database, deployment.clock)
+    deployment.record(late)
+    (draft_id,) = invoice_run.run(deployment.database, deployment.clock).drafted
+    with deployment.database.read() as session:
         lines = invoices.lines_of(session, draft_id)
         assert {line.kind for line in lines} == {"late_usage"}
         output = next(line for line in lines if line.component == "output")
@@ -99,37 +103,37 @@ def test_late_usage_is_on_the_next_invoice_and_names_its_period(house: House) ->
         assert "2026-01-01 to 2026-02-01" in output.description
         charge = session.get_one(Charge, late.request_id)
         assert charge.usage_period_id != charge.bill_period_id
-    clean(house)
+    clean(deployment)
 
 
-def test_credit_that_covers_all_leaves_nothing_due(house: House) -> None:
-    with house.database.transaction() as session:
+def test_credit_that_covers_all_leaves_nothing_due(deployment: Deployment) -> None:
+    with deployment.database.transaction() as session:
         credits.grant(
             session,
             tenant_id="acme",
             kind="promo",
             money=Money(10**12),
             reference="welcome",
-            at=house.clock.now(),
+            at=deployment.clock.now(),
         )
     # Two lines of 0.4 cents each: rounded alone, the credit would leave a cent.
-    house.record(house.event(input_tokens=26_667, cached_tokens=0, output_tokens=6_667))
-    house.clock.advance(days=40)
-    (invoice_id,) = invoice_run.run(house.database, house.clock).finalised
-    with house.database.read() as session:
+    deployment.record(deployment.event(input_tokens=26_667, cached_tokens=0, output_tokens=6_667))
+    deployment.clock.advance(days=40)
+    (invoice_id,) = invoice_run.run(deployment.database, deployment.clock).finalised
+    with deployment.database.read() as session:
         invoice = invoices.get(session, invoice_id)
         assert (invoice.due_minor, invoice.status) == (0, "paid")
         assert ledger.balance(session, "acme", AccountKind.RECEIVABLE, "USD") == 0
-    clean(house)
+    clean(deployment)
 
 
-def test_paid_refunded_voided_written_off(house: House) -> None:
+def test_paid_refunded_voided_written_off(deployment: Deployment) -> None:
     for _ in range(3):
-        house.record(house.event(output_tokens=5_000_000))
-        house.clock.advance(days=32)
-        invoice_run.run(house.database, house.clock)
-    now = house.clock.now()
-    with house.database.transaction() as session:
+        deployment.record(deployment.event(output_tokens=5_000_000))
+        deployment.clock.advance(days=32)
+        invoice_run.run(deployment.database, deployment.clock)
+    now = deployment.clock.now()
+    with deployment.database.transaction() as session:
         first, second, third = session.scalars(select(Invoice).order_by(Invoice.number))
         payment = settlement.begin_payment(
             session,
@@ -153,29 +157,29 @@ def test_paid_refunded_voided_written_off(house: House) -> None:
         assert (second.status, third.status) == ("void", "uncollectible")
         receivable = ledger.balance(session, "acme", AccountKind.RECEIVABLE, "USD")
         assert receivable == units_of_minor(100, "USD")
-    clean(house)
+    clean(deployment)
 
 
-def test_numbers_run_without_a_gap_over_tenants_and_failures(house: House) -> None:
+def test_numbers_run_without_a_gap_over_tenants_and_failures(deployment: Deployment) -> None:
     for name in ("a", "b", "c", "d"):
-        house.tenant(name)
-        house.record(house.event(tenant_id=name, output_tokens=10_000))
-    house.rate()
-    house.clock.advance(days=40)
-    with pytest.raises(RuntimeError), house.database.transaction() as session:
+        deployment.tenant(name)
+        deployment.record(deployment.event(tenant_id=name, output_tokens=10_000))
+    deployment.rate()
+    deployment.clock.advance(days=40)
+    with pytest.raises(RuntimeError), deployment.database.transaction() as session:
         period = session.scalars(
             select(BillingPeriod.id).where(BillingPeriod.tenant_id == "b")
         ).one()
-        invoices.finalise(session, house.clock, period)
+        invoices.finalise(session, deployment.clock, period)
         raise RuntimeError("killed in the middle")
-    invoice_run.run(house.database, house.clock)
-    with house.database.read() as session:
+    invoice_run.run(deployment.database, deployment.clock)
+    with deployment.database.read() as session:
         numbers = list(session.scalars(select(Invoice.number).order_by(Invoice.number)))
     assert numbers == [1, 2, 3, 4]
-    clean(house)
+    clean(deployment)
 
 
-def test_every_line_is_rounded_once_and_what_is_left_is_in_the_ledger(lite: House) -> None:
+def test_every_line_is_rounded_once_and_what_is_left_is_in_the_ledger(lite: Deployment) -> None:
     for n in range(7):
         lite.record(
             lite.event(project_id=f"p{n}", input_tokens=33_333 * n + 20, output_tokens=7_777)
@@ -191,7 +195,7 @@ def test_every_line_is_rounded_once_and_what_is_left_is_in_the_ledger(lite: Hous
     clean(lite)
 
 
-def test_the_audit_names_what_is_wrong(lite: House) -> None:
+def test_the_audit_names_what_is_wrong(lite: Deployment) -> None:
     events = [lite.event() for _ in range(5)]
     lite.record(*events)
     lite.rate()
@@ -217,7 +221,7 @@ def test_the_audit_names_what_is_wrong(lite: House) -> None:
     assert {"charges/prices", "charges/ledger", "batches/events", "events/charges"} <= checks
 
 
-def test_periods_start_at_midnight_of_the_tenants_zone(lite: House) -> None:
+def test_periods_start_at_midnight_of_the_tenants_zone(lite: Deployment) -> None:
     lite.tenant("berlin", timezone="Europe/Berlin")
     lite.clock.set(datetime(2026, 3, 31, 21, 59, 59, tzinfo=UTC))
     before = lite.event(tenant_id="berlin")

@@ -9,22 +9,22 @@ from billing.accounts import lock_account
 from billing.models import DunningCase, PaymentCommand
 from billing.payments import meters
 from billing.payments.fake_stripe.faults import Fault
-from tests.billing.paying import Till
+from tests.billing.stripe_deployment import Till
 
 
 def _metered(till: Till) -> None:
-    with till.house.database.transaction() as session:
+    with till.deployment.database.transaction() as session:
         lock_account(session, "acme").collection = dunning.METERED
     _report(till)
 
 
 def _report(till: Till) -> int:
-    return meters.report_all(till.house.database, "stripe", till.house.clock.now())
+    return meters.report_all(till.deployment.database, "stripe", till.deployment.clock.now())
 
 
 def _use(till: Till, **tokens: int) -> None:
-    till.house.record(till.house.event(**tokens))
-    till.house.rate()
+    till.deployment.record(till.deployment.event(**tokens))
+    till.deployment.rate()
 
 
 def _delivered(till: Till) -> dict[str, int]:
@@ -36,19 +36,19 @@ def _delivered(till: Till) -> dict[str, int]:
 
 
 def _differences(till: Till) -> list[str]:
-    with till.house.database.read() as session:
-        found = meters.differences(session, "stripe", till.house.clock.now())
+    with till.deployment.database.read() as session:
+        found = meters.differences(session, "stripe", till.deployment.clock.now())
     return [each.message for each in found]
 
 
 def test_whole_hours_are_reported_once(both: Till) -> None:
     till = both
     _use(till, output_tokens=7)  # before it was asked for: billed by us
-    till.house.clock.advance(hours=1)
+    till.deployment.clock.advance(hours=1)
     _metered(till)
     _use(till, input_tokens=100, cached_tokens=30, output_tokens=50)
     assert _report(till) == 0, "the hour has not ended"
-    till.house.clock.advance(hours=1)
+    till.deployment.clock.advance(hours=1)
     assert _report(till) == 4
     assert _report(till) == 0
     till.settle()
@@ -60,29 +60,29 @@ def test_whole_hours_are_reported_once(both: Till) -> None:
 
 def test_late_usage_is_reported_as_what_came_on_top(till: Till) -> None:
     _metered(till)
-    late = till.house.event(output_tokens=5)
+    late = till.deployment.event(output_tokens=5)
     _use(till, output_tokens=50)
-    till.house.clock.advance(hours=3)
+    till.deployment.clock.advance(hours=3)
     _report(till)
     till.settle()
-    till.house.record(late)
-    till.house.rate()
+    till.deployment.record(late)
+    till.deployment.rate()
     _report(till)
     till.settle()
     assert _delivered(till)["output_tokens"] == 55
-    till.house.clock.advance(hours=1)
+    till.deployment.clock.advance(hours=1)
     assert _differences(till) == []
 
 
 def test_an_identifier_that_stripe_has_counts_as_delivered(till: Till) -> None:
     _metered(till)
     _use(till, output_tokens=50)
-    till.house.clock.advance(hours=1)
+    till.deployment.clock.advance(hours=1)
     _report(till)
     till.stripe.faults.plan("meter_events", *[Fault.TIMEOUT_AFTER] * 4, Fault.LIMITED, Fault.BUSY)
     till.settle()
     assert _delivered(till)["output_tokens"] == 50
-    with till.house.database.read() as session:
+    with till.deployment.database.read() as session:
         rows = session.scalars(select(PaymentCommand).where(PaymentCommand.kind == "usage")).all()
     assert all(each.done_at and not each.failed for each in rows)
     refused = [call for call in till.stripe.calls if "meter_events" in call]
@@ -92,14 +92,14 @@ def test_an_identifier_that_stripe_has_counts_as_delivered(till: Till) -> None:
 def test_after_a_lost_outbox_the_same_identifiers_come_again(till: Till) -> None:
     _metered(till)
     _use(till, output_tokens=50)
-    till.house.clock.advance(hours=1)
+    till.deployment.clock.advance(hours=1)
     _report(till)
     till.settle()
-    with till.house.database.transaction() as session:  # restored from before it was sent
+    with till.deployment.database.transaction() as session:  # restored from before it was sent
         session.execute(
             update(PaymentCommand)
             .where(PaymentCommand.kind == "usage", PaymentCommand.subject_id != "start")
-            .values(done_at=None, attempts=0, next_at=till.house.clock.now())
+            .values(done_at=None, attempts=0, next_at=till.deployment.clock.now())
         )
     till.settle()
     assert _delivered(till)["output_tokens"] == 50
@@ -108,7 +108,7 @@ def test_after_a_lost_outbox_the_same_identifiers_come_again(till: Till) -> None
 def test_what_was_not_reported_is_a_difference(till: Till) -> None:
     _metered(till)
     _use(till, output_tokens=50)
-    till.house.clock.advance(hours=4)
+    till.deployment.clock.advance(hours=4)
     assert any("output_tokens" in each and "reported 0" in each for each in _differences(till))
     _report(till)
     assert _differences(till) == []
@@ -117,7 +117,7 @@ def test_what_was_not_reported_is_a_difference(till: Till) -> None:
 def test_old_usage_is_dated_into_what_stripe_takes(till: Till) -> None:
     _metered(till)
     _use(till, output_tokens=50)
-    till.house.clock.advance(timedelta(days=40).total_seconds())
+    till.deployment.clock.advance(timedelta(days=40).total_seconds())
     _report(till)
     till.settle()
     assert _delivered(till)["output_tokens"] == 50
@@ -126,9 +126,9 @@ def test_old_usage_is_dated_into_what_stripe_takes(till: Till) -> None:
 def test_invoices_of_metered_accounts_are_neither_sent_nor_dunned(till: Till) -> None:
     _metered(till)
     till.invoice(12)
-    till.house.clock.advance(days=60)
-    dunning.run(till.house.database, till.house.clock, till.provider)
+    till.deployment.clock.advance(days=60)
+    dunning.run(till.deployment.database, till.deployment.clock, till.provider)
     till.settle()
     assert till.stripe.books.all("invoice") == []
-    with till.house.database.read() as session:
+    with till.deployment.database.read() as session:
         assert session.scalars(select(DunningCase)).all() == []

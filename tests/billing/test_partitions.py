@@ -10,26 +10,26 @@ from billing import invoice_run, partitions, reconcile, rollups, usage
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import Conflict
-from core.ids import drawn_from
-from tests.billing.conftest import House, house_of
+from core.ids import use_sources
+from tests.billing.conftest import Deployment, deployment_of
 
 
 @pytest.fixture
-def dated(postgres_database: Database) -> Iterator[House]:
+def dated(postgres_database: Database) -> Iterator[Deployment]:
     """Ids whose time is the fake clock's."""
     import os
 
     clock = FakeClock(datetime(2026, 1, 20, tzinfo=UTC))
-    with drawn_from(lambda: int(clock.now().timestamp() * 1000), os.urandom):
-        yield house_of(postgres_database, clock)
+    with use_sources(lambda: int(clock.now().timestamp() * 1000), os.urandom):
+        yield deployment_of(postgres_database, clock)
 
 
-def rows(house: House, table: str) -> int:
-    with house.database.read() as session:
+def rows(deployment: Deployment, table: str) -> int:
+    with deployment.database.read() as session:
         return int(session.execute(text(f"select count(*) from {table}")).scalar_one())
 
 
-def test_partitions_are_made_ahead_and_take_over_what_the_default_holds(dated: House) -> None:
+def test_partitions_are_made_ahead_and_take_over_what_the_default_holds(dated: Deployment) -> None:
     early = dated.event()
     dated.record(early)
     assert rows(dated, "usage_events_default") == 1
@@ -44,7 +44,7 @@ def test_partitions_are_made_ahead_and_take_over_what_the_default_holds(dated: H
     assert rows(dated, "usage_events_2026_01") == rows(dated, "usage_events_2026_02") == 1
 
 
-def test_dropped_usage_stays_billed_and_a_replay_of_it_is_parked(dated: House) -> None:
+def test_dropped_usage_stays_billed_and_a_replay_of_it_is_parked(dated: Deployment) -> None:
     with dated.database.transaction() as session:
         partitions.ensure_ahead(session, dated.clock.now())
     old = dated.event()

@@ -11,23 +11,23 @@ from billing.models import (
 )
 from billing.payments import inbox
 from billing.payments.base import Refused
-from billing.payments.fake_stripe import money
-from billing.payments.fake_stripe.hooks import shuffled, signed
+from billing.payments.fake_stripe import payments
+from billing.payments.fake_stripe.webhooks import shuffled, signed
 from core.errors import NotFound
 from core.money import units_of
-from tests.billing.paying import SECRET, Till
+from tests.billing.stripe_deployment import SECRET, Till
 
 
 def test_an_unknown_event_is_parked_and_can_be_dismissed(till: Till) -> None:
-    strange = till.stripe.books.tell("galaxy.exploded", {"object": "galaxy", "id": "gal_1"})
+    strange = till.stripe.books.emit("galaxy.exploded", {"object": "galaxy", "id": "gal_1"})
     till.bring()
     assert till.apply().done == 0
     assert till.parked() == ["The event type 'galaxy.exploded' is unknown."]
-    with till.house.database.transaction() as session:
-        inbox.dismiss(session, "stripe", strange["id"], "finance", till.house.clock.now())
+    with till.deployment.database.transaction() as session:
+        inbox.dismiss(session, "stripe", strange["id"], "finance", till.deployment.clock.now())
     assert till.parked() == []
-    with pytest.raises(NotFound), till.house.database.transaction() as session:
-        inbox.dismiss(session, "stripe", strange["id"], "finance", till.house.clock.now())
+    with pytest.raises(NotFound), till.deployment.database.transaction() as session:
+        inbox.dismiss(session, "stripe", strange["id"], "finance", till.deployment.clock.now())
 
 
 def test_what_is_about_nothing_of_ours_is_left_alone_or_parked(till: Till) -> None:
@@ -36,22 +36,22 @@ def test_what_is_about_nothing_of_ours_is_left_alone_or_parked(till: Till) -> No
 
     stranger = books.make("customer", name="Other", metadata={}, invoice_settings={})
     foreign = theirs.create(books, {"customer": stranger["id"]})
-    books.tell("invoice.finalized", foreign)
+    books.emit("invoice.finalized", foreign)
     lost = theirs.create(
         books, {"customer": stranger["id"], "metadata": {"tollhouse_invoice": "inv_gone"}}
     )
-    books.tell("invoice.finalized", lost)
+    books.emit("invoice.finalized", lost)
     till.bring()
-    for _ in range(inbox.MOST_ATTEMPTS + 1):
+    for _ in range(inbox.MAX_ATTEMPTS + 1):
         till.apply()
-        till.house.clock.advance(hours=2)
+        till.deployment.clock.advance(hours=2)
     (reason,) = till.parked()
     assert "inv_gone" in reason
-    with till.house.database.transaction() as session:
+    with till.deployment.database.transaction() as session:
         name = session.scalar(
             select(PaymentWebhook.external_id).where(PaymentWebhook.parked.is_not(None))
         )
-        inbox.release(session, "stripe", str(name), till.house.clock.now())
+        inbox.release(session, "stripe", str(name), till.deployment.clock.now())
     assert till.apply().later == 1
 
 
@@ -77,7 +77,7 @@ def test_a_signed_body_that_is_no_event_is_refused(till: Till, body: bytes, why:
 def test_an_event_that_is_too_old_is_refused(till: Till) -> None:
     from stripe import WebhookSignature
 
-    event = till.stripe.books.tell("invoice.paid", {"object": "invoice", "id": "in_1"})
+    event = till.stripe.books.emit("invoice.paid", {"object": "invoice", "id": "in_1"})
     body, _ = signed(event, SECRET)
     header = WebhookSignature.generate_signature_header(body.decode(), SECRET, 1_000_000_000)
     with pytest.raises(Refused, match="outside the tolerance"):
@@ -91,19 +91,19 @@ def test_events_doubled_and_shuffled_change_nothing(till: Till, seed: int) -> No
     invoice = till.invoice(12)
     till.push()
     paid = till.stripe.books.all("payment_intent")[0]["id"]
-    money.create_refund(till.stripe.books, {"payment_intent": paid, "amount": "200"})
-    dispute = money.open_dispute(till.stripe.books, paid, 300)
-    money.close_dispute(till.stripe.books, dispute["id"], "won")
+    payments.create_refund(till.stripe.books, {"payment_intent": paid, "amount": "200"})
+    dispute = payments.open_dispute(till.stripe.books, paid, 300)
+    payments.close_dispute(till.stripe.books, dispute["id"], "won")
     for part in range(3):
         till.bring(shuffled(till.stripe.books.events, seed + part, copies=2))
         for _ in range(6):
             till.apply()
-            till.house.clock.advance(hours=1)
+            till.deployment.clock.advance(hours=1)
     assert till.parked() == []
     done = till.read(invoice.id)
     assert settlement.open_minor(done) == 200  # refunded without a credit note
     assert till.cash() == units_of("10")
-    with till.house.database.read() as session:
+    with till.deployment.database.read() as session:
         assert session.scalar(select(func.count()).select_from(Refund)) == 1
         assert session.scalars(select(Dispute.status)).all() == ["won"]
     till.audited()

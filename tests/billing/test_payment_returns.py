@@ -9,10 +9,10 @@ from billing.models import (
     Refund,
 )
 from billing.payments import commands
-from billing.payments.fake_stripe import money
+from billing.payments.fake_stripe import payments
 from core.errors import Conflict
 from core.money import Money, units_of
-from tests.billing.paying import Till
+from tests.billing.stripe_deployment import Till
 
 
 def test_a_refund_goes_through_stripe_once(till: Till) -> None:
@@ -22,13 +22,13 @@ def test_a_refund_goes_through_stripe_once(till: Till) -> None:
     till.settle()
     (paid,) = till.payments()
     for _ in range(2):
-        with till.house.database.transaction() as session:
+        with till.deployment.database.transaction() as session:
             made = commands.request_refund(
-                session, paid.id, 400, "goodwill", till.house.clock.now()
+                session, paid.id, 400, "goodwill", till.deployment.clock.now()
             )
             assert made.status == "pending"
     till.settle()
-    with till.house.database.read() as session:
+    with till.deployment.database.read() as session:
         assert session.get_one(Refund, made.id).status == "succeeded"
     (there,) = till.stripe.books.all("refund")
     assert (there["amount"], there["metadata"]) == (400, {"tollhouse_refund": "goodwill"})
@@ -43,13 +43,13 @@ def test_a_refund_that_stripe_refuses_or_the_bank_returns_is_taken_back(till: Ti
     till.settle()
     (paid,) = till.payments()
     intent = paid.external_id
-    money.create_refund(till.stripe.books, {"payment_intent": intent, "amount": "1000"})
-    with till.house.database.transaction() as session:  # before we hear of the other one
-        commands.request_refund(session, paid.id, 400, "too much", till.house.clock.now())
+    payments.create_refund(till.stripe.books, {"payment_intent": intent, "amount": "1000"})
+    with till.deployment.database.transaction() as session:  # before we hear of the other one
+        commands.request_refund(session, paid.id, 400, "too much", till.deployment.clock.now())
     till.settle()
     assert till.cash() == units_of("2")
     there = till.stripe.books.all("refund")[0]
-    money.fail_refund(till.stripe.books, there["id"])
+    payments.fail_refund(till.stripe.books, there["id"])
     till.settle()
     assert till.cash() == units_of("12")
     till.audited()
@@ -63,15 +63,15 @@ def test_a_dispute_takes_the_money_until_it_is_decided(till: Till, outcome: str)
     till.settle()
     (paid,) = till.payments()
     assert paid.external_id is not None
-    made = money.open_dispute(till.stripe.books, paid.external_id)
+    made = payments.open_dispute(till.stripe.books, paid.external_id)
     till.settle()
     assert till.read(invoice.id).status == "final" and till.cash() == 0
     with (
         pytest.raises(Conflict, match="disputed"),
-        till.house.database.transaction() as session,
+        till.deployment.database.transaction() as session,
     ):
-        commands.request_refund(session, paid.id, None, "x", till.house.clock.now())
-    money.close_dispute(till.stripe.books, made["id"], outcome)
+        commands.request_refund(session, paid.id, None, "x", till.deployment.clock.now())
+    payments.close_dispute(till.stripe.books, made["id"], outcome)
     till.settle()
     won = outcome == "won"
     assert till.read(invoice.id).status == ("paid" if won else "final")
@@ -80,10 +80,10 @@ def test_a_dispute_takes_the_money_until_it_is_decided(till: Till, outcome: str)
 
 
 def _topped_up(till: Till) -> Payment:
-    with till.house.database.transaction() as session:
+    with till.deployment.database.transaction() as session:
         top_ups.configure(session, "acme", Money(units_of("5")), Money(units_of("20")))
-        (made,) = top_ups.due(session, "stripe", till.house.clock.now())
-        commands.charge(session, made, till.house.clock.now())
+        (made,) = top_ups.due(session, "stripe", till.deployment.clock.now())
+        commands.charge(session, made, till.deployment.clock.now())
     till.settle()
     return till.payments()[0]
 
@@ -95,20 +95,22 @@ def test_a_top_up_is_charged_once_and_its_dispute_beyond_the_wallet_is_our_loss(
     till.settle()
     paid = _topped_up(till)
     assert paid.status == "succeeded" and paid.external_id is not None
-    till.house.record(till.house.event(output_tokens=25_000_000, input_tokens=0, cached_tokens=0))
-    till.house.rate()  # 15 of the 20 are spent
-    made = money.open_dispute(till.stripe.books, paid.external_id)
+    till.deployment.record(
+        till.deployment.event(output_tokens=25_000_000, input_tokens=0, cached_tokens=0)
+    )
+    till.deployment.rate()  # 15 of the 20 are spent
+    made = payments.open_dispute(till.stripe.books, paid.external_id)
     till.settle()
 
     def _balances() -> tuple[int, int, int]:
-        with till.house.database.read() as session:
+        with till.deployment.database.read() as session:
             kinds = (AccountKind.CASH, AccountKind.BAD_DEBT, AccountKind.PREPAID)
             a, b, c = (ledger.balance(session, "acme", kind, "USD") for kind in kinds)
             return a, b, c
 
     assert _balances() == (0, units_of("15"), 0)
     till.audited()
-    money.close_dispute(till.stripe.books, made["id"], "won")
+    payments.close_dispute(till.stripe.books, made["id"], "won")
     till.settle()
     assert _balances() == (units_of("20"), 0, -units_of("5"))
     till.audited()

@@ -21,35 +21,35 @@ from billing import (
     taxes,
     top_ups,
 )
-from billing.documents import invoice_json
 from billing.ledger import AccountKind
 from billing.models import BillingAccount, BillingPeriod, Invoice, Payment, Plan
 from billing.periods import period_around
 from billing.printing import as_html, as_pdf
+from billing.views import invoice_json
 from core.errors import BadRequest, Conflict
 from core.money import Money, units_of, units_of_minor
-from tests.billing.conftest import START, House
+from tests.billing.conftest import START, Deployment
 from tests.billing.test_invoices import clean
 
 DAY = timedelta(days=1)
 
 
-def plan(house: House, name: str = "pro", **fields: Any) -> None:
-    with house.database.transaction() as session:
-        made = {"id": name, "name": name, "currency": "USD", "created_at": house.clock.now()}
+def plan(deployment: Deployment, name: str = "pro", **fields: Any) -> None:
+    with deployment.database.transaction() as session:
+        made = {"id": name, "name": name, "currency": "USD", "created_at": deployment.clock.now()}
         session.add(Plan(**{**made, **fields}))
 
 
-def subscribe(house: House, name: str, seats: int = 0) -> None:
-    with house.database.transaction() as session:
-        subscriptions.subscribe(session, "acme", name, house.clock.now(), seats)
+def subscribe(deployment: Deployment, name: str, seats: int = 0) -> None:
+    with deployment.database.transaction() as session:
+        subscriptions.subscribe(session, "acme", name, deployment.clock.now(), seats)
 
 
-def first_final(house: House) -> dict[str, Any]:
-    house.clock.advance(days=40)
-    result = invoice_run.run(house.database, house.clock)
+def first_final(deployment: Deployment) -> dict[str, Any]:
+    deployment.clock.advance(days=40)
+    result = invoice_run.run(deployment.database, deployment.clock)
     assert not result.failed
-    with house.database.read() as session:
+    with deployment.database.read() as session:
         return invoice_json(session, invoices.get(session, result.finalised[0]))
 
 
@@ -60,19 +60,21 @@ def by_kind(document: dict[str, Any]) -> dict[str, int]:
     return found
 
 
-def test_a_change_in_the_middle_of_a_month_is_prorated_to_the_second(house: House) -> None:
-    plan(house, "small", base_fee=units_of("31"))
-    plan(house, "large", base_fee=units_of("62"), seat_fee=units_of("31"), included_seats=1)
-    subscribe(house, "small")
-    house.clock.advance(days=10)
-    subscribe(house, "large", seats=3)
-    document = first_final(house)
+def test_a_change_in_the_middle_of_a_month_is_prorated_to_the_second(
+    deployment: Deployment,
+) -> None:
+    plan(deployment, "small", base_fee=units_of("31"))
+    plan(deployment, "large", base_fee=units_of("62"), seat_fee=units_of("31"), included_seats=1)
+    subscribe(deployment, "small")
+    deployment.clock.advance(days=10)
+    subscribe(deployment, "large", seats=3)
+    document = first_final(deployment)
     assert by_kind(document) == {
         "base_fee": units_of("10") + units_of("42"),
         "seats": units_of("42"),
     }
     assert document["due"]["text"] == "94.00"
-    clean(house)
+    clean(deployment)
 
 
 @given(
@@ -89,7 +91,7 @@ def test_parts_of_a_fee_sum_to_the_fee(fee: int, cuts: list[int]) -> None:
     assert sum(part.share(fee) for part in parts) == fee
 
 
-def test_included_usage_and_a_commitment_are_trued_up(lite: House) -> None:
+def test_included_usage_and_a_commitment_are_trued_up(lite: Deployment) -> None:
     plan(lite, included_usage=units_of("2"), minimum_commitment=units_of("10"))
     subscribe(lite, "pro")
     lite.record(lite.event(input_tokens=0, cached_tokens=0, output_tokens=10_000_000))  # 6.00
@@ -101,7 +103,7 @@ def test_included_usage_and_a_commitment_are_trued_up(lite: House) -> None:
     clean(lite)
 
 
-def test_taxes_are_rounded_once_and_exemption_is_kept(lite: House) -> None:
+def test_taxes_are_rounded_once_and_exemption_is_kept(lite: Deployment) -> None:
     with lite.database.transaction() as session:
         lite_account = session.get_one(BillingAccount, "acme")
         lite_account.tax_region = "DE"
@@ -122,16 +124,20 @@ def test_taxes_are_rounded_once_and_exemption_is_kept(lite: House) -> None:
     clean(lite)
 
 
-def test_credit_notes_take_back_all_of_an_invoice_and_its_tax_but_no_more(house: House) -> None:
-    with house.database.transaction() as session:
+def test_credit_notes_take_back_all_of_an_invoice_and_its_tax_but_no_more(
+    deployment: Deployment,
+) -> None:
+    with deployment.database.transaction() as session:
         session.get_one(BillingAccount, "acme").tax_region = "DE"
         taxes.add_rate(session, "DE", "VAT", 190_000, START)
-    house.record(house.event(input_tokens=0, cached_tokens=0, output_tokens=16_666_667))  # 10.00
-    document = first_final(house)
-    now = house.clock.now()
+    deployment.record(
+        deployment.event(input_tokens=0, cached_tokens=0, output_tokens=16_666_667)
+    )  # 10.00
+    document = first_final(deployment)
+    now = deployment.clock.now()
 
     def _note(minor: int, reference: str, **more: bool) -> str:
-        with house.database.transaction() as session:
+        with deployment.database.transaction() as session:
             note = credit_notes.issue(
                 session,
                 invoice_id=document["id"],
@@ -144,7 +150,7 @@ def test_credit_notes_take_back_all_of_an_invoice_and_its_tax_but_no_more(house:
             return note.outcome
 
     assert _note(333, "n1") == _note(333, "n1") == "due"
-    with house.database.transaction() as session:
+    with deployment.database.transaction() as session:
         invoice = session.get_one(Invoice, document["id"])
         assert (invoice.credited_minor, settlement.open_minor(invoice)) == (396, 794)
         payment = settlement.begin_payment(
@@ -159,10 +165,10 @@ def test_credit_notes_take_back_all_of_an_invoice_and_its_tax_but_no_more(house:
         )
         settlement.succeed(session, payment, now)
     assert _note(300, "n2") == "balance"
-    with house.database.read() as session:
+    with deployment.database.read() as session:
         assert settlement.wallet(session, "acme", "USD") == units_of("3.57")
     assert _note(367, "n3", refund=True) == "refund"
-    with house.database.transaction() as session:
+    with deployment.database.transaction() as session:
         invoice = session.get_one(Invoice, document["id"])
         assert settlement.open_minor(invoice) == -437
         paid = session.get_one(Payment, payment.id)
@@ -172,10 +178,10 @@ def test_credit_notes_take_back_all_of_an_invoice_and_its_tax_but_no_more(house:
         assert ledger.balance(session, "acme", AccountKind.TAX, "USD") == 0
     with pytest.raises(Conflict, match="has 0 minor units net left"):
         _note(1, "n4")
-    clean(house)
+    clean(deployment)
 
 
-def test_a_wallet_is_topped_up_once_and_a_dead_card_is_not_tried_again(lite: House) -> None:
+def test_a_wallet_is_topped_up_once_and_a_dead_card_is_not_tried_again(lite: Deployment) -> None:
     now = lite.clock.now()
     with lite.database.transaction() as session:
         top_ups.configure(session, "acme", Money(units_of("5")), Money(units_of("20")))
@@ -229,7 +235,7 @@ def test_periods_follow_each_other_without_a_gap(
     assert period_around(start - timedelta(microseconds=1), anchor, zone)[1] == start
 
 
-def test_a_moved_anchor_makes_one_short_period_and_no_gap(lite: House) -> None:
+def test_a_moved_anchor_makes_one_short_period_and_no_gap(lite: Deployment) -> None:
     lite.record(lite.event())
     lite.rate()
     with lite.database.transaction() as session:
@@ -246,7 +252,7 @@ def test_a_moved_anchor_makes_one_short_period_and_no_gap(lite: House) -> None:
         assert before.ends_at == after.starts_at
 
 
-def test_a_plan_or_credit_in_another_currency_is_refused(lite: House) -> None:
+def test_a_plan_or_credit_in_another_currency_is_refused(lite: Deployment) -> None:
     plan(lite, "euro", currency="EUR")
     with pytest.raises(BadRequest, match="in EUR, the account in USD"):
         subscribe(lite, "euro")
@@ -261,7 +267,7 @@ def test_a_plan_or_credit_in_another_currency_is_refused(lite: House) -> None:
         )
 
 
-def test_the_printed_page_says_what_the_data_says(lite: House) -> None:
+def test_the_printed_page_says_what_the_data_says(lite: Deployment) -> None:
     plan(lite, base_fee=units_of("31"))
     subscribe(lite, "pro")
     lite.record(lite.event(output_tokens=1_000_000, project_id="<b>bold</b>"))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing import prices, terms
+from billing import price_terms, prices
 from billing.pricing import Component, Counts, PriceBook, PriceVersion
 from core.clock import FakeClock
 from core.errors import BadRequest, Conflict, NotFound
-from tests.billing.conftest import START, House
+from tests.billing.conftest import START, Deployment
 from tests.billing.reference import price_by_hand
 
 amounts = st.integers(0, 5_000).map(lambda n: f"{n / 100:.2f}")
@@ -41,7 +41,7 @@ def rules(draw: st.DrawFn) -> Any:
 
 
 def version_of(written: dict[str, Any], discount: str = "0") -> PriceVersion:
-    return prices.trial(prices.PriceDraft("m", written, START, discount_percent=discount))
+    return prices.validate(prices.PriceDraft("m", written, START, discount_percent=discount))
 
 
 @given(rule=rules(), quantity=st.integers(0, 90), token=st.booleans())
@@ -94,7 +94,7 @@ def test_the_hold_covers_every_request(
 @given(written=st.dictionaries(st.sampled_from([c.value for c in Component]), rules(), min_size=1))
 def test_what_is_stored_is_what_was_tried(written: dict[str, Any]) -> None:
     version = version_of(written, "12.5")
-    rates, discount = terms.load(terms.dump(version.rates, version.discount_ppm))
+    rates, discount = price_terms.load(price_terms.dump(version.rates, version.discount_ppm))
     assert (rates, discount) == (version.rates, 125_000)
 
 
@@ -142,12 +142,12 @@ def test_a_wrong_price_is_refused_with_the_reason(written: dict[str, Any], reaso
 
 def test_an_unknown_currency_and_a_wrong_discount_are_refused() -> None:
     with pytest.raises(BadRequest, match="currency 'XYZ'"):
-        prices.trial(prices.PriceDraft("m", {"input": "1"}, START, currency="XYZ"))
+        prices.validate(prices.PriceDraft("m", {"input": "1"}, START, currency="XYZ"))
     with pytest.raises(BadRequest, match="the discount is 101 percent"):
-        prices.trial(prices.PriceDraft("m", {"input": "1"}, START, discount_percent="101"))
+        prices.validate(prices.PriceDraft("m", {"input": "1"}, START, discount_percent="101"))
 
 
-def test_the_most_particular_price_in_force_is_pinned(lite: House) -> None:
+def test_the_most_particular_price_in_force_is_pinned(lite: Deployment) -> None:
     day = timedelta(days=1)
     made = {
         "list": lite.price({"input": "3"}, model="m", effective_from=START),
@@ -169,7 +169,7 @@ def test_the_most_particular_price_in_force_is_pinned(lite: House) -> None:
         PriceBook(()).pin("other", "m", None, START)
 
 
-def test_overlapping_dates_are_refused(lite: House, clock: FakeClock) -> None:
+def test_overlapping_dates_are_refused(lite: Deployment, clock: FakeClock) -> None:
     month = timedelta(days=30)
     lite.price({"input": "1"}, model="m", effective_from=START, effective_to=START + month)
     for start, end in ((START, None), (START + month / 2, START + 2 * month)):
@@ -180,7 +180,7 @@ def test_overlapping_dates_are_refused(lite: House, clock: FakeClock) -> None:
         lite.price({"input": "2"}, model="n", effective_from=START, effective_to=START)
 
 
-def test_a_discount_is_a_price_of_the_tenant(lite: House, clock: FakeClock) -> None:
+def test_a_discount_is_a_price_of_the_tenant(lite: Deployment, clock: FakeClock) -> None:
     draft = prices.PriceDraft("demo", {}, START, tenant_id="acme", discount_percent="15")
     with lite.database.transaction() as session:
         made = prices.discount(session, clock, draft, lite.version)
@@ -189,7 +189,7 @@ def test_a_discount_is_a_price_of_the_tenant(lite: House, clock: FakeClock) -> N
         assert prices.load_price_book(session).pin("acme", "demo", None, START).id == made.id
 
 
-def test_a_default_price_is_made_once(lite: House, clock: FakeClock) -> None:
+def test_a_default_price_is_made_once(lite: Deployment, clock: FakeClock) -> None:
     with lite.database.transaction() as session:
         again = prices.ensure_default_prices(session, clock, "demo")
         assert again.id == lite.version.id

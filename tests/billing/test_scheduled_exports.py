@@ -23,7 +23,7 @@ from core.errors import BadRequest, NotFound
 from core.queue import TaskContext
 from core.settings import Settings
 from core.tenants.scope import scope_of_operator
-from tests.billing.conftest import House
+from tests.billing.conftest import Deployment
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -50,38 +50,40 @@ def bucket(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return client
 
 
-def planned(house: House, settings: Settings, **changes: Any) -> str:
+def planned(deployment: Deployment, settings: Settings, **changes: Any) -> str:
     given = {"what": "usage", "form": "csv", "destination": "out", "every": "day", **changes}
-    with house.database.transaction() as session:
-        return schedules.schedule(session, house.clock, stores(settings), **given).id
+    with deployment.database.transaction() as session:
+        return schedules.schedule(session, deployment.clock, stores(settings), **given).id
 
 
 def stores(settings: Settings) -> schedules.StoreOf:
     return lambda destination: open_store(destination, settings)
 
 
-def tick(house: House, store_of: schedules.StoreOf) -> tuple[int, int]:
+def tick(deployment: Deployment, store_of: schedules.StoreOf) -> tuple[int, int]:
     """What the scheduled task does."""
-    with house.database.transaction() as session:
-        schedules.begin_due(session, house.clock.now())
-    return schedules.run_waiting(house.database, house.clock, store_of, scope_of_operator)
+    with deployment.database.transaction() as session:
+        schedules.create_due_jobs(session, deployment.clock.now())
+    return schedules.run_waiting(deployment.database, deployment.clock, store_of, scope_of_operator)
 
 
-def jobs(house: House) -> list[ExportJob]:
-    with house.database.read() as session:
+def jobs(deployment: Deployment) -> list[ExportJob]:
+    with deployment.database.read() as session:
         return list(session.scalars(select(ExportJob).order_by(ExportJob.starts_at)))
 
 
-def test_each_day_is_one_file_with_the_rows_of_that_day(house: House, settings: Settings) -> None:
-    house.clock.set(START + timedelta(hours=9))
-    planned(house, settings, tenant_id="acme")
-    house.tenant("other")
+def test_each_day_is_one_file_with_the_rows_of_that_day(
+    deployment: Deployment, settings: Settings
+) -> None:
+    deployment.clock.set(START + timedelta(hours=9))
+    planned(deployment, settings, tenant_id="acme")
+    deployment.tenant("other")
     for _ in range(3):
-        house.record(house.event(), house.event(tenant_id="other"))
-        house.clock.advance(days=1)
-    assert tick(house, stores(settings)) == (3, 0)
-    assert tick(house, stores(settings)) == (0, 0), "a second tick has nothing to do"
-    made = jobs(house)
+        deployment.record(deployment.event(), deployment.event(tenant_id="other"))
+        deployment.clock.advance(days=1)
+    assert tick(deployment, stores(settings)) == (3, 0)
+    assert tick(deployment, stores(settings)) == (0, 0), "a second tick has nothing to do"
+    made = jobs(deployment)
     assert [job.starts_at for job in made] == [START + timedelta(days=n) for n in range(3)]
     for job in made:
         assert job.address is not None
@@ -102,7 +104,7 @@ def test_each_day_is_one_file_with_the_rows_of_that_day(house: House, settings: 
     ],
 )
 def test_spans_follow_each_other_from_the_one_that_runs(
-    lite: House, settings: Settings, every: str, spans: list[tuple[str, str]]
+    lite: Deployment, settings: Settings, every: str, spans: list[tuple[str, str]]
 ) -> None:
     lite.clock.set(datetime(2026, 2, 25, 12, tzinfo=UTC))
     planned(lite, settings, every=every, delay_hours=5)
@@ -115,7 +117,7 @@ def test_spans_follow_each_other_from_the_one_that_runs(
 
 
 def test_a_file_in_an_s3_store_is_the_same_bytes(
-    lite: House, settings: Settings, bucket: Any, s3_address: str
+    lite: Deployment, settings: Settings, bucket: Any, s3_address: str
 ) -> None:
     settings = settings.model_copy(update={"export_store_url": s3_address})
     lite.clock.set(START + timedelta(hours=1))
@@ -138,7 +140,7 @@ def test_a_file_in_an_s3_store_is_the_same_bytes(
     "destination", ["ftp://host/dir", "s3://", "/proc/nowhere", "s3://no-such-bucket/x", " "]
 )
 def test_a_destination_where_nothing_can_be_put_is_refused(
-    lite: House, settings: Settings, bucket: Any, s3_address: str, destination: str
+    lite: Deployment, settings: Settings, bucket: Any, s3_address: str, destination: str
 ) -> None:
     settings = settings.model_copy(update={"export_store_url": s3_address})
     with pytest.raises(BadRequest) as refused:
@@ -158,7 +160,7 @@ def test_a_destination_where_nothing_can_be_put_is_refused(
     ],
 )
 def test_a_wrong_schedule_names_its_field(
-    lite: House, settings: Settings, change: dict[str, Any], field: str
+    lite: Deployment, settings: Settings, change: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(BadRequest) as refused:
         planned(lite, settings, **change)
@@ -178,35 +180,35 @@ class Broken:
 
 
 def test_a_broken_destination_is_parked_with_the_reason_and_retried(
-    house: House, settings: Settings
+    deployment: Deployment, settings: Settings
 ) -> None:
-    house.clock.set(START + timedelta(hours=1))
-    planned(house, settings)
-    house.clock.advance(days=1, hours=2)
+    deployment.clock.set(START + timedelta(hours=1))
+    planned(deployment, settings)
+    deployment.clock.advance(days=1, hours=2)
     store = Broken(settings)
-    for attempt in range(1, schedules.MOST_ATTEMPTS + 1):
-        assert tick(house, store) == (0, 1)
-        assert tick(house, store) == (0, 0), "not again before the pause is over"
-        (job,) = jobs(house)
+    for attempt in range(1, schedules.MAX_ATTEMPTS + 1):
+        assert tick(deployment, store) == (0, 1)
+        assert tick(deployment, store) == (0, 0), "not again before the pause is over"
+        (job,) = jobs(deployment)
         assert job.attempts == attempt
-        house.clock.advance(hours=2)
+        deployment.clock.advance(hours=2)
     assert (job.status, "No space left" in str(job.error)) == ("parked", True)
-    assert tick(house, store) == (0, 0)
-    with house.database.read() as session:
+    assert tick(deployment, store) == (0, 0)
+    with deployment.database.read() as session:
         assert "No space left" in str(session.scalar(select(ExportSchedule.last_error)))
-    tasks.run_exports(TaskContext(settings, house.database, house.clock))
+    tasks.run_exports(TaskContext(settings, deployment.database, deployment.clock))
     assert REGISTRY.get_sample_value("tollhouse_parked_exports") == 1
     store.full = False
-    with house.database.transaction() as session:
-        assert schedules.retry(session, house.clock.now(), job.id) == 1
+    with deployment.database.transaction() as session:
+        assert schedules.retry(session, deployment.clock.now(), job.id) == 1
         with pytest.raises(NotFound):
-            schedules.retry(session, house.clock.now(), "exp_nobody")
-    assert tick(house, store) == (1, 0)
-    (job,) = jobs(house)
+            schedules.retry(session, deployment.clock.now(), "exp_nobody")
+    assert tick(deployment, store) == (1, 0)
+    (job,) = jobs(deployment)
     assert (job.status, job.error) == ("done", None)
-    with house.database.read() as session:
+    with deployment.database.read() as session:
         assert session.scalar(select(ExportSchedule.last_error)) is None
-    tasks.run_exports(TaskContext(settings, house.database, house.clock))
+    tasks.run_exports(TaskContext(settings, deployment.database, deployment.clock))
     assert REGISTRY.get_sample_value("tollhouse_parked_exports") == 0
 
 
@@ -218,25 +220,27 @@ def dies(_: str) -> Store:
     raise Killed
 
 
-def test_a_job_whose_worker_died_is_done_by_another(house: House, settings: Settings) -> None:
-    house.clock.set(START + timedelta(hours=1))
-    planned(house, settings)
-    house.clock.advance(days=1, hours=2)
+def test_a_job_whose_worker_died_is_done_by_another(
+    deployment: Deployment, settings: Settings
+) -> None:
+    deployment.clock.set(START + timedelta(hours=1))
+    planned(deployment, settings)
+    deployment.clock.advance(days=1, hours=2)
 
     with pytest.raises(Killed):
-        tick(house, dies)
-    assert tick(house, stores(settings)) == (0, 0), "it may still be running"
-    house.clock.advance(hours=1)
-    assert tick(house, stores(settings)) == (1, 0)
-    (job,) = jobs(house)
+        tick(deployment, dies)
+    assert tick(deployment, stores(settings)) == (0, 0), "it may still be running"
+    deployment.clock.advance(hours=1)
+    assert tick(deployment, stores(settings)) == (1, 0)
+    (job,) = jobs(deployment)
     assert (job.status, job.attempts) == ("done", 2)
 
 
-def test_a_job_that_ends_every_worker_is_parked(lite: House, settings: Settings) -> None:
+def test_a_job_that_ends_every_worker_is_parked(lite: Deployment, settings: Settings) -> None:
     lite.clock.set(START + timedelta(hours=1))
     planned(lite, settings)
     lite.clock.advance(days=1, hours=2)
-    for _ in range(schedules.MOST_ATTEMPTS):
+    for _ in range(schedules.MAX_ATTEMPTS):
         with pytest.raises(Killed):
             tick(lite, dies)
         lite.clock.advance(hours=1)
@@ -247,24 +251,26 @@ def test_a_job_that_ends_every_worker_is_parked(lite: House, settings: Settings)
     assert (job.status, "worker died" in str(job.error)) == ("parked", True)
 
 
-def test_a_slow_worker_does_not_undo_what_another_did(house: House, settings: Settings) -> None:
-    house.clock.set(START + timedelta(hours=1))
-    planned(house, settings)
-    house.clock.advance(days=1, hours=2)
+def test_a_slow_worker_does_not_undo_what_another_did(
+    deployment: Deployment, settings: Settings
+) -> None:
+    deployment.clock.set(START + timedelta(hours=1))
+    planned(deployment, settings)
+    deployment.clock.advance(days=1, hours=2)
 
     def _slow(destination: str) -> Store:
-        house.clock.advance(hours=1)  # its lease ends
-        assert tick(house, stores(settings)) == (1, 0)
+        deployment.clock.advance(hours=1)  # its lease ends
+        assert tick(deployment, stores(settings)) == (1, 0)
         raise OSError("and then it fails")
 
-    assert tick(house, _slow) == (0, 1)
-    (job,) = jobs(house)
+    assert tick(deployment, _slow) == (0, 1)
+    (job,) = jobs(deployment)
     assert (job.status, job.error) == ("done", None)
-    with house.database.read() as session:
+    with deployment.database.read() as session:
         assert session.scalar(select(ExportSchedule.last_error)) is None
 
 
-def test_an_ended_schedule_makes_nothing_more(lite: House, settings: Settings) -> None:
+def test_an_ended_schedule_makes_nothing_more(lite: Deployment, settings: Settings) -> None:
     made = planned(lite, settings)
     with lite.database.transaction() as session:
         schedules.end(schedules.find(session, made), lite.clock.now())
@@ -275,27 +281,27 @@ def test_an_ended_schedule_makes_nothing_more(lite: House, settings: Settings) -
 
 
 def test_a_paused_schedule_leaves_out_what_fell_due_meanwhile(
-    house: House, settings: Settings
+    deployment: Deployment, settings: Settings
 ) -> None:
-    house.clock.set(START + timedelta(hours=1))
-    made = planned(house, settings)
-    with house.database.transaction() as session:
-        schedules.pause(schedules.find(session, made), house.clock.now())
-    house.clock.advance(days=3)
-    assert tick(house, stores(settings)) == (0, 0)
-    with house.database.transaction() as session:
-        schedules.resume(schedules.find(session, made), house.clock.now())
-    assert tick(house, stores(settings)) == (0, 0), "two files fell due in the pause"
-    house.clock.advance(hours=1)
-    assert tick(house, stores(settings)) == (1, 0)
-    assert [job.starts_at for job in jobs(house)] == [START + timedelta(days=2)]
+    deployment.clock.set(START + timedelta(hours=1))
+    made = planned(deployment, settings)
+    with deployment.database.transaction() as session:
+        schedules.pause(schedules.find(session, made), deployment.clock.now())
+    deployment.clock.advance(days=3)
+    assert tick(deployment, stores(settings)) == (0, 0)
+    with deployment.database.transaction() as session:
+        schedules.resume(schedules.find(session, made), deployment.clock.now())
+    assert tick(deployment, stores(settings)) == (0, 0), "two files fell due in the pause"
+    deployment.clock.advance(hours=1)
+    assert tick(deployment, stores(settings)) == (1, 0)
+    assert [job.starts_at for job in jobs(deployment)] == [START + timedelta(days=2)]
 
 
 @pytest.mark.parametrize(
     "folder", ["/etc", "../other", "a/../../b", "s3://bucket/x", "", ".hidden", "a//b", "a\nb"]
 )
 def test_a_tenant_schedules_into_folders_of_its_own_alone(
-    lite: House, settings: Settings, folder: str
+    lite: Deployment, settings: Settings, folder: str
 ) -> None:
     with pytest.raises(BadRequest) as refused, lite.database.transaction() as session:
         schedules.schedule_own(

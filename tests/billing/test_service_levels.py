@@ -7,35 +7,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 
-from billing import service_levels
-from billing.buckets import BucketQuery, Width, usage_buckets
+from billing import service_rollups
 from billing.models import Charge, DailyService, HourlyService
-from billing.service_levels import percentile
+from billing.service_rollups import percentile
 from billing.tables.service import FIRST_COLUMNS, FIRST_TOKEN_MS, SPEED_COLUMNS
+from billing.usage_buckets import BucketQuery, Width, usage_buckets
 from core.tenants.scope import scope_of_operator
-from tests.billing.conftest import START, House
+from tests.billing.conftest import START, Deployment
 
 
-def totals(house: House, table: type) -> dict[str, int]:
-    with house.database.read() as session:
-        sums = [func.coalesce(func.sum(getattr(table, name)), 0) for name in service_levels.SUMS]
+def totals(deployment: Deployment, table: type) -> dict[str, int]:
+    with deployment.database.read() as session:
+        sums = [func.coalesce(func.sum(getattr(table, name)), 0) for name in service_rollups.SUMS]
         row = session.execute(select(*sums)).one()
-    return {name: int(value) for name, value in zip(service_levels.SUMS, row, strict=True)}
+    return {name: int(value) for name, value in zip(service_rollups.SUMS, row, strict=True)}
 
 
-def test_every_charged_event_is_summed_once(house: House) -> None:
-    house.record(
-        *(house.event(member_id="mem_a", first_token_ms=80, duration_ms=1080) for _ in range(5))
+def test_every_charged_event_is_summed_once(deployment: Deployment) -> None:
+    deployment.record(
+        *(
+            deployment.event(member_id="mem_a", first_token_ms=80, duration_ms=1080)
+            for _ in range(5)
+        )
     )
-    house.record(*(house.event(status=503, first_token_ms=None) for _ in range(2)))
-    assert service_levels.sum_all(house.database, house.clock) == 0  # nothing is rated yet
-    house.rate()
-    assert service_levels.sum_all(house.database, house.clock) == 2
-    assert service_levels.sum_all(house.database, house.clock) == 0
-    with house.database.read() as session:
+    deployment.record(*(deployment.event(status=503, first_token_ms=None) for _ in range(2)))
+    assert (
+        service_rollups.sum_all(deployment.database, deployment.clock) == 0
+    )  # nothing is rated yet
+    deployment.rate()
+    assert service_rollups.sum_all(deployment.database, deployment.clock) == 2
+    assert service_rollups.sum_all(deployment.database, deployment.clock) == 0
+    with deployment.database.read() as session:
         charged = session.scalar(select(func.sum(Charge.amount)))
     for table in (HourlyService, DailyService):
-        found = totals(house, table)
+        found = totals(deployment, table)
         assert found["answers"] == 7 and found["failed"] == 2
         assert found["amount"] == charged
         assert found["first_1"] == 5 and sum(found[name] for name in FIRST_COLUMNS) == 5
@@ -43,26 +48,28 @@ def test_every_charged_event_is_summed_once(house: House) -> None:
         assert sum(found[name] for name in SPEED_COLUMNS) == 5
 
 
-def test_a_rebuild_finds_the_same(house: House) -> None:
+def test_a_rebuild_finds_the_same(deployment: Deployment) -> None:
     for day in range(3):
         at = START + timedelta(days=day, hours=5)
-        house.record(*(house.event(occurred_at=at, finished_at=at) for _ in range(3)))
-    house.rate()
-    service_levels.sum_all(house.database, house.clock)
-    before = totals(house, HourlyService), totals(house, DailyService)
-    with house.database.transaction() as session:
-        service_levels.rebuild(session, house.clock)
-    assert (totals(house, HourlyService), totals(house, DailyService)) == before
+        deployment.record(*(deployment.event(occurred_at=at, finished_at=at) for _ in range(3)))
+    deployment.rate()
+    service_rollups.sum_all(deployment.database, deployment.clock)
+    before = totals(deployment, HourlyService), totals(deployment, DailyService)
+    with deployment.database.transaction() as session:
+        service_rollups.rebuild(session, deployment.clock)
+    assert (totals(deployment, HourlyService), totals(deployment, DailyService)) == before
 
 
 @pytest.mark.parametrize("width", [Width.HOUR, Width.DAY])
-def test_buckets_by_member_are_those_of_the_whole(house: House, width: Width) -> None:
-    house.record(*(house.event(member_id=who) for who in ("mem_a", "mem_a", "mem_b", None)))
-    house.rate()
-    service_levels.sum_all(house.database, house.clock)
+def test_buckets_by_member_are_those_of_the_whole(deployment: Deployment, width: Width) -> None:
+    deployment.record(
+        *(deployment.event(member_id=who) for who in ("mem_a", "mem_a", "mem_b", None))
+    )
+    deployment.rate()
+    service_rollups.sum_all(deployment.database, deployment.clock)
     scope = scope_of_operator("acme")
     span = (START, START + timedelta(days=2), width)
-    with house.database.read() as session:
+    with deployment.database.read() as session:
         by_member = usage_buckets(session, scope, BucketQuery(*span, ("member_id",)))
         by_model = usage_buckets(session, scope, BucketQuery(*span, ("model",)))
     rows = [row for bucket in by_member.buckets for row in bucket.rows]

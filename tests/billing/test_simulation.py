@@ -10,7 +10,7 @@ import pytest
 from benchmarks.simulate import run_seeds
 from benchmarks.simulation.world import Broken, Stage, World
 from billing import usage
-from billing.payments import booking
+from billing.payments import posting
 
 STEPS = 24
 pytestmark = pytest.mark.slow
@@ -45,6 +45,6 @@ def test_a_planted_fault_is_found_and_replays_exactly(
 def test_a_payment_that_is_not_booked_is_found(
     migrated_sqlite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(booking, "_settle", lambda *_: None)
+    monkeypatch.setattr(posting, "_settle", lambda *_: None)
     found = run_seeds(range(12), migrated_sqlite, STEPS)
     assert any("is not in the ledger" in problem for _, problem in found)

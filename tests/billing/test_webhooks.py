@@ -16,7 +16,7 @@ from billing import outbox, settlement, webhooks
 from core.errors import BadRequest, NotFound
 from core.tenants import audit
 from core.tenants.scope import scope_of_operator
-from tests.billing.conftest import House
+from tests.billing.conftest import Deployment
 
 ACME, OTHER = scope_of_operator("acme"), scope_of_operator("other")
 
@@ -53,30 +53,30 @@ def receiver() -> Iterator[Receiver]:
     made.close()
 
 
-def added(house: House, url: str, *events: str) -> tuple[str, str]:
-    with house.database.transaction() as session:
-        made = webhooks.add(session, ACME, house.clock, url, events)
+def added(deployment: Deployment, url: str, *events: str) -> tuple[str, str]:
+    with deployment.database.transaction() as session:
+        made = webhooks.add(session, ACME, deployment.clock, url, events)
         return made.id, made.secret
 
 
-def told(house: House, event: str, dedupe: str = "cause") -> int:
-    cause = webhooks.Cause("acme", event, "Something happened", dedupe, {"number": 7})
-    with house.database.transaction() as session:
-        return webhooks.tell(session, [cause], house.clock.now())
+def told(deployment: Deployment, event: str, dedupe: str = "cause") -> int:
+    cause = webhooks.Notification("acme", event, "Something happened", dedupe, {"number": 7})
+    with deployment.database.transaction() as session:
+        return webhooks.notify(session, [cause], deployment.clock.now())
 
 
-def deliver(house: House) -> int:
+def deliver(deployment: Deployment) -> int:
     sender = outbox.NetworkSender("", networks=("127.0.0.0/8",))
-    return outbox.deliver(house.database, house.clock, sender)
+    return outbox.deliver(deployment.database, deployment.clock, sender)
 
 
 def test_a_message_is_signed_over_its_id_its_time_and_its_body(
-    house: House, receiver: Receiver
+    deployment: Deployment, receiver: Receiver
 ) -> None:
-    _, secret = added(house, receiver.url)
-    assert told(house, "invoice.final") == 1
-    assert told(house, "invoice.final") == 0  # the same cause
-    assert deliver(house) == 1
+    _, secret = added(deployment, receiver.url)
+    assert told(deployment, "invoice.final") == 1
+    assert told(deployment, "invoice.final") == 0  # the same cause
+    assert deliver(deployment) == 1
     ((headers, body),) = receiver.heard
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     key = base64.b64decode(secret.removeprefix("whsec_"))
@@ -85,24 +85,24 @@ def test_a_message_is_signed_over_its_id_its_time_and_its_body(
     assert json.loads(body) == {"event": "invoice.final", "number": 7}
 
 
-def test_an_endpoint_hears_what_it_asked_for_and_nothing_of_others(house: House) -> None:
-    house.tenant("other")
-    added(house, "https://one.example/hook", "payment.failed")
-    added(house, "https://all.example/hook")
-    with house.database.transaction() as session:
-        webhooks.add(session, OTHER, house.clock, "https://other.example/hook")
-    assert told(house, "payment.failed") == 2
-    assert told(house, "payment.succeeded") == 1
-    with house.database.read() as session:
+def test_an_endpoint_hears_what_it_asked_for_and_nothing_of_others(deployment: Deployment) -> None:
+    deployment.tenant("other")
+    added(deployment, "https://one.example/hook", "payment.failed")
+    added(deployment, "https://all.example/hook")
+    with deployment.database.transaction() as session:
+        webhooks.add(session, OTHER, deployment.clock, "https://other.example/hook")
+    assert told(deployment, "payment.failed") == 2
+    assert told(deployment, "payment.succeeded") == 1
+    with deployment.database.read() as session:
         assert webhooks.deliveries(session, OTHER) == []
         targets = {each.target for each in webhooks.deliveries(session, ACME)}
     assert targets == {"https://one.example/hook", "https://all.example/hook"}
 
 
-def test_a_payment_tells_its_outcome_once(house: House) -> None:
-    added(house, "https://all.example/hook")
-    now = house.clock.now()
-    with house.database.transaction() as session:
+def test_a_payment_tells_its_outcome_once(deployment: Deployment) -> None:
+    added(deployment, "https://all.example/hook")
+    now = deployment.clock.now()
+    with deployment.database.transaction() as session:
         payment = settlement.begin_payment(
             session,
             tenant_id="acme",
@@ -120,35 +120,37 @@ def test_a_payment_tells_its_outcome_once(house: House) -> None:
         assert message.payload["amount"] == "12.50"
 
 
-def test_what_failed_for_good_goes_out_again_when_asked(house: House, receiver: Receiver) -> None:
-    endpoint, _ = added(house, receiver.url)
-    with house.database.transaction() as session:
-        webhooks.test(session, ACME, house.clock, endpoint)
+def test_what_failed_for_good_goes_out_again_when_asked(
+    deployment: Deployment, receiver: Receiver
+) -> None:
+    endpoint, _ = added(deployment, receiver.url)
+    with deployment.database.transaction() as session:
+        webhooks.test(session, ACME, deployment.clock, endpoint)
     receiver.status = 500
-    for _ in range(outbox.MOST_ATTEMPTS):
-        deliver(house)
-        house.clock.advance(hours=2)
-    with house.database.transaction() as session:
+    for _ in range(outbox.MAX_ATTEMPTS):
+        deliver(deployment)
+        deployment.clock.advance(hours=2)
+    with deployment.database.transaction() as session:
         (message,) = webhooks.deliveries(session, ACME)
         assert message.failed and "500" in (message.last_error or "")
         with pytest.raises(NotFound):
-            webhooks.send_again(session, OTHER, house.clock, message.id)
-        webhooks.send_again(session, ACME, house.clock, message.id)
+            webhooks.send_again(session, OTHER, deployment.clock, message.id)
+        webhooks.send_again(session, ACME, deployment.clock, message.id)
     receiver.status = 200
-    assert deliver(house) == 1
+    assert deliver(deployment) == 1
     ids = {headers["webhook-id"] for headers, _ in receiver.heard}
-    assert len(ids) == 1 and len(receiver.heard) == outbox.MOST_ATTEMPTS + 1
+    assert len(ids) == 1 and len(receiver.heard) == outbox.MAX_ATTEMPTS + 1
 
 
-def test_a_removed_endpoint_hears_nothing_more_and_the_log_says_who(house: House) -> None:
-    endpoint, secret = added(house, "https://all.example/hook")
-    told(house, "export.done")
-    with house.database.transaction() as session:
+def test_a_removed_endpoint_hears_nothing_more_and_the_log_says_who(deployment: Deployment) -> None:
+    endpoint, secret = added(deployment, "https://all.example/hook")
+    told(deployment, "export.done")
+    with deployment.database.transaction() as session:
         with pytest.raises(NotFound):
-            webhooks.remove(session, OTHER, house.clock, endpoint)
-        webhooks.remove(session, ACME, house.clock, endpoint)
-    assert told(house, "export.done", "later") == 0
-    with house.database.read() as session:
+            webhooks.remove(session, OTHER, deployment.clock, endpoint)
+        webhooks.remove(session, ACME, deployment.clock, endpoint)
+    assert told(deployment, "export.done", "later") == 0
+    with deployment.database.read() as session:
         (message,) = webhooks.deliveries(session, ACME)
         assert message.failed and message.last_error == "the endpoint was removed"
         log = audit.entries(session, ACME)
@@ -160,6 +162,8 @@ def test_a_removed_endpoint_hears_nothing_more_and_the_log_says_who(house: House
     ("url", "events"),
     [("ftp://x.example", ()), ("https://u:p@x.example", ()), ("https://x.example", ("invoice",))],
 )
-def test_what_cannot_be_told_is_refused(house: House, url: str, events: tuple[str, ...]) -> None:
-    with house.database.transaction() as session, pytest.raises(BadRequest):
-        webhooks.add(session, ACME, house.clock, url, events)
+def test_what_cannot_be_told_is_refused(
+    deployment: Deployment, url: str, events: tuple[str, ...]
+) -> None:
+    with deployment.database.transaction() as session, pytest.raises(BadRequest):
+        webhooks.add(session, ACME, deployment.clock, url, events)

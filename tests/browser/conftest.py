@@ -15,10 +15,10 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from billing import service_levels
+from billing import service_rollups
 from billing.invoice_run import rate_all
 from tests.browser.seed import fill
-from tests.gateway.served import MODEL, House, served
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 FLAGS = [
@@ -33,9 +33,9 @@ FLAGS = [
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """With six weeks behind it, and some requests that really went through the door."""
-    with served(tmp_path_factory.mktemp("browser"), token_delay_s=0.01) as made:
+    with running_deployment(tmp_path_factory.mktemp("browser"), token_delay_s=0.01) as made:
         fill(made.services, made.tenant_id)
         with OpenAI(base_url=f"{made.url}/v1", api_key=made.key, max_retries=0) as client:
             for words in ("Hello there", "How are tokens counted?", "Tell me of tolls"):
@@ -44,14 +44,14 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
                     client.chat.completions.create(model=MODEL, messages=asked, max_tokens=20)
         made.last_event()
         rate_all(made.services.database, made.services.clock)
-        service_levels.sum_all(made.services.database, made.services.clock)
+        service_rollups.sum_all(made.services.database, made.services.clock)
         yield made
 
 
 @pytest.fixture(scope="module")
-def empty_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def empty_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """On its first day: nothing was asked yet."""
-    with served(tmp_path_factory.mktemp("empty")) as made:
+    with running_deployment(tmp_path_factory.mktemp("empty")) as made:
         yield made
 
 
@@ -67,14 +67,14 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def said() -> Iterator[list[str]]:
+def console_messages() -> Iterator[list[str]]:
     """Console messages and requests that leave the house: there must be none."""
     heard: list[str] = []
     yield heard
     assert heard == []
 
 
-Visit = Callable[[House, str], Page]
+Visit = Callable[[Deployment, str], Page]
 
 
 @pytest.fixture(scope="module")
@@ -84,20 +84,20 @@ def cookies() -> dict[tuple[str, str], StorageState]:
 
 
 @pytest.fixture
-def visit(
-    chromium: Browser, said: list[str], cookies: dict[tuple[str, str], StorageState]
+def open_page(
+    chromium: Browser, console_messages: list[str], cookies: dict[tuple[str, str], StorageState]
 ) -> Iterator[Visit]:
     """A fresh browser context, signed in."""
     opened: list[BrowserContext] = []
 
-    def _visit(house: House, secret: str) -> Page:
-        known = cookies.get((house.url, secret))
+    def _visit(deployment: Deployment, secret: str) -> Page:
+        known = cookies.get((deployment.url, secret))
         context = chromium.new_context(viewport={"width": 1280, "height": 900}, storage_state=known)
         opened.append(context)
         if known is not None:
-            return listening(context, house, said)
-        page = signed_in(context, house, secret, said)
-        cookies[house.url, secret] = context.storage_state()
+            return listening(context, deployment, console_messages)
+        page = signed_in(context, deployment, secret, console_messages)
+        cookies[deployment.url, secret] = context.storage_state()
         return page
 
     yield _visit
@@ -106,34 +106,39 @@ def visit(
 
 
 @pytest.fixture
-def page(house: House, visit: Visit) -> Page:
+def page(deployment: Deployment, open_page: Visit) -> Page:
     """Of the tenant's owner."""
-    return visit(house, house.key)
+    return open_page(deployment, deployment.key)
 
 
 @pytest.fixture
-def operator_page(house: House, visit: Visit) -> Page:
-    return visit(house, house.services.operator_token)
+def operator_page(deployment: Deployment, open_page: Visit) -> Page:
+    return open_page(deployment, deployment.services.operator_token)
 
 
 @pytest.fixture
-def empty_page(empty_house: House, visit: Visit) -> Page:
-    return visit(empty_house, empty_house.services.operator_token)
+def empty_page(empty_deployment: Deployment, open_page: Visit) -> Page:
+    return open_page(empty_deployment, empty_deployment.services.operator_token)
 
 
-def listening(context: BrowserContext, house: House, said: list[str]) -> Page:
+def listening(context: BrowserContext, deployment: Deployment, console_messages: list[str]) -> Page:
     page = context.new_page()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: console_messages.append(message.text))
+    page.on("pageerror", lambda error: console_messages.append(str(error)))
     page.on(
-        "request", lambda r: None if r.url.startswith((house.url, "data:")) else said.append(r.url)
+        "request",
+        lambda r: (
+            None if r.url.startswith((deployment.url, "data:")) else console_messages.append(r.url)
+        ),
     )
     return page
 
 
-def signed_in(context: BrowserContext, house: House, secret: str, said: list[str]) -> Page:
-    page = listening(context, house, said)
-    page.goto(f"{house.url}/dashboard/")
+def signed_in(
+    context: BrowserContext, deployment: Deployment, secret: str, console_messages: list[str]
+) -> Page:
+    page = listening(context, deployment, console_messages)
+    page.goto(f"{deployment.url}/dashboard/")
     page.get_by_label("API key, or the operator's token").fill(secret)
     page.get_by_role("button", name="Sign in with the key").click()
     expect(page.get_by_role("heading", name="Overview", level=1)).to_be_visible()

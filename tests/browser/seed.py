@@ -7,7 +7,7 @@ from math import pi, sin
 
 from sqlalchemy import select
 
-from billing import budgets, credits, prices, reconcile, service_levels, settlement, usage
+from billing import budgets, credits, prices, reconcile, service_rollups, settlement, usage
 from billing.accounts import ensure_account
 from billing.invoice_run import run
 from billing.models import Invoice
@@ -16,7 +16,7 @@ from core.events import ModerationEvent, UsageEvent, UsageKind
 from core.ids import new_id
 from core.money import Money, units_of
 from core.queue import TASKS
-from core.tenants import adapters, keys, members, organisations, refusals
+from core.tenants import adapters, keys, members, organisations, rejections
 from core.tenants.models import Project
 from core.tenants.scope import TenantScope, scope_of_operator
 from gateway.wiring import Services
@@ -63,7 +63,7 @@ def fill(services: Services, tenant_id: str) -> None:
         _usage(seeder, other, _keys(seeder, other), [], versions, 12)
     _credit(seeder)
     run(services.database, services.clock)
-    service_levels.sum_all(services.database, services.clock)
+    service_rollups.sum_all(services.database, services.clock)
     _payments(seeder)
     _safety(seeder)
     _house(seeder)
@@ -231,11 +231,11 @@ def _credit(seeder: Seeder) -> None:
             emails=("finance@demo.example",),
         )
         hour = seeder.now.replace(minute=0, second=0, microsecond=0)
-        refusals.add(
+        rejections.add(
             session,
             [
-                refusals.Tally(seeder.tenant_id, hour, "tenant:requests:60", 41, 0, 0),
-                refusals.Tally(seeder.tenant_id, hour, "queue", 0, 18, 4_300),
+                rejections.RejectionCount(seeder.tenant_id, hour, "tenant:requests:60", 41, 0, 0),
+                rejections.RejectionCount(seeder.tenant_id, hour, "queue", 0, 18, 4_300),
             ],
         )
 
@@ -295,6 +295,6 @@ def _safety(seeder: Seeder) -> None:
 def _house(seeder: Seeder) -> None:
     services = seeder.services
     with services.database.transaction() as session:
-        reconcile.audit_and_keep(session, services.clock)
+        reconcile.audit_and_store(session, services.clock)
     error = TimeoutError("the payment provider did not answer")
     keeper(services.database, services.clock)(TASKS["billing.top_up"], {}, error, 9)

@@ -3,14 +3,14 @@
 import pytest
 from playwright.sync_api import Page
 
-from tests.browser.looking import OPERATORS, OWN, look_at
-from tests.gateway.served import House
+from tests.browser.page_checks import OPERATOR_PATHS, TENANT_PATHS, check_page
+from tests.gateway.deployment import Deployment
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("path", [*OWN, *OPERATORS])
+@pytest.mark.parametrize("path", [*TENANT_PATHS, *OPERATOR_PATHS])
 def test_an_empty_page_fits_and_tells_the_next_step(
-    empty_house: House, empty_page: Page, path: str
+    empty_deployment: Deployment, empty_page: Page, path: str
 ) -> None:
-    look_at(empty_page, f"{empty_house.url}/dashboard{path}")
+    check_page(empty_page, f"{empty_deployment.url}/dashboard{path}")

@@ -13,36 +13,38 @@ from openai import OpenAI
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import signed_in
-from tests.browser.looking import OPERATORS, OWN, look_at
-from tests.gateway.served import MODEL, House
+from tests.browser.page_checks import OPERATOR_PATHS, TENANT_PATHS, check_page
+from tests.gateway.deployment import MODEL, Deployment
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("path", OWN)
+@pytest.mark.parametrize("path", TENANT_PATHS)
 def test_a_page_fits_from_a_phone_to_4k_and_axe_finds_nothing(
-    house: House, page: Page, path: str
+    deployment: Deployment, page: Page, path: str
 ) -> None:
-    look_at(page, f"{house.url}/dashboard{path}")
+    check_page(page, f"{deployment.url}/dashboard{path}")
 
 
-@pytest.mark.parametrize("path", OPERATORS)
+@pytest.mark.parametrize("path", OPERATOR_PATHS)
 def test_an_operator_page_fits_and_axe_finds_nothing(
-    house: House, operator_page: Page, path: str
+    deployment: Deployment, operator_page: Page, path: str
 ) -> None:
-    look_at(operator_page, f"{house.url}/dashboard{path}")
+    check_page(operator_page, f"{deployment.url}/dashboard{path}")
 
 
 @pytest.mark.parametrize("kind", ["requests", "invoices", "operator/tenants"])
-def test_a_detail_fits_and_axe_finds_nothing(house: House, operator_page: Page, kind: str) -> None:
-    operator_page.goto(f"{house.url}/dashboard/{kind}")
+def test_a_detail_fits_and_axe_finds_nothing(
+    deployment: Deployment, operator_page: Page, kind: str
+) -> None:
+    operator_page.goto(f"{deployment.url}/dashboard/{kind}")
     operator_page.locator("tbody a").first.click()
     expect(operator_page.locator("h1")).to_be_visible()
-    look_at(operator_page, operator_page.url)
+    check_page(operator_page, operator_page.url)
 
 
-def test_the_tile_the_table_and_the_file_agree(house: House, page: Page) -> None:
-    page.goto(f"{house.url}/dashboard/usage")
+def test_the_tile_the_table_and_the_file_agree(deployment: Deployment, page: Page) -> None:
+    page.goto(f"{deployment.url}/dashboard/usage")
     tile = page.locator(".tile", has_text="Input tokens").locator("dd").inner_text()
     total = page.locator("tfoot td").nth(1).inner_text()
     assert tile.split("\n")[0] == total
@@ -52,9 +54,11 @@ def test_the_tile_the_table_and_the_file_agree(house: House, page: Page) -> None
     assert sum(int(line.split(",")[2]) for line in lines[1:]) == int(total.replace("\u202f", ""))
 
 
-def test_the_playground_streams_an_answer_with_its_figures(house: House, page: Page) -> None:
-    page.goto(f"{house.url}/dashboard/playground")
-    page.get_by_label("Key").fill(house.key)
+def test_the_playground_streams_an_answer_with_its_figures(
+    deployment: Deployment, page: Page
+) -> None:
+    page.goto(f"{deployment.url}/dashboard/playground")
+    page.get_by_label("Key").fill(deployment.key)
     page.get_by_role("button", name="Send").click()
     output = page.locator('[data-figure="output"]')
     expect(output).not_to_have_text("–", timeout=20_000)
@@ -65,8 +69,8 @@ def test_the_playground_streams_an_answer_with_its_figures(house: House, page: P
     assert float(cost.removesuffix(" USD")) > 0
 
 
-def test_everything_is_reached_by_the_keyboard_alone(house: House, page: Page) -> None:
-    page.goto(f"{house.url}/dashboard/")
+def test_everything_is_reached_by_the_keyboard_alone(deployment: Deployment, page: Page) -> None:
+    page.goto(f"{deployment.url}/dashboard/")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     reached = set()
@@ -77,36 +81,36 @@ def test_everything_is_reached_by_the_keyboard_alone(house: House, page: Page) -
 
 
 def test_it_works_and_prints_without_script(
-    house: House, chromium: Browser, said: list[str]
+    deployment: Deployment, chromium: Browser, console_messages: list[str]
 ) -> None:
     context = chromium.new_context(java_script_enabled=False)
-    page = signed_in(context, house, house.key, said)
-    page.goto(f"{house.url}/dashboard/usage?by=key_id")
+    page = signed_in(context, deployment, deployment.key, console_messages)
+    page.goto(f"{deployment.url}/dashboard/usage?by=key_id")
     expect(page.locator("table").first).to_be_visible()
     page.emulate_media(media="print")
     expect(page.locator(".side")).to_be_hidden()
     context.close()
 
 
-def test_an_invoice_opens_to_the_usage_behind_its_lines(house: House, page: Page) -> None:
-    page.goto(f"{house.url}/dashboard/invoices")
+def test_an_invoice_opens_to_the_usage_behind_its_lines(deployment: Deployment, page: Page) -> None:
+    page.goto(f"{deployment.url}/dashboard/invoices")
     page.get_by_role("link", name=re.compile("TH-")).first.click()
     expect(page.get_by_role("heading", name=re.compile("Invoice TH-"))).to_be_visible()
     page.locator("tbody a").first.click()
     expect(page.get_by_text("equals the line")).to_be_visible()
 
 
-def test_a_key_made_on_the_page_works_in_the_sdk(house: House, page: Page) -> None:
-    page.goto(f"{house.url}/dashboard/keys")
+def test_a_key_made_on_the_page_works_in_the_sdk(deployment: Deployment, page: Page) -> None:
+    page.goto(f"{deployment.url}/dashboard/keys")
     page.get_by_label("Name").fill("from the browser")
     page.get_by_role("button", name="Create key").click()
     secret = page.locator("#new-key").inner_text()
-    with OpenAI(base_url=f"{house.url}/v1", api_key=secret, max_retries=0) as client:
+    with OpenAI(base_url=f"{deployment.url}/v1", api_key=secret, max_retries=0) as client:
         assert MODEL in [model.id for model in client.models.list()]
 
 
-def test_a_removal_asks_for_the_name(house: House, page: Page) -> None:
-    page.goto(f"{house.url}/dashboard/team")
+def test_a_removal_asks_for_the_name(deployment: Deployment, page: Page) -> None:
+    page.goto(f"{deployment.url}/dashboard/team")
     row = page.get_by_role("row", name=re.compile("viewer@demo.example"))
     row.get_by_text("Change").first.click()
     row.get_by_label("Type “viewer@demo.example” to remove").fill("viewer@demo.example")
@@ -114,9 +118,9 @@ def test_a_removal_asks_for_the_name(house: House, page: Page) -> None:
     expect(page.get_by_role("status")).to_contain_text("removed")
 
 
-def test_the_picture_of_the_readme(house: House, page: Page) -> None:
+def test_the_picture_of_the_readme(deployment: Deployment, page: Page) -> None:
     page.set_viewport_size({"width": 1280, "height": 860})
-    page.goto(f"{house.url}/dashboard/costs")
+    page.goto(f"{deployment.url}/dashboard/costs")
     expect(page.locator("svg.chart").first).to_be_visible()
     target = os.environ.get("TOLLHOUSE_TEST_PICTURE")
     page.screenshot(path=target) if target else page.screenshot()

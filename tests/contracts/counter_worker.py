@@ -4,15 +4,15 @@ import asyncio
 import os
 import sys
 
-from core.counters import Cap, Grant, Hold, Slot, Take, Wish
+from core.counters import BucketGrant, BucketRequest, Cap, Hold, Slot, Take
 from core.counters_redis import RedisCounters
 
 CAPACITY = 700
 CAP = 50_000
 
 
-def _wish(number: int) -> Wish:
-    return Wish(
+def _wish(number: int) -> BucketRequest:
+    return BucketRequest(
         "org_race",
         f"req_{os.getpid()}_{number}",
         60_000,
@@ -26,19 +26,23 @@ async def burst(counters: RedisCounters, attempts: int) -> int:
     admitted = 0
     for start in range(0, attempts, 50):
         wishes = [_wish(start + offset) for offset in range(50)]
-        answers = await asyncio.gather(*(counters.reserve(wish) for wish in wishes))
-        admitted += sum(isinstance(answer, Grant) for answer in answers)
+        answers = await asyncio.gather(
+            *(counters.reserve(bucket_request) for bucket_request in wishes)
+        )
+        admitted += sum(isinstance(answer, BucketGrant) for answer in answers)
     return admitted
 
 
 async def hold(counters: RedisCounters, lease_ms: int) -> None:
-    wish = Wish("org_race", f"req_{os.getpid()}", lease_ms, slots=(Slot("only", 1),))
-    assert isinstance(await counters.reserve(wish), Grant)
+    bucket_request = BucketRequest(
+        "org_race", f"req_{os.getpid()}", lease_ms, slots=(Slot("only", 1),)
+    )
+    assert isinstance(await counters.reserve(bucket_request), BucketGrant)
     sys.stdout.write("held\n")
     sys.stdout.flush()
     while True:
         await asyncio.sleep(lease_ms / 3000)
-        await counters.renew("org_race", [wish.id], lease_ms)
+        await counters.renew("org_race", [bucket_request.id], lease_ms)
 
 
 async def main() -> None:

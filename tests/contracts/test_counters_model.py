@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from core.clock import FakeClock
-from core.counters import BucketState, Cap, Counters, Grant, Hold, Slot, Take, Wish
+from core.counters import BucketGrant, BucketRequest, BucketState, Cap, Counters, Hold, Slot, Take
 from core.counters_memory import MemoryCounters
 from core.counters_redis import RedisCounters
 from tests.conftest import REDIS, need_redis
@@ -78,12 +78,14 @@ class _Model:
     def in_use(self, slot: str) -> int:
         return sum(h.live and slot in h.slots for h in self.held.values())
 
-    def fits(self, wish: Wish) -> bool:
+    def fits(self, bucket_request: BucketRequest) -> bool:
         # A bucket counts whole units: the part of a unit that has refilled is not there yet.
-        buckets = all(-(-self.used[t.key] // 1) + t.amount <= t.capacity for t in wish.takes)
-        places = all(self.in_use(s.key) < s.limit for s in wish.slots)
-        money = wish.hold is None or all(
-            self.free(cap.key) >= wish.hold.need for cap in wish.hold.caps
+        buckets = all(
+            -(-self.used[t.key] // 1) + t.amount <= t.capacity for t in bucket_request.takes
+        )
+        places = all(self.in_use(s.key) < s.limit for s in bucket_request.slots)
+        money = bucket_request.hold is None or all(
+            self.free(cap.key) >= bucket_request.hold.need for cap in bucket_request.hold.caps
         )
         return buckets and places and money
 
@@ -124,7 +126,7 @@ class CountersMachine(RuleBasedStateMachine):
         keep_permille: int,
     ) -> None:
         self.number += 1
-        wish = Wish(
+        bucket_request = BucketRequest(
             "org",
             f"req_{self.number}",
             lease,
@@ -137,20 +139,24 @@ class CountersMachine(RuleBasedStateMachine):
             if money
             else None,
         )
-        fits = self.model.fits(wish)
-        answer = self.loop.run_until_complete(self.counters.reserve(wish))
-        assert isinstance(answer, Grant) == fits
-        if not isinstance(answer, Grant):
+        fits = self.model.fits(bucket_request)
+        answer = self.loop.run_until_complete(self.counters.reserve(bucket_request))
+        assert isinstance(answer, BucketGrant) == fits
+        if not isinstance(answer, BucketGrant):
             self._compare(answer.buckets)
             return
-        held = min(wish.hold.want, *(self.model.free(key) for key in caps)) if wish.hold else 0
+        held = (
+            min(bucket_request.hold.want, *(self.model.free(key) for key in caps))
+            if bucket_request.hold
+            else 0
+        )
         assert answer.held == held
-        for take in wish.takes:
+        for take in bucket_request.takes:
             self.model.change(take.key, take.amount)
-        self.model.held[wish.id] = _Held(
-            {take.key: (take.amount, take.keep) for take in wish.takes},
+        self.model.held[bucket_request.id] = _Held(
+            {take.key: (take.amount, take.keep) for take in bucket_request.takes},
             sorted(slots),
-            sorted(caps) if wish.hold else [],
+            sorted(caps) if bucket_request.hold else [],
             held,
             self.model.now + lease,
         )

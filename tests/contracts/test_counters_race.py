@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from core.counters import Cap, Denial, Grant, Hold, Slot, Wish
+from core.counters import BucketGrant, BucketRequest, Cap, Denial, Hold, Slot
 from core.counters_redis import RedisCounters
 from tests.conftest import REDIS, need_redis
 from tests.contracts.counter_worker import CAP, CAPACITY
@@ -80,10 +80,11 @@ def test_eight_processes_admit_exactly_the_limit(spawn: Spawn) -> None:
 
 async def test_money_under_the_same_race_stops_at_the_cap(counters: RedisCounters) -> None:
     wishes = [
-        Wish("org", f"req_{n}", 60_000, hold=Hold(7, 7, (Cap("b", 1_000, 0),))) for n in range(300)
+        BucketRequest("org", f"req_{n}", 60_000, hold=Hold(7, 7, (Cap("b", 1_000, 0),)))
+        for n in range(300)
     ]
-    answers = await asyncio.gather(*(counters.reserve(wish) for wish in wishes))
-    assert sum(isinstance(answer, Grant) for answer in answers) == 1_000 // 7
+    answers = await asyncio.gather(*(counters.reserve(bucket_request) for bucket_request in wishes))
+    assert sum(isinstance(answer, BucketGrant) for answer in answers) == 1_000 // 7
 
 
 async def test_a_killed_holder_gives_its_slot_back_within_the_lease(
@@ -95,10 +96,14 @@ async def test_a_killed_holder_gives_its_slot_back_within_the_lease(
     assert await asyncio.to_thread(holder.stdout.readline) == "held\n"
     only = (Slot("only", 1),)
     await asyncio.sleep(2 * lease_ms / 1000)  # renewed, it outlives its first lease
-    assert isinstance(await counters.reserve(Wish("org_race", "a", 1_000, slots=only)), Denial)
+    assert isinstance(
+        await counters.reserve(BucketRequest("org_race", "a", 1_000, slots=only)), Denial
+    )
     os.kill(holder.pid, signal.SIGKILL)
     killed = asked = time.monotonic()
-    while isinstance(await counters.reserve(Wish("org_race", "b", 1_000, slots=only)), Denial):
+    while isinstance(
+        await counters.reserve(BucketRequest("org_race", "b", 1_000, slots=only)), Denial
+    ):
         assert asked - killed < lease_ms / 1000 + 0.1, "asked after the lease's end, and refused"
         await asyncio.sleep(0.02)
         asked = time.monotonic()

@@ -11,13 +11,13 @@ from aiohttp import web
 
 from core.errors import TollhouseError
 from engine.protocol import FinishReason, GenerateRequest, SamplingParams
-from gateway.ask import Ask
-from gateway.engines.base import Chunk, EngineClient, Generation, Job, TextChunk
-from gateway.engines.fake import FakeEngine
-from gateway.engines.local import EngineOptions, EngineProcess
-from gateway.engines.openai import OpenAIEngine
-from gateway.engines.remote import RemoteEngine
-from gateway.engines.upstreams import Upstream
+from gateway.inference.request import InferenceRequest
+from gateway.upstreams.base import Chunk, EngineClient, Generation, Job, TextChunk
+from gateway.upstreams.config import Upstream
+from gateway.upstreams.fake import FakeEngine
+from gateway.upstreams.local import EngineOptions, EngineProcess
+from gateway.upstreams.openai import OpenAIEngine
+from gateway.upstreams.remote import RemoteEngine
 
 
 def job(name: str, *, max_tokens: int = 6, n: int = 1, logprobs: int | None = None) -> Job:
@@ -26,7 +26,9 @@ def job(name: str, *, max_tokens: int = 6, n: int = 1, logprobs: int | None = No
     )
     request = GenerateRequest(name, "tenant", list(range(5, 25)), sampling, deadline_s=30.0)
     messages = [{"role": "user", "content": "Hello"}]
-    ask = Ask("/v1/chat/completions", "m", messages=messages, stream=True, n=n, logprobs=logprobs)
+    ask = InferenceRequest(
+        "/v1/chat/completions", "m", messages=messages, stream=True, n=n, logprobs=logprobs
+    )
     return Job(request, ask)
 
 

@@ -20,10 +20,10 @@ from billing.payments.base import (
     Window,
 )
 from billing.payments.fake import FakePayments
-from billing.payments.fake_stripe import money
+from billing.payments.fake_stripe import payments
 from billing.payments.fake_stripe.customers import leave_card
-from billing.payments.fake_stripe.hooks import signed
 from billing.payments.fake_stripe.server import FakeStripe
+from billing.payments.fake_stripe.webhooks import signed
 from billing.payments.manual import ManualPayments
 from billing.payments.stripe.provider import StripePayments
 from core.clock import FakeClock, SystemClock
@@ -64,8 +64,8 @@ def _stripe(stripe: FakeStripe) -> Bank:
     return Bank(
         provider,
         lambda customer, last4: leave_card(books, customer, last4),
-        lambda payment: str(money.open_dispute(books, payment)["id"]),
-        lambda dispute, status: money.close_dispute(books, dispute, status),
+        lambda payment: str(payments.open_dispute(books, payment)["id"]),
+        lambda dispute, status: payments.close_dispute(books, dispute, status),
         lambda: signed(books.events[-1], SECRET),
     )
 

@@ -60,7 +60,9 @@ def bench(
 def _in_process(folder: Path, database: Database) -> Iterator[Bench]:
     clock = SystemClock()
     context = TaskContext(Settings(data_dir=folder), database, clock)
-    queue = InProcessQueue(context, on_dead=dead_letters.keeper(database, clock), tasks=tasks())
+    queue = InProcessQueue(
+        context, on_dead_letter=dead_letters.keeper(database, clock), tasks=tasks()
+    )
     yield Bench(folder, database, queue)
     queue.stop()
 
@@ -123,7 +125,7 @@ def test_tasks_run_are_tried_again_die_and_are_replayed(bench: Bench) -> None:
 
     def _letters() -> list[tuple[str, dict[str, Any], int]]:
         with bench.database.read() as session:
-            found = dead_letters.waiting(session)
+            found = dead_letters.unreplayed(session)
             return [(each.task, each.arguments, each.attempts) for each in found]
 
     bench.wait(lambda: _letters() != [])

@@ -11,7 +11,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from core.counters import Cap, Denial, Grant, Hold, Slot, Take, Wish
+from core.counters import BucketGrant, BucketRequest, Cap, Denial, Hold, Slot, Take
 from core.counters_redis import RedisCounters
 from core.errors import SettingError
 
@@ -93,8 +93,8 @@ async def counters(cluster: str) -> AsyncIterator[RedisCounters]:
     await made.close()
 
 
-def wish(group: str, id: str) -> Wish:
-    return Wish(
+def bucket_request(group: str, id: str) -> BucketRequest:
+    return BucketRequest(
         group,
         id,
         30_000,
@@ -110,17 +110,17 @@ async def test_tenants_on_every_node_are_counted_exactly(counters: RedisCounters
     assert nodes == set(range(NODES))
     for tenant in tenants:
         for name in ("r0", "r1"):
-            assert isinstance(await counters.reserve(wish(tenant, name)), Grant)
-        assert isinstance(await counters.reserve(wish(tenant, "r2")), Denial)
+            assert isinstance(await counters.reserve(bucket_request(tenant, name)), BucketGrant)
+        assert isinstance(await counters.reserve(bucket_request(tenant, "r2")), Denial)
         assert await counters.extend(tenant, "r0", [1, 9], 5, 5) == 5
         await counters.renew(tenant, ["r0", "r1"], 30_000)
         assert await counters.settle(tenant, "r0", [1, 9], 15)
         assert await counters.settle(tenant, "r1", [0, 0], 0)
-        assert isinstance(await counters.reserve(wish(tenant, "r3")), Grant)
+        assert isinstance(await counters.reserve(bucket_request(tenant, "r3")), BucketGrant)
 
 
 async def test_all_keys_of_a_call_lie_in_one_slot(cluster: str, counters: RedisCounters) -> None:
-    await counters.reserve(wish("org_slots", "r0"))
+    await counters.reserve(bucket_request("org_slots", "r0"))
     port = int(cluster.rpartition(":")[2])
     with redis.RedisCluster(port=port, host="127.0.0.1") as client:
         keys = list(client.scan_iter(match="*org_slots*", count=1000))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from billing.payments import booking
+from billing.payments import posting
 from billing.payments.fake import FakePayments
 from core.dead_letters import keeper
 from core.events import ModerationEvent
@@ -22,25 +22,25 @@ from core.tenants import organisations
 from core.tenants.keys import all_of
 from core.tenants.scope import scope_of_operator
 from moderation.records import store
-from tests.dashboards.visits import browser, with_role
-from tests.gateway.served import MODEL, House, served
+from tests.dashboards.browser_client import browser, with_role
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with served(tmp_path_factory.mktemp("changes")) as made:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with running_deployment(tmp_path_factory.mktemp("changes")) as made:
         yield made
 
 
 @pytest.fixture
-def owner(house: House) -> Iterator[httpx.Client]:
-    with closing(browser(house, house.key)) as client:
+def owner(deployment: Deployment) -> Iterator[httpx.Client]:
+    with closing(browser(deployment, deployment.key)) as client:
         yield client
 
 
 @pytest.fixture
-def operator(house: House) -> Iterator[httpx.Client]:
-    with closing(browser(house, house.services.operator_token)) as client:
+def operator(deployment: Deployment) -> Iterator[httpx.Client]:
+    with closing(browser(deployment, deployment.services.operator_token)) as client:
         yield client
 
 
@@ -54,7 +54,9 @@ def field(page: str, name: str) -> str:
     return found[1]
 
 
-def test_a_member_is_added_changed_and_removed_by_name(owner: httpx.Client, house: House) -> None:
+def test_a_member_is_added_changed_and_removed_by_name(
+    owner: httpx.Client, deployment: Deployment
+) -> None:
     answer = send(owner, "/team", act="add", email="ada@example.com", role="finance", name="Ada")
     assert "The member was added." in answer.text and "ada@example.com" in answer.text
     member = field(answer.text, "member")
@@ -112,18 +114,20 @@ def test_a_limit_and_a_budget_are_set_shown_and_ended(owner: httpx.Client) -> No
     assert "limit of the plan applies again" in dropped.text
 
 
-def test_what_is_used_and_what_was_refused_is_counted(owner: httpx.Client, house: House) -> None:
+def test_what_is_used_and_what_was_refused_is_counted(
+    owner: httpx.Client, deployment: Deployment
+) -> None:
     send(owner, "/limits", act="set", unit="requests", scope="tenant", period="86400", limit="1")
     body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
-    url = f"{house.url}/v1/chat/completions"
+    url = f"{deployment.url}/v1/chat/completions"
     statuses = set()
     for _ in range(60):
-        answer = httpx.post(url, json=body, headers=house.headers, timeout=60)
+        answer = httpx.post(url, json=body, headers=deployment.headers, timeout=60)
         statuses.add(answer.status_code)
         if answer.status_code == 429:
             break
     assert statuses == {200, 429}
-    house.services.tally.flush()
+    deployment.services.tally.flush()
     page = owner.get("/dashboard/limits").text
     assert "1 of 1" in page
     row = re.search(r"Requests per day, per tenant</td>\s*<td class=\"num\">(\d+)<", page)
@@ -181,12 +185,12 @@ def test_an_adapter_is_checked_uploaded_and_removed_by_name(owner: httpx.Client)
 
 
 @pytest.fixture
-def decision(house: House) -> str:
+def decision(deployment: Deployment) -> str:
     """A blocked request on the books."""
-    services = house.services
+    services = deployment.services
     event = ModerationEvent(
         request_id="req_blocked",
-        tenant_id=house.tenant_id,
+        tenant_id=deployment.tenant_id,
         project_id="proj_x",
         key_id="key_x",
         at=services.clock.now() - timedelta(minutes=5),
@@ -269,7 +273,7 @@ def test_a_tenant_is_made_moved_and_suspended_by_name(operator: httpx.Client) ->
 
 
 def test_the_operator_chooses_whose_pages_are_shown(
-    house: House, operator: httpx.Client, owner: httpx.Client
+    deployment: Deployment, operator: httpx.Client, owner: httpx.Client
 ) -> None:
     made = send(operator, "/operator/tenants", act="create", name="harbour", display_name="Harbour")
     tenant_id = made.url.path.rpartition("/")[2]
@@ -280,13 +284,15 @@ def test_the_operator_chooses_whose_pages_are_shown(
     assert send(operator, "/operator/look", act="look", tenant="nobody").status_code == 404
     away = send(operator, "/operator/look", act="look", tenant=tenant_id, page="//evil.example")
     assert away.url.path == "/dashboard/"
-    with closing(browser(house, house.services.operator_token)) as second:
+    with closing(browser(deployment, deployment.services.operator_token)) as second:
         assert "Harbour" not in second.get("/dashboard/usage").text  # a choice is of one session
     assert send(owner, "/operator/look", act="look", tenant="harbour").status_code == 403
-    send(operator, "/operator/look", act="look", tenant=house.tenant_id)
+    send(operator, "/operator/look", act="look", tenant=deployment.tenant_id)
 
 
-def test_an_endpoint_is_added_tested_and_removed_by_name(owner: httpx.Client, house: House) -> None:
+def test_an_endpoint_is_added_tested_and_removed_by_name(
+    owner: httpx.Client, deployment: Deployment
+) -> None:
     url = "https://hooks.example/tollhouse"
     made = send(owner, "/webhooks", act="add", url=url, events="invoice")
     secret = re.search(r'id="once">(whsec_[^<]+)<', made.text)
@@ -297,7 +303,7 @@ def test_an_endpoint_is_added_tested_and_removed_by_name(owner: httpx.Client, ho
     tested = send(owner, "/webhooks", act="test", endpoint=endpoint).text
     assert "webhook.test" in tested and "pending" in tested
     assert send(owner, "/webhooks", act="remove", endpoint=endpoint, confirm="x").status_code == 400
-    with closing(browser(house, with_role(house, "viewer"))) as viewer:
+    with closing(browser(deployment, with_role(deployment, "viewer"))) as viewer:
         assert (
             send(viewer, "/webhooks", act="remove", endpoint=endpoint, confirm=url).status_code
             == 403
@@ -308,13 +314,13 @@ def test_an_endpoint_is_added_tested_and_removed_by_name(owner: httpx.Client, ho
 
 
 def test_an_export_is_scheduled_paused_and_deleted_by_name(
-    owner: httpx.Client, operator: httpx.Client, house: House
+    owner: httpx.Client, operator: httpx.Client, deployment: Deployment
 ) -> None:
     terms = {"what": "usage", "form": "csv", "every": "day", "delay_hours": "2"}
     away = send(owner, "/exports", act="create", **terms, destination="../../etc")
     assert away.status_code == 400
     made = send(owner, "/exports", act="create", **terms, destination="books").text
-    assert f"tenants/{house.tenant_id}/books" in made
+    assert f"tenants/{deployment.tenant_id}/books" in made
     schedule = field(made, "schedule")
     assert "paused" in send(owner, "/exports", act="pause", schedule=schedule).text
     assert (
@@ -333,24 +339,24 @@ def test_an_export_is_scheduled_paused_and_deleted_by_name(
     assert "finance/books" in own
 
 
-def test_a_card_is_left_on_the_provider_s_page(owner: httpx.Client, house: House) -> None:
+def test_a_card_is_left_on_the_provider_s_page(owner: httpx.Client, deployment: Deployment) -> None:
     by_hand = owner.get("/dashboard/payment-methods").text
     assert "recorded by the operator" in by_hand and "Add a card" not in by_hand
     refused = send(owner, "/payment-methods", act="add")
     assert refused.status_code == 409 and "by hand" in refused.text
-    services, by_people = house.services, house.services.payments
+    services, by_people = deployment.services, deployment.services.payments
     services.payments = provider = FakePayments(services.clock)
     try:
         asked = send(owner, "/payment-methods", act="add").text
-        customer = f"customer-{house.tenant_id}"
+        customer = f"customer-{deployment.tenant_id}"
         assert f'href="https://pay.invalid/{customer}?return=' in asked
         provider.leave_card(customer)
         with services.database.transaction() as session:
             methods = provider.methods(customer, newest=True)
-            booking.customer(session, "fake", customer, methods, services.clock.now())
+            posting.customer(session, "fake", customer, methods, services.clock.now())
         page = owner.get("/dashboard/payment-methods").text
         assert "Fake 4242" in page and ">default<" in page and "by fake" in page
-        with closing(browser(house, with_role(house, "developer"))) as developer:
+        with closing(browser(deployment, with_role(deployment, "developer"))) as developer:
             assert developer.get("/dashboard/payment-methods").status_code == 403
             assert send(developer, "/payment-methods", act="add").status_code == 403
     finally:
@@ -365,8 +371,10 @@ def test_a_price_is_tried_before_it_is_saved(operator: httpx.Client) -> None:
     assert "saved" in saved.text and "spring" in saved.text and "ended" in saved.text
 
 
-def test_a_dead_letter_is_listed_and_played_again(house: House, operator: httpx.Client) -> None:
-    services = house.services
+def test_a_dead_letter_is_listed_and_played_again(
+    deployment: Deployment, operator: httpx.Client
+) -> None:
+    services = deployment.services
     task = TASKS["billing.expire_credit"]
     keeper(services.database, services.clock)(task, {}, ValueError("the disk was full"), 9)
     page = operator.get("/dashboard/operator/dead-letters").text
@@ -380,10 +388,12 @@ def test_an_act_that_a_form_does_not_name_is_told(owner: httpx.Client) -> None:
     assert send(owner, "/team", act="explode").status_code == 400
 
 
-def test_a_tenant_s_forms_cannot_reach_another_tenant(house: House, owner: httpx.Client) -> None:
-    services = house.services
+def test_a_tenant_s_forms_cannot_reach_another_tenant(
+    deployment: Deployment, owner: httpx.Client
+) -> None:
+    services = deployment.services
     with services.database.read() as session:
-        own = {key.id for key in all_of(session, scope_of_operator(house.tenant_id))}
+        own = {key.id for key in all_of(session, scope_of_operator(deployment.tenant_id))}
     assert own
     for path, fields in (
         ("/team", {"act": "remove", "member": "mem_foreign", "confirm": "x"}),
@@ -405,22 +415,22 @@ def test_every_export_is_taken_from_the_page(owner: httpx.Client, what: str, for
 
 
 def test_a_page_of_another_tenant_s_request_or_invoice_is_not_found(
-    house: House, operator: httpx.Client
+    deployment: Deployment, operator: httpx.Client
 ) -> None:
     """A second tenant's owner asks for what the first one has."""
-    services = house.services
+    services = deployment.services
     body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
     answer = httpx.post(
-        f"{house.url}/v1/chat/completions", json=body, headers=house.headers, timeout=60
+        f"{deployment.url}/v1/chat/completions", json=body, headers=deployment.headers, timeout=60
     )
-    house.last_event()
+    deployment.last_event()
     made = send(operator, "/operator/tenants", act="create", name="stranger")
     stranger_id = made.url.path.rpartition("/")[2]
     with services.database.transaction() as session:
         organisations.create_project(
             session, scope_of_operator(stranger_id), services.clock, name="default"
         )
-    with closing(browser(house, with_role(house, "owner", stranger_id))) as stranger:
+    with closing(browser(deployment, with_role(deployment, "owner", stranger_id))) as stranger:
         request_id = answer.headers["x-request-id"]
         assert stranger.get(f"/dashboard/requests/{request_id}").status_code == 404
         assert request_id not in stranger.get("/dashboard/requests").text

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from core import metrics
-from dashboards.grafana.boards import BOARDS, HERE, written
+from dashboards.grafana.boards import DASHBOARDS, HERE, to_json
 from engine.metrics import Metrics, render
 
 
@@ -34,10 +34,10 @@ def named_in(text: str) -> set[str]:
     return set(re.findall(r"\btollhouse_\w+", text))
 
 
-@pytest.mark.parametrize("name", sorted(BOARDS))
+@pytest.mark.parametrize("name", sorted(DASHBOARDS))
 def test_a_board_is_as_written_and_names_only_what_exists(name: str) -> None:
     text = (HERE / f"{name}.json").read_text()
-    assert text == written(name), "stale: run `python -m dashboards.grafana.boards`"
+    assert text == to_json(name), "stale: run `python -m dashboards.grafana.boards`"
     assert json.loads(text)["panels"]
     assert named_in(text) - known_names() == set()
 

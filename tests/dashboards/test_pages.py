@@ -10,8 +10,8 @@ import pytest
 from openai import AuthenticationError, OpenAI
 
 from billing.invoice_run import rate_all
-from tests.dashboards.visits import browser, with_role
-from tests.gateway.served import MODEL, House, served
+from tests.dashboards.browser_client import browser, with_role
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 PAGES = (
     *("/", "/usage", "/costs", "/requests", "/keys", "/adapters", "/limits", "/invoices"),
@@ -20,26 +20,26 @@ PAGES = (
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with served(tmp_path_factory.mktemp("pages")) as made:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with running_deployment(tmp_path_factory.mktemp("pages")) as made:
         yield made
 
 
 @pytest.fixture
-def owner(house: House) -> Iterator[httpx.Client]:
-    with closing(browser(house, house.key)) as client:
+def owner(deployment: Deployment) -> Iterator[httpx.Client]:
+    with closing(browser(deployment, deployment.key)) as client:
         yield client
 
 
-def test_a_stranger_is_sent_to_sign_in(house: House) -> None:
-    with closing(browser(house)) as stranger:
+def test_a_stranger_is_sent_to_sign_in(deployment: Deployment) -> None:
+    with closing(browser(deployment)) as stranger:
         for path in PAGES:
             answer = stranger.get(f"/dashboard{path}")
             assert answer.url.path == "/dashboard/sign-in"
 
 
-def test_a_wrong_key_is_told_so(house: House) -> None:
-    with closing(browser(house)) as stranger:
+def test_a_wrong_key_is_told_so(deployment: Deployment) -> None:
+    with closing(browser(deployment)) as stranger:
         answer = stranger.post("/dashboard/sign-in", data={"secret": "th_wrong"})
     assert answer.status_code == 401
     assert "Incorrect API key" in answer.text
@@ -54,14 +54,16 @@ def test_every_page_opens_with_strict_headers(owner: httpx.Client, path: str) ->
     assert not re.search(r"<[^>]+ style=|<script>|https?://(?!www\.w3\.org)", answer.text)
 
 
-def test_the_page_the_csv_and_the_answer_agree(house: House, owner: httpx.Client) -> None:
-    with OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0, timeout=60) as client:
+def test_the_page_the_csv_and_the_answer_agree(deployment: Deployment, owner: httpx.Client) -> None:
+    with OpenAI(
+        base_url=f"{deployment.url}/v1", api_key=deployment.key, max_retries=0, timeout=60
+    ) as client:
         usage = client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=5
         ).usage
     assert usage is not None
-    house.events(1)
-    rate_all(house.services.database, house.services.clock)
+    deployment.events(1)
+    rate_all(deployment.services.database, deployment.services.clock)
     page = owner.get("/dashboard/usage").text
     assert f'<td class="num">{usage.prompt_tokens}</td>' in page
     csv = owner.get("/dashboard/usage?format=csv").text.splitlines()
@@ -70,7 +72,7 @@ def test_the_page_the_csv_and_the_answer_agree(house: House, owner: httpx.Client
 
 
 def test_a_key_made_on_the_page_works_and_ends_when_revoked(
-    house: House, owner: httpx.Client
+    deployment: Deployment, owner: httpx.Client
 ) -> None:
     page = owner.get("/dashboard/keys").text
     project = re.search(r'<option value="(proj_[^"]+)"', page)
@@ -81,7 +83,9 @@ def test_a_key_made_on_the_page_works_and_ends_when_revoked(
     shown = re.search(r'id="new-key">(th_\w+)<', made)
     assert shown is not None
     assert shown[1] not in owner.get("/dashboard/keys").text
-    with OpenAI(base_url=f"{house.url}/v1", api_key=shown[1], max_retries=0, timeout=60) as client:
+    with OpenAI(
+        base_url=f"{deployment.url}/v1", api_key=shown[1], max_retries=0, timeout=60
+    ) as client:
         assert client.models.list().data
         rows = re.findall(r'name="key_id" value="(key_[^"]+)"', owner.get("/dashboard/keys").text)
         refused = owner.post(
@@ -96,8 +100,8 @@ def test_a_key_made_on_the_page_works_and_ends_when_revoked(
                 time.sleep(0.1)
 
 
-def test_a_viewer_sees_less_and_changes_nothing(house: House) -> None:
-    with closing(browser(house, with_role(house, "viewer"))) as viewer:
+def test_a_viewer_sees_less_and_changes_nothing(deployment: Deployment) -> None:
+    with closing(browser(deployment, with_role(deployment, "viewer"))) as viewer:
         assert viewer.get("/dashboard/usage").status_code == 200
         assert viewer.get("/dashboard/costs").status_code == 403
         assert "Costs</a>" not in viewer.get("/dashboard/usage").text
@@ -113,8 +117,8 @@ def test_a_form_from_another_site_is_refused(owner: httpx.Client) -> None:
     assert answer.status_code == 403
 
 
-def test_signing_out_ends_the_session(house: House) -> None:
-    with closing(browser(house, house.key)) as client:
+def test_signing_out_ends_the_session(deployment: Deployment) -> None:
+    with closing(browser(deployment, deployment.key)) as client:
         cookie = client.cookies["tollhouse_session"]
         client.post("/dashboard/sign-out")
         client.cookies.set("tollhouse_session", cookie)
@@ -126,20 +130,22 @@ def test_a_wrong_filter_is_told(owner: httpx.Client, query: str) -> None:
     assert owner.get(f"/dashboard/usage?{query}").status_code == 400
 
 
-def test_a_request_opens_to_its_tokens_and_its_price(house: House, owner: httpx.Client) -> None:
+def test_a_request_opens_to_its_tokens_and_its_price(
+    deployment: Deployment, owner: httpx.Client
+) -> None:
     answer = httpx.post(
-        f"{house.url}/v1/chat/completions",
+        f"{deployment.url}/v1/chat/completions",
         json={"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]},
-        headers=house.headers,
+        headers=deployment.headers,
         timeout=60,
     )
     request_id = answer.headers["x-request-id"]
-    house.events(1)
+    deployment.events(1)
     deadline = time.monotonic() + 60
     while request_id not in owner.get("/dashboard/requests").text:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    rate_all(house.services.database, house.services.clock)
+    rate_all(deployment.services.database, deployment.services.clock)
     page = owner.get(f"/dashboard/requests/{request_id}").text
     assert f"{answer.json()['usage']['completion_tokens']}</dd>" in re.sub(
         r"<small>.*?</small>", "", page

@@ -13,7 +13,7 @@ from core.tenants.organisations import create_tenant
 from core.tenants.scope import TenantScope, scope_of_operator
 from dashboards import request_log
 from dashboards.filters import Range
-from dashboards.request_log import LogPage, Wanted, place_of
+from dashboards.request_log import LogPage, LogQuery, cursor_of
 
 NOON = datetime(2025, 12, 5, 12, tzinfo=UTC)
 DAY = Range(NOON.date(), NOON.date())
@@ -63,9 +63,9 @@ def scope(database: Database, clock: FakeClock) -> TenantScope:
     return own
 
 
-def _page(database: Database, wanted: Wanted, **query: str) -> LogPage:
+def _page(database: Database, wanted: LogQuery, **query: str) -> LogPage:
     with database.read() as session:
-        return request_log.page_of(session, wanted, place_of(query), 10)
+        return request_log.page_of(session, wanted, cursor_of(query), 10)
 
 
 def _ids(found: LogPage) -> list[str]:
@@ -78,7 +78,7 @@ def _wanted_ids() -> list[str]:
 
 
 def test_it_is_walked_to_the_end_and_back(database: Database, scope: TenantScope) -> None:
-    wanted = Wanted(scope, DAY, "all")
+    wanted = LogQuery(scope, DAY, "all")
     pages = [_page(database, wanted)]
     assert not pages[0].newer
     while pages[-1].older:
@@ -96,15 +96,15 @@ def test_the_file_has_all_that_the_filter_lets_through(
 ) -> None:
     monkeypatch.setattr(request_log, "_EXPORTED", 4)
     every = [
-        event.request_id for event, _ in request_log.every(database, Wanted(scope, DAY, "all"))
+        event.request_id for event, _ in request_log.all_rows(database, LogQuery(scope, DAY, "all"))
     ]
     assert every == _wanted_ids()
-    failed = list(request_log.every(database, Wanted(scope, DAY, "failed")))
+    failed = list(request_log.all_rows(database, LogQuery(scope, DAY, "failed")))
     assert len(failed) == 5 and all(event.status == 503 for event, _ in failed)
-    assert list(request_log.every(database, Wanted(scope, DAY, "refused"))) == []
+    assert list(request_log.all_rows(database, LogQuery(scope, DAY, "refused"))) == []
 
 
 @pytest.mark.parametrize("text", ["soon~req_1", "2026-03-05T12:00:00+00:00", "2026-03-05~req_1"])
 def test_a_place_that_is_none_is_told(text: str) -> None:
     with pytest.raises(BadRequest):
-        place_of({"before": text})
+        cursor_of({"before": text})

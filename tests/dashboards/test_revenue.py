@@ -14,8 +14,8 @@ from core.ids import new_id
 from dashboards import revenue
 from dashboards.filters import Range
 from migrations.run import upgrade
-from tests.dashboards.visits import browser
-from tests.gateway.served import served
+from tests.dashboards.browser_client import browser
+from tests.gateway.deployment import running_deployment
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 MONTH = Range(date(2026, 11, 1), date(2026, 11, 20))
@@ -61,7 +61,7 @@ def payment(of: Invoice | None, amount: int, status: str, currency: str = "USD")
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    made = Database(f"sqlite:///{tmp_path / 'house.db'}")
+    made = Database(f"sqlite:///{tmp_path / 'deployment.db'}")
     upgrade(made)
     yield made
     made.close()
@@ -143,8 +143,8 @@ def test_the_months_of_the_chart_have_no_gap(database: Database) -> None:
 
 
 def test_the_margin_is_reckoned_with_the_operator_s_own_rate(tmp_path: Path) -> None:
-    with served(tmp_path) as house:
-        client: httpx.Client = browser(house, house.services.operator_token)
+    with running_deployment(tmp_path) as deployment:
+        client: httpx.Client = browser(deployment, deployment.services.operator_token)
         with closing(client):
             page = client.get("/dashboard/operator/margin?gpus=4&rate=1.50")
             assert page.status_code == 200 and "4 GPUs" in page.text

@@ -9,8 +9,8 @@ import pytest
 
 from core.tenants.roles import MEMBER_ROLES
 from dashboards.navigation import SECTIONS
-from tests.dashboards.visits import browser, with_role
-from tests.gateway.served import House, served
+from tests.dashboards.browser_client import browser, with_role
+from tests.gateway.deployment import Deployment, running_deployment
 
 # By the default policy: what each role of a tenant may open.
 VIEWER = {"/", "/usage", "/requests", "/adapters", "/limits", "/playground"}
@@ -26,20 +26,20 @@ OPERATORS = [section.path for section in SECTIONS if section.operator]
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with served(tmp_path_factory.mktemp("roles")) as made:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with running_deployment(tmp_path_factory.mktemp("roles")) as made:
         yield made
 
 
 @pytest.fixture
-def operator(house: House) -> Iterator[httpx.Client]:
-    with closing(browser(house, house.services.operator_token)) as client:
+def operator(deployment: Deployment) -> Iterator[httpx.Client]:
+    with closing(browser(deployment, deployment.services.operator_token)) as client:
         yield client
 
 
 @pytest.mark.parametrize("role", MEMBER_ROLES)
-def test_a_role_opens_its_pages_and_no_other(house: House, role: str) -> None:
-    with closing(browser(house, with_role(house, role))) as client:
+def test_a_role_opens_its_pages_and_no_other(deployment: Deployment, role: str) -> None:
+    with closing(browser(deployment, with_role(deployment, role))) as client:
         shown = set(re.findall(r'<li><a href="/dashboard([^"]*)"', client.get("/dashboard/").text))
         for section in SECTIONS:
             allowed = section.path in ALLOWED[role]
@@ -50,9 +50,11 @@ def test_a_role_opens_its_pages_and_no_other(house: House, role: str) -> None:
 
 @pytest.mark.parametrize("role", MEMBER_ROLES)
 @pytest.mark.parametrize("path", OPERATORS)
-def test_no_role_of_a_tenant_acts_on_an_operator_page(house: House, role: str, path: str) -> None:
+def test_no_role_of_a_tenant_acts_on_an_operator_page(
+    deployment: Deployment, role: str, path: str
+) -> None:
     acts = ("create", "save", "decide", "free", "replay", "plan", "status")
-    with closing(browser(house, with_role(house, role))) as client:
+    with closing(browser(deployment, with_role(deployment, role))) as client:
         assert client.get(f"/dashboard{path}?format=csv").status_code == 403
         for act in acts:
             answer = client.post(f"/dashboard{path}", data={"act": act, "confirm": "all"})

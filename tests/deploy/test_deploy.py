@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from core.settings import setting_names
-from engine.options import parse
-from gateway.cli import command_names
-from gateway.engines.upstreams import read_upstreams
-from tests.deploy.rendering import CHART, Unknown, render, values
+from engine.worker.options import parse
+from gateway.cli.main import command_names
+from gateway.upstreams.config import read_upstreams
+from tests.deploy.helm_templates import CHART, Unknown, render, values
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -38,7 +38,7 @@ def check_command(words: list[str]) -> None:
     from importlib import import_module
 
     parser = argparse.ArgumentParser()
-    import_module(f"gateway.commands.{words[0]}").configure(parser)
+    import_module(f"gateway.cli.commands.{words[0]}").configure(parser)
     parser.parse_args(words[1:])
 
 

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from engine.adapter_name import adapter_digest
 from engine.config import EngineConfig
-from engine.fake_runner import FakeRunner, _mix, _seed, next_token
+from engine.execution.fake_runner import FakeRunner, _mix, _seed, next_token
 from engine.loop import Engine
+from engine.lora.adapter_digest import adapter_digest
 from engine.protocol import GenerateRequest, Receipt, SamplingParams, TokenChunk
 
 

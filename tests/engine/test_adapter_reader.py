@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine import adapter_files, adapter_reader
-from engine.adapter_name import adapter_digest, digest_of
-from engine.adapter_reader import AdapterReader
 from engine.errors import AdapterError
+from engine.lora import adapter_files, adapter_reader
+from engine.lora.adapter_digest import adapter_digest, digest_of
+from engine.lora.adapter_reader import AdapterReader
 from engine.models.registry import model_spec, read_config
 from tests.engine.checkpoints import save_adapter, save_checkpoint
 from tests.engine.test_bad_adapters import KEY, rewrite

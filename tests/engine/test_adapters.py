@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.adapter import Adapter, Place
 from engine.errors import AdapterError, IntegrityError
 from engine.loop import Engine
+from engine.lora.adapter import Adapter, AdapterStatus
 from engine.protocol import AdapterState
 from tests.engine.helpers import (
     ask,
@@ -30,10 +30,16 @@ def load(engine: Engine, folder: Path, *names: str) -> list[str]:
 def test_only_the_drawn_moves_are_possible() -> None:
     adapter = Adapter("ab" * 32, "path", 8, 100, 1)
     with pytest.raises(IntegrityError, match="absent -> resident"):
-        adapter.move(Place.RESIDENT)
-    for place in (Place.HOST, Place.LOADING, Place.RESIDENT, Place.DRAINING, Place.HOST):
-        adapter.move(place)
-    adapter.move(Place.ABSENT)
+        adapter.transition_to(AdapterStatus.RESIDENT)
+    for status in (
+        AdapterStatus.HOST,
+        AdapterStatus.LOADING,
+        AdapterStatus.RESIDENT,
+        AdapterStatus.DRAINING,
+        AdapterStatus.HOST,
+    ):
+        adapter.transition_to(status)
+    adapter.transition_to(AdapterStatus.ABSENT)
 
 
 def test_a_handle_of_an_earlier_generation_stops_the_step(tmp_path: Path) -> None:
@@ -99,7 +105,7 @@ def test_weights_that_others_wait_for_are_not_dropped_to_read_ahead(tmp_path: Pa
 def test_a_file_that_changed_meanwhile_is_not_served(tmp_path: Path) -> None:
     engine = make_engine(make_config(max_adapter_slots=1, host_adapter_bytes=300))
     first, second = load(engine, tmp_path, "first", "second")
-    assert engine.adapters.known[first].place is Place.ABSENT
+    assert engine.adapters.known[first].status is AdapterStatus.ABSENT
     (tmp_path / "first" / "adapter_model.safetensors").write_bytes(b"other weights" * 9)
     engine.submit(ask("r", [1, 2], adapter=first), "g")
     engine.submit(ask("s", [1, 2], adapter=second), "g")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.adapter_name import adapter_digest
 from engine.batch import AdapterHandle
 from engine.errors import AdapterError, IntegrityError
+from engine.lora.adapter_digest import adapter_digest
 from tests.engine.checkpoints import (
     adapted_reference,
     reference,
@@ -115,7 +115,7 @@ def test_changing_crowds_never_mix_weights_up(base: Path, tmp_path: Path) -> Non
     driver = Driver(base, blocks=400)
     handles = [driver.adapter(path, slot) for slot, path in enumerate(paths)]
     choose = random.Random(11)
-    seats = {slot: held.seat for slot, held in driver.runner.adapters._slots.items()}
+    stack_slots = {slot: held.stack_slot for slot, held in driver.runner.adapters._slots.items()}
     for round_number in range(10):
         crowd = choose.sample(range(12), choose.randint(1, 6))
         asked: list[int | None] = [
@@ -130,4 +130,4 @@ def test_changing_crowds_never_mix_weights_up(base: Path, tmp_path: Path) -> Non
         for number, sequence in zip(asked, sequences, strict=True):
             assert sequence.output == alone[number], f"round {round_number}, adapter {number}"
             driver.finish(sequence)
-    assert {slot: h.seat for slot, h in driver.runner.adapters._slots.items()} != seats
+    assert {slot: h.stack_slot for slot, h in driver.runner.adapters._slots.items()} != stack_slots

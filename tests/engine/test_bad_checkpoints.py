@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
+from engine.execution.cpu_runner import load_runner
 from engine.models.load import choose_dtype, model_directory
-from engine.runner import load_runner
 from tests.engine.checkpoints import save_checkpoint
 
 WEIGHTS = "model.safetensors"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.blocks import BlockPool
+from engine.cache.blocks import BlockPool
 from engine.errors import IntegrityError
 
 

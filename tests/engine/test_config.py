@@ -4,7 +4,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.options import parse
+from engine.worker.options import parse
 
 
 @pytest.mark.parametrize(

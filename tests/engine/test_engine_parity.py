@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
+from engine.execution.cpu_runner import load_runner
 from engine.loop import Engine
 from engine.protocol import GenerateRequest
-from engine.runner import load_runner
 from tests.engine.checkpoints import VOCAB, save_adapter, save_checkpoint
 from tests.engine.helpers import ask, run_until_idle
 

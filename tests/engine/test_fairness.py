@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fairness import FairOrder, Levels
 from engine.loop import Engine
+from engine.scheduling.fairness import FairOrder, ServiceCounters
 from tests.engine.helpers import Clock, Collected, ask, make_config, make_engine, write_adapter
 
 PROMPT_PRICE, OUTPUT_PRICE = 1.0, 2.0
@@ -139,7 +139,7 @@ def test_a_tenant_that_idled_gets_no_credit_for_it() -> None:
 
 def test_a_lone_tenant_earns_no_debt_that_a_newcomer_could_exploit() -> None:
     """When nobody waits, a newcomer starts level with whoever left last, not at nought."""
-    levels = Levels()
+    levels = ServiceCounters()
     order = FairOrder(levels)
     order.join("one", lift=True)
     levels.charge("one", 500.0, 1.0)
@@ -311,7 +311,7 @@ def test_who_would_miss_a_deadline_by_starting_again_is_not_preempted() -> None:
 def test_the_lazy_heap_gives_the_order_that_sorting_gives(
     actions: list[tuple[str, int, float]],
 ) -> None:
-    levels, waiting = Levels(), set()
+    levels, waiting = ServiceCounters(), set()
     order = FairOrder(levels)
     for tenant, action, amount in actions:
         if action == 0 and tenant not in waiting:
@@ -332,7 +332,7 @@ def test_the_lazy_heap_gives_the_order_that_sorting_gives(
 
 
 def test_counters_of_long_idle_tenants_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.waiting.TENANTS", 50)
+    monkeypatch.setattr("engine.scheduling.waiting.PRUNE_AT", 50)
     trace = Trace(num_blocks=1024, max_running=4)
     trace.engine.scheduler.waiting._prune_at = 50
     for number in range(300):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.layers.step import ordered
+from engine.layers.step import order_rows
 from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_checkpoint
 from tests.engine.driver import BLOCK, Driver, Sequence
 
@@ -59,10 +59,10 @@ class LogitDriver(Driver):
         """Computes `count` tokens of the sequence beside the others: [count, vocab]."""
         runner = self.runner
         rows = [self._row(s, n) for s, n in ((sequence, count), *others)]
-        decodes, prefills = ordered(rows, runner.adapters.place)
+        decodes, prefills = order_rows(rows, runner.adapters.sort_key)
         with torch.inference_mode():
             tokens = [token for row in decodes + prefills for token in row.tokens]
-            inputs = runner._plan(decodes, prefills, tokens, every_row=True)
+            inputs = runner._plan(decodes, prefills, tokens, all_logits=True)
             found = runner._model.decoder(inputs, runner.pool)
         first = 0
         for row in decodes + prefills:

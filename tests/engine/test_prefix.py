@@ -3,18 +3,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.prefix import PrefixNames, chain_root
+from engine.cache.prefix import PrefixHasher, chain_root
 from tests.engine.helpers import ask, make_config, make_engine, run_until_idle
 
 TOKENS = list(range(1, 25))
 
 
-def names(base: str = "base", dtype: str = "bf16", public: tuple = ()) -> PrefixNames:
-    return PrefixNames(base, dtype, 4, public)
+def names(base: str = "base", dtype: str = "bf16", public: tuple = ()) -> PrefixHasher:
+    return PrefixHasher(base, dtype, 4, public)
 
 
 def keys_of(
-    maker: PrefixNames, tokens: list[int], tenant: str = "t", adapter: str | None = None
+    maker: PrefixHasher, tokens: list[int], tenant: str = "t", adapter: str | None = None
 ) -> list[bytes]:
     keys: list[bytes] = []
     maker.extend(keys, tokens, tenant, adapter, maker.public_blocks(tokens))

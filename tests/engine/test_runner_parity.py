@@ -40,8 +40,8 @@ def test_greedy_batches_give_the_tokens_of_transformers(llama: Path, chunk: int)
 def test_batches_too_large_for_the_cache_are_cut(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_plan, "_GATHERED", 0)
-    monkeypatch.setattr(attention_plan, "_TOGETHER", 2)
+    monkeypatch.setattr(attention_plan, "_GATHER_BYTES", 0)
+    monkeypatch.setattr(attention_plan, "_MIN_SEQUENCES", 2)
     driver = Driver(llama)
     asked = [PROMPTS[n] for n in (3, 0, 1, 2, 0, 3, 1)]
     sequences = [driver.sequence(prompt) for prompt in asked]

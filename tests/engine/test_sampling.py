@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.batch import Row
+from engine.decoding.sampling import Sampler, best_ids, host_samples
 from engine.protocol import SamplingParams
-from engine.sampling import Sampler, best_ids, host_samples
 
 VOCAB = 40
 EOS = (2,)

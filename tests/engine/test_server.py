@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import EngineClient
 from engine.errors import AdapterError, ConnectionLost, RequestError
-from engine.fake_runner import FakeRunner
+from engine.execution.fake_runner import FakeRunner
 from engine.protocol import GenerateRequest, KvEvent, Receipt, TokenChunk
-from engine.server import Server
+from engine.worker.client import EngineClient
+from engine.worker.server import Server
 from tests.engine.helpers import ask, make_config, run_alone, write_adapter
 
 
@@ -257,7 +257,7 @@ async def test_kv_events_tell_what_is_cached(worker: Worker) -> None:
 
 def start_process(*options: str) -> tuple[subprocess.Popen, str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine.server", "--model", "fake", "--fake", *options],
+        [sys.executable, "-m", "engine.worker.server", "--model", "fake", "--fake", *options],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -306,17 +306,17 @@ def test_a_read_from_disk_does_not_slow_the_steps_of_others() -> None:
     try:
         server.engine.adapters.host._submit = lambda work: Future()
         server.engine.adapters.host.read("path", lambda future: None)
-        assert server._patience() > 0
+        assert server._poll_timeout_s() > 0
         server.engine.submit(ask("r", [1, 2], max_tokens=50), "g")
         server.turn()
         assert server.engine.busy
-        assert server._patience() == 0
+        assert server._poll_timeout_s() == 0
     finally:
         server.close()
 
 
 def test_a_wrong_address_and_a_wrong_setting_are_named() -> None:
-    command = [sys.executable, "-m", "engine.server", "--model", "fake", "--fake"]
+    command = [sys.executable, "-m", "engine.worker.server", "--model", "fake", "--fake"]
     for option, words in [
         (("--listen", "tcp://256.0.0.1:1"), "cannot listen on tcp://256.0.0.1:1"),
         (("--block-size", "0"), "block_size is 0"),

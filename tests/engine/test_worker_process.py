@@ -14,14 +14,14 @@ import zmq.asyncio
 import zmq.auth
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.curve import ClientKeys
 from engine.errors import ConfigError, ConnectionLost, RequestError
-from engine.fake_runner import FakeRunner
+from engine.execution.fake_runner import FakeRunner
 from engine.protocol import FinishReason, Receipt, TokenChunk
-from engine.server import Server
-from engine.wire import Generate, Heartbeat, WhoAreYou, WireError, decode, encode
+from engine.worker.client import EngineClient
+from engine.worker.curve import ClientKeys
+from engine.worker.server import Server
+from engine.worker.wire import Generate, Heartbeat, Identify, WireError, decode, encode
 from tests.engine.helpers import ask, make_config, make_engine, run_until_idle
 from tests.engine.test_server import Worker, connected, gather, start_process, wait_until
 
@@ -55,7 +55,7 @@ async def test_sigterm_lets_running_requests_finish_and_refuses_new_ones() -> No
 def test_an_engine_ends_with_the_process_that_started_it() -> None:
     script = (
         "import subprocess, sys\n"
-        "p = subprocess.Popen([sys.executable, '-m', 'engine.server', '--model', 'fake', '--fake',"
+        "p = subprocess.Popen([sys.executable, '-m', 'engine.worker.server', '--model', 'fake', '--fake',"
         " '--exit-with-parent'], stdout=subprocess.PIPE, text=True)\n"
         "p.stdout.readline()\n"
         "print(p.pid, flush=True)\n"
@@ -90,7 +90,7 @@ async def test_rubbish_on_the_socket_changes_nothing() -> None:
         await stranger.send(encode(Generate(ask("r", [1]))))
         async with asyncio.timeout(60):
             record, _ = decode(await stranger.recv())
-        assert record == WhoAreYou()
+        assert record == Identify()
         async with connected(worker) as client:
             assert len((await gather(client, ask("good", [1, 2])))[0]) == 4
     finally:

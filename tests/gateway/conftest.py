@@ -5,16 +5,18 @@ from collections.abc import Iterator
 import pytest
 from openai import OpenAI
 
-from tests.gateway.served import House, served
+from tests.gateway.deployment import Deployment, running_deployment
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with served(tmp_path_factory.mktemp("house")) as made:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with running_deployment(tmp_path_factory.mktemp("house")) as made:
         yield made
 
 
 @pytest.fixture
-def client(house: House) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0, timeout=60) as made:
+def client(deployment: Deployment) -> Iterator[OpenAI]:
+    with OpenAI(
+        base_url=f"{deployment.url}/v1", api_key=deployment.key, max_retries=0, timeout=60
+    ) as made:
         yield made

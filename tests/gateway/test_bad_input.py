@@ -13,18 +13,23 @@ from core.clock import SystemClock
 from core.tenants import keys
 from core.tenants.models import Project
 from core.tenants.scope import scope_of_operator
-from core.tenants.secrets import mint
-from gateway.server import http_protocol
-from tests.gateway.served import MODEL, House
+from core.tenants.secrets import generate
+from gateway.http import http_protocol
+from tests.gateway.deployment import MODEL, Deployment
 
 PATH = "/v1/chat/completions"
 TURN = {"role": "user", "content": "Hi"}
 GOOD = {"model": MODEL, "messages": [TURN], "max_tokens": 2}
 
 
-def send(house: House, raw: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
+def send(
+    deployment: Deployment, raw: bytes, headers: dict[str, str] | None = None
+) -> httpx.Response:
     return httpx.post(
-        f"{house.url}{PATH}", content=raw, headers={**house.headers, **(headers or {})}, timeout=30
+        f"{deployment.url}{PATH}",
+        content=raw,
+        headers={**deployment.headers, **(headers or {})},
+        timeout=30,
     )
 
 
@@ -84,31 +89,31 @@ def schema_of(depth: int) -> bytes:
     ],
 )
 def test_a_wrong_body_is_a_400_that_names_the_field(
-    house: House, raw: bytes, param: str | None
+    deployment: Deployment, raw: bytes, param: str | None
 ) -> None:
-    before = len(house.engine.submitted)
-    answer = send(house, raw)
+    before = len(deployment.engine.submitted)
+    answer = send(deployment, raw)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["message"] and error["type"] == "invalid_request_error"
     if param is not None:
         assert error["param"] == param
     assert "Traceback" not in answer.text
-    assert len(house.engine.submitted) == before
+    assert len(deployment.engine.submitted) == before
 
 
-def test_null_bytes_and_emoji_in_a_text_are_text(house: House) -> None:
-    answer = send(house, changed(messages=[{"role": "user", "content": "a\x00b 🙂"}]))
+def test_null_bytes_and_emoji_in_a_text_are_text(deployment: Deployment) -> None:
+    answer = send(deployment, changed(messages=[{"role": "user", "content": "a\x00b 🙂"}]))
     assert answer.status_code == 200
 
 
-def test_a_body_over_the_bound_is_a_413(house: House) -> None:
-    answer = send(house, b" " * (9 * 2**20))
+def test_a_body_over_the_bound_is_a_413(deployment: Deployment) -> None:
+    answer = send(deployment, b" " * (9 * 2**20))
     assert answer.status_code == 413 and answer.json()["error"]["code"] == "payload_too_large"
 
 
-def test_a_compressed_body_is_refused_unread(house: House) -> None:
-    answer = send(house, b"\x1f\x8b" + b"0" * 100, {"content-encoding": "gzip"})
+def test_a_compressed_body_is_refused_unread(deployment: Deployment) -> None:
+    answer = send(deployment, b"\x1f\x8b" + b"0" * 100, {"content-encoding": "gzip"})
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "unsupported_encoding"
 
 
@@ -118,21 +123,23 @@ def test_a_compressed_body_is_refused_unread(house: House) -> None:
         ({"authorization": "Bearer"}, 401),
         ({"authorization": "Basic abc"}, 401),
         ({"authorization": f"Bearer {'x' * 5000}"}, 401),
-        ({"authorization": f"Bearer {mint()}"}, 401),
+        ({"authorization": f"Bearer {generate()}"}, 401),
         ({"x-api-key": "th_other"}, 401),
         ({"x-request-timeout-ms": "soon"}, 400),
         ({"x-request-timeout-ms": "0"}, 400),
         ({"x-request-id": "x" * 500}, 400),
     ],
 )
-def test_a_wrong_header_is_refused(house: House, headers: dict[str, str], status: int) -> None:
-    answer = send(house, changed(), headers)
+def test_a_wrong_header_is_refused(
+    deployment: Deployment, headers: dict[str, str], status: int
+) -> None:
+    answer = send(deployment, changed(), headers)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
 
 
-def raw_exchange(house: House, data: bytes, *, then_close: bool = False) -> bytes:
-    port = int(house.url.rpartition(":")[2])
+def raw_exchange(deployment: Deployment, data: bytes, *, then_close: bool = False) -> bytes:
+    port = int(deployment.url.rpartition(":")[2])
     got = b""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
         try:
@@ -148,72 +155,74 @@ def raw_exchange(house: House, data: bytes, *, then_close: bool = False) -> byte
     return got
 
 
-def test_two_authorization_headers_are_refused(house: House) -> None:
-    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {house.key}\r\n"
+def test_two_authorization_headers_are_refused(deployment: Deployment) -> None:
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {deployment.key}\r\n"
     head += "authorization: Bearer th_b\r\ncontent-length: 2\r\n\r\n{}"
-    assert b" 401 " in raw_exchange(house, head.encode())
+    assert b" 401 " in raw_exchange(deployment, head.encode())
 
 
-def test_a_request_id_with_a_line_break_is_refused(house: House) -> None:
-    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {house.key}\r\n"
+def test_a_request_id_with_a_line_break_is_refused(deployment: Deployment) -> None:
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {deployment.key}\r\n"
     head += "x-request-id: a\rb\r\ncontent-length: 2\r\n\r\n{}"
-    assert b" 400 " in raw_exchange(house, head.encode())
+    assert b" 400 " in raw_exchange(deployment, head.encode())
 
 
-def test_headers_of_a_megabyte_are_refused(house: House) -> None:
+def test_headers_of_a_megabyte_are_refused(deployment: Deployment) -> None:
     head = f"GET /healthz HTTP/1.1\r\nhost: x\r\nx-long: {'y' * 2**20}\r\n\r\n"
-    assert b" 431 " in raw_exchange(house, head.encode())
+    assert b" 431 " in raw_exchange(deployment, head.encode())
 
 
-def test_smuggled_lengths_are_refused(house: House) -> None:
+def test_smuggled_lengths_are_refused(deployment: Deployment) -> None:
     head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n"
     head += "transfer-encoding: chunked\r\n\r\n0\r\n\r\n"
-    assert b" 200 " not in raw_exchange(house, head.encode())
+    assert b" 200 " not in raw_exchange(deployment, head.encode())
 
 
-def test_a_body_that_stops_half_way_counts_nothing(house: House) -> None:
-    before = len(house.engine.submitted)
-    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {house.key}\r\n"
+def test_a_body_that_stops_half_way_counts_nothing(deployment: Deployment) -> None:
+    before = len(deployment.engine.submitted)
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {deployment.key}\r\n"
     head += "content-length: 500\r\n\r\n" + '{"model": "ti'
-    raw_exchange(house, head.encode(), then_close=True)
-    assert len(house.engine.submitted) == before
-    assert send(house, changed()).status_code == 200
+    raw_exchange(deployment, head.encode(), then_close=True)
+    assert len(deployment.engine.submitted) == before
+    assert send(deployment, changed()).status_code == 200
 
 
-def head_of(house: House, *lines: str) -> bytes:
-    head = [f"POST {PATH} HTTP/1.1", "host: x", f"authorization: Bearer {house.key}", *lines]
+def head_of(deployment: Deployment, *lines: str) -> bytes:
+    head = [f"POST {PATH} HTTP/1.1", "host: x", f"authorization: Bearer {deployment.key}", *lines]
     return "\r\n".join([*head, "", ""]).encode()
 
 
-def test_of_a_field_that_comes_twice_all_parts_of_the_door_read_the_same(house: House) -> None:
+def test_of_a_field_that_comes_twice_all_parts_of_the_door_read_the_same(
+    deployment: Deployment,
+) -> None:
     raw = changed().replace(b'"messages"', b'"messages":[{"role":"user","content":7}],"messages"')
-    before = len(house.engine.submitted)
-    answer = send(house, raw)
+    before = len(deployment.engine.submitted)
+    answer = send(deployment, raw)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages[0].content"
     two = changed().replace(b'{"model"', b'{"model":"no-such-model","model"', 1)
-    assert send(house, two).json()["model"] == MODEL
-    assert len(house.engine.submitted) == before + 1
+    assert send(deployment, two).json()["model"] == MODEL
+    assert len(deployment.engine.submitted) == before + 1
 
 
-def test_trailers_change_nothing_of_a_request(house: House) -> None:
+def test_trailers_change_nothing_of_a_request(deployment: Deployment) -> None:
     body = changed()
     chunks = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
     trailers = b"authorization: Bearer th_other\r\nx-request-id: late\r\n\r\n"
-    head = head_of(house, "transfer-encoding: chunked", "trailer: authorization")
-    got = raw_exchange(house, head + chunks + trailers)
+    head = head_of(deployment, "transfer-encoding: chunked", "trailer: authorization")
+    got = raw_exchange(deployment, head + chunks + trailers)
     assert got.startswith(b"HTTP/1.1 200 ") and b"late" not in got
 
 
-def test_requests_sent_without_waiting_are_answered_in_order(house: House) -> None:
+def test_requests_sent_without_waiting_are_answered_in_order(deployment: Deployment) -> None:
     one = [changed(max_tokens=n) for n in (1, 2, 3)]
-    data = b"".join(head_of(house, f"content-length: {len(each)}") + each for each in one)
-    got = all_of(house, data, answers=3)
+    data = b"".join(head_of(deployment, f"content-length: {len(each)}") + each for each in one)
+    got = all_of(deployment, data, answers=3)
     answers = [json.loads(part.split(b"\r\n\r\n", 1)[1]) for part in got]
     assert [each["usage"]["completion_tokens"] for each in answers] == [1, 2, 3]
 
 
-def all_of(house: House, data: bytes, answers: int) -> list[bytes]:
-    port, got = int(house.url.rpartition(":")[2]), b""
+def all_of(deployment: Deployment, data: bytes, answers: int) -> list[bytes]:
+    port, got = int(deployment.url.rpartition(":")[2]), b""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
         line.sendall(data)
         while got.count(b"HTTP/1.1 200") < answers or not got.endswith(b'"default"}'):
@@ -225,21 +234,21 @@ def all_of(house: House, data: bytes, answers: int) -> list[bytes]:
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/cha", b"POST / HTTP/1.1\r\nx: y\r\n"])
 def test_a_head_that_never_comes_loses_its_connection(
-    house: House, monkeypatch: pytest.MonkeyPatch, sent: bytes
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
-    port = int(house.url.rpartition(":")[2])
+    port = int(deployment.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
         line.sendall(sent)
         assert line.recv(100) == b"", "closed without an answer"
 
 
 def test_a_slow_second_head_on_a_kept_connection_loses_it_too(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port, body, got = int(house.url.rpartition(":")[2]), changed(), b""
+    port, body, got = int(deployment.url.rpartition(":")[2]), changed(), b""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
-        line.sendall(head_of(house, f"content-length: {len(body)}") + body)
+        line.sendall(head_of(deployment, f"content-length: {len(body)}") + body)
         while not got.endswith(b'"default"}'):
             got += line.recv(65536)
         monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
@@ -248,36 +257,38 @@ def test_a_slow_second_head_on_a_kept_connection_loses_it_too(
 
 
 def test_a_key_revoked_in_mid_stream_opens_nothing_more_and_the_stream_is_billed(
-    house: House,
+    deployment: Deployment,
 ) -> None:
-    with house.services.database.transaction() as session:
-        scope = scope_of_operator(house.tenant_id)
+    with deployment.services.database.transaction() as session:
+        scope = scope_of_operator(deployment.tenant_id)
         project = session.scalars(select(Project.id)).first()
         assert project is not None
         made = keys.issue(session, scope, SystemClock(), project_id=project, name="brief")
     headers = {"authorization": f"Bearer {made.secret}"}
-    house.engine.token_delay_s = 0.02
+    deployment.engine.token_delay_s = 0.02
     try:
         body = {**GOOD, "max_tokens": 150, "stream": True}
-        url = f"{house.url}{PATH}"
+        url = f"{deployment.url}{PATH}"
         with httpx.stream("POST", url, json=body, headers=headers, timeout=30) as answer:
             lines = answer.iter_lines()
             next(lines)
-            with house.services.database.transaction() as session:
+            with deployment.services.database.transaction() as session:
                 keys.revoke(session, scope, SystemClock(), made.id)
             deadline = time.monotonic() + 60
             while httpx.post(url, json=GOOD, headers=headers, timeout=30).status_code != 401:
                 assert time.monotonic() < deadline
             assert list(lines)[-2:] == ["data: [DONE]", ""]
     finally:
-        house.engine.token_delay_s = 0.0
+        deployment.engine.token_delay_s = 0.0
     mine: list[dict[str, Any]] = []
-    while not (mine := [e for e in house.events(1) if e["key_id"] == made.id and e["streamed"]]):
+    while not (
+        mine := [e for e in deployment.events(1) if e["key_id"] == made.id and e["streamed"]]
+    ):
         assert time.monotonic() < deadline + 10
         time.sleep(0.02)
     assert [event["output_tokens"] for event in mine] == [150]
 
 
-def test_after_all_of_it_the_house_stands(house: House) -> None:
-    assert send(house, changed()).status_code == 200
-    assert httpx.get(f"{house.url}/readyz", timeout=10).status_code == 200
+def test_after_all_of_it_the_house_stands(deployment: Deployment) -> None:
+    assert send(deployment, changed()).status_code == 200
+    assert httpx.get(f"{deployment.url}/readyz", timeout=10).status_code == 200

@@ -4,13 +4,13 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.gateway.served import MODEL, House, served
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 HELLO = [{"role": "user", "content": "Hello, who are you? Tell me of tolls and houses."}]
 
 
-def test_an_answer_and_its_usage_event_agree(house: House, client: OpenAI) -> None:
-    before = len(house.events(0))
+def test_an_answer_and_its_usage_event_agree(deployment: Deployment, client: OpenAI) -> None:
+    before = len(deployment.events(0))
     raw = client.chat.completions.with_raw_response.create(
         model=MODEL, messages=HELLO, max_tokens=12, user="alice"
     )
@@ -19,15 +19,17 @@ def test_an_answer_and_its_usage_event_agree(house: House, client: OpenAI) -> No
     assert answer.choices[0].message.content
     assert answer.usage is not None and answer.usage.completion_tokens == 12
     request_id = raw.headers["x-request-id"]
-    event = next(e for e in house.events(before + 1) if e["request_id"] == request_id)
+    event = next(e for e in deployment.events(before + 1) if e["request_id"] == request_id)
     assert event["input_tokens"] == answer.usage.prompt_tokens
     assert event["cached_tokens"] == answer.usage.prompt_tokens_details.cached_tokens
     assert (event["output_tokens"], event["waived_tokens"]) == (12, 0)
     assert (event["end_user"], event["status"], event["settled_by"]) == ("alice", 200, "gateway")
 
 
-def test_a_stream_gives_the_same_text_and_the_same_event(house: House, client: OpenAI) -> None:
-    before = len(house.events(0))
+def test_a_stream_gives_the_same_text_and_the_same_event(
+    deployment: Deployment, client: OpenAI
+) -> None:
+    before = len(deployment.events(0))
     ask = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
     whole = client.chat.completions.create(**ask)
     stream = client.chat.completions.create(
@@ -43,7 +45,7 @@ def test_a_stream_gives_the_same_text_and_the_same_event(house: House, client: O
     assert reasons[-1] == "length" and set(reasons[:-1]) == {None}
     assert usage.completion_tokens == 20
     assert usage.prompt_tokens == whole.usage.prompt_tokens
-    one, two = house.events(before + 2)[-2:]
+    one, two = deployment.events(before + 2)[-2:]
     same = ("input_tokens", "output_tokens", "waived_tokens", "finish_reason", "model", "route")
     assert [one[name] for name in same] == [two[name] for name in same]
     assert two["cached_tokens"] == usage.prompt_tokens_details.cached_tokens > 0
@@ -54,15 +56,15 @@ def test_usage_is_told_only_where_it_was_asked_for(client: OpenAI) -> None:
     assert all(chunk.usage is None and chunk.choices for chunk in stream)
 
 
-def test_several_choices_are_all_counted(house: House, client: OpenAI) -> None:
+def test_several_choices_are_all_counted(deployment: Deployment, client: OpenAI) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5, n=3)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert answer.usage.completion_tokens == 15
 
 
-def test_a_wrong_key_is_refused(house: House) -> None:
+def test_a_wrong_key_is_refused(deployment: Deployment) -> None:
     with (
-        OpenAI(base_url=f"{house.url}/v1", api_key="th_wrong", max_retries=0) as stranger,
+        OpenAI(base_url=f"{deployment.url}/v1", api_key="th_wrong", max_retries=0) as stranger,
         pytest.raises(openai.AuthenticationError) as caught,
     ):
         stranger.chat.completions.create(model=MODEL, messages=HELLO)
@@ -98,7 +100,7 @@ def test_models_are_listed(client: OpenAI) -> None:
     assert client.models.retrieve(MODEL).id == MODEL
 
 
-def test_engine_parameters_pass_through(house: House, client: OpenAI) -> None:
+def test_engine_parameters_pass_through(deployment: Deployment, client: OpenAI) -> None:
     client.chat.completions.create(
         model=MODEL,
         messages=HELLO,
@@ -109,19 +111,19 @@ def test_engine_parameters_pass_through(house: House, client: OpenAI) -> None:
         logit_bias={"5": -100},
         extra_body={"top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5, "ignore_eos": True},
     )
-    got = house.engine.submitted[-1].sampling
+    got = deployment.engine.submitted[-1].sampling
     assert (got.temperature, got.top_p, got.seed, got.top_k) == (0, 0.5, 7, 3)
     assert (got.min_p, got.repetition_penalty, got.ignore_eos) == (0.1, 1.5, True)
     assert got.logit_bias == {5: -100}
 
 
 def test_without_moderation_the_answer_is_the_same(
-    house: House, client: OpenAI, tmp_path_factory: pytest.TempPathFactory
+    deployment: Deployment, client: OpenAI, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     guarded = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=9, n=2)
     plain_settings = {"moderation": "off"}
     with (
-        served(tmp_path_factory.mktemp("plain"), settings=plain_settings) as other,
+        running_deployment(tmp_path_factory.mktemp("plain"), settings=plain_settings) as other,
         OpenAI(base_url=f"{other.url}/v1", api_key=other.key, max_retries=0) as plain,
     ):
         answer = plain.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=9, n=2)
@@ -130,14 +132,14 @@ def test_without_moderation_the_answer_is_the_same(
 
 
 def test_a_fault_of_ours_is_a_500_that_is_billed_once_and_leaves_nothing_open(
-    house: House, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def _fail(*_arguments: object) -> dict[str, object]:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("gateway.surfaces.chat.usage_object", _fail)
+    monkeypatch.setattr("gateway.inference.chat.response.usage_object", _fail)
     with pytest.raises(openai.InternalServerError) as caught:
         client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5)
     assert "a bug" not in str(caught.value)
-    assert house.last_event()["request_id"] in str(caught.value)
-    assert house.services.spool.file.open_requests() == []
+    assert deployment.last_event()["request_id"] in str(caught.value)
+    assert deployment.services.spool.file.open_requests() == []

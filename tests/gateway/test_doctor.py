@@ -13,9 +13,9 @@ from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.settings import Settings
 from core.tenants.models import Tenant
-from gateway.cli import main
-from gateway.doctor import neighbours, storage
-from gateway.doctor.check import Health, examine, good
+from gateway.cli.doctor import dependencies, storage
+from gateway.cli.doctor.check import Health, good, run_checks
+from gateway.cli.main import main
 from migrations.run import downgrade, upgrade
 
 
@@ -26,7 +26,7 @@ def settings(tmp_path: Path, **given: Any) -> Settings:
 def test_an_empty_house_needs_no_mending(tmp_path: Path) -> None:
     found = storage.database(settings(tmp_path), FakeClock())
     assert (found.health, "empty" in found.says) == (Health.WARN, True)
-    assert storage.set_aside(settings(tmp_path), FakeClock()).health is Health.UNUSED
+    assert storage.failed_items(settings(tmp_path), FakeClock()).health is Health.UNUSED
     assert storage.data_directory(settings(tmp_path), FakeClock()).health in (
         Health.GOOD,
         Health.WARN,
@@ -39,7 +39,7 @@ def test_an_old_schema_is_told(database_url: str, tmp_path: Path) -> None:
     upgrade(database)
     assert storage.database(made, SystemClock()).health is Health.GOOD
     assert storage.clock_skew(made, SystemClock()).health is Health.GOOD
-    assert storage.set_aside(made, SystemClock()).health is Health.GOOD
+    assert storage.failed_items(made, SystemClock()).health is Health.GOOD
     downgrade(database, "0001_core")
     found = storage.database(made, SystemClock())
     assert (found.health, found.next_step) == (Health.BAD, "Run `tollhouse migrate`.")
@@ -65,11 +65,11 @@ def test_a_spool_that_nobody_ships_is_told(tmp_path: Path) -> None:
     ("check", "given"),
     [
         (storage.database, {"database_url": "postgresql://nobody@127.0.0.1:1/none"}),
-        (neighbours.counters, {"redis_url": "redis://127.0.0.1:1/0"}),
-        (neighbours.broker, {"broker_url": "amqp://guest:guest@127.0.0.1:1//"}),
-        (neighbours.upstreams, {"upstreams": "http://127.0.0.1:1 tcp://127.0.0.1:2"}),
+        (dependencies.counters, {"redis_url": "redis://127.0.0.1:1/0"}),
+        (dependencies.broker, {"broker_url": "amqp://guest:guest@127.0.0.1:1//"}),
+        (dependencies.upstreams, {"upstreams": "http://127.0.0.1:1 tcp://127.0.0.1:2"}),
         (
-            neighbours.payments,
+            dependencies.payments,
             {"stripe_api_key": "sk_test_x", "stripe_api_base": "http://127.0.0.1:1"},
         ),
     ],
@@ -77,17 +77,17 @@ def test_a_spool_that_nobody_ships_is_told(tmp_path: Path) -> None:
 def test_a_server_that_is_down_is_told_with_the_next_step(
     check: Any, given: dict[str, str], tmp_path: Path
 ) -> None:
-    (report,) = examine({"it": check}, settings(tmp_path, **given), FakeClock())
+    (report,) = run_checks({"it": check}, settings(tmp_path, **given), FakeClock())
     assert report.finding.health is Health.BAD
     assert "TOLLHOUSE_" in report.finding.next_step
 
 
 def test_what_is_not_configured_is_not_needed(tmp_path: Path) -> None:
     for check in (
-        neighbours.counters,
-        neighbours.broker,
-        neighbours.upstreams,
-        neighbours.payments,
+        dependencies.counters,
+        dependencies.broker,
+        dependencies.upstreams,
+        dependencies.payments,
     ):
         assert check(settings(tmp_path), FakeClock()).health is Health.UNUSED
 
@@ -97,14 +97,14 @@ def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
         raise RuntimeError("no luck")
 
     reports = list(
-        examine({"a": broken, "b": lambda *_: good("fine")}, settings(tmp_path), FakeClock())
+        run_checks({"a": broken, "b": lambda *_: good("fine")}, settings(tmp_path), FakeClock())
     )
     assert [report.finding.health for report in reports] == [Health.BAD, Health.GOOD]
     assert "no luck" in reports[0].finding.says
 
 
 def test_memory_counters_with_several_workers_are_told(tmp_path: Path) -> None:
-    assert neighbours.counters(settings(tmp_path, workers=2), FakeClock()).health is Health.WARN
+    assert dependencies.counters(settings(tmp_path, workers=2), FakeClock()).health is Health.WARN
 
 
 def test_every_kind_of_bad_usage_is_parked_and_told_with_its_reason(
@@ -169,10 +169,10 @@ def test_every_kind_of_bad_usage_is_parked_and_told_with_its_reason(
         row = rows.pop(f"req_{number}")
         assert row["code"] == code and row["reason"]
     assert {row["code"] for row in rows.values()} == {"invalid"} and len(rows) == 2
-    found = storage.set_aside(made, clock)
+    found = storage.failed_items(made, clock)
     assert found.health is Health.WARN
     for words in ("12 parked", "9 invalid: ", "1 unknown_price: ", "1 future: ", "1 currency: "):
         assert words in found.says
     for request_id in [f"req_{number}" for number in range(len(wrong))] + list(rows):
         assert main(["usage", "dismiss", request_id, "--by", "finance"]) == 0
-    assert storage.set_aside(made, clock).health is Health.GOOD, "somebody has decided"
+    assert storage.failed_items(made, clock).health is Health.GOOD, "somebody has decided"

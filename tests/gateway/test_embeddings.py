@@ -14,11 +14,11 @@ from openai import OpenAI
 
 from billing.prices import ensure_default_prices
 from core.clock import SystemClock
-from gateway.engines.clients import Engines, make_engines
-from gateway.engines.upstreams import read_upstreams
-from tests.gateway.served import MODEL, House, served
-from tests.gateway.test_openai_document import check, document
-from tests.gateway.upstream import Server, upstream
+from gateway.upstreams.clients import Engines, make_engines
+from gateway.upstreams.config import read_upstreams
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
+from tests.gateway.fake_upstream import Server, upstream
+from tests.gateway.test_openapi_conformance import check, document
 
 __all__ = ["document"]
 PATH = "/v1/embeddings"
@@ -43,7 +43,9 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def embedding_house(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def embedding_house(
+    server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
     entries = [
         {"url": server.url, "name": "e", "model": "vec", "upstream_model": "theirs"},
         {"url": f"{server.url}/", "name": "t", "model": "plain"},
@@ -51,7 +53,9 @@ def embedding_house(server: Server, tmp_path_factory: pytest.TempPathFactory) ->
     entries[0]["capabilities"] = ["embeddings"]  # type: ignore[assignment]
     settings = {"upstreams": json.dumps(entries)}
     path = tmp_path_factory.mktemp("embeddings")
-    with served(path, settings=settings, engines=_engines(path, settings["upstreams"])) as made:
+    with running_deployment(
+        path, settings=settings, engines=_engines(path, settings["upstreams"])
+    ) as made:
         with made.services.database.transaction() as session:
             ensure_default_prices(session, SystemClock(), "vec")
         made.services.prices.refresh()
@@ -67,18 +71,18 @@ def _engines(path: Path, text: str) -> Engines:
 
 
 @pytest.fixture
-def embedder(embedding_house: House) -> Iterator[OpenAI]:
+def embedder(embedding_house: Deployment) -> Iterator[OpenAI]:
     url = f"{embedding_house.url}/v1"
     with OpenAI(base_url=url, api_key=embedding_house.key, max_retries=0, timeout=60) as made:
         yield made
 
 
-def newest(house: House) -> dict[str, Any]:
-    return max(house.events(1), key=lambda event: event["request_id"])
+def newest(deployment: Deployment) -> dict[str, Any]:
+    return max(deployment.events(1), key=lambda event: event["request_id"])
 
 
 def test_the_sdk_gets_vectors_in_order_and_the_ledger_the_upstreams_count(
-    embedding_house: House, embedder: OpenAI, server: Server
+    embedding_house: Deployment, embedder: OpenAI, server: Server
 ) -> None:
     before = len(embedding_house.events(0))
     answer = embedder.embeddings.create(model="vec", input=["one", "two"], user="ada")
@@ -103,7 +107,7 @@ def test_texts_and_token_ids_and_options_pass(embedder: OpenAI, server: Server, 
     assert len(body["input"]) == (2 if given == [[1, 2], [3]] else 1)
 
 
-def test_base64_is_made_where_the_upstream_sends_numbers(embedding_house: House) -> None:
+def test_base64_is_made_where_the_upstream_sends_numbers(embedding_house: Deployment) -> None:
     body = {"model": "vec", "input": "x", "encoding_format": "base64"}
     answer = httpx.post(f"{embedding_house.url}{PATH}", json=body, headers=embedding_house.headers)
     packed = base64.b64decode(answer.json()["data"][0]["embedding"])
@@ -111,30 +115,30 @@ def test_base64_is_made_where_the_upstream_sends_numbers(embedding_house: House)
 
 
 def test_the_answer_is_as_openais_document_says(
-    document: dict[str, Any], embedding_house: House
+    document: dict[str, Any], embedding_house: Deployment
 ) -> None:
     body = {"model": "vec", "input": ["x", "y"]}
     answer = httpx.post(f"{embedding_house.url}{PATH}", json=body, headers=embedding_house.headers)
     check(document, "CreateEmbeddingResponse", answer.json())
 
 
-def test_every_step_is_passed(embedding_house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_step_is_passed(embedding_house: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = embedding_house.steps(monkeypatch)
     body = {"model": "vec", "input": "x"}
     answer = httpx.post(f"{embedding_house.url}{PATH}", json=body, headers=embedding_house.headers)
     assert answer.status_code == 200
-    assert steps == ["principal", "book", "screen", "open", "close"]
+    assert steps == ["principal", "reserve", "screen", "open", "close"]
 
 
 @pytest.mark.parametrize("given", ["", [], ["a", ""], [1, "a"], [[1], []], {"a": 1}, ["x"] * 2049])
-def test_wrong_inputs_are_refused(embedding_house: House, given: Any) -> None:
+def test_wrong_inputs_are_refused(embedding_house: Deployment, given: Any) -> None:
     body = {"model": "vec", "input": given}
     answer = httpx.post(f"{embedding_house.url}{PATH}", json=body, headers=embedding_house.headers)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "input"
 
 
 def test_a_model_that_makes_none_says_so(
-    embedding_house: House, embedder: OpenAI, house: House, client: OpenAI
+    embedding_house: Deployment, embedder: OpenAI, deployment: Deployment, client: OpenAI
 ) -> None:
     for sdk, model in ((embedder, "plain"), (client, MODEL)):
         with pytest.raises(openai.NotFoundError) as told:
@@ -143,7 +147,7 @@ def test_a_model_that_makes_none_says_so(
 
 
 def test_a_failing_upstream_is_named_and_nothing_is_charged(
-    embedding_house: House, embedder: OpenAI, server: Server
+    embedding_house: Deployment, embedder: OpenAI, server: Server
 ) -> None:
     before = len(embedding_house.events(0))
     server.statuses[PATH] = 500
@@ -158,7 +162,7 @@ def test_a_failing_upstream_is_named_and_nothing_is_charged(
     assert (event["input_tokens"], event["output_tokens"]) == (0, 0)
 
 
-def test_langchain_embeds(embedding_house: House) -> None:
+def test_langchain_embeds(embedding_house: Deployment) -> None:
     from langchain_openai import OpenAIEmbeddings
 
     made = OpenAIEmbeddings(

@@ -18,10 +18,10 @@ from core.clock import SystemClock
 from core.database import Database
 from core.settings import Settings
 from gateway.catalog.model_files import sampling_defaults
-from gateway.cli import main
-from gateway.doctor import storage
-from gateway.doctor.check import Health
-from gateway.server.first_start import prepare
+from gateway.cli.doctor import storage
+from gateway.cli.doctor.check import Health
+from gateway.cli.main import main
+from gateway.http.startup import prepare
 
 
 @pytest.fixture

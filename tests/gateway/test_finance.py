@@ -21,16 +21,18 @@ from tests.conftest import SPECS
 from tests.gateway.batches.test_batches import line
 from tests.gateway.batches.test_batches import start as start_batch
 from tests.gateway.batches.test_batches import wait as wait_for_batch
-from tests.gateway.served import MODEL, House
+from tests.gateway.deployment import MODEL, Deployment
 
 ASK = [{"role": "user", "content": "How are tokens counted?"}]
 
 
 @pytest.fixture(scope="module")
-def told(house: House) -> dict[str, int]:
+def told(deployment: Deployment) -> dict[str, int]:
     """What the SDK was told over a few requests, once it is rated."""
     sums = {"requests": 0, "input": 0, "cached": 0, "output": 0}
-    with OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0, timeout=60) as client:
+    with OpenAI(
+        base_url=f"{deployment.url}/v1", api_key=deployment.key, max_retries=0, timeout=60
+    ) as client:
         for _ in range(4):
             usage = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=6).usage
             assert usage is not None and usage.prompt_tokens_details is not None
@@ -38,13 +40,13 @@ def told(house: House) -> dict[str, int]:
             sums["input"] += usage.prompt_tokens
             sums["cached"] += usage.prompt_tokens_details.cached_tokens or 0
             sums["output"] += usage.completion_tokens
-    house.events(4)
-    rate_all(house.services.database, house.services.clock)
+    deployment.events(4)
+    rate_all(deployment.services.database, deployment.services.clock)
     return sums
 
 
-def get(house: House, path: str, **query: Any) -> httpx.Response:
-    answer = httpx.get(house.url + path, params=query, headers=house.headers, timeout=60)
+def get(deployment: Deployment, path: str, **query: Any) -> httpx.Response:
+    answer = httpx.get(deployment.url + path, params=query, headers=deployment.headers, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer
 
@@ -56,10 +58,10 @@ def hour_ago() -> int:
 
 @pytest.mark.parametrize("width", ["1m", "1h", "1d"])
 def test_usage_is_what_the_answers_told(
-    house: House, told: dict[str, int], hour_ago: int, width: str
+    deployment: Deployment, told: dict[str, int], hour_ago: int, width: str
 ) -> None:
     query = {"start_time": hour_ago, "bucket_width": width, "limit": 100, "group_by": "model"}
-    page = get(house, "/v1/organization/usage/completions", **query).json()
+    page = get(deployment, "/v1/organization/usage/completions", **query).json()
     _check("UsageResponse", page)
     results = [result for bucket in page["data"] for result in bucket["results"]]
     assert sum(r["num_model_requests"] for r in results) == told["requests"]
@@ -70,17 +72,19 @@ def test_usage_is_what_the_answers_told(
 
 
 def test_costs_are_the_same_money_as_the_export(
-    house: House, told: dict[str, int], hour_ago: int
+    deployment: Deployment, told: dict[str, int], hour_ago: int
 ) -> None:
-    plain = get(house, "/v1/organization/costs", start_time=hour_ago).json()
-    lines = get(house, "/v1/organization/costs", start_time=hour_ago, group_by="line_item").json()
+    plain = get(deployment, "/v1/organization/costs", start_time=hour_ago).json()
+    lines = get(
+        deployment, "/v1/organization/costs", start_time=hour_ago, group_by="line_item"
+    ).json()
     _check("UsageResponse", plain)
     _check("UsageResponse", lines)
 
     def total(page: dict[str, Any]) -> float:
         return sum(r["amount"]["value"] for bucket in page["data"] for r in bucket["results"])
 
-    data = get(house, "/v1/exports", what="charges", format="csv").text
+    data = get(deployment, "/v1/exports", what="charges", format="csv").text
     charged = sum(float(row["amount"]) for row in csv.DictReader(io.StringIO(data)))
     assert (
         total(plain) == pytest.approx(total(lines), abs=1e-15) == pytest.approx(charged, abs=1e-15)
@@ -92,18 +96,21 @@ def test_costs_are_the_same_money_as_the_export(
     assert sum(r["quantity"] for r in tokens) == told["output"]
 
 
-def test_exports_in_lines_have_one_a_request(house: House, told: dict[str, int]) -> None:
+def test_exports_in_lines_have_one_a_request(deployment: Deployment, told: dict[str, int]) -> None:
     rows = [
-        json.loads(line) for line in get(house, "/v1/exports", format="jsonl").text.splitlines()
+        json.loads(line)
+        for line in get(deployment, "/v1/exports", format="jsonl").text.splitlines()
     ]
     assert len(rows) == told["requests"]
     assert sum(row["output_tokens"] for row in rows) == told["output"]
-    assert get(house, "/v1/exports", what="focus", format="parquet").content[:4] == b"PAR1"
+    assert get(deployment, "/v1/exports", what="focus", format="parquet").content[:4] == b"PAR1"
 
 
-def test_a_tenant_sees_its_scheduled_exports_and_no_others(house: House, tmp_path: Path) -> None:
-    own, clock = house.tenant_id, house.services.clock
-    with house.services.database.transaction() as session:
+def test_a_tenant_sees_its_scheduled_exports_and_no_others(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    own, clock = deployment.tenant_id, deployment.services.clock
+    with deployment.services.database.transaction() as session:
         for tenant_id in (own, "org_other"):
             schedules.schedule(
                 session,
@@ -115,9 +122,9 @@ def test_a_tenant_sees_its_scheduled_exports_and_no_others(house: House, tmp_pat
                 every="day",
                 tenant_id=tenant_id,
             )
-        schedules.begin_due(session, clock.now() + timedelta(days=2))
+        schedules.create_due_jobs(session, clock.now() + timedelta(days=2))
     for path in ("/v1/exports/schedules", "/v1/exports/jobs"):
-        found = get(house, path).json()["data"]
+        found = get(deployment, path).json()["data"]
         assert found and {each["tenant_id"] for each in found} == {own}
 
 
@@ -140,21 +147,21 @@ def test_a_tenant_sees_its_scheduled_exports_and_no_others(house: House, tmp_pat
     ],
 )
 def test_a_wrong_query_names_its_field(
-    house: House, path: str, query: dict[str, Any], param: str
+    deployment: Deployment, path: str, query: dict[str, Any], param: str
 ) -> None:
-    answer = httpx.get(house.url + path, params=query, headers=house.headers, timeout=60)
+    answer = httpx.get(deployment.url + path, params=query, headers=deployment.headers, timeout=60)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
 
 
-def test_nobody_reads_it_without_a_key(house: House) -> None:
+def test_nobody_reads_it_without_a_key(deployment: Deployment) -> None:
     for path in (
         "/v1/organization/usage/completions?start_time=1",
         "/v1/exports",
         "/v1/exports/jobs",
         "/v1/exports/schedules",
     ):
-        assert httpx.get(house.url + path, timeout=60).status_code == 401
+        assert httpx.get(deployment.url + path, timeout=60).status_code == 401
 
 
 def _check(schema: str, page: dict[str, Any]) -> None:
@@ -166,17 +173,19 @@ def _check(schema: str, page: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(wanted).validate(page)
 
 
-def test_usage_tells_batches_from_the_rest(house: House, told: dict[str, int]) -> None:
-    with OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0, timeout=60) as client:
+def test_usage_tells_batches_from_the_rest(deployment: Deployment, told: dict[str, int]) -> None:
+    with OpenAI(
+        base_url=f"{deployment.url}/v1", api_key=deployment.key, max_retries=0, timeout=60
+    ) as client:
         made = start_batch(client, line("a"), line("b"))
         wait_for_batch(client, made.id)
-    house.events(told["requests"] + 2)
-    rate_all(house.services.database, house.services.clock)
+    deployment.events(told["requests"] + 2)
+    rate_all(deployment.services.database, deployment.services.clock)
     since = int(time.time()) - 1800
     found = {}
     for width in ("1m", "1d"):
         query = {"start_time": since, "bucket_width": width, "limit": 90, "group_by": "batch"}
-        page = get(house, "/v1/organization/usage/completions", **query).json()
+        page = get(deployment, "/v1/organization/usage/completions", **query).json()
         results = [each for bucket in page["data"] for each in bucket["results"]]
         found[width] = {
             flag: sum(each["num_model_requests"] for each in results if each["batch"] is flag)
@@ -184,15 +193,15 @@ def test_usage_tells_batches_from_the_rest(house: House, told: dict[str, int]) -
         }
     assert found["1m"] == found["1d"] and found["1d"][True] == 2 <= found["1d"][False]
     page = get(
-        house, "/v1/organization/usage/completions", start_time=since, limit=2, batch="true"
+        deployment, "/v1/organization/usage/completions", start_time=since, limit=2, batch="true"
     ).json()
     counted = [each for bucket in page["data"] for each in bucket["results"]]
     assert sum(each["num_model_requests"] for each in counted) == 2
     assert {each["batch"] for each in counted} == {None}, "told only where it was asked for"
     wrong = httpx.get(
-        f"{house.url}/v1/organization/usage/completions",
+        f"{deployment.url}/v1/organization/usage/completions",
         params={"start_time": since, "batch": "perhaps"},
-        headers=house.headers,
+        headers=deployment.headers,
         timeout=60,
     )
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "batch"

@@ -13,25 +13,25 @@ from billing.payments.fake_stripe.server import FakeStripe
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.settings import Settings
-from gateway.cli import main
-from gateway.doctor import neighbours, payments
-from gateway.doctor.check import Health, examine
-from tests.billing.conftest import house_of
-from tests.billing.paying import SECRET, Till, open_till
-from tests.gateway.served import served
+from gateway.cli.doctor import dependencies, payments
+from gateway.cli.doctor.check import Health, run_checks
+from gateway.cli.main import main
+from tests.billing.conftest import deployment_of
+from tests.billing.stripe_deployment import SECRET, Till, open_till
+from tests.gateway.deployment import running_deployment
 
 
 @pytest.fixture
 def till(sqlite_database: Database) -> Iterator[Till]:
-    with open_till(house_of(sqlite_database, FakeClock())) as made:
+    with open_till(deployment_of(sqlite_database, FakeClock())) as made:
         yield made
 
 
 @pytest.fixture
 def shop(till: Till, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Till:
-    till.house.clock.set(SystemClock().now())  # commands know no other
+    till.deployment.clock.set(SystemClock().now())  # commands know no other
     for name, value in (
-        ("DATABASE_URL", till.house.database.url),
+        ("DATABASE_URL", till.deployment.database.url),
         ("DATA_DIR", str(tmp_path)),
         ("STRIPE_API_KEY", till.stripe.api_key),
         ("STRIPE_API_BASE", till.stripe.url),
@@ -48,7 +48,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
 
 def test_from_the_setup_link_to_a_refund(shop: Till, capsys: pytest.CaptureFixture[str]) -> None:
     shop.invoice(12)
-    shop.house.clock.set(SystemClock().now())
+    shop.deployment.clock.set(SystemClock().now())
     made = call(capsys, "payment", "setup", "--tenant", "acme", "--return-url", "https://a.invalid")
     assert httpx.post(made["url"], data={"card": "4242"}).status_code == 303
     shop.bring()
@@ -73,12 +73,12 @@ def test_from_the_setup_link_to_a_refund(shop: Till, capsys: pytest.CaptureFixtu
 def test_parked_events_are_listed_tried_again_and_dismissed(
     shop: Till, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    event = shop.stripe.books.tell("galaxy.exploded", {"object": "galaxy", "id": "gal_1"})
+    event = shop.stripe.books.emit("galaxy.exploded", {"object": "galaxy", "id": "gal_1"})
     shop.bring()
     (parked,) = call(capsys, "payment", "events")
     assert parked["state"] == "parked" and "galaxy.exploded" in parked["reason"]
     settings = Settings(
-        database_url=shop.house.database.url, stripe_api_key="sk", stripe_webhook_secret="x"
+        database_url=shop.deployment.database.url, stripe_api_key="sk", stripe_webhook_secret="x"
     )
     finding = payments.queue(settings, SystemClock())
     assert finding.health is Health.WARN and "galaxy.exploded" in finding.says
@@ -95,7 +95,7 @@ def test_a_refused_command_is_told_by_doctor_and_tried_again(
 ) -> None:
     shop.collect_by_stripe()
     invoice = shop.invoice(12)
-    shop.house.clock.set(SystemClock().now())
+    shop.deployment.clock.set(SystemClock().now())
     customer = shop.customer()
     # Somebody gave our key to another request.
     headers = {
@@ -142,7 +142,7 @@ def test_a_broken_api_base_stops_the_command_and_is_told_by_doctor(
     assert main(["payment", "sync"]) == 2
     assert "TOLLHOUSE_STRIPE_API_BASE" in capsys.readouterr().err
     wrong = Settings(stripe_api_key="sk_test_x", stripe_api_base=base)
-    (report,) = examine({"payments": neighbours.payments}, wrong, SystemClock())
+    (report,) = run_checks({"payments": dependencies.payments}, wrong, SystemClock())
     assert report.finding.health is Health.BAD
     assert "TOLLHOUSE_STRIPE_API_BASE" in report.finding.says
 
@@ -155,8 +155,8 @@ def test_a_tenant_leaves_a_card_by_the_admin_route(tmp_path: Path) -> None:
             "stripe_webhook_secret": SECRET,
         }
         with (
-            served(tmp_path, settings=settings) as house,
-            httpx.Client(base_url=house.url, headers=house.headers, timeout=60) as client,
+            running_deployment(tmp_path, settings=settings) as deployment,
+            httpx.Client(base_url=deployment.url, headers=deployment.headers, timeout=60) as client,
         ):
             path = "/admin/v1/payment-methods"
             made = client.post(f"{path}/setup", json={"return_url": "https://acme.invalid"})

@@ -9,7 +9,7 @@ import pytest
 from core.clock import SystemClock
 from core.database import Database
 from core.tenants import keys
-from gateway.cli import main
+from gateway.cli.main import main
 
 
 @pytest.fixture

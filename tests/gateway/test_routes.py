@@ -10,9 +10,9 @@ from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, given, settings
 from starlette.routing import Mount, Route
 
-from gateway.app import Door
-from gateway.surfaces.inventory import inference_surfaces
-from tests.gateway.served import MODEL, House
+from gateway.app import InferenceEndpoint
+from gateway.inference.registry import inference_surfaces
+from tests.gateway.deployment import MODEL, Deployment
 
 # What answers POST under /v1 without generating: each for a reason.
 WITHOUT_GENERATION = {
@@ -51,23 +51,25 @@ def routes_of(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, An
         yield prefix + route.path, route
 
 
-def test_every_generating_route_is_a_surface_behind_the_one_door(house: House) -> None:
+def test_every_inference_route_is_a_registered_surface(deployment: Deployment) -> None:
     surfaces = {surface.route for surface in inference_surfaces()}
-    every = list(routes_of(house.app.router.routes))
+    every = list(routes_of(deployment.app.router.routes))
     posts = {path: route for path, route in every if "POST" in (route.methods or ())}
     assert "/v1/moderations" in posts and "/tokenize" in posts
-    doors = {path for path, route in posts.items() if isinstance(route.endpoint, Door)}
-    assert doors == surfaces == set(BODIES)
-    others = {path for path in posts if path.startswith("/v1/")} - doors
+    endpoints = {
+        path for path, route in posts.items() if isinstance(route.endpoint, InferenceEndpoint)
+    }
+    assert endpoints == surfaces == set(BODIES)
+    others = {path for path in posts if path.startswith("/v1/")} - endpoints
     assert others <= set(WITHOUT_GENERATION), others - set(WITHOUT_GENERATION)
 
 
 @pytest.mark.parametrize("route", STREAMED)
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_surface_passes_every_step(
-    house: House, monkeypatch: pytest.MonkeyPatch, route: str, stream: bool
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, route: str, stream: bool
 ) -> None:
-    pipeline = house.services.pipeline
+    pipeline = deployment.services.pipeline
     steps: list[str] = []
 
     def _spy(owner: Any, name: str, step: str) -> None:
@@ -80,27 +82,27 @@ def test_each_surface_passes_every_step(
         monkeypatch.setattr(owner, name, _seen)
 
     _spy(pipeline.auth, "principal", "auth")
-    _spy(pipeline.admission, "book", "admission")
-    _spy(pipeline.safety, "screen", "moderation")
-    _spy(pipeline.safety, "guard", "guard")
+    _spy(pipeline.admission, "reserve", "admission")
+    _spy(pipeline.moderator, "screen", "moderation")
+    _spy(pipeline.moderator, "guard", "guard")
     _spy(pipeline.spool, "open", "opened")
     _spy(pipeline.spool, "close", "closed")
     answer = httpx.post(
-        f"{house.url}{route}",
+        f"{deployment.url}{route}",
         json={"model": MODEL, "stream": stream, **BODIES[route]},
-        headers=house.headers,
+        headers=deployment.headers,
         timeout=60,
     )
     assert answer.status_code == 200, answer.text
     assert steps == ["auth", "admission", "moderation", "opened", "guard", "closed"]
-    event = house.last_event()
+    event = deployment.last_event()
     assert (event["route"], event["output_tokens"], event["streamed"]) == (route, 3, stream)
 
 
 @pytest.mark.parametrize("route", sorted({*BODIES, "/tokenize", "/v1/models", "/admin/v1/keys"}))
-def test_a_route_without_a_key_is_a_401(house: House, route: str) -> None:
+def test_a_route_without_a_key_is_a_401(deployment: Deployment, route: str) -> None:
     method = "GET" if route in ("/v1/models", "/admin/v1/keys") else "POST"
-    answer = httpx.request(method, f"{house.url}{route}", json=BODIES.get(route, {}))
+    answer = httpx.request(method, f"{deployment.url}{route}", json=BODIES.get(route, {}))
     assert answer.status_code == 401, answer.text
 
 
@@ -112,14 +114,16 @@ FUZZED = (
 
 
 @pytest.mark.parametrize("path", FUZZED)
-def test_no_body_of_our_own_document_makes_the_house_fail(house: House, path: str) -> None:
-    document = httpx.get(f"{house.url}/openapi.json", timeout=60).json()
+def test_no_body_of_the_openapi_document_causes_a_server_error(
+    deployment: Deployment, path: str
+) -> None:
+    document = httpx.get(f"{deployment.url}/openapi.json", timeout=60).json()
     operation = schemathesis.openapi.from_dict(document)[path]["POST"]
 
     @settings(max_examples=12, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy())
     def _holds(case: Any) -> None:
-        answer = case.call(base_url=house.url, headers=house.headers, timeout=60)
+        answer = case.call(base_url=deployment.url, headers=deployment.headers, timeout=60)
         allowed = (503,) if path == "/v1/moderations" else ()  # where no classifier is shipped
         fine = answer.status_code < 500 or answer.status_code in allowed
         assert fine, (path, repr(case.body)[:500], answer.text)

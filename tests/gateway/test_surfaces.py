@@ -12,21 +12,23 @@ from anthropic import Anthropic
 from langchain_openai import ChatOpenAI
 from openai import OpenAI
 
-from tests.gateway.served import MODEL, House
+from tests.gateway.deployment import MODEL, Deployment
 
 HELLO = [{"role": "user", "content": "Hello, who are you? Tell me of tolls and houses."}]
 
 
 @pytest.fixture
-def claude(house: House) -> Iterator[Anthropic]:
-    with Anthropic(base_url=house.url, api_key=house.key, max_retries=0, timeout=60) as made:
+def claude(deployment: Deployment) -> Iterator[Anthropic]:
+    with Anthropic(
+        base_url=deployment.url, api_key=deployment.key, max_retries=0, timeout=60
+    ) as made:
         yield made
 
 
-def test_completions_answer_a_text_and_echo_it(client: OpenAI, house: House) -> None:
+def test_completions_answer_a_text_and_echo_it(client: OpenAI, deployment: Deployment) -> None:
     answer = client.completions.create(model=MODEL, prompt="Once upon a toll", max_tokens=7)
     assert answer.choices[0].finish_reason == "length" and answer.usage.completion_tokens == 7
-    assert house.last_event()["route"] == "/v1/completions"
+    assert deployment.last_event()["route"] == "/v1/completions"
     echoed = client.completions.create(
         model=MODEL, prompt="Once upon a toll", max_tokens=7, echo=True
     )
@@ -37,19 +39,23 @@ def test_completions_answer_a_text_and_echo_it(client: OpenAI, house: House) -> 
     assert "".join(part.choices[0].text for part in parts) == answer.choices[0].text
 
 
-def test_completions_take_token_ids(client: OpenAI, house: House) -> None:
+def test_completions_take_token_ids(client: OpenAI, deployment: Deployment) -> None:
     ids = httpx.post(
-        f"{house.url}/tokenize", json={"model": MODEL, "prompt": "A toll"}, headers=house.headers
+        f"{deployment.url}/tokenize",
+        json={"model": MODEL, "prompt": "A toll"},
+        headers=deployment.headers,
     ).json()["tokens"]
     answer = client.completions.create(model=MODEL, prompt=ids, max_tokens=len(ids))
     assert answer.choices[0].text == "A toll"  # the fake engine repeats its prompt
     back = httpx.post(
-        f"{house.url}/detokenize", json={"model": MODEL, "tokens": ids}, headers=house.headers
+        f"{deployment.url}/detokenize",
+        json={"model": MODEL, "tokens": ids},
+        headers=deployment.headers,
     )
     assert back.json() == {"prompt": "A toll"}
 
 
-def test_messages_answer_in_anthropic_shape(claude: Anthropic, house: House) -> None:
+def test_messages_answer_in_anthropic_shape(claude: Anthropic, deployment: Deployment) -> None:
     first = claude.messages.create(model=MODEL, max_tokens=9, system="Be kind.", messages=HELLO)
     again = claude.messages.create(model=MODEL, max_tokens=9, system="Be kind.", messages=HELLO)
     assert first.stop_reason == "max_tokens" and first.content[0].text
@@ -57,7 +63,7 @@ def test_messages_answer_in_anthropic_shape(claude: Anthropic, house: House) -> 
     cached = again.usage.cache_read_input_tokens
     assert cached and cached % 16 == 0
     assert again.usage.input_tokens + cached == first.usage.input_tokens
-    event = house.last_event()
+    event = deployment.last_event()
     assert event["input_tokens"] == first.usage.input_tokens
     counted = claude.messages.count_tokens(model=MODEL, system="Be kind.", messages=HELLO)
     assert counted.input_tokens == first.usage.input_tokens
@@ -83,11 +89,11 @@ def test_messages_name_the_stop_sequence_that_ended_them(claude: Anthropic) -> N
     assert 0 < cut.usage.output_tokens < 30
 
 
-def test_messages_errors_are_anthropics(house: House, claude: Anthropic) -> None:
+def test_messages_errors_are_anthropics(deployment: Deployment, claude: Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         claude.messages.create(model="claude-9", max_tokens=5, messages=HELLO)
     assert caught.value.body["error"]["type"] == "not_found_error"
-    stranger = Anthropic(base_url=house.url, api_key="nonsense", max_retries=0)
+    stranger = Anthropic(base_url=deployment.url, api_key="nonsense", max_retries=0)
     with pytest.raises(anthropic.AuthenticationError):
         stranger.messages.create(model=MODEL, max_tokens=5, messages=HELLO)
     raw = claude.messages.with_raw_response.create(model=MODEL, max_tokens=2, messages=HELLO)
@@ -189,9 +195,13 @@ def test_what_a_surface_lacks_is_refused_by_name(client: OpenAI) -> None:
     assert missing.value.code == "embeddings_not_supported"
 
 
-def test_langchain_speaks_with_the_house(house: House) -> None:
+def test_langchain_speaks_with_the_house(deployment: Deployment) -> None:
     chat = ChatOpenAI(
-        model=MODEL, base_url=f"{house.url}/v1", api_key=house.key, max_tokens=6, max_retries=0
+        model=MODEL,
+        base_url=f"{deployment.url}/v1",
+        api_key=deployment.key,
+        max_tokens=6,
+        max_retries=0,
     )
     answer = chat.invoke("Hello")
     assert answer.content and answer.usage_metadata["output_tokens"] == 6
@@ -199,9 +209,9 @@ def test_langchain_speaks_with_the_house(house: House) -> None:
 
 
 def test_a_prompt_of_token_ids_is_screened_as_what_it_says(
-    client: OpenAI, house: House, monkeypatch: pytest.MonkeyPatch
+    client: OpenAI, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    screener = house.services.screener
+    screener = deployment.services.screener
     assert screener is not None
     seen: list[str] = []
     plain = screener.check_input
@@ -212,6 +222,8 @@ def test_a_prompt_of_token_ids_is_screened_as_what_it_says(
 
     monkeypatch.setattr(screener, "check_input", _check)
     body = {"model": MODEL, "prompt": "A toll for all"}
-    ids = httpx.post(f"{house.url}/tokenize", json=body, headers=house.headers).json()["tokens"]
+    ids = httpx.post(f"{deployment.url}/tokenize", json=body, headers=deployment.headers).json()[
+        "tokens"
+    ]
     client.completions.create(model=MODEL, prompt=ids, max_tokens=2)
     assert seen == ["A toll for all"]

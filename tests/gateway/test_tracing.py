@@ -19,15 +19,15 @@ from core.settings import Settings
 from gateway.metering.spool import Spool
 from gateway.pipeline import Pipeline
 from gateway.tracing import make_tracer
-from tests.gateway.served import MODEL, House, served
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 STEPS = {"request", "auth", "admission", "moderation", "opened", "engine", "metering", "ledger"}
 SECRET_WORDS = "xylophone marmalade"
 
 
 class Traced:
-    def __init__(self, house: House, exporter: InMemorySpanExporter) -> None:
-        self.house = house
+    def __init__(self, deployment: Deployment, exporter: InMemorySpanExporter) -> None:
+        self.deployment = deployment
         self._exporter = exporter
 
     def spans(self, request_id: str, wanted: set[str]) -> dict[str, ReadableSpan]:
@@ -52,22 +52,24 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    with served(tmp_path_factory.mktemp("house"), tracer=provider.get_tracer("test")) as house:
-        yield Traced(house, exporter)
+    with running_deployment(
+        tmp_path_factory.mktemp("house"), tracer=provider.get_tracer("test")
+    ) as deployment:
+        yield Traced(deployment, exporter)
 
 
-def ask(house: House, **more: Any) -> httpx.Response:
+def ask(deployment: Deployment, **more: Any) -> httpx.Response:
     messages = [{"role": "user", "content": f"Tell me of {SECRET_WORDS}."}]
     body = {"model": MODEL, "max_tokens": 5, "messages": messages, **more}
-    headers = {**house.headers, **more.pop("headers", {})}
+    headers = {**deployment.headers, **more.pop("headers", {})}
     body.pop("headers", None)
-    url = f"{house.url}/v1/chat/completions"
+    url = f"{deployment.url}/v1/chat/completions"
     return httpx.post(url, json=body, headers=headers, timeout=60)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_is_followed_from_the_door_to_the_ledger(traced: Traced, stream: bool) -> None:
-    answer = ask(traced.house, stream=stream)
+    answer = ask(traced.deployment, stream=stream)
     assert answer.status_code == 200
     found = traced.spans(answer.headers["x-request-id"], STEPS)
     root = found["request"]
@@ -80,7 +82,7 @@ def test_a_request_is_followed_from_the_door_to_the_ledger(traced: Traced, strea
     assert root.attributes["http.route"] == "/v1/chat/completions"
     assert root.attributes["http.response.status_code"] == 200
     assert root.attributes["tollhouse.output_tokens"] == 5
-    assert root.attributes["tollhouse.tenant_id"] == traced.house.tenant_id
+    assert root.attributes["tollhouse.tenant_id"] == traced.deployment.tenant_id
     order = ["auth", "admission", "moderation", "engine", "opened", "metering"]
     starts = [found[name].start_time or 0 for name in order]
     assert starts == sorted(starts)
@@ -89,7 +91,7 @@ def test_a_request_is_followed_from_the_door_to_the_ledger(traced: Traced, strea
 
 def test_the_clients_own_trace_goes_on(traced: Traced) -> None:
     trace_id, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-    answer = ask(traced.house, headers={"traceparent": f"00-{trace_id}-{parent}-01"})
+    answer = ask(traced.deployment, headers={"traceparent": f"00-{trace_id}-{parent}-01"})
     root = traced.spans(answer.headers["x-request-id"], {"request"})["request"]
     assert f"{root.context.trace_id:032x}" == trace_id
     assert root.parent is not None and f"{root.parent.span_id:016x}" == parent
@@ -97,21 +99,21 @@ def test_the_clients_own_trace_goes_on(traced: Traced) -> None:
 
 @pytest.mark.parametrize("junk", ["", "00-zz-zz-01", "x" * 2_000])
 def test_a_broken_traceparent_begins_a_trace_of_its_own(traced: Traced, junk: str) -> None:
-    answer = ask(traced.house, headers={"traceparent": junk})
+    answer = ask(traced.deployment, headers={"traceparent": junk})
     assert answer.status_code == 200
     assert traced.spans(answer.headers["x-request-id"], {"request"})["request"].parent is None
 
 
 def test_a_refusal_marks_its_step_and_quotes_nobody(traced: Traced) -> None:
-    answer = ask(traced.house, model=f"no-{SECRET_WORDS}")
+    answer = ask(traced.deployment, model=f"no-{SECRET_WORDS}")
     assert answer.status_code == 404
     put = {"input": {"deny": ["marmalade"]}}
-    url = f"{traced.house.url}/admin/v1/policies"
-    assert httpx.put(url, json=put, headers=traced.house.headers).status_code == 200
+    url = f"{traced.deployment.url}/admin/v1/policies"
+    assert httpx.put(url, json=put, headers=traced.deployment.headers).status_code == 200
     try:
-        blocked = ask(traced.house)
+        blocked = ask(traced.deployment)
     finally:
-        httpx.delete(url, headers=traced.house.headers)
+        httpx.delete(url, headers=traced.deployment.headers)
     assert blocked.status_code == 400
     wanted = {"request", "moderation", "metering", "ledger"}
     found = traced.spans(blocked.headers["x-request-id"], wanted)
@@ -121,14 +123,14 @@ def test_a_refusal_marks_its_step_and_quotes_nobody(traced: Traced) -> None:
 
 
 def test_no_span_holds_a_word_of_a_prompt(traced: Traced) -> None:
-    answer = ask(traced.house)
+    answer = ask(traced.deployment)
     found = traced.spans(answer.headers["x-request-id"], STEPS)
     written = " ".join(each.to_json() for each in found.values())
     assert not [word for word in SECRET_WORDS.split() if word in written]
 
 
-def test_without_an_endpoint_nothing_stands_around_the_parts(house: House) -> None:
-    pipeline = house.services.pipeline
+def test_without_an_endpoint_nothing_stands_around_the_parts(deployment: Deployment) -> None:
+    pipeline = deployment.services.pipeline
     assert make_tracer(Settings()) is None
     assert pipeline.serve.__func__ is Pipeline.serve  # type: ignore[attr-defined]
     assert pipeline.spool.close.__func__ is Spool.close  # type: ignore[attr-defined]

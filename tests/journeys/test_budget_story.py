@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 
 from billing import budgets, invoice_run, reconcile
-from billing.documents import invoice_json
 from billing.invoices import get
 from billing.prices import load_price_book
+from billing.views import invoice_json
 from core.clock import FakeClock
 from core.database import Database
 from core.money import Money
-from tests.gateway.served import MODEL, House, served
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 ASK = {
     "model": MODEL,
@@ -26,10 +26,10 @@ ASK = {
 }
 
 
-def streamed(house: House) -> tuple[int, list[dict[str, Any]]]:
+def streamed(deployment: Deployment) -> tuple[int, list[dict[str, Any]]]:
     """Status, and the events of the stream."""
-    url = f"{house.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=ASK, headers=house.headers, timeout=30) as answer:
+    url = f"{deployment.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=ASK, headers=deployment.headers, timeout=30) as answer:
         if answer.status_code != 200:
             return answer.status_code, [json.loads(answer.read())]
         lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
@@ -37,9 +37,9 @@ def streamed(house: House) -> tuple[int, list[dict[str, Any]]]:
     return 200, [json.loads(line) for line in lines[:-1]]
 
 
-def billed(house: House, clock: FakeClock) -> list[dict[str, Any]]:
+def billed(deployment: Deployment, clock: FakeClock) -> list[dict[str, Any]]:
     """Invoices of the months that have ended, and clean books."""
-    database: Database = house.services.database
+    database: Database = deployment.services.database
     result = invoice_run.run(database, clock, current=False)
     assert not result.failed
     with database.read() as session:
@@ -50,49 +50,49 @@ def billed(house: House, clock: FakeClock) -> list[dict[str, Any]]:
 
 def test_a_budget_that_ends_in_mid_stream_is_billed_to_the_token(tmp_path: Path) -> None:
     clock = FakeClock(datetime(2028, 2, 27, 9, tzinfo=UTC))
-    with served(tmp_path, clock=clock, settings={"moderation": "off"}) as house:
-        services = house.services
+    with running_deployment(tmp_path, clock=clock, settings={"moderation": "off"}) as deployment:
+        services = deployment.services
         with services.database.transaction() as session:
-            price = load_price_book(session).pin(house.tenant_id, MODEL, None, clock.now())
+            price = load_price_book(session).pin(deployment.tenant_id, MODEL, None, clock.now())
             cap = price.upper_bound(100, 120, adapter=False)
             budgets.create(
                 session,
                 clock,
-                tenant_id=house.tenant_id,
+                tenant_id=deployment.tenant_id,
                 scope="tenant",
-                scope_id=house.tenant_id,
+                scope_id=deployment.tenant_id,
                 cap=Money(cap),
             )
         services.prices.refresh()
 
-        status, events = streamed(house)
+        status, events = streamed(deployment)
         assert status == 200
         (usage,) = [each["usage"] for each in events if each.get("usage")]
         reasons = [c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]]
         assert reasons == ["length"] and 0 < usage["completion_tokens"] < 300
-        event = house.events(1)[0]
+        event = deployment.events(1)[0]
         assert event["output_tokens"] == usage["completion_tokens"]
         assert event["input_tokens"] == usage["prompt_tokens"]
         assert event["finish_reason"] == "insufficient_quota"
 
         invoice_run.rate_all(services.database, clock)
         services.prices.refresh()
-        refused, problem = streamed(house)
+        refused, problem = streamed(deployment)
         assert refused in (402, 429) and problem[0]["error"]["code"] == "insufficient_quota"
-        assert len(house.events(1)) == 1, "what was refused is not billed"
+        assert len(deployment.events(1)) == 1, "what was refused is not billed"
 
         clock.set(datetime(2028, 3, 2, 12, tzinfo=UTC))
         services.prices.refresh()
-        (february,) = billed(house, clock)
+        (february,) = billed(deployment, clock)
         assert february["usage"]["completion_tokens"] == usage["completion_tokens"]
         spent = int(february["exact"]["units"])
         one_more = price.upper_bound(0, 2, adapter=False) - price.upper_bound(0, 1, adapter=False)
         assert cap - 2 * one_more <= spent <= cap, "to the last token, and never past it"
 
-        again, events = streamed(house)
+        again, events = streamed(deployment)
         assert again == 200, "a new month, a new window"
-        house.events(2)
+        deployment.events(2)
         clock.set(datetime(2028, 4, 2, 12, tzinfo=UTC))
-        (march,) = billed(house, clock)
+        (march,) = billed(deployment, clock)
         assert 0 < int(march["exact"]["units"]) <= cap
-        assert billed(house, clock) == []
+        assert billed(deployment, clock) == []

@@ -13,19 +13,26 @@ import pytest
 from sqlalchemy import text
 
 from core.database import Database
-from tests.journeys.houses import Command, Seen, Served, audit_when_settled, serve, streams
+from tests.journeys.deployments import (
+    Command,
+    RunningGateway,
+    StreamResult,
+    audit_when_settled,
+    serve,
+    streams,
+)
 
 STREAMS = 32
 
 
-def in_the_middle(house: Served, act: Callable[[], None]) -> list[Seen]:
+def in_the_middle(deployment: RunningGateway, act: Callable[[], None]) -> list[StreamResult]:
     """Starts the streams, does something to the house once a quarter of them runs, gives what clients
     saw. A timer would come too early on a busy machine and too late on a fast one.
     """
     running: set[str] = set()
     enough = threading.Event()
 
-    def _heard(seen: Seen) -> None:
+    def _heard(seen: StreamResult) -> None:
         if seen.chunks > 2:
             running.add(seen.request_id)
         if len(running) >= STREAMS // 4:
@@ -37,7 +44,7 @@ def in_the_middle(house: Served, act: Callable[[], None]) -> list[Seen]:
 
     actor = threading.Thread(target=_act)
     actor.start()
-    seen = asyncio.run(streams(house, STREAMS, heard=_heard))
+    seen = asyncio.run(streams(deployment, STREAMS, heard=_heard))
     actor.join()
     return seen
 
@@ -51,7 +58,7 @@ def events_of(url: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def check(seen: list[Seen], events: dict[str, dict[str, Any]]) -> None:
+def check(seen: list[StreamResult], events: dict[str, dict[str, Any]]) -> None:
     """Every answer has its event; nobody got a token that is not on it, or pays one too many."""
     for each in seen:
         if not each.request_id:
@@ -66,13 +73,13 @@ def check(seen: list[Seen], events: dict[str, dict[str, Any]]) -> None:
 @pytest.mark.slow
 def test_killing_the_gateway_and_the_engine_loses_and_doubles_nothing(tmp_path: Path) -> None:
     command = Command(tmp_path)
-    house = serve(command)
+    deployment = serve(command)
     try:
-        seen = in_the_middle(house, house.process.kill)
-        house.kill()
+        seen = in_the_middle(deployment, deployment.process.kill)
+        deployment.kill()
         assert any(each.failed for each in seen) and any(each.chunks for each in seen)
 
-        house = serve(command)
+        deployment = serve(command)
         report = audit_when_settled(command)
         assert (report["lost"], report["duplicated"], report["ledger_error"]) == (0, 0, "0")
         url = f"sqlite:///{tmp_path / 'tollhouse.db'}"
@@ -80,15 +87,15 @@ def test_killing_the_gateway_and_the_engine_loses_and_doubles_nothing(tmp_path: 
         settled = [events_of(url)[each.request_id] for each in seen if each.request_id]
         assert any(event["settled_by"] == "receipt" for event in settled)
 
-        (engine,) = house.children()
-        seen = in_the_middle(house, lambda: os.kill(engine, signal.SIGKILL))
+        (engine,) = deployment.children()
+        seen = in_the_middle(deployment, lambda: os.kill(engine, signal.SIGKILL))
         assert any(each.failed for each in seen)
         deadline = time.monotonic() + 60
-        while asyncio.run(streams(house, 1, max_tokens=4))[0].usage is None:
+        while asyncio.run(streams(deployment, 1, max_tokens=4))[0].usage is None:
             assert time.monotonic() < deadline, "the engine was not started again"
             time.sleep(0.5)
         report = audit_when_settled(command)
         assert (report["lost"], report["duplicated"], report["ledger_error"]) == (0, 0, "0")
         check(seen, events_of(url))
     finally:
-        assert house.stop() == 0
+        assert deployment.stop() == 0

@@ -13,51 +13,51 @@ from billing import credit_notes, dunning, settlement, subscriptions
 from billing.accounts import lock_account
 from billing.models import BillingAccount, DunningCase, OutboxMessage, Plan
 from billing.payments import commands
-from billing.payments.fake_stripe import money
+from billing.payments.fake_stripe import payments
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.tenants.models import AuditEntry, Tenant
 from core.tenants.organisations import change_tenant, set_unpaid
 from core.tenants.scope import scope_of_operator
-from tests.billing.conftest import House, house_of
-from tests.billing.paying import Till, open_till
-from tests.gateway.served import MODEL, served
+from tests.billing.conftest import Deployment, deployment_of
+from tests.billing.stripe_deployment import Till, open_till
+from tests.gateway.deployment import MODEL, running_deployment
 
 
 @pytest.fixture
 def till(sqlite_database: Database) -> Iterator[Till]:
-    house = house_of(sqlite_database, FakeClock(datetime(2028, 1, 10, 9, 30, tzinfo=UTC)))
-    with open_till(house) as made:
-        _on_plan(house, suspend_after_days=10)
+    deployment = deployment_of(sqlite_database, FakeClock(datetime(2028, 1, 10, 9, 30, tzinfo=UTC)))
+    with open_till(deployment) as made:
+        _on_plan(deployment, suspend_after_days=10)
         yield made
 
 
-def _on_plan(house: House, suspend_after_days: int | None) -> None:
-    with house.database.transaction() as session:
+def _on_plan(deployment: Deployment, suspend_after_days: int | None) -> None:
+    with deployment.database.transaction() as session:
         plan = Plan(
             id="pro",
             name="pro",
             currency="USD",
             suspend_after_days=suspend_after_days,
-            created_at=house.clock.now(),
+            created_at=deployment.clock.now(),
         )
         session.add(plan)
         session.flush()
-        subscriptions.subscribe(session, "acme", "pro", house.clock.now())
+        subscriptions.subscribe(session, "acme", "pro", deployment.clock.now())
         lock_account(session, "acme").email = "money@acme.invalid"
 
 
 def _pass(till: Till, days: int) -> None:
     """Day by day, with what is scheduled: dunning, outbox, inbox."""
     for _ in range(days):
-        till.house.clock.advance(days=1)
-        dunning.run(till.house.database, till.house.clock, till.provider)
+        till.deployment.clock.advance(days=1)
+        dunning.run(till.deployment.database, till.deployment.clock, till.provider)
         till.settle()
-        dunning.settle(till.house.database, till.house.clock)
+        dunning.settle(till.deployment.database, till.deployment.clock)
 
 
 def _standing(till: Till) -> tuple[str, str]:
-    with till.house.database.read() as session:
+    with till.deployment.database.read() as session:
         return (
             session.get_one(Tenant, "acme").status,
             session.get_one(BillingAccount, "acme").status,
@@ -65,7 +65,7 @@ def _standing(till: Till) -> tuple[str, str]:
 
 
 def _mails(till: Till) -> list[str]:
-    with till.house.database.read() as session:
+    with till.deployment.database.read() as session:
         query = select(OutboxMessage.payload).order_by(OutboxMessage.id)
         return [str(each["event"]) for each in session.scalars(query)]
 
@@ -79,7 +79,7 @@ def test_a_failed_card_leads_to_suspension_and_a_good_one_to_reinstatement(till:
     _pass(till, 1)
     assert _standing(till) == ("active", "past_due")
     assert _mails(till) == ["invoice.reminder"]
-    with till.house.database.read() as session:
+    with till.deployment.database.read() as session:
         (reminder,) = session.scalars(select(OutboxMessage))
     hosted = [each["hosted_invoice_url"] for each in till.stripe.books.all("invoice")]
     assert [reminder.payload["pay_at"]] == hosted, "where the customer can pay it"
@@ -94,10 +94,10 @@ def test_a_failed_card_leads_to_suspension_and_a_good_one_to_reinstatement(till:
     till.leave_card("4242")
     till.settle()  # it is tried as soon as we hear of it
     assert till.read(invoice.id).status == "paid"
-    dunning.settle(till.house.database, till.house.clock)
+    dunning.settle(till.deployment.database, till.deployment.clock)
     assert _standing(till) == ("active", "active")
     assert _mails(till)[-1] == "invoice.reinstated"
-    with till.house.database.read() as session:
+    with till.deployment.database.read() as session:
         assert session.scalars(select(DunningCase.outcome)).all() == ["paid"]
         acts = session.scalars(select(AuditEntry.action).where(AuditEntry.actor == "dunning"))
         assert acts.all() == ["tenant.suspend", "tenant.reinstate"]
@@ -105,7 +105,7 @@ def test_a_failed_card_leads_to_suspension_and_a_good_one_to_reinstatement(till:
 
 
 def test_without_a_plan_that_says_so_nobody_is_suspended(till: Till) -> None:
-    with till.house.database.transaction() as session:
+    with till.deployment.database.transaction() as session:
         session.get_one(Plan, "pro").suspend_after_days = None
     till.invoice(12)
     _pass(till, 60)
@@ -117,8 +117,8 @@ def test_paid_by_wire_opens_the_door_as_well(till: Till) -> None:
     invoice = till.invoice(12)
     _pass(till, 25)
     assert _standing(till)[0] == "unpaid"
-    with till.house.database.transaction() as session:
-        now = till.house.clock.now()
+    with till.deployment.database.transaction() as session:
+        now = till.deployment.clock.now()
         paid = settlement.begin_payment(
             session,
             tenant_id="acme",
@@ -130,20 +130,20 @@ def test_paid_by_wire_opens_the_door_as_well(till: Till) -> None:
             at=now,
         )
         settlement.succeed(session, paid, now)
-    assert dunning.settle(till.house.database, till.house.clock) == 1
+    assert dunning.settle(till.deployment.database, till.deployment.clock) == 1
     assert _standing(till) == ("active", "active")
 
 
 def test_what_the_operator_suspended_stays_so(till: Till) -> None:
     invoice = till.invoice(12)
-    with till.house.database.transaction() as session:
+    with till.deployment.database.transaction() as session:
         scope = scope_of_operator("acme")
-        change_tenant(session, scope, till.house.clock, status="suspended")
+        change_tenant(session, scope, till.deployment.clock, status="suspended")
     _pass(till, 25)
     assert _standing(till) == ("suspended", "suspended")
-    with till.house.database.transaction() as session:
-        settlement.write_off(session, invoice.id, till.house.clock.now())
-    dunning.settle(till.house.database, till.house.clock)
+    with till.deployment.database.transaction() as session:
+        settlement.write_off(session, invoice.id, till.deployment.clock.now())
+    dunning.settle(till.deployment.database, till.deployment.clock)
     assert _standing(till) == ("suspended", "active")
 
 
@@ -152,9 +152,9 @@ def test_one_of_two_invoices_paid_is_not_enough(till: Till) -> None:
     second = till.invoice(6)
     _pass(till, 25)
     for invoice, left in ((first, "unpaid"), (second, "active")):
-        with till.house.database.transaction() as session:
-            settlement.void(session, invoice.id, till.house.clock.now(), "goodwill")
-        dunning.settle(till.house.database, till.house.clock)
+        with till.deployment.database.transaction() as session:
+            settlement.void(session, invoice.id, till.deployment.clock.now(), "goodwill")
+        dunning.settle(till.deployment.database, till.deployment.clock)
         assert _standing(till)[0] == left
 
 
@@ -164,7 +164,7 @@ def test_dunning_that_runs_again_and_again_changes_nothing(till: Till) -> None:
     till.invoice(12)
     till.settle()
     for _ in range(5):
-        dunning.run(till.house.database, till.house.clock, till.provider)
+        dunning.run(till.deployment.database, till.deployment.clock, till.provider)
     till.settle()
     assert _mails(till) == ["invoice.reminder"]
     assert len(till.stripe.books.all("charge")) == 1
@@ -177,8 +177,8 @@ def test_a_dispute_that_is_lost_opens_the_case_anew(till: Till) -> None:
     till.settle()
     (paid,) = till.payments()
     assert paid.external_id is not None
-    made = money.open_dispute(till.stripe.books, paid.external_id)
-    money.close_dispute(till.stripe.books, made["id"], "lost")
+    made = payments.open_dispute(till.stripe.books, paid.external_id)
+    payments.close_dispute(till.stripe.books, made["id"], "lost")
     _pass(till, 30)
     assert till.read(invoice.id).status == "final"
     assert _standing(till) == ("unpaid", "suspended")
@@ -191,8 +191,8 @@ def test_a_refund_and_a_credit_note_through_stripe_leave_nothing_open(till: Till
     invoice = till.invoice(12)
     till.settle()
     (paid,) = till.payments()
-    with till.house.database.transaction() as session:
-        now = till.house.clock.now()
+    with till.deployment.database.transaction() as session:
+        now = till.deployment.clock.now()
         note = credit_notes.issue(
             session,
             invoice_id=invoice.id,
@@ -213,8 +213,8 @@ def test_a_refund_and_a_credit_note_through_stripe_leave_nothing_open(till: Till
 
 
 def test_the_door_refuses_who_is_suspended_and_lets_in_who_has_paid(tmp_path: Path) -> None:
-    with served(tmp_path) as house:
-        database, tenant = house.services.database, house.tenant_id
+    with running_deployment(tmp_path) as deployment:
+        database, tenant = deployment.services.database, deployment.tenant_id
 
         def _ask() -> httpx.Response:
             body = {
@@ -222,8 +222,8 @@ def test_the_door_refuses_who_is_suspended_and_lets_in_who_has_paid(tmp_path: Pa
                 "max_tokens": 2,
                 "messages": [{"role": "user", "content": "Hi"}],
             }
-            url = f"{house.url}/v1/chat/completions"
-            return httpx.post(url, json=body, headers=house.headers, timeout=60)
+            url = f"{deployment.url}/v1/chat/completions"
+            return httpx.post(url, json=body, headers=deployment.headers, timeout=60)
 
         def _until(status: int) -> httpx.Response:
             deadline = time.monotonic() + 60
@@ -240,9 +240,11 @@ def test_the_door_refuses_who_is_suspended_and_lets_in_who_has_paid(tmp_path: Pa
         assert refused.headers["x-should-retry"] == "false"
         assert "overdue" in refused.json()["error"]["message"]
         for free in ("/admin/v1/invoices", "/v1/models", "/admin/v1/billing"):
-            assert httpx.get(f"{house.url}{free}", headers=house.headers).status_code == 200
+            assert (
+                httpx.get(f"{deployment.url}{free}", headers=deployment.headers).status_code == 200
+            )
         blocked = httpx.post(
-            f"{house.url}/v1/moderations", json={"input": "x"}, headers=house.headers
+            f"{deployment.url}/v1/moderations", json={"input": "x"}, headers=deployment.headers
         )
         assert blocked.status_code == 429
         with database.transaction() as session:
@@ -255,8 +257,8 @@ def test_smart_retries_leave_the_card_to_stripe(till: Till) -> None:
     till.settle()
     till.invoice(12)
     for _ in range(20):
-        till.house.clock.advance(timedelta(days=1).total_seconds())
-        dunning.run(till.house.database, till.house.clock, till.provider, retries=False)
+        till.deployment.clock.advance(timedelta(days=1).total_seconds())
+        dunning.run(till.deployment.database, till.deployment.clock, till.provider, retries=False)
         till.settle()
     assert len(till.stripe.books.all("charge")) == 1
     assert _mails(till) == ["invoice.reminder"] * 4

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import RABBITMQ, REDIS, need_rabbitmq, need_redis
-from tests.journeys.houses import (
+from tests.journeys.deployments import (
     ROOT,
     Command,
     audit_when_settled,
@@ -38,7 +38,7 @@ def test_a_killed_worker_on_postgresql_loses_and_doubles_nothing(
         [
             sys.executable,
             "-m",
-            "gateway.cli",
+            "gateway.cli.main",
             "engine",
             *("--model", str(ROOT / "engine/demo/weights"), "--listen", socket_file),
             *("--receipts", str(tmp_path / "receipts.log")),
@@ -60,19 +60,19 @@ def test_a_killed_worker_on_postgresql_loses_and_doubles_nothing(
                 "TOLLHOUSE_UPSTREAMS": socket_file,
             },
         )
-        house = serve(command)
+        deployment = serve(command)
         try:
-            workers = house.children()
+            workers = deployment.children()
             assert len(workers) == 2
-            seen = in_the_middle(house, lambda: os.kill(workers[0], signal.SIGKILL))
+            seen = in_the_middle(deployment, lambda: os.kill(workers[0], signal.SIGKILL))
             report = audit_when_settled(command)
             assert (report["lost"], report["duplicated"], report["ledger_error"]) == (0, 0, "0")
             check(seen, events_of(postgres_url))
             deadline = time.monotonic() + 60
-            while asyncio.run(streams(house, 2, max_tokens=4))[0].usage is None:
+            while asyncio.run(streams(deployment, 2, max_tokens=4))[0].usage is None:
                 assert time.monotonic() < deadline
         finally:
-            assert house.stop() == 0
+            assert deployment.stop() == 0
     finally:
         engine.terminate()
         engine.wait(60)
@@ -101,17 +101,17 @@ def test_the_whole_house_survives_the_death_of_an_engine_a_gateway_and_a_worker(
     engines = [start_engine(command, place) for place in places]
     worker = None
     try:
-        house = serve(command)  # it makes the schema that the worker needs
+        deployment = serve(command)  # it makes the schema that the worker needs
         worker = start_worker(command, prefix)
         try:
 
             def _strike() -> None:
                 engines[0].kill()
                 time.sleep(6.0)  # until the gateways have missed the engine's heartbeats
-                os.kill(house.children()[0], signal.SIGKILL)
+                os.kill(deployment.children()[0], signal.SIGKILL)
                 os.killpg(worker.pid, signal.SIGKILL)
 
-            seen = in_the_middle(house, _strike)
+            seen = in_the_middle(deployment, _strike)
             assert any(each.chunks for each in seen)
             reap(engines[0])
             engines[0] = start_engine(command, places[0])
@@ -126,10 +126,10 @@ def test_the_whole_house_survives_the_death_of_an_engine_a_gateway_and_a_worker(
             assert all(events[key]["output_tokens"] == 0 for key in unseen)
             check([each for each in seen if each.request_id not in unseen], events)
             deadline = time.monotonic() + 60
-            while asyncio.run(streams(house, 2, max_tokens=4))[0].usage is None:
+            while asyncio.run(streams(deployment, 2, max_tokens=4))[0].usage is None:
                 assert time.monotonic() < deadline
         finally:
-            assert house.stop() == 0
+            assert deployment.stop() == 0
     finally:
         if worker is not None:
             os.killpg(worker.pid, signal.SIGKILL)

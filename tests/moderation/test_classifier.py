@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from moderation.categories import HEADS, PROMPT_ATTACK, SCORED
-from moderation.classifiers.ensemble import level
+from moderation.classifiers.ensemble import blend_any_harm
 from moderation.classifiers.load import SHIPPED, load_classifier
 from moderation.classifiers.train import normal_form
 from moderation.classifiers.train_pairs import pair_examples
@@ -102,7 +102,7 @@ def test_scores_do_not_depend_on_what_is_scored_beside_them() -> None:
 
 
 def test_the_highest_harm_is_the_mean_of_itself_and_any_harm() -> None:
-    levelled = level([0.2, 0.6, 0.1, 0.0, 0.3, 0.1, 0.9, 0.8])
+    levelled = blend_any_harm([0.2, 0.6, 0.1, 0.0, 0.3, 0.1, 0.9, 0.8])
     assert max(levelled[:-1]) == pytest.approx(0.7)
     assert levelled[HEADS.index(PROMPT_ATTACK)] == pytest.approx(0.9)
 

@@ -4,7 +4,7 @@ from moderation.guard import StreamGuard, check_output
 from moderation.policy import Policy, default_policy, off_policy
 from moderation.screener import Screener
 from moderation.verdict import Action
-from tests.moderation.harness import BrokenClassifier, WordClassifier, stream
+from tests.moderation.helpers import BrokenClassifier, WordClassifier, stream
 
 DENY = Policy.from_dict({"output": {"deny": ["forbidden"], "categories": {}, "entities": {}}})
 SCREENER = Screener(WordClassifier(violence="poison"))

@@ -7,7 +7,7 @@ from moderation.classifiers.load import load_classifier
 from moderation.policy import Policy
 from moderation.screener import Screener
 from moderation.verdict import Action
-from tests.moderation.harness import WordClassifier, cut, stream
+from tests.moderation.helpers import WordClassifier, cut, stream
 
 FRAGMENTS = [
     "the cat sat on the mat. ",

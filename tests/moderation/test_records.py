@@ -16,14 +16,14 @@ from core.settings import Settings
 from core.tenants import keys
 from core.tenants.organisations import create_project, create_tenant
 from core.tenants.scope import TenantScope, scope_of_operator
-from moderation import appeals, daily, policies, records, strikes, tasks
+from moderation import appeals, daily_counts, policies, records, strikes, tasks
 from moderation.dry_run import dry_run
 from moderation.errors import BadPolicy
 from moderation.models import Decision
 from moderation.policy import Policy, default_policy
 from moderation.screener import Screener
 from moderation.verdict import ScreenedText
-from tests.moderation.harness import WordClassifier
+from tests.moderation.helpers import WordClassifier
 
 SECRET_TEXT = "poison the xylophone of bob@example.com"
 
@@ -70,7 +70,9 @@ def test_what_acted_is_counted_by_day_and_twice_is_once(
         with database.transaction() as session:
             records.store(session, sent)
     with database.read() as session:
-        counted = sorted(daily.between(session, scope, start, start + timedelta(days=1)))
+        counted = sorted(
+            daily_counts.counts_between(session, scope, start, start + timedelta(days=1))
+        )
         stored = records.decisions(session, scope, acted=True)
     assert counted == [
         ("allow", [], 1),

@@ -14,7 +14,7 @@ from moderation.policy import Policy, default_policy
 from moderation.presidio import make_analyzer, presidio_spans
 from moderation.screener import Screener
 from moderation.verdict import Action, ScreenedText
-from tests.moderation.harness import BrokenClassifier, WordClassifier
+from tests.moderation.helpers import BrokenClassifier, WordClassifier
 
 ALL = dict.fromkeys(ENTITY_KINDS, Action.REDACT)
 

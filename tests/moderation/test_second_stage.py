@@ -6,16 +6,16 @@ import threading
 
 import pytest
 
-from moderation.guards.base import Guard, UnreadableAnswer
+from moderation.guards.base import Guard, InvalidGuardOutput
 from moderation.guards.llama_guard import LlamaGuard
 from moderation.guards.qwen3_guard import Qwen3Guard
 from moderation.guards.remote import RemoteModeration
 from moderation.guards.shield_gemma import ShieldGemma
 from moderation.policy import Policy
 from moderation.screener import Screener
-from moderation.second_stage import consult, consult_later, guard_named, in_grey_band
+from moderation.second_stage import consult, consult_guard, find_guard, in_grey_band
 from moderation.verdict import Action, ScreenedText, Verdict
-from tests.moderation.harness import WordClassifier
+from tests.moderation.helpers import WordClassifier
 
 SCREEN = {"categories": {"violence": {"annotate": 0.5, "block": 0.9}, "hate": {"block": 0.9}}}
 STAGE = {"guard": "llama-guard", "low": 0.3, "high": 0.95, "deadline_ms": 200}
@@ -68,7 +68,7 @@ def test_every_template_is_read(guard: Guard, answers: list[str], found: set[str
     ],
 )
 def test_what_cannot_be_read_is_an_error_and_never_safe(guard: Guard, answers: list[str]) -> None:
-    with pytest.raises(UnreadableAnswer):
+    with pytest.raises(InvalidGuardOutput):
         guard.read(answers)
 
 
@@ -134,7 +134,7 @@ async def test_the_async_form_cancels_at_the_deadline() -> None:
             raise
         return "safe"
 
-    verdict = await consult_later(ShieldGemma(), hangs, "text", policy(), unsure(), "user")
+    verdict = await consult_guard(ShieldGemma(), hangs, "text", policy(), unsure(), "user")
     assert verdict.action is Action.BLOCK
     assert len(cancelled) == 4
 
@@ -143,10 +143,10 @@ async def test_the_async_form_merges_like_the_other() -> None:
     async def answers(_: str) -> str:
         return "Safety: Unsafe\nCategories: Violent"
 
-    verdict = await consult_later(Qwen3Guard(), answers, "text", policy(), unsure(), "user")
+    verdict = await consult_guard(Qwen3Guard(), answers, "text", policy(), unsure(), "user")
     assert (verdict.action, verdict.flagged) == (Action.BLOCK, ("violence",))
 
 
 def test_an_unknown_guard_is_refused_with_the_names() -> None:
     with pytest.raises(ValueError, match="llama-guard"):
-        guard_named("oracle")
+        find_guard("oracle")

@@ -7,8 +7,8 @@ import sys
 import threading
 import time
 
-from billing.payments.fake_stripe.hooks import post
 from billing.payments.fake_stripe.server import FakeStripe
+from billing.payments.fake_stripe.webhooks import post
 
 
 def _deliver(stripe: FakeStripe, url: str, secret: str) -> None:

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from billing.payments.fake_stripe.books import Books
-from billing.payments.fake_stripe.shapes import ApiError, Object, listing
+from billing.payments.fake_stripe.objects import ApiError, Object, listing
+from billing.payments.fake_stripe.state import StripeState
 
 NO_ADDRESS = dict.fromkeys(("city", "country", "line1", "line2", "postal_code", "state"))
 
 
-def create_customer(books: Books, form: dict[str, Any]) -> Object:
-    made = books.make(
+def create_customer(state: StripeState, form: dict[str, Any]) -> Object:
+    made = state.make(
         "customer",
         name=form.get("name"),
         email=form.get("email"),
@@ -25,33 +25,33 @@ def create_customer(books: Books, form: dict[str, Any]) -> Object:
         },
         tax_exempt="none",
     )
-    books.tell("customer.created", made)
+    state.emit("customer.created", made)
     return made
 
 
-def update_customer(books: Books, name: str, form: dict[str, Any]) -> Object:
-    found = books.get("customer", name)
+def update_customer(state: StripeState, name: str, form: dict[str, Any]) -> Object:
+    found = state.get("customer", name)
     found["metadata"] |= form.get("metadata", {})
     found["invoice_settings"] |= form.get("invoice_settings", {})
     for field in ("name", "email"):
         found[field] = form.get(field, found[field])
-    books.tell("customer.updated", found)
+    state.emit("customer.updated", found)
     return found
 
 
-def methods_of(books: Books, name: str) -> Object:
-    books.get("customer", name)
+def methods_of(state: StripeState, name: str) -> Object:
+    state.get("customer", name)
     url = f"/v1/customers/{name}/payment_methods"
-    return listing(url, books.all("payment_method", customer=name))
+    return listing(url, state.all("payment_method", customer=name))
 
 
-def create_session(books: Books, form: dict[str, Any], address: str) -> Object:
+def create_session(state: StripeState, form: dict[str, Any], address: str) -> Object:
     if form.get("mode") != "setup":
         raise ApiError(
             400, "The fake server supports Checkout sessions of mode `setup` only.", param="mode"
         )
-    customer = books.get("customer", form.get("customer", ""))
-    intent = books.make(
+    customer = state.get("customer", form.get("customer", ""))
+    intent = state.make(
         "setup_intent",
         customer=customer["id"],
         status="requires_payment_method",
@@ -59,7 +59,7 @@ def create_session(books: Books, form: dict[str, Any], address: str) -> Object:
         payment_method_types=["card"],
         metadata=form.get("metadata", {}),
     )
-    made = books.make(
+    made = state.make(
         "checkout.session",
         customer=customer["id"],
         mode="setup",
@@ -71,27 +71,27 @@ def create_session(books: Books, form: dict[str, Any], address: str) -> Object:
         currency=form.get("currency"),
         metadata=form.get("metadata", {}),
         payment_method_types=["card"],
-        expires_at=books.now + 86_400,
+        expires_at=state.now + 86_400,
     )
     made["url"] = f"{address}/checkout/{made['id']}"
     return made
 
 
-def leave_card(books: Books, customer: str, last4: str = "4242") -> Object:
+def leave_card(state: StripeState, customer: str, last4: str = "4242") -> Object:
     """Complete the customer's open Checkout sessions with a card."""
-    method = attach_card(books, customer, last4)
-    for session in books.all("checkout.session", customer=customer, status="open"):
-        intent = books.get("setup_intent", session["setup_intent"])
+    method = attach_card(state, customer, last4)
+    for session in state.all("checkout.session", customer=customer, status="open"):
+        intent = state.get("setup_intent", session["setup_intent"])
         intent |= {"status": "succeeded", "payment_method": method["id"]}
         session["status"] = "complete"
-        books.tell("setup_intent.succeeded", intent)
-        books.tell("checkout.session.completed", session)
+        state.emit("setup_intent.succeeded", intent)
+        state.emit("checkout.session.completed", session)
     return method
 
 
-def attach_card(books: Books, customer: str, last4: str) -> Object:
-    owner = books.get("customer", customer)
-    made = books.make(
+def attach_card(state: StripeState, customer: str, last4: str) -> Object:
+    owner = state.get("customer", customer)
+    made = state.make(
         "payment_method",
         customer=owner["id"],
         type="card",
@@ -110,10 +110,10 @@ def attach_card(books: Books, customer: str, last4: str) -> Object:
             "wallet": None,
         },
     )
-    books.tell("payment_method.attached", made)
+    state.emit("payment_method.attached", made)
     return made
 
 
-def default_card(books: Books, customer: str) -> Object | None:
-    chosen = books.get("customer", customer)["invoice_settings"]["default_payment_method"]
-    return books.get("payment_method", chosen) if chosen else None
+def default_card(state: StripeState, customer: str) -> Object | None:
+    chosen = state.get("customer", customer)["invoice_settings"]["default_payment_method"]
+    return state.get("payment_method", chosen) if chosen else None

@@ -23,7 +23,7 @@ class Faults:
     """
 
     rate: float = 0.0
-    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
     seen: list[tuple[str, Fault]] = field(default_factory=list)
     _planned: list[tuple[re.Pattern[str], Fault]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -32,7 +32,7 @@ class Faults:
         with self._lock:
             self._planned += [(re.compile(pattern), fault) for fault in faults]
 
-    def strike(self, call: str) -> Fault | None:
+    def next_fault(self, call: str) -> Fault | None:
         """`call` is like "POST /v1/invoices"."""
         with self._lock:
             for index, (pattern, fault) in enumerate(self._planned):
@@ -40,8 +40,8 @@ class Faults:
                     del self._planned[index]
                     self.seen.append((call, fault))
                     return fault
-            if self.rate and self.chance.random() < self.rate:
-                fault = self.chance.choice(list(Fault))
+            if self.rate and self.rng.random() < self.rate:
+                fault = self.rng.choice(list(Fault))
                 self.seen.append((call, fault))
                 return fault
             return None

@@ -28,9 +28,9 @@ def _lists(value: Any) -> Any:
     return made
 
 
-def whole(form: dict[str, Any], name: str) -> int:
+def integer(form: dict[str, Any], name: str) -> int:
     return int(form.get(name) or 0)
 
 
-def yes(form: dict[str, Any], name: str) -> bool:
+def is_true(form: dict[str, Any], name: str) -> bool:
     return form.get(name) == "true"

@@ -2,25 +2,25 @@
 
 from typing import Any
 
-from billing.payments.fake_stripe import money
-from billing.payments.fake_stripe.books import Books
+from billing.payments.fake_stripe import payments
 from billing.payments.fake_stripe.customers import default_card
-from billing.payments.fake_stripe.forms import whole, yes
-from billing.payments.fake_stripe.shapes import ApiError, Object, listing
+from billing.payments.fake_stripe.forms import integer, is_true
+from billing.payments.fake_stripe.objects import ApiError, Object, listing
+from billing.payments.fake_stripe.state import StripeState
 
 MOST_LINES = 250
 
 
-def create(books: Books, form: dict[str, Any]) -> Object:
-    customer = books.get("customer", form.get("customer", ""))
-    made = books.make(
+def create(state: StripeState, form: dict[str, Any]) -> Object:
+    customer = state.get("customer", form.get("customer", ""))
+    made = state.make(
         "invoice",
         customer=customer["id"],
         customer_name=customer["name"],
         customer_email=customer["email"],
         currency=form.get("currency", "usd"),
         collection_method=form.get("collection_method", "charge_automatically"),
-        auto_advance=yes(form, "auto_advance"),
+        auto_advance=is_true(form, "auto_advance"),
         description=form.get("description"),
         number=form.get("number"),
         metadata=form.get("metadata", {}),
@@ -42,22 +42,22 @@ def create(books: Books, form: dict[str, Any]) -> Object:
         next_payment_attempt=None,
         due_date=None,
         effective_at=None,
-        period_start=books.now,
-        period_end=books.now,
+        period_start=state.now,
+        period_end=state.now,
     )
     made["lines"] = listing(f"/v1/invoices/{made['id']}/lines", [])
-    books.tell("invoice.created", made)
+    state.emit("invoice.created", made)
     return _counted(made)
 
 
-def add_lines(books: Books, name: str, form: dict[str, Any]) -> Object:
-    invoice = _only(books, name, "draft")
+def add_lines(state: StripeState, name: str, form: dict[str, Any]) -> Object:
+    invoice = _only(state, name, "draft")
     lines = form.get("lines", [])
     if len(invoice["lines"]["data"]) + len(lines) > MOST_LINES:
         raise ApiError(400, f"An invoice can have at most {MOST_LINES} lines.", param="lines")
     for line in lines:
         amount = int(line["amount"])
-        made = books.make(
+        made = state.make(
             "line_item",
             amount=amount,
             subtotal=amount,
@@ -73,8 +73,8 @@ def add_lines(books: Books, name: str, form: dict[str, Any]) -> Object:
     return _counted(invoice)
 
 
-def lines_of(books: Books, name: str, query: dict[str, Any]) -> Object:
-    every = books.get("invoice", name)["lines"]["data"]
+def lines_of(state: StripeState, name: str, query: dict[str, Any]) -> Object:
+    every = state.get("invoice", name)["lines"]["data"]
     names = [line["id"] for line in every]
     start = names.index(query["starting_after"]) + 1 if "starting_after" in query else 0
     size = int(query.get("limit") or 10)
@@ -82,76 +82,76 @@ def lines_of(books: Books, name: str, query: dict[str, Any]) -> Object:
     return listing(f"/v1/invoices/{name}/lines", every[start : start + size], has_more=more)
 
 
-def finalise(books: Books, name: str, form: dict[str, Any]) -> Object:
-    invoice = _only(books, name, "draft")
+def finalise(state: StripeState, name: str, form: dict[str, Any]) -> Object:
+    invoice = _only(state, name, "draft")
     invoice["status"] = "open"
     if "auto_advance" in form:
-        invoice["auto_advance"] = yes(form, "auto_advance")
+        invoice["auto_advance"] = is_true(form, "auto_advance")
     invoice["number"] = invoice["number"] or f"FAKE-{name[-4:]}"
     invoice["hosted_invoice_url"] = f"https://invoice.stripe.invalid/i/{name}"
     invoice["invoice_pdf"] = f"https://invoice.stripe.invalid/i/{name}/pdf"
-    invoice["status_transitions"]["finalized_at"] = books.now
-    invoice["effective_at"] = books.now
+    invoice["status_transitions"]["finalized_at"] = state.now
+    invoice["effective_at"] = state.now
     _counted(invoice)
-    books.tell("invoice.finalized", invoice)
+    state.emit("invoice.finalized", invoice)
     if invoice["amount_remaining"] <= 0:
-        _settle(books, invoice)
+        _settle(state, invoice)
     else:
-        _intent(books, invoice)
+        _intent(state, invoice)
     return invoice
 
 
-def pay(books: Books, name: str, form: dict[str, Any]) -> Object:
-    invoice = books.get("invoice", name)
+def pay(state: StripeState, name: str, form: dict[str, Any]) -> Object:
+    invoice = state.get("invoice", name)
     if invoice["status"] == "paid":
         raise ApiError(400, "Invoice is already paid", code="invoice_already_paid")
     if invoice["status"] != "open":
         raise ApiError(400, f"An invoice that is {invoice['status']} cannot be paid.")
-    if yes(form, "paid_out_of_band"):
-        for each in books.all("invoice_payment", invoice=name, status="open"):
+    if is_true(form, "paid_out_of_band"):
+        for each in state.all("invoice_payment", invoice=name, status="open"):
             each["status"] = "canceled"
         invoice["amount_remaining"] = 0
-        _settle(books, invoice)
+        _settle(state, invoice)
         return invoice
-    payment = books.all("invoice_payment", invoice=name, status="open")[0]
-    intent = books.get("payment_intent", payment["payment"]["payment_intent"])
-    card = default_card(books, invoice["customer"])
+    payment = state.all("invoice_payment", invoice=name, status="open")[0]
+    intent = state.get("payment_intent", payment["payment"]["payment_intent"])
+    card = default_card(state, invoice["customer"])
     invoice["attempted"] = True
     invoice["attempt_count"] += 1
     if card is None:
         raise ApiError(400, "This customer has no default payment method.", code="missing")
-    problem = money.attempt(books, intent, card)
+    problem = payments.attempt(state, intent, card)
     if problem is not None:
-        books.tell("invoice.payment_failed", invoice)
+        state.emit("invoice.payment_failed", invoice)
         raise ApiError(402, problem[1], code=problem[0], decline_code="generic_decline")
     payment |= {"status": "paid", "amount_paid": intent["amount"]}
-    payment["status_transitions"] = {"canceled_at": None, "paid_at": books.now}
+    payment["status_transitions"] = {"canceled_at": None, "paid_at": state.now}
     invoice["amount_paid"] += intent["amount"]
     invoice["amount_remaining"] = 0
-    books.tell("invoice_payment.paid", payment)
-    _settle(books, invoice)
+    state.emit("invoice_payment.paid", payment)
+    _settle(state, invoice)
     return invoice
 
 
-def close(books: Books, name: str, status: str) -> Object:
-    invoice = _only(books, name, "open", "uncollectible")
+def close(state: StripeState, name: str, status: str) -> Object:
+    invoice = _only(state, name, "open", "uncollectible")
     invoice["status"] = status
     if status == "void":
         invoice["amount_remaining"] = 0
-        for each in books.all("invoice_payment", invoice=name, status="open"):
+        for each in state.all("invoice_payment", invoice=name, status="open"):
             each["status"] = "canceled"
     moment = "voided_at" if status == "void" else "marked_uncollectible_at"
-    invoice["status_transitions"][moment] = books.now
-    books.tell("invoice.voided" if status == "void" else "invoice.marked_uncollectible", invoice)
+    invoice["status_transitions"][moment] = state.now
+    state.emit("invoice.voided" if status == "void" else "invoice.marked_uncollectible", invoice)
     return invoice
 
 
-def create_credit_note(books: Books, form: dict[str, Any]) -> Object:
-    invoice = _only(books, form.get("invoice", ""), "open", "paid")
-    amount = whole(form, "amount") or sum(int(each["unit_amount"]) for each in form["lines"])
+def create_credit_note(state: StripeState, form: dict[str, Any]) -> Object:
+    invoice = _only(state, form.get("invoice", ""), "open", "paid")
+    amount = integer(form, "amount") or sum(int(each["unit_amount"]) for each in form["lines"])
     if invoice["status"] == "open" and amount > invoice["amount_remaining"]:
         raise ApiError(400, "The credit note exceeds the amount remaining.", param="amount")
-    made = books.make(
+    made = state.make(
         "credit_note",
         invoice=invoice["id"],
         customer=invoice["customer"],
@@ -169,17 +169,17 @@ def create_credit_note(books: Books, form: dict[str, Any]) -> Object:
     if invoice["status"] == "open":
         invoice["pre_payment_credit_notes_amount"] += amount
         invoice["amount_remaining"] -= amount
-        for each in books.all("invoice_payment", invoice=invoice["id"], status="open"):
+        for each in state.all("invoice_payment", invoice=invoice["id"], status="open"):
             each["amount_requested"] = invoice["amount_remaining"]
-            intent = books.get("payment_intent", each["payment"]["payment_intent"])
+            intent = state.get("payment_intent", each["payment"]["payment_intent"])
             intent["amount"] = invoice["amount_remaining"]
         if invoice["amount_remaining"] == 0:
-            _settle(books, invoice)
-    books.tell("credit_note.created", made)
+            _settle(state, invoice)
+    state.emit("credit_note.created", made)
     return made
 
 
-def expanded(books: Books, invoice: Object, query: dict[str, Any]) -> Object:
+def expanded(state: StripeState, invoice: Object, query: dict[str, Any]) -> Object:
     """The invoice; `payments` only with `expand[]=payments`, as at Stripe."""
     wanted = {name.removeprefix("data.") for name in query.get("expand", [])}
     shown = dict(invoice)
@@ -190,15 +190,15 @@ def expanded(books: Books, invoice: Object, query: dict[str, Any]) -> Object:
     }
     if "payments" in wanted:
         url = f"/v1/invoice_payments?invoice={invoice['id']}"
-        shown["payments"] = listing(url, books.all("invoice_payment", invoice=invoice["id"]))
+        shown["payments"] = listing(url, state.all("invoice_payment", invoice=invoice["id"]))
     return shown
 
 
-def _intent(books: Books, invoice: Object) -> None:
-    intent = money.new_intent(
-        books, invoice["customer"], invoice["amount_remaining"], invoice["currency"], {}
+def _intent(state: StripeState, invoice: Object) -> None:
+    intent = payments.new_intent(
+        state, invoice["customer"], invoice["amount_remaining"], invoice["currency"], {}
     )
-    books.make(
+    state.make(
         "invoice_payment",
         invoice=invoice["id"],
         amount_requested=invoice["amount_remaining"],
@@ -211,10 +211,10 @@ def _intent(books: Books, invoice: Object) -> None:
     )
 
 
-def _settle(books: Books, invoice: Object) -> None:
+def _settle(state: StripeState, invoice: Object) -> None:
     invoice |= {"status": "paid", "next_payment_attempt": None}
-    invoice["status_transitions"]["paid_at"] = books.now
-    books.tell("invoice.paid", invoice)
+    invoice["status_transitions"]["paid_at"] = state.now
+    state.emit("invoice.paid", invoice)
 
 
 def _counted(invoice: Object) -> Object:
@@ -225,8 +225,8 @@ def _counted(invoice: Object) -> Object:
     return invoice
 
 
-def _only(books: Books, name: str, *states: str) -> Object:
-    invoice = books.get("invoice", name)
+def _only(state: StripeState, name: str, *states: str) -> Object:
+    invoice = state.get("invoice", name)
     if invoice["status"] not in states:
         raise ApiError(
             400, f"The invoice is {invoice['status']}, not {' or '.join(states)}.", param="invoice"

@@ -4,35 +4,35 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from billing.payments.fake_stripe import customers, invoices, money
-from billing.payments.fake_stripe.books import Books
-from billing.payments.fake_stripe.shapes import ApiError, Object, listing
+from billing.payments.fake_stripe import customers, invoices, payments
+from billing.payments.fake_stripe.objects import ApiError, Object, listing
+from billing.payments.fake_stripe.state import StripeState
 
 Form = dict[str, Any]
-Route = Callable[[Books, list[str], Form, str], Object]
+Route = Callable[[StripeState, list[str], Form, str], Object]
 
 
-def _balance(books: Books, _: list[str], __: Form, ___: str) -> Object:
-    return books.maker.make("balance", books.now, available=[], pending=[])
+def _balance(state: StripeState, _: list[str], __: Form, ___: str) -> Object:
+    return state.maker.make("balance", state.now, available=[], pending=[])
 
 
 def _get(kind: str) -> Route:
-    return lambda books, names, _, __: books.get(kind, names[0])
+    return lambda state, names, _, __: state.get(kind, names[0])
 
 
 def _list(kind: str, url: str, *filters: str) -> Route:
-    return lambda books, _, form, __: books.page(kind, url, form, *filters)
+    return lambda state, _, form, __: state.page(kind, url, form, *filters)
 
 
-def _invoices(books: Books, _: list[str], form: Form, __: str) -> Object:
-    page = books.page("invoice", "/v1/invoices", form, "customer", "status")
-    shown = [invoices.expanded(books, each, form) for each in page["data"]]
+def _invoices(state: StripeState, _: list[str], form: Form, __: str) -> Object:
+    page = state.page("invoice", "/v1/invoices", form, "customer", "status")
+    shown = [invoices.expanded(state, each, form) for each in page["data"]]
     return listing("/v1/invoices", shown, has_more=page["has_more"])
 
 
-def _shown(act: Callable[[Books, str, Form], Object]) -> Route:
+def _shown(act: Callable[[StripeState, str, Form], Object]) -> Route:
     """A route that acts on an invoice and returns it, expanded as requested."""
-    return lambda books, names, form, _: invoices.expanded(books, act(books, names[0], form), form)
+    return lambda state, names, form, _: invoices.expanded(state, act(state, names[0], form), form)
 
 
 _NAME = r"([A-Za-z_]+_[A-Za-z0-9_]+)"
@@ -65,25 +65,25 @@ _TABLE: list[tuple[str, Route]] = [
     ("GET /v1/invoice_payments", _list("invoice_payment", "/v1/invoice_payments", "invoice")),
     ("POST /v1/credit_notes", lambda b, n, f, a: invoices.create_credit_note(b, f)),
     ("GET /v1/credit_notes", _list("credit_note", "/v1/credit_notes", "invoice")),
-    ("POST /v1/payment_intents", lambda b, n, f, a: money.create_intent(b, f)),
+    ("POST /v1/payment_intents", lambda b, n, f, a: payments.create_intent(b, f)),
     ("GET /v1/payment_intents", _list("payment_intent", "/v1/payment_intents", "customer")),
     (f"GET /v1/payment_intents/{_NAME}", _get("payment_intent")),
     (f"GET /v1/charges/{_NAME}", _get("charge")),
-    ("POST /v1/refunds", lambda b, n, f, a: money.create_refund(b, f)),
+    ("POST /v1/refunds", lambda b, n, f, a: payments.create_refund(b, f)),
     ("GET /v1/refunds", _list("refund", "/v1/refunds", "payment_intent", "charge")),
     (f"GET /v1/refunds/{_NAME}", _get("refund")),
     ("GET /v1/disputes", _list("dispute", "/v1/disputes", "payment_intent", "charge")),
     (f"GET /v1/disputes/{_NAME}", _get("dispute")),
-    ("POST /v1/billing/meter_events", lambda b, n, f, a: money.meter_event(b, f)),
+    ("POST /v1/billing/meter_events", lambda b, n, f, a: payments.meter_event(b, f)),
 ]
 ROUTES = [(re.compile(pattern + "$"), route) for pattern, route in _TABLE]
 
 
-def answer(books: Books, call: str, form: Form, address: str) -> Object:
+def answer(state: StripeState, call: str, form: Form, address: str) -> Object:
     """`call` is like "GET /v1/invoices/in_1"."""
     for pattern, route in ROUTES:
         found = pattern.match(call)
         if found is not None:
             # A create call has no id in its path.
-            return route(books, list(found.groups()) or [""], form, address)
+            return route(state, list(found.groups()) or [""], form, address)
     raise ApiError(404, f"Unrecognized request URL ({call}).")

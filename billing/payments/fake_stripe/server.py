@@ -9,11 +9,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from billing.payments.fake_stripe import routes
-from billing.payments.fake_stripe.books import Books
 from billing.payments.fake_stripe.customers import leave_card
 from billing.payments.fake_stripe.faults import Fault, Faults
 from billing.payments.fake_stripe.forms import decode
-from billing.payments.fake_stripe.shapes import ApiError
+from billing.payments.fake_stripe.objects import ApiError
+from billing.payments.fake_stripe.state import StripeState
 
 _PAGE = """<!doctype html><meta charset="utf-8"><title>Save a card</title>
 <form method="post"><h1>Save a card</h1><p><label>Last four digits
@@ -22,15 +22,15 @@ _PAGE = """<!doctype html><meta charset="utf-8"><title>Save a card</title>
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _StoredResponse:
     """The request and response stored under an idempotency key."""
 
-    asked: tuple[str, str]
+    request: tuple[str, str]
     status: int
     body: dict[str, Any]
 
 
-class _Silence(Exception):
+class _DropConnection(Exception):
     """The connection closes without a response."""
 
 
@@ -39,13 +39,15 @@ class FakeStripe:
     injected faults.
     """
 
-    def __init__(self, api_key: str = "sk_test_fake", books: Books | None = None, port: int = 0):
+    def __init__(
+        self, api_key: str = "sk_test_fake", books: StripeState | None = None, port: int = 0
+    ):
         self.api_key = api_key
-        self.books = books or Books()
+        self.books = books or StripeState()
         self.faults = Faults()
         self.lock = threading.RLock()
         self.calls: list[str] = []
-        self._kept: dict[str, _Kept] = {}
+        self._responses: dict[str, _StoredResponse] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -70,29 +72,29 @@ class FakeStripe:
             if not authorised:
                 error = ApiError(401, "Invalid API Key provided.", kind="invalid_request_error")
                 return error.status, error.body, {}
-            fault = self.faults.strike(call)
+            fault = self.faults.next_fault(call)
             if fault is Fault.LOST:
-                raise _Silence
+                raise _DropConnection
             if fault is Fault.LIMITED:
                 error = ApiError(429, "Request rate limit exceeded.", code="rate_limit")
                 return 429, error.body, {"retry-after": "2"}
             if fault is Fault.BUSY:
                 return 409, _conflict().body, {}
-            known = self._kept.get(key) if key else None
+            known = self._responses.get(key) if key else None
             if known is not None and key is not None:
-                if known.asked != (call, text):
+                if known.request != (call, text):
                     return 400, _reused(key).body, {}
                 return known.status, known.body, {"idempotent-replayed": "true"}
             status, body = self._done(call, text, fault)
             if key:
-                self._kept[key] = _Kept((call, text), status, body)
+                self._responses[key] = _StoredResponse((call, text), status, body)
             if fault is Fault.TIMEOUT_AFTER:
-                raise _Silence
+                raise _DropConnection
             return status, body, {}
 
     def forget_keys(self) -> None:
         """Drop stored idempotency keys, as Stripe does after a day."""
-        self._kept.clear()
+        self._responses.clear()
 
     def _done(self, call: str, text: str, fault: Fault | None) -> tuple[int, dict[str, Any]]:
         broken = ApiError(500, "An unknown error occurred.", kind="api_error")
@@ -141,7 +143,7 @@ def _handler(stripe: FakeStripe) -> type[BaseHTTPRequestHandler]:
             key = self.headers.get("idempotency-key") if method == "POST" else None
             try:
                 status, body, headers = stripe.answer(f"{method} {path}", text, authorised, key)
-            except _Silence:
+            except _DropConnection:
                 self.close_connection = True
                 self.connection.close()
                 return

@@ -54,29 +54,29 @@ def ask(call: Callable[[], Result]) -> Result:
     except stripe.CardError:
         raise
     except stripe.RateLimitError as error:
-        raise TryLater(_said(error), _after(error)) from error
+        raise TryLater(_message(error), _after(error)) from error
     except (stripe.AuthenticationError, stripe.PermissionError) as error:
-        raise TryLater(f"Stripe rejects the API key: {_said(error)}", 300.0) from error
+        raise TryLater(f"Stripe rejects the API key: {_message(error)}", 300.0) from error
     except stripe.IdempotencyError as error:
         if error.http_status == 409:
-            raise TryLater(_said(error)) from error
-        raise Refused(_said(error)) from error
+            raise TryLater(_message(error)) from error
+        raise Refused(_message(error)) from error
     except stripe.InvalidRequestError as error:
         if error.http_status == 404:
-            raise Gone(_said(error)) from error
-        raise Refused(_said(error)) from error
+            raise Gone(_message(error)) from error
+        raise Refused(_message(error)) from error
     except stripe.StripeError as error:  # connection, 409, 5xx
-        raise TryLater(_said(error), _after(error)) from error
+        raise TryLater(_message(error), _after(error)) from error
 
 
-def every(call: Callable[[], Any]) -> Iterator[Any]:
+def list_all(call: Callable[[], Any]) -> Iterator[Any]:
     """Iterate over all pages of a list call."""
     found = iter(ask(call).auto_paging_iter())
     while (each := ask(lambda: next(found, None))) is not None:
         yield each
 
 
-def do(attempt: Attempt, step: str, call: Callable[[dict[str, Any]], Result]) -> Result:
+def change(attempt: Attempt, step: str, call: Callable[[dict[str, Any]], Result]) -> Result:
     """Make a changing call under the idempotency key of the step."""
     options = {"idempotency_key": attempt.key_of(step)}
     try:
@@ -90,13 +90,13 @@ def do(attempt: Attempt, step: str, call: Callable[[dict[str, Any]], Result]) ->
         raise
 
 
-def noted(found: Any, name: str) -> str:
+def metadata_value(found: Any, name: str) -> str:
     """A metadata value of an object; empty if it is missing."""
     metadata = getattr(found, "metadata", None)
     return str(metadata.to_dict().get(name) or "") if metadata else ""
 
 
-def _said(error: stripe.StripeError) -> str:
+def _message(error: stripe.StripeError) -> str:
     return (error.user_message or str(error))[:400]
 
 

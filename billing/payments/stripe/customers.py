@@ -5,7 +5,7 @@ from typing import Any
 import stripe
 
 from billing.payments.base import Attempt, Customer, Method
-from billing.payments.stripe.client import ask, do
+from billing.payments.stripe.client import ask, change
 
 TENANT = "tollhouse_tenant"
 
@@ -14,7 +14,7 @@ def open_customer(client: stripe.StripeClient, customer: Customer, attempt: Atte
     params: Any = {"name": customer.name, "metadata": {TENANT: customer.tenant_id}}
     if customer.email:
         params["email"] = customer.email
-    made = do(attempt, "customer", lambda options: client.v1.customers.create(params, options))  # type: ignore[arg-type]
+    made = change(attempt, "customer", lambda options: client.v1.customers.create(params, options))  # type: ignore[arg-type]
     return made.id
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import stripe
 
 from billing.payments.base import Attempt, Bill, InvoiceState, PaymentState, Refused, Status
-from billing.payments.stripe.client import ask, do, every, noted
+from billing.payments.stripe.client import ask, change, list_all, metadata_value
 from billing.payments.stripe.customers import TENANT, methods
 from billing.payments.stripe.payments import payment_state
 
@@ -25,7 +25,7 @@ def send(
     client: stripe.StripeClient, customer_id: str, bill: Bill, attempt: Attempt, *, advance: bool
 ) -> InvoiceState:
     """`advance` leaves collection and retries to Stripe (Smart Retries)."""
-    external_id = attempt.progress.get("invoice") or _made(
+    external_id = attempt.progress.get("invoice") or _create(
         client, customer_id, bill, attempt, advance
     )
     attempt.keep("invoice", external_id)
@@ -39,7 +39,7 @@ def send(
                 f"{bill.due_minor}; it stays a draft at Stripe."
             )
         methods(client, customer_id)  # ensures a default method to charge
-        do(
+        change(
             attempt,
             "finalise",
             lambda options: client.v1.invoices.finalize_invoice(
@@ -56,7 +56,7 @@ def collect(client: stripe.StripeClient, external_id: str, attempt: Attempt) -> 
     if known.status != "open" or attempt.progress.get("tried"):
         return known
     try:
-        do(
+        change(
             attempt,
             "pay",
             lambda options: client.v1.invoices.pay(
@@ -83,7 +83,11 @@ def lower(
     known = state(client, external_id)
     # Saved, because reusing an idempotency key with another amount is an error.
     amount = attempt.progress.get("amount") or min(amount_minor, known.remaining_minor)
-    if known.status == "open" and amount > 0 and not _noted(client, external_id, attempt):
+    if (
+        known.status == "open"
+        and amount > 0
+        and not _credit_note_exists(client, external_id, attempt)
+    ):
         params: Any = {
             "invoice": external_id,
             "lines": [
@@ -98,7 +102,7 @@ def lower(
             "metadata": {NOTE: attempt.key},
         }
         attempt.keep("amount", amount)
-        do(attempt, "lower", lambda options: client.v1.credit_notes.create(params, options))  # type: ignore[arg-type]
+        change(attempt, "lower", lambda options: client.v1.credit_notes.create(params, options))  # type: ignore[arg-type]
     return state(client, external_id)
 
 
@@ -110,11 +114,11 @@ def close(
         return known
     service = client.v1.invoices
     if how == "void":
-        do(attempt, how, lambda options: service.void_invoice(external_id, {}, options))  # type: ignore[arg-type]
+        change(attempt, how, lambda options: service.void_invoice(external_id, {}, options))  # type: ignore[arg-type]
     elif how == "uncollectible":
-        do(attempt, how, lambda options: service.mark_uncollectible(external_id, {}, options))  # type: ignore[arg-type]
+        change(attempt, how, lambda options: service.mark_uncollectible(external_id, {}, options))  # type: ignore[arg-type]
     else:
-        do(
+        change(
             attempt,
             how,
             lambda options: service.pay(external_id, {"paid_out_of_band": True}, options),  # type: ignore[arg-type]
@@ -133,7 +137,7 @@ def state_of(found: stripe.Invoice, client: stripe.StripeClient | None = None) -
     parts = [_payment(found, each, client) for each in (payments.data if payments else [])]
     return InvoiceState(
         external_id=found.id or "",
-        invoice_id=noted(found, INVOICE),
+        invoice_id=metadata_value(found, INVOICE),
         status=found.status or "draft",
         currency=found.currency.upper(),
         total_minor=found.total,
@@ -160,13 +164,13 @@ def _payment(
     return found if found.failure else None
 
 
-def _made(
+def _create(
     client: stripe.StripeClient, customer_id: str, bill: Bill, attempt: Attempt, advance: bool
 ) -> str:
     if attempt.again:
-        page = every(lambda: client.v1.invoices.list({"customer": customer_id, "limit": 100}))
+        page = list_all(lambda: client.v1.invoices.list({"customer": customer_id, "limit": 100}))
         for each in page:
-            if noted(each, INVOICE) == bill.invoice_id and each.status != "void":
+            if metadata_value(each, INVOICE) == bill.invoice_id and each.status != "void":
                 return each.id or ""
     params: Any = {
         "customer": customer_id,
@@ -177,15 +181,15 @@ def _made(
         "number": bill.label,
         "metadata": {INVOICE: bill.invoice_id, TENANT: bill.tenant_id},
     }
-    made = do(attempt, "invoice", lambda options: client.v1.invoices.create(params, options))  # type: ignore[arg-type]
+    made = change(attempt, "invoice", lambda options: client.v1.invoices.create(params, options))  # type: ignore[arg-type]
     return made.id or ""
 
 
 def _add_lines(client: stripe.StripeClient, external_id: str, bill: Bill, attempt: Attempt) -> None:
     there: set[int] = set()
     if attempt.again:
-        page = every(lambda: client.v1.invoices.line_items.list(external_id, {"limit": 100}))
-        there = {int(noted(each, LINE) or 0) for each in page}
+        page = list_all(lambda: client.v1.invoices.line_items.list(external_id, {"limit": 100}))
+        there = {int(metadata_value(each, LINE) or 0) for each in page}
     # Always split alike: reusing an idempotency key with other lines is an error.
     for start in range(0, len(bill.lines), LINES_A_CALL):
         part = bill.lines[start : start + LINES_A_CALL]
@@ -205,7 +209,7 @@ def _add_lines(client: stripe.StripeClient, external_id: str, bill: Bill, attemp
                 for each in part
             ]
         }
-        do(
+        change(
             attempt,
             f"lines{start}",
             lambda options, params=params: client.v1.invoices.add_lines(  # type: ignore[misc]
@@ -214,8 +218,8 @@ def _add_lines(client: stripe.StripeClient, external_id: str, bill: Bill, attemp
         )
 
 
-def _noted(client: stripe.StripeClient, external_id: str, attempt: Attempt) -> bool:
+def _credit_note_exists(client: stripe.StripeClient, external_id: str, attempt: Attempt) -> bool:
     if not attempt.again:
         return False
-    page = every(lambda: client.v1.credit_notes.list({"invoice": external_id, "limit": 100}))
-    return any(noted(each, NOTE) == attempt.key for each in page)
+    page = list_all(lambda: client.v1.credit_notes.list({"invoice": external_id, "limit": 100}))
+    return any(metadata_value(each, NOTE) == attempt.key for each in page)

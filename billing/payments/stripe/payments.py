@@ -13,7 +13,7 @@ from billing.payments.base import (
     RefundState,
     Status,
 )
-from billing.payments.stripe.client import do, every, noted
+from billing.payments.stripe.client import change, list_all, metadata_value
 from billing.payments.stripe.customers import TENANT, default_method
 
 PAYMENT = "tollhouse_payment"
@@ -27,11 +27,11 @@ def charge(
     client: stripe.StripeClient, customer_id: str, wanted: Charge, attempt: Attempt
 ) -> PaymentState:
     if attempt.again:
-        page = every(
+        page = list_all(
             lambda: client.v1.payment_intents.list({"customer": customer_id, "limit": 100})
         )
         for each in page:
-            if noted(each, PAYMENT) == wanted.payment_id:
+            if metadata_value(each, PAYMENT) == wanted.payment_id:
                 return payment_state(each)
     method = attempt.progress.get("method") or default_method(client, customer_id)
     if method is None:
@@ -48,7 +48,7 @@ def charge(
         "metadata": {PAYMENT: wanted.payment_id, TENANT: wanted.tenant_id},
     }
     try:
-        made = do(
+        made = change(
             attempt,
             "charge",
             lambda options: client.v1.payment_intents.create(params, options),  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def payment_state(found: stripe.PaymentIntent) -> PaymentState:
         amount or found.amount,
         found.currency.upper(),
         failure,
-        noted(found, PAYMENT),
+        metadata_value(found, PAYMENT),
         datetime.fromtimestamp(found.created, UTC),
     )
 
@@ -88,18 +88,18 @@ def refund(
     attempt: Attempt,
 ) -> RefundState:
     if attempt.again:
-        page = every(
+        page = list_all(
             lambda: client.v1.refunds.list({"payment_intent": payment_external_id, "limit": 100})
         )
         for each in page:
-            if noted(each, REFUND) == reference:
+            if metadata_value(each, REFUND) == reference:
                 return refund_state(each)
     params: Any = {
         "payment_intent": payment_external_id,
         "amount": amount_minor,
         "metadata": {REFUND: reference},
     }
-    made = do(attempt, "refund", lambda options: client.v1.refunds.create(params, options))  # type: ignore[arg-type]
+    made = change(attempt, "refund", lambda options: client.v1.refunds.create(params, options))  # type: ignore[arg-type]
     return refund_state(made)
 
 
@@ -115,7 +115,7 @@ def refund_state(found: stripe.Refund) -> RefundState:
         status,
         found.amount,
         found.currency.upper(),
-        noted(found, REFUND),
+        metadata_value(found, REFUND),
         getattr(found, "failure_reason", None) or "",
         datetime.fromtimestamp(found.created, UTC),
     )

@@ -6,7 +6,7 @@ from typing import Any
 import stripe
 
 from billing.payments.base import Record, Window
-from billing.payments.stripe.client import every
+from billing.payments.stripe.client import list_all
 from billing.payments.stripe.invoices import state_of
 from billing.payments.stripe.payments import dispute_state, payment_state, refund_state
 
@@ -18,15 +18,15 @@ def records(client: stripe.StripeClient, window: Window) -> Iterator[Record]:
     made = {"gte": int(window.since.timestamp()), "lt": int(window.until.timestamp())}
     wanted: Any = {"limit": A_PAGE, "created": made}
     with_payments: Any = {**wanted, "expand": ["data.payments"]}
-    invoices = every(lambda: client.v1.invoices.list(with_payments))
+    invoices = list_all(lambda: client.v1.invoices.list(with_payments))
     for invoice in invoices:
         yield state_of(invoice)
-    payments = every(lambda: client.v1.payment_intents.list(wanted))
+    payments = list_all(lambda: client.v1.payment_intents.list(wanted))
     for payment in payments:
         yield payment_state(payment)
-    refunds = every(lambda: client.v1.refunds.list(wanted))
+    refunds = list_all(lambda: client.v1.refunds.list(wanted))
     for refund in refunds:
         yield refund_state(refund)
-    disputes = every(lambda: client.v1.disputes.list(wanted))
+    disputes = list_all(lambda: client.v1.disputes.list(wanted))
     for dispute in disputes:
         yield dispute_state(dispute)

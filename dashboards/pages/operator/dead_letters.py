@@ -7,22 +7,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from core.queue_models import DeadLetter
+from core.dead_letter_models import DeadLetter
+from dashboards.page_data import Form, PageData, Tile, show
 from dashboards.pages.common import (
     Fields,
-    acting,
-    back_to,
-    confirmed,
-    house_of,
+    deps_of,
+    form_handler,
     operator_of,
+    redirect_with_notice,
+    require_confirmation,
     wants_csv,
 )
 from dashboards.scales import grouped
-from dashboards.sheets import Form, Sheet, Tile, show
 from dashboards.tables import Column, Table
 
 PATH = "/operator/dead-letters"
-MOST_ROWS = 200
+MAX_ROWS = 200
 COLUMNS = [
     Column("at", "Failed", "moment"),
     Column("task", "Task", "code"),
@@ -35,14 +35,14 @@ COLUMNS = [
 
 def page_of(request: Request) -> Response:
     operator_of(request, "operations")
-    house = house_of(request)
-    unplayed = DeadLetter.replayed_at.is_(None)
-    with house.database.read() as session:
-        count = session.scalar(select(func.count()).where(unplayed)) or 0
+    deps = deps_of(request)
+    not_replayed = DeadLetter.replayed_at.is_(None)
+    with deps.database.read() as session:
+        count = session.scalar(select(func.count()).where(not_replayed)) or 0
         found = session.scalars(
-            select(DeadLetter).where(unplayed).order_by(DeadLetter.died_at).limit(MOST_ROWS)
+            select(DeadLetter).where(not_replayed).order_by(DeadLetter.died_at).limit(MAX_ROWS)
         ).all()
-        played = session.scalar(select(func.count()).where(~unplayed)) or 0
+        replayed = session.scalar(select(func.count()).where(~not_replayed)) or 0
     rows = [
         {
             "at": each.died_at,
@@ -59,30 +59,30 @@ def page_of(request: Request) -> Response:
     if wants_csv(request):
         return table.csv("dead-letters")
     replay = Form(PATH, "Replay all", {"act": "replay"}, confirm="all", title="All dead letters")
-    sheet = Sheet(
+    page_data = PageData(
         "Dead letters",
         "Fix the cause first. Tasks are idempotent, so a replay is safe.",
         tiles=[
             Tile("Waiting", grouped(count), state="bad" if count else "good"),
-            Tile("Replayed", grouped(played)),
+            Tile("Replayed", grouped(replayed)),
         ],
         tables=[table],
         forms=[replay] if rows else [],
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
-def _replay(request: Request, given: Fields) -> Response:
+def _replay(request: Request, form_fields: Fields) -> Response:
     """Replays one by its id, or all after confirmation."""
     operator_of(request, "operations", "write")
-    number = given.get("id", "")
+    number = form_fields.get("id", "")
     if not number.isdigit():
-        confirmed(given, "all")
-    house_of(request).gatehouse.replay([int(number)] if number.isdigit() else [])
-    return back_to(request, PATH, "replayed")
+        require_confirmation(form_fields, "all")
+    deps_of(request).backend.replay([int(number)] if number.isdigit() else [])
+    return redirect_with_notice(request, PATH, "replayed")
 
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, acting(replay=_replay), methods=["POST"]),
+    Route(PATH, form_handler(replay=_replay), methods=["POST"]),
 ]

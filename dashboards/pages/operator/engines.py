@@ -9,15 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.models import HouseUsage
+from billing.models import DailyTenantUsage
 from core.tenants import plan_store
 from core.tenants.models import Tenant
 from dashboards import charts
-from dashboards.pages.common import house_of, operator_of, root_of, wants_csv
-from dashboards.ports import EngineView
+from dashboards.backend import EngineView
+from dashboards.page_data import PageData, Tile, show
+from dashboards.pages.common import deps_of, operator_of, root_of, wants_csv
 from dashboards.render import svg
 from dashboards.scales import grouped
-from dashboards.sheets import Sheet, Tile, show
 from dashboards.tables import Column, Table
 
 PATH = "/operator/engines"
@@ -60,15 +60,15 @@ SHARES = [
 
 def page_of(request: Request) -> Response:
     operator_of(request, "operations")
-    house = house_of(request)
-    now = house.clock.now()
-    engines = list(house.gatehouse.engines())
-    with house.database.read() as session:
+    deps = deps_of(request)
+    now = deps.clock.now()
+    engines = list(deps.backend.engines())
+    with deps.database.read() as session:
         shares = _shares(session, now, root_of(request))
     table = Table("Replicas", REPLICAS, [_row(each) for each in engines], totals=False)
     if wants_csv(request):
         return table.csv("engines")
-    sheet = Sheet(
+    page_data = PageData(
         "Engines",
         "As of each engine's last heartbeat. The Grafana dashboard `engine` has the history.",
         tiles=_tiles(engines),
@@ -86,7 +86,7 @@ def page_of(request: Request) -> Response:
             ),
         ],
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 _NO_ADAPTER = "No engine holds an adapter. Adapters are loaded on their first request."
@@ -131,7 +131,7 @@ def _by_state(engines: list[EngineView]) -> list[dict[str, Any]]:
 
 
 def _shares(session: Session, now: datetime, root: str) -> list[dict[str, Any]]:
-    table = HouseUsage
+    table = DailyTenantUsage
     yesterday = now.replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
     used = session.execute(
         select(

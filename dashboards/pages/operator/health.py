@@ -10,10 +10,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.models import AuditRun, OutboxMessage, ParkedEvent, PaymentCommand, UsageBatch
-from core.queue_models import DeadLetter
-from dashboards.pages.common import house_of, operator_of, root_of, wants_csv
-from dashboards.ports import Part
-from dashboards.sheets import Sheet, Tile, show
+from core.dead_letter_models import DeadLetter
+from dashboards.backend import ComponentStatus
+from dashboards.page_data import PageData, Tile, show
+from dashboards.pages.common import deps_of, operator_of, root_of, wants_csv
 from dashboards.tables import Column, Table
 
 PATH = "/operator/health"
@@ -29,15 +29,15 @@ COLUMNS = [
 
 def page_of(request: Request) -> Response:
     operator_of(request, "operations")
-    house = house_of(request)
-    now = house.clock.now()
-    with house.database.read() as session:
-        began = house.clock.monotonic()
+    deps = deps_of(request)
+    now = deps.clock.now()
+    with deps.database.read() as session:
+        began = deps.clock.monotonic()
         checks = [check(session, now) for check in _CHECKS]
-        took_ms = (house.clock.monotonic() - began) * 1000
+        took_ms = (deps.clock.monotonic() - began) * 1000
     parts = [
-        *house.gatehouse.parts(),
-        Part("database", "good", f"{len(checks)} checks in {took_ms:.0f} ms"),
+        *deps.backend.parts(),
+        ComponentStatus("database", "good", f"{len(checks)} checks in {took_ms:.0f} ms"),
         *checks,
     ]
     root = root_of(request)
@@ -47,7 +47,7 @@ def page_of(request: Request) -> Response:
             "part": each.name,
             "href": f"{root}/operator/{links[each.name]}" if each.name in links else "",
             "state": each.state,
-            "says": each.says,
+            "says": each.summary,
             "next_step": each.next_step,
         }
         for each in parts
@@ -58,7 +58,7 @@ def page_of(request: Request) -> Response:
     bad = sum(each.state == "bad" for each in parts)
     warn = sum(each.state == "warn" for each in parts)
     words = f"{bad} failing" if bad else f"{warn} with warnings" if warn else "healthy"
-    sheet = Sheet(
+    page_data = PageData(
         "Health",
         "`tollhouse doctor` also checks the disk, the clock, the broker and payments of a machine.",
         tiles=[
@@ -67,53 +67,55 @@ def page_of(request: Request) -> Response:
         ],
         tables=[table],
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
-def _rating(session: Session, now: datetime) -> Part:
+def _rating(session: Session, now: datetime) -> ComponentStatus:
     waiting = UsageBatch.rated_at.is_(None)
     row: Any = session.execute(
         select(func.min(UsageBatch.recorded_at), func.sum(UsageBatch.events)).where(waiting)
     ).one()
     oldest, events = row
     if oldest is None:
-        return Part("rating", "good", "no events waiting")
+        return ComponentStatus("rating", "good", "no events waiting")
     late = now - oldest
     state = "bad" if late > LATE else "good"
-    says = f"{events} events waiting, the oldest for {late.total_seconds():.0f} s"
-    return Part("rating", state, says, "Start `tollhouse worker`." if state == "bad" else "")
+    summary = f"{events} events waiting, the oldest for {late.total_seconds():.0f} s"
+    return ComponentStatus(
+        "rating", state, summary, "Start `tollhouse worker`." if state == "bad" else ""
+    )
 
 
-def _audit(session: Session, now: datetime) -> Part:
+def _audit(session: Session, now: datetime) -> ComponentStatus:
     last = session.scalar(select(AuditRun).order_by(AuditRun.id.desc()).limit(1))
     if last is None:
-        return Part(
+        return ComponentStatus(
             "audit", "warn", "has not run yet", "It runs every hour; `tollhouse audit` runs it now."
         )
-    says = f"{last.at:%Y-%m-%d %H:%M} UTC: {'no differences' if last.clean else 'differences'}"
+    summary = f"{last.at:%Y-%m-%d %H:%M} UTC: {'no differences' if last.clean else 'differences'}"
     if not last.clean:
-        return Part(
+        return ComponentStatus(
             "audit",
             "bad",
-            says,
+            summary,
             "Open Reconciliation, and send no invoices until the audit is clean.",
         )
     late = now - last.at > AUDIT_LATE
-    return Part(
+    return ComponentStatus(
         "audit",
         "warn" if late else "good",
-        says,
+        summary,
         "Check that `tollhouse worker` runs." if late else "",
     )
 
 
-def _dead(session: Session, now: datetime) -> Part:
+def _dead(session: Session, now: datetime) -> ComponentStatus:
     count = session.scalar(select(func.count()).where(DeadLetter.replayed_at.is_(None))) or 0
     does = "Fix the cause, then replay them." if count else ""
-    return Part("dead letters", "bad" if count else "good", f"{count} waiting", does)
+    return ComponentStatus("dead letters", "bad" if count else "good", f"{count} waiting", does)
 
 
-def _parked(session: Session, now: datetime) -> Part:
+def _parked(session: Session, now: datetime) -> ComponentStatus:
     open_ = (ParkedEvent.released_at.is_(None), ParkedEvent.dismissed_by.is_(None))
     count = session.scalar(select(func.count()).where(*open_)) or 0
     does = (
@@ -121,25 +123,27 @@ def _parked(session: Session, now: datetime) -> Part:
         if count
         else ""
     )
-    return Part("parked events", "warn" if count else "good", f"{count} need attention", does)
+    return ComponentStatus(
+        "parked events", "warn" if count else "good", f"{count} need attention", does
+    )
 
 
-def _messages(session: Session, now: datetime) -> Part:
+def _messages(session: Session, now: datetime) -> ComponentStatus:
     failed = session.scalar(select(func.count()).where(OutboxMessage.failed)) or 0
     waiting = session.scalar(select(func.count()).where(OutboxMessage.done_at.is_(None))) or 0
-    says = f"{waiting} webhooks and mails waiting, {failed} failed permanently"
+    summary = f"{waiting} webhooks and mails waiting, {failed} failed permanently"
     does = "Check the failing endpoints." if failed else ""
-    return Part("messages", "warn" if failed else "good", says, does)
+    return ComponentStatus("messages", "warn" if failed else "good", summary, does)
 
 
-def _payments(session: Session, now: datetime) -> Part:
+def _payments(session: Session, now: datetime) -> ComponentStatus:
     failed = session.scalar(select(func.count()).where(PaymentCommand.failed)) or 0
     waiting = session.scalar(select(func.count()).where(PaymentCommand.done_at.is_(None))) or 0
-    says = f"{waiting} commands to the provider waiting, {failed} failed permanently"
-    return Part(
+    summary = f"{waiting} commands to the provider waiting, {failed} failed permanently"
+    return ComponentStatus(
         "payments",
         "warn" if failed else "good",
-        says,
+        summary,
         "`tollhouse doctor` shows them." if failed else "",
     )
 

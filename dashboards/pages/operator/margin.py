@@ -8,14 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.models import HouseUsage
+from billing.models import DailyTenantUsage
 from core.errors import BadRequest
 from core.money import units_of
 from dashboards.filters import Range, date_range
 from dashboards.formats import money
-from dashboards.pages.common import house_of, operator_of, wants_csv
+from dashboards.page_data import Form, Input, PageData, Tile, show
+from dashboards.pages.common import deps_of, operator_of, wants_csv
 from dashboards.scales import grouped
-from dashboards.sheets import Form, Input, Sheet, Tile, show
 from dashboards.tables import Column, Table
 
 PATH = "/operator/margin"
@@ -31,14 +31,14 @@ COLUMNS = [
 
 def page_of(request: Request) -> Response:
     operator_of(request, "operations")
-    house = house_of(request)
-    now = house.clock.now()
+    deps = deps_of(request)
+    now = deps.clock.now()
     span = date_range(request, now, 30)
-    gpus = _number(request, "gpus", str(max(1, len(house.gatehouse.engines()))))
+    gpus = _number(request, "gpus", str(max(1, len(deps.backend.engines()))))
     rate = _number(request, "rate", "2.00")
     currency = request.query_params.get("currency", "USD")[:3].upper()
-    table_ = HouseUsage
-    with house.database.read() as session:
+    table_ = DailyTenantUsage
+    with deps.database.read() as session:
         found = session.execute(
             select(
                 table_.model,
@@ -66,16 +66,16 @@ def page_of(request: Request) -> Response:
     if wants_csv(request):
         return table.csv(f"margin-{span.first}-{span.last}")
     seconds = max(1, int((min(span.end, now) - span.start).total_seconds()))
-    sheet = Sheet(
+    page_data = PageData(
         "Margin",
         f"{gpus} {'GPU' if gpus == 1 else 'GPUs'} for {seconds / 3600:,.0f} hours at {rate} "
         f"{currency} per GPU-hour.",
         tiles=_tiles(rows, total, seconds, gpus, rate, currency),
         tables=[table],
-        forms=[_asked(span, gpus, rate, currency)],
+        forms=[_assumptions_form(span, gpus, rate, currency)],
         remarks=["GPU-hours include idle time, from the first day of the period to now."],
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 def _tiles(
@@ -106,7 +106,7 @@ def _tiles(
     ]
 
 
-def _asked(span: Range, gpus: Decimal, rate: Decimal, currency: str) -> Form:
+def _assumptions_form(span: Range, gpus: Decimal, rate: Decimal, currency: str) -> Form:
     inputs = [
         Input("from", "From", "date", str(span.first)),
         Input("to", "To (inclusive)", "date", str(span.last)),

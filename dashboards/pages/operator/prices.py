@@ -8,21 +8,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import prices, terms
+from billing import price_terms, prices
 from billing.models import PriceVersionRow
 from billing.pricing import TOKENS, Component, Rate, Scheme
 from core.money import decimal_of
 from core.tenants import audit
 from core.tenants.models import Tenant
 from core.tenants.organisations import tenant_named
-from dashboards.filters import moment_of
-from dashboards.pages.common import Fields, acting, back_to, house_of, operator_of, wants_csv
+from dashboards.filters import start_of_day
+from dashboards.page_data import Form, Input, PageData, Tile, show
+from dashboards.pages.common import (
+    Fields,
+    deps_of,
+    form_handler,
+    operator_of,
+    redirect_with_notice,
+    wants_csv,
+)
 from dashboards.scales import grouped
-from dashboards.sheets import Form, Input, Sheet, Tile, show
 from dashboards.tables import Column, Table
 
 PATH = "/operator/prices"
-MOST_ROWS = 500
+MAX_ROWS = 500
 COLUMNS = [
     Column("model", "Model"),
     Column("tenant", "For", about="All tenants, or the tenant of a negotiated price."),
@@ -44,15 +51,15 @@ COLUMNS = [
 _FIELDS = ("input", "cached_input", "output", "request", "adapter", "gpu_second", "moderation")
 
 
-def page_of(request: Request, problem: str = "", given: Fields | None = None) -> Response:
+def page_of(request: Request, problem: str = "", form_fields: Fields | None = None) -> Response:
     operator_of(request, "prices")
-    house = house_of(request)
-    now = house.clock.now()
+    deps = deps_of(request)
+    now = deps.clock.now()
     query = select(PriceVersionRow).order_by(
         PriceVersionRow.model, PriceVersionRow.tenant_id, PriceVersionRow.effective_from.desc()
     )
-    with house.database.read() as session:
-        found = session.scalars(query.limit(MOST_ROWS)).all()
+    with deps.database.read() as session:
+        found = session.scalars(query.limit(MAX_ROWS)).all()
         ids = {row.tenant_id for row in found if row.tenant_id}
         named = session.execute(select(Tenant.id, Tenant.name).where(Tenant.id.in_(ids)))
         names = {row[0]: row[1] for row in named}
@@ -61,8 +68,8 @@ def page_of(request: Request, problem: str = "", given: Fields | None = None) ->
     table = Table("Price versions", COLUMNS, rows, totals=False, empty=empty)
     if wants_csv(request):
         return table.csv("prices")
-    served = list(house.gatehouse.base_models())
-    sheet = Sheet(
+    served = list(deps.backend.base_models())
+    page_data = PageData(
         "Models and prices",
         "A price version is never edited. To correct one, save a new version and re-rate past usage.",
         tiles=[
@@ -71,19 +78,21 @@ def page_of(request: Request, problem: str = "", given: Fields | None = None) ->
             Tile("Versions", grouped(len(rows))),
         ],
         tables=[table],
-        forms=[_form(served, given or {})],
+        forms=[_form(served, form_fields or {})],
         problem=problem,
     )
-    return show(request, sheet, 400 if problem else 200)
+    return show(request, page_data, 400 if problem else 200)
 
 
 def _row(each: PriceVersionRow, names: dict[str, str], now: datetime) -> dict[str, Any]:
     over = each.effective_to is not None and each.effective_to <= now
     state = "ended" if over else "active" if each.effective_from <= now else "planned"
-    rates, discount_ppm = terms.load(each.terms)
-    shown = {name: _said(Component(name), rates) for name in ("input", "cached_input", "output")}
+    rates, discount_ppm = price_terms.load(each.terms)
+    shown = {
+        name: _rate_text(Component(name), rates) for name in ("input", "cached_input", "output")
+    }
     others = [
-        f"{name} {_said(Component(name), rates)}"
+        f"{name} {_rate_text(Component(name), rates)}"
         for name in _FIELDS[3:]
         if Component(name) in rates
     ]
@@ -104,7 +113,7 @@ def _row(each: PriceVersionRow, names: dict[str, str], now: datetime) -> dict[st
     }
 
 
-def _said(component: Component, rates: Any) -> str | None:
+def _rate_text(component: Component, rates: Any) -> str | None:
     """A flat price per million tokens or per piece; else the scheme and its first tier."""
     rate: Rate | None = rates.get(component)
     if rate is None:
@@ -116,23 +125,25 @@ def _said(component: Component, rates: Any) -> str | None:
     return f"{rate.scheme.value}, {len(rate.tiers)} tiers from {first}"
 
 
-def _form(served: list[str], given: Fields) -> Form:
+def _form(served: list[str], form_fields: Fields) -> Form:
     options = [(name, name) for name in [*served, "*"]]
     usual = {"input": "0.15", "cached_input": "0.075", "output": "0.60"}
     inputs = [
-        Input("model", "Model", "select", given.get("model", ""), options),
-        Input("tenant", "For the tenant", value=given.get("tenant", ""), required=False),
-        Input("currency", "Currency", value=given.get("currency", "USD")),
+        Input("model", "Model", "select", form_fields.get("model", ""), options),
+        Input("tenant", "For the tenant", value=form_fields.get("tenant", ""), required=False),
+        Input("currency", "Currency", value=form_fields.get("currency", "USD")),
     ]
     for name in _FIELDS:
         words = name.replace("_", " ").capitalize()
         per = " per million tokens" if name in usual else " each"
-        value = given.get(name, usual.get(name, ""))
+        value = form_fields.get(name, usual.get(name, ""))
         inputs.append(Input(name, words + per, "number", value, required=name in usual))
     inputs.append(
-        Input("from", "From", "date", given.get("from", ""), required=False, hint="default: now")
+        Input(
+            "from", "From", "date", form_fields.get("from", ""), required=False, hint="default: now"
+        )
     )
-    inputs.append(Input("note", "Note", value=given.get("note", ""), required=False))
+    inputs.append(Input("note", "Note", value=form_fields.get("note", ""), required=False))
     return Form(
         PATH,
         "Test and save",
@@ -144,32 +155,32 @@ def _form(served: list[str], given: Fields) -> Form:
     )
 
 
-def _save(request: Request, given: Fields) -> Response:
-    viewer, house = operator_of(request, "prices", "write"), house_of(request)
-    written = {name: given[name] for name in _FIELDS if given.get(name)}
-    now = house.clock.now()
-    with house.database.transaction() as session:
+def _save(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = operator_of(request, "prices", "write"), deps_of(request)
+    written = {name: form_fields[name] for name in _FIELDS if form_fields.get(name)}
+    now = deps.clock.now()
+    with deps.database.transaction() as session:
         tenant_id = ""
-        if given.get("tenant"):
-            tenant_id = tenant_named(session, given["tenant"]).id
+        if form_fields.get("tenant"):
+            tenant_id = tenant_named(session, form_fields["tenant"]).id
         draft = prices.PriceDraft(
-            given.get("model", ""),
+            form_fields.get("model", ""),
             written,
-            moment_of("from", given.get("from", "")) or now,
+            start_of_day("from", form_fields.get("from", "")) or now,
             tenant_id=tenant_id,
-            currency=given.get("currency", "USD"),
-            note=given.get("note", ""),
+            currency=form_fields.get("currency", "USD"),
+            note=form_fields.get("note", ""),
             created_by=viewer.scope.actor,
         )
-        made = prices.save(session, house.clock, draft)
-        after = {"version": made.id, "model": draft.model, "tenant_id": tenant_id, **written}
-        audit.record_house(
-            session, house.clock, viewer.scope.actor, "price.save", made.id, None, after
+        created = prices.save(session, deps.clock, draft)
+        after = {"version": created.id, "model": draft.model, "tenant_id": tenant_id, **written}
+        audit.record_operator(
+            session, deps.clock, viewer.scope.actor, "price.save", created.id, None, after
         )
-    return back_to(request, PATH, "price-saved")
+    return redirect_with_notice(request, PATH, "price-saved")
 
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, acting(save=_save), methods=["POST"]),
+    Route(PATH, form_handler(save=_save), methods=["POST"]),
 ]

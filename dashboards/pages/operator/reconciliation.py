@@ -9,9 +9,9 @@ from starlette.routing import Route
 
 from billing.models import AuditRun
 from dashboards.formats import moment
-from dashboards.pages.common import house_of, operator_of, wants_csv
+from dashboards.page_data import PageData, Tile, show
+from dashboards.pages.common import deps_of, operator_of, wants_csv
 from dashboards.scales import grouped
-from dashboards.sheets import Sheet, Tile, show
 from dashboards.tables import Column, Table
 
 PATH = "/operator/reconciliation"
@@ -43,8 +43,8 @@ _NOT_YET = "No audit has run yet. It runs every hour; `tollhouse audit` runs it 
 
 def page_of(request: Request) -> Response:
     operator_of(request, "operations")
-    house = house_of(request)
-    with house.database.read() as session:
+    deps = deps_of(request)
+    with deps.database.read() as session:
         runs = session.scalars(select(AuditRun).order_by(AuditRun.id.desc()).limit(48)).all()
     last = runs[0] if runs else None
     report: dict[str, Any] = last.report if last else {}
@@ -61,7 +61,7 @@ def page_of(request: Request) -> Response:
         {"step": name, "units": None, **dict.fromkeys(_COUNTS), **sums}
         for name, sums in report.get("steps", {}).items()
     ]
-    sheet = Sheet(
+    page_data = PageData(
         "Reconciliation",
         "Compares receipts, usage events, charges, ledger and invoices, each with the previous step.",
         tiles=_tiles(report, last),
@@ -71,7 +71,7 @@ def page_of(request: Request) -> Response:
             Table("Latest runs", RUNS, [_run(each) for each in runs], totals=False, empty=_NOT_YET),
         ],
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 def _tiles(report: dict[str, Any], last: AuditRun | None) -> list[Tile]:

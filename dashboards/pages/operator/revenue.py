@@ -12,10 +12,10 @@ from core.tenants.models import Tenant
 from dashboards import charts, revenue
 from dashboards.filters import date_range
 from dashboards.formats import minor, money
-from dashboards.pages.common import house_of, operator_of, root_of, wants_csv
+from dashboards.page_data import Chart, PageData, Tile, show
+from dashboards.pages.common import deps_of, operator_of, root_of, wants_csv
 from dashboards.pages.costs import money_label
 from dashboards.render import svg
-from dashboards.sheets import Chart, Sheet, Tile, show
 from dashboards.tables import Column, Table
 
 PATH = "/operator/revenue"
@@ -46,10 +46,10 @@ _COLUMNS = [
 
 def page_of(request: Request) -> Response:
     operator_of(request, "operations")
-    house = house_of(request)
-    now = house.clock.now()
+    deps = deps_of(request)
+    now = deps.clock.now()
     span = date_range(request, now, now.day)
-    with house.database.read() as session:
+    with deps.database.read() as session:
         found = revenue.read(session, span)
         debtors = revenue.outstanding(session, now)
         main = found[0] if found else revenue.Revenue("USD")
@@ -67,7 +67,7 @@ def page_of(request: Request) -> Response:
     if wants_csv(request):
         return table.csv(f"revenue-{span.first}-{span.last}")
     root = root_of(request)
-    sheet = Sheet(
+    page_data = PageData(
         "Revenue",
         "Currencies are not converted. The tiles show the currency with the most revenue.",
         span=span,
@@ -75,7 +75,7 @@ def page_of(request: Request) -> Response:
         charts=[_chart(main.currency, months)] if any(map(any, months.values())) else [],
         tables=[table, _ages(debtors, names, root)],
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 def _tiles(main: revenue.Revenue) -> list[Tile]:

@@ -10,24 +10,24 @@ from starlette.routing import Route
 
 from core.errors import NotFound
 from core.tenants.models import ApiKey, Tenant
+from dashboards.page_data import Form, Input, PageData, Tile, show
 from dashboards.pages.common import (
     Fields,
-    acting,
-    back_to,
-    confirmed,
-    house_of,
+    deps_of,
+    form_handler,
     operator_of,
+    redirect_with_notice,
+    require_confirmation,
     scope_of,
     wants_csv,
 )
 from dashboards.scales import grouped
-from dashboards.sheets import Form, Input, Sheet, Tile, show
 from dashboards.tables import Column, Table
 from moderation import appeals, strikes
 from moderation.models import Appeal, Decision, Suspension
 
 PATH = "/operator/safety"
-MOST_ROWS = 200
+MAX_ROWS = 200
 APPEALS = [
     Column("at", "Opened", "moment"),
     Column("tenant", "Tenant"),
@@ -49,13 +49,13 @@ SUSPENDED = [
 
 def page_of(request: Request) -> Response:
     operator_of(request, "moderation")
-    house = house_of(request)
-    with house.database.read() as session:
+    deps = deps_of(request)
+    with deps.database.read() as session:
         waiting, suspended = _waiting(session), _suspended(session)
     table = Table("Appeals", APPEALS, waiting, totals=False, empty="No open appeals.")
     if wants_csv(request):
         return table.csv("appeals")
-    sheet = Sheet(
+    page_data = PageData(
         "Safety queue",
         "A granted appeal removes the strike. A suspended key must be reinstated separately.",
         tiles=[
@@ -67,7 +67,7 @@ def page_of(request: Request) -> Response:
             Table("Suspended keys", SUSPENDED, suspended, totals=False, empty="No suspended keys."),
         ],
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 def _waiting(session: Session) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ def _waiting(session: Session) -> list[dict[str, Any]]:
         .join(Tenant, Tenant.id == Appeal.tenant_id, isouter=True)
         .where(Appeal.status == "open")
         .order_by(Appeal.opened_at)
-        .limit(MOST_ROWS)
+        .limit(MAX_ROWS)
     )
     return [
         {
@@ -116,7 +116,7 @@ def _suspended(session: Session) -> list[dict[str, Any]]:
         .join(Tenant, Tenant.id == Suspension.tenant_id)
         .where(Suspension.lifted_at.is_(None))
         .order_by(Suspension.at.desc())
-        .limit(MOST_ROWS)
+        .limit(MAX_ROWS)
     )
     return [
         {
@@ -132,36 +132,36 @@ def _suspended(session: Session) -> list[dict[str, Any]]:
     ]
 
 
-def _decide(request: Request, given: Fields) -> Response:
-    viewer, house = operator_of(request, "moderation", "write"), house_of(request)
-    with house.database.transaction() as session:
-        appeal = session.get(Appeal, given.get("appeal", ""))
+def _decide(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = operator_of(request, "moderation", "write"), deps_of(request)
+    with deps.database.transaction() as session:
+        appeal = session.get(Appeal, form_fields.get("appeal", ""))
         if appeal is None:
             raise NotFound("There is no such appeal.", next_step="Choose one from the list.")
         appeals.decide(
             session,
             scope_of(viewer, appeal.tenant_id),
-            house.clock,
+            deps.clock,
             appeal.id,
-            grant=given.get("verdict") == "Grant",
-            answer=given.get("answer", ""),
+            grant=form_fields.get("verdict") == "Grant",
+            answer=form_fields.get("answer", ""),
         )
-    return back_to(request, PATH, "appeal-decided")
+    return redirect_with_notice(request, PATH, "appeal-decided")
 
 
-def _free(request: Request, given: Fields) -> Response:
-    viewer, house = operator_of(request, "moderation", "write"), house_of(request)
-    number = given.get("id", "")
-    with house.database.transaction() as session:
+def _free(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = operator_of(request, "moderation", "write"), deps_of(request)
+    number = form_fields.get("id", "")
+    with deps.database.transaction() as session:
         found = session.get(Suspension, int(number)) if number.isdigit() else None
         if found is None:
             raise NotFound("There is no such suspension.", next_step="Choose one from the list.")
-        confirmed(given, session.get_one(ApiKey, found.key_id).name)
-        strikes.lift(session, scope_of(viewer, found.tenant_id), house.clock, found.key_id)
-    return back_to(request, PATH, "key-freed")
+        require_confirmation(form_fields, session.get_one(ApiKey, found.key_id).name)
+        strikes.lift(session, scope_of(viewer, found.tenant_id), deps.clock, found.key_id)
+    return redirect_with_notice(request, PATH, "key-freed")
 
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, acting(decide=_decide, free=_free), methods=["POST"]),
+    Route(PATH, form_handler(decide=_decide, free=_free), methods=["POST"]),
 ]

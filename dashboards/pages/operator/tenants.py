@@ -9,21 +9,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.models import BillingAccount, HouseUsage
+from billing.models import BillingAccount, DailyTenantUsage
 from core.errors import NotFound
 from core.tenants import keys, limits, organisations, plan_store
 from core.tenants.models import ApiKey, Member, Tenant
-from dashboards import charts, figures
+from dashboards import charts, usage_totals
 from dashboards.filters import Range
 from dashboards.formats import money
 from dashboards.navigation import SECTIONS
+from dashboards.page_data import Chart, Form, Input, PageData, Tile, show
 from dashboards.pages.common import (
     Fields,
-    acting,
-    back_to,
-    confirmed,
-    house_of,
+    deps_of,
+    form_handler,
     operator_of,
+    redirect_with_notice,
+    require_confirmation,
     root_of,
     scope_of,
     wants_csv,
@@ -31,7 +32,6 @@ from dashboards.pages.common import (
 from dashboards.pages.costs import costs_table, money_label
 from dashboards.render import svg
 from dashboards.scales import grouped
-from dashboards.sheets import Chart, Form, Input, Sheet, Tile, show
 from dashboards.tables import Column, Table
 
 PATH = "/operator/tenants"
@@ -49,11 +49,11 @@ COLUMNS = [
 ]
 
 
-def listing(request: Request) -> Response:
+def tenant_list(request: Request) -> Response:
     operator_of(request, "tenants")
-    house = house_of(request)
-    now = house.clock.now()
-    with house.database.read() as session:
+    deps = deps_of(request)
+    now = deps.clock.now()
+    with deps.database.read() as session:
         rows = _rows(session, now.replace(day=1, hour=0, minute=0, second=0, microsecond=0))
         plans = sorted(plan_store.all_of(session))
     for row in rows:
@@ -63,7 +63,7 @@ def listing(request: Request) -> Response:
         return table.csv(f"tenants-{now:%Y-%m-%d}")
     by_state = {state: sum(row["state"] == state for row in rows) for state in ("active",)}
     used = sum(row["requests"] > 0 for row in rows)
-    sheet = Sheet(
+    page_data = PageData(
         "Tenants",
         "All organisations, with usage and spend of this month.",
         tiles=[
@@ -74,11 +74,11 @@ def listing(request: Request) -> Response:
         tables=[table],
         forms=[_new(plans)],
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 def _rows(session: Session, since: Any) -> list[dict[str, Any]]:
-    table = HouseUsage
+    table = DailyTenantUsage
     used = {
         row[0]: row[1:]
         for row in session.execute(
@@ -141,23 +141,23 @@ def _new(plans: list[str]) -> Form:
     )
 
 
-def one(request: Request) -> Response:
+def tenant_page(request: Request) -> Response:
     """A tenant's last 30 days, its limits, and forms to change it."""
-    viewer, house = operator_of(request, "tenants"), house_of(request)
-    now = house.clock.now()
+    viewer, deps = operator_of(request, "tenants"), deps_of(request)
+    now = deps.clock.now()
     span = Range(now.date() - timedelta(29), now.date())
-    with house.database.read() as session:
+    with deps.database.read() as session:
         tenant = session.get(Tenant, request.path_params["tenant_id"])
         if tenant is None:
             raise NotFound("There is no such tenant.", next_step="Choose one from the list.")
         scope = scope_of(viewer, tenant.id)
-        models = figures.read(session, scope, span, now, "model")
-        by_key = figures.read(session, scope, span, now, "key_id")
+        models = usage_totals.read(session, scope, span, now, "model")
+        by_key = usage_totals.read(session, scope, span, now, "key_id")
         rules = [limits.describe(rule) for rule in limits.plan_of(session, tenant).rules]
         live = sum(key.revoked_at is None for key in keys.all_of(session, scope))
         plans = sorted(plan_store.all_of(session))
     drawn = charts.stacked_bars("Spend", models.labels, models.series("amount"), money_label)
-    sheet = Sheet(
+    page_data = PageData(
         tenant.display_name,
         f"{tenant.name} · {tenant.id} · {tenant.status} · plan {tenant.plan}",
         tiles=[
@@ -176,7 +176,7 @@ def one(request: Request) -> Response:
         forms=_changes(tenant, plans),
         back=(PATH, "All tenants"),
     )
-    return show(request, sheet)
+    return show(request, page_data)
 
 
 _LIMITS = [
@@ -218,56 +218,56 @@ def _changes(tenant: Tenant, plans: list[str]) -> list[Form]:
     ]
 
 
-def _create(request: Request, given: Fields) -> Response:
+def _create(request: Request, form_fields: Fields) -> Response:
     operator_of(request, "tenants", "write")
-    house = house_of(request)
-    with house.database.transaction() as session:
-        made = organisations.create_tenant(
+    deps = deps_of(request)
+    with deps.database.transaction() as session:
+        created = organisations.create_tenant(
             session,
-            house.clock,
-            name=given.get("name", ""),
-            display_name=given.get("display_name", ""),
-            plan=given.get("plan", "standard"),
-            currency=given.get("currency", "USD"),
+            deps.clock,
+            name=form_fields.get("name", ""),
+            display_name=form_fields.get("display_name", ""),
+            plan=form_fields.get("plan", "standard"),
+            currency=form_fields.get("currency", "USD"),
         )
-        path = f"{PATH}/{made.id}"
-    return back_to(request, path, "tenant-made")
+        path = f"{PATH}/{created.id}"
+    return redirect_with_notice(request, path, "tenant-made")
 
 
-def _look(request: Request, given: Fields) -> Response:
+def _view_tenant(request: Request, form_fields: Fields) -> Response:
     """Show the tenant's pages; return to the current page if the tenant has it."""
-    viewer, house = operator_of(request, "tenants"), house_of(request)
-    with house.database.transaction() as session:
-        name = given.get("tenant", "")
-        house.doorman.look_at(session, viewer, request.state.cookie, name)
+    viewer, deps = operator_of(request, "tenants"), deps_of(request)
+    with deps.database.transaction() as session:
+        name = form_fields.get("tenant", "")
+        deps.auth.look_at(session, viewer, request.state.cookie, name)
     own = {section.path for section in SECTIONS if not section.operator}
-    path = given.get("page", "")
-    return back_to(request, path if path in own else "/", "tenant-shown")
+    path = form_fields.get("page", "")
+    return redirect_with_notice(request, path if path in own else "/", "tenant-shown")
 
 
-def _plan(request: Request, given: Fields) -> Response:
-    return _change(request, plan=given.get("plan", ""))
+def _plan(request: Request, form_fields: Fields) -> Response:
+    return _change(request, plan=form_fields.get("plan", ""))
 
 
-def _status(request: Request, given: Fields) -> Response:
-    return _change(request, given, status=given.get("status", ""))
+def _status(request: Request, form_fields: Fields) -> Response:
+    return _change(request, form_fields, status=form_fields.get("status", ""))
 
 
 def _change(request: Request, ask: Fields | None = None, **changes: str) -> Response:
-    viewer, house = operator_of(request, "tenants", "write"), house_of(request)
+    viewer, deps = operator_of(request, "tenants", "write"), deps_of(request)
     tenant_id = request.path_params["tenant_id"]
-    with house.database.transaction() as session:
+    with deps.database.transaction() as session:
         tenant = organisations.tenant_named(session, tenant_id)
         if ask is not None:
-            confirmed(ask, tenant.name)
-        organisations.change_tenant(session, scope_of(viewer, tenant.id), house.clock, **changes)  # type: ignore[arg-type]
-    return back_to(request, f"{PATH}/{tenant_id}", "tenant-changed")
+            require_confirmation(ask, tenant.name)
+        organisations.change_tenant(session, scope_of(viewer, tenant.id), deps.clock, **changes)  # type: ignore[arg-type]
+    return redirect_with_notice(request, f"{PATH}/{tenant_id}", "tenant-changed")
 
 
 ROUTES = [
-    Route(PATH, listing, methods=["GET"]),
-    Route(PATH, acting(create=_create), methods=["POST"]),
-    Route("/operator/look", acting(look=_look), methods=["POST"]),
-    Route(f"{PATH}/{{tenant_id}}", one, methods=["GET"]),
-    Route(f"{PATH}/{{tenant_id}}", acting(plan=_plan, status=_status), methods=["POST"]),
+    Route(PATH, tenant_list, methods=["GET"]),
+    Route(PATH, form_handler(create=_create), methods=["POST"]),
+    Route("/operator/look", form_handler(look=_view_tenant), methods=["POST"]),
+    Route(f"{PATH}/{{tenant_id}}", tenant_page, methods=["GET"]),
+    Route(f"{PATH}/{{tenant_id}}", form_handler(plan=_plan, status=_status), methods=["POST"]),
 ]

@@ -1,6 +1,7 @@
 """Access to admin routes: by the operator's token, an API key or a dashboard session; casbin decides.
 
-Every route names an object and an action with `Allowed` or `OperatorOnly`; a test walks them.
+Every route names an object and an action with `RequirePermission` or `RequireOperator`; a test
+walks them.
 """
 
 import asyncio
@@ -15,16 +16,18 @@ from core.tenants import access, sessions
 from core.tenants.access import THE_OPERATOR, Actor
 from core.tenants.operator import is_operator_token
 from core.tenants.scope import TenantScope
-from gateway.api.access import House
-from gateway.exchange import Exchange
+from gateway.api.access import ServicesDep
+from gateway.http.exchange import Exchange
 from gateway.wiring import Services
 
-COOKIE = "tollhouse_session"
-Which = Annotated[str | None, Query(description="Id or name of the tenant; your own by default.")]
+SESSION_COOKIE = "tollhouse_session"
+TenantQuery = Annotated[
+    str | None, Query(description="Id or name of the tenant; your own by default.")
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class AdminContext:
     """An authorised admin call on one tenant."""
 
     services: Services
@@ -33,7 +36,7 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorVisit:
+class OperatorContext:
     """An authorised admin call on resources that belong to no tenant."""
 
     services: Services
@@ -41,26 +44,28 @@ class OperatorVisit:
 
 
 @dataclass(frozen=True)
-class Allowed:
+class RequirePermission:
     obj: str
     act: str
 
-    async def __call__(self, request: Request, services: House, tenant: Which = None) -> Visit:
+    async def __call__(
+        self, request: Request, services: ServicesDep, tenant: TenantQuery = None
+    ) -> AdminContext:
         actor = await actor_of(request, services)
 
         def _authorise() -> TenantScope:
             with services.database.read() as session:
                 return access.authorise(session, services.roles, actor, tenant, self.obj, self.act)
 
-        return Visit(services, actor, await asyncio.to_thread(_authorise))
+        return AdminContext(services, actor, await asyncio.to_thread(_authorise))
 
 
 @dataclass(frozen=True)
-class OperatorOnly:
+class RequireOperator:
     obj: str
     act: str
 
-    async def __call__(self, request: Request, services: House) -> OperatorVisit:
+    async def __call__(self, request: Request, services: ServicesDep) -> OperatorContext:
         actor = await actor_of(request, services)
 
         def _authorise() -> None:
@@ -68,13 +73,13 @@ class OperatorOnly:
                 access.authorise_operator(session, services.roles, actor, self.obj, self.act)
 
         await asyncio.to_thread(_authorise)
-        return OperatorVisit(services, actor)
+        return OperatorContext(services, actor)
 
 
 async def actor_of(request: Request, services: Services) -> Actor:
     if "authorization" in request.headers or "x-api-key" in request.headers:
-        return await _by_token(request, services)
-    cookie = request.cookies.get(COOKIE)
+        return await _actor_from_token(request, services)
+    cookie = request.cookies.get(SESSION_COOKIE)
     if cookie is None:
         raise Unauthenticated(
             "No credentials were sent.",
@@ -85,13 +90,13 @@ async def actor_of(request: Request, services: Services) -> Actor:
             "The Origin header is missing or names another site, so the session cookie is refused.",
             next_step="Send the call from the dashboard, or use an API key.",
         )
-    found = await asyncio.to_thread(_by_cookie, services, cookie)
-    if found is None:
+    actor = await asyncio.to_thread(_actor_from_cookie, services, cookie)
+    if actor is None:
         raise Unauthenticated("The session has ended.", next_step="Sign in again.")
-    return found
+    return actor
 
 
-async def _by_token(request: Request, services: Services) -> Actor:
+async def _actor_from_token(request: Request, services: Services) -> Actor:
     given = request.headers.getlist("authorization")
     kind, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
     if kind.lower() == "bearer" and is_operator_token(services.operator_token, token.strip()):
@@ -101,7 +106,7 @@ async def _by_token(request: Request, services: Services) -> Actor:
     return Actor(key.key_id, key.role, key.tenant_id, key.project_id)
 
 
-def _by_cookie(services: Services, cookie: str) -> Actor | None:
+def _actor_from_cookie(services: Services, cookie: str) -> Actor | None:
     with services.database.read() as session:
         return sessions.find(session, services.clock, cookie)
 

@@ -8,16 +8,16 @@ from starlette.datastructures import FormData, UploadFile
 
 from core.errors import BadRequest, ModelNotFound
 from core.tenants import adapters
-from gateway.api.admin.access import Allowed, Visit
+from gateway.api.admin.access import AdminContext, RequirePermission
+from gateway.api.admin.schemas import AdapterFromPath
 from gateway.catalog.adapter_files import AdapterFiles
 from gateway.catalog.adapter_store import MAX_BYTES, AdapterStore
-from gateway.schemas.admin import AdapterFromPath
-from gateway.uploads import bounded_form
+from gateway.http.uploads import bounded_form
 from gateway.wiring import Services
 
 router = APIRouter(prefix="/admin/v1/adapters", tags=["adapters"])
-Reads = Annotated[Visit, Depends(Allowed("adapters", "read"))]
-Writes = Annotated[Visit, Depends(Allowed("adapters", "write"))]
+ReadAccess = Annotated[AdminContext, Depends(RequirePermission("adapters", "read"))]
+WriteAccess = Annotated[AdminContext, Depends(RequirePermission("adapters", "write"))]
 _FORM = {
     "type": "object",
     "required": ["name"],
@@ -35,10 +35,10 @@ _FORM = {
 
 
 @router.get("")
-def list_adapters(visit: Reads) -> dict[str, Any]:
-    with visit.services.database.read() as session:
-        found = adapters.all_of(session, visit.scope)
-        return {"object": "list", "data": [adapters.describe(each) for each in found]}
+def list_adapters(ctx: ReadAccess) -> dict[str, Any]:
+    with ctx.services.database.read() as session:
+        rows = adapters.all_of(session, ctx.scope)
+        return {"object": "list", "data": [adapters.describe(each) for each in rows]}
 
 
 @router.post(
@@ -46,29 +46,31 @@ def list_adapters(visit: Reads) -> dict[str, Any]:
     status_code=201,
     openapi_extra={"requestBody": {"content": {"multipart/form-data": {"schema": _FORM}}}},
 )
-async def upload_adapter(request: Request, visit: Writes) -> dict[str, Any]:
+async def upload_adapter(request: Request, ctx: WriteAccess) -> dict[str, Any]:
     """Send an archive as `file`, or the two files of a PEFT adapter as `config` and `weights`."""
-    services = visit.services
+    services = ctx.services
     async with bounded_form(request, MAX_BYTES + 2**20) as form:
         name = adapters.check_name(str(form.get("name", "")))
         base = base_model(services, str(form.get("base_model", "")))
-        files = await asyncio.to_thread(_stored, store_of(services), visit.scope.tenant_id, form)
-    return await asyncio.to_thread(register, visit, name, base, files)
+        files = await asyncio.to_thread(
+            _store_upload, adapter_store(services), ctx.scope.tenant_id, form
+        )
+    return await asyncio.to_thread(register, ctx, name, base, files)
 
 
 @router.post("/from-path", status_code=201)
-def take_adapter(body: AdapterFromPath, visit: Writes) -> dict[str, Any]:
-    base = base_model(visit.services, body.base_model)
-    files = store_of(visit.services).from_path(body.path)
-    return register(visit, body.name, base, files)
+def take_adapter(body: AdapterFromPath, ctx: WriteAccess) -> dict[str, Any]:
+    base = base_model(ctx.services, body.base_model)
+    files = adapter_store(ctx.services).from_path(body.path)
+    return register(ctx, body.name, base, files)
 
 
 @router.delete("/{name}")
-def remove_adapter(name: str, visit: Writes) -> dict[str, Any]:
-    return remove(visit, name)
+def remove_adapter(name: str, ctx: WriteAccess) -> dict[str, Any]:
+    return remove(ctx, name)
 
 
-def store_of(services: Services) -> AdapterStore:
+def adapter_store(services: Services) -> AdapterStore:
     settings = services.settings
     return AdapterStore(settings.data_dir / "adapters", settings.adapter_dirs)
 
@@ -87,12 +89,12 @@ def base_model(services: Services, name: str) -> str:
     return name
 
 
-def register(visit: Visit, name: str, base: str, files: AdapterFiles) -> dict[str, Any]:
-    services = visit.services
+def register(ctx: AdminContext, name: str, base: str, files: AdapterFiles) -> dict[str, Any]:
+    services = ctx.services
     with services.database.transaction() as session:
-        made = adapters.register(
+        adapter = adapters.register(
             session,
-            visit.scope,
+            ctx.scope,
             services.clock,
             name=name,
             base_model=base,
@@ -101,20 +103,20 @@ def register(visit: Visit, name: str, base: str, files: AdapterFiles) -> dict[st
             rank=files.rank,
             bytes=files.bytes,
         )
-        shown = adapters.describe(made)
+        shown = adapters.describe(adapter)
     services.adapters.refresh()
     return shown
 
 
-def remove(visit: Visit, name: str) -> dict[str, Any]:
-    services = visit.services
+def remove(ctx: AdminContext, name: str) -> dict[str, Any]:
+    services = ctx.services
     with services.database.transaction() as session:
-        shown = adapters.describe(adapters.remove(session, visit.scope, services.clock, name))
+        shown = adapters.describe(adapters.remove(session, ctx.scope, services.clock, name))
     services.adapters.refresh()
     return shown
 
 
-def _stored(store: AdapterStore, tenant_id: str, form: FormData) -> AdapterFiles:
+def _store_upload(store: AdapterStore, tenant_id: str, form: FormData) -> AdapterFiles:
     archive, config, weights = (form.get(part) for part in ("file", "config", "weights"))
     if isinstance(archive, UploadFile):
         return store.from_archive(tenant_id, archive.file)

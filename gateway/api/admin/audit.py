@@ -5,21 +5,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 
 from core.tenants import audit
-from gateway.api.admin.access import Allowed, Visit
+from gateway.api.admin.access import AdminContext, RequirePermission
 
 router = APIRouter(prefix="/admin/v1/audit", tags=["audit"])
 
 
 @router.get("")
 def list_entries(
-    visit: Annotated[Visit, Depends(Allowed("audit", "read"))],
+    ctx: Annotated[AdminContext, Depends(RequirePermission("audit", "read"))],
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before: Annotated[int | None, Query(ge=0, description="List entries below this id.")] = None,
     action: Annotated[str | None, Query(max_length=80)] = None,
 ) -> dict[str, Any]:
-    with visit.services.database.read() as session:
-        found = audit.entries(
-            session, visit.scope, limit=limit + 1, before_id=before, action=action
-        )
-    listed = [audit.describe(entry) for entry in found[:limit]]
-    return {"object": "list", "data": listed, "has_more": len(found) > limit}
+    with ctx.services.database.read() as session:
+        rows = audit.entries(session, ctx.scope, limit=limit + 1, before_id=before, action=action)
+    listed = [audit.describe(entry) for entry in rows[:limit]]
+    return {"object": "list", "data": listed, "has_more": len(rows) > limit}

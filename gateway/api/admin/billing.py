@@ -8,29 +8,29 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing import budgets, invoices
-from billing.documents import invoice_json, invoice_summary, money
 from billing.models import BillingAccount, Budget, CreditGrant, Invoice
 from billing.printing import as_html, as_pdf
+from billing.views import invoice_json, invoice_summary, money
 from core.errors import BadRequest, NotFound
 from core.money import Money, units_of
 from core.tenants import audit
 from core.tenants.models import ApiKey, Project
-from gateway.api.admin.access import Allowed, Visit
-from gateway.schemas.billing import NewBudget
+from gateway.api.admin.access import AdminContext, RequirePermission
+from gateway.api.admin.billing_schemas import NewBudget
 
 router = APIRouter(prefix="/admin/v1", tags=["billing"])
-SeesInvoices = Annotated[Visit, Depends(Allowed("invoices", "read"))]
-SeesBudgets = Annotated[Visit, Depends(Allowed("budgets", "read"))]
-SetsBudgets = Annotated[Visit, Depends(Allowed("budgets", "write"))]
+InvoiceReadAccess = Annotated[AdminContext, Depends(RequirePermission("invoices", "read"))]
+BudgetReadAccess = Annotated[AdminContext, Depends(RequirePermission("budgets", "read"))]
+BudgetWriteAccess = Annotated[AdminContext, Depends(RequirePermission("budgets", "write"))]
 
 
 @router.get("/billing")
-def get_account(visit: SeesInvoices) -> dict[str, Any]:
+def get_account(ctx: InvoiceReadAccess) -> dict[str, Any]:
     """The billing account and its remaining credit."""
-    with visit.services.database.read() as session:
-        account = session.get(BillingAccount, visit.scope.tenant_id)
+    with ctx.services.database.read() as session:
+        account = session.get(BillingAccount, ctx.scope.tenant_id)
         if account is None:
-            return {"tenant_id": visit.scope.tenant_id, "opened": False, "credit": []}
+            return {"tenant_id": ctx.scope.tenant_id, "opened": False, "credit": []}
         grants = session.scalars(
             select(CreditGrant)
             .where(CreditGrant.tenant_id == account.tenant_id)
@@ -41,11 +41,11 @@ def get_account(visit: SeesInvoices) -> dict[str, Any]:
 
 
 @router.get("/invoices")
-def list_invoices(visit: SeesInvoices, limit: int = 100) -> dict[str, Any]:
-    with visit.services.database.read() as session:
+def list_invoices(ctx: InvoiceReadAccess, limit: int = 100) -> dict[str, Any]:
+    with ctx.services.database.read() as session:
         rows = session.scalars(
             select(Invoice)
-            .where(Invoice.tenant_id == visit.scope.tenant_id)
+            .where(Invoice.tenant_id == ctx.scope.tenant_id)
             .order_by(Invoice.period_start.desc())
             .limit(min(max(limit, 1), 500))
         )
@@ -53,51 +53,53 @@ def list_invoices(visit: SeesInvoices, limit: int = 100) -> dict[str, Any]:
 
 
 @router.get("/invoices/{reference}")
-def get_invoice(reference: str, visit: SeesInvoices) -> dict[str, Any]:
+def get_invoice(reference: str, ctx: InvoiceReadAccess) -> dict[str, Any]:
     """Get an invoice by id or number, with every line and its usage."""
-    with visit.services.database.read() as session:
-        return invoice_json(session, _own(session, visit, reference))
+    with ctx.services.database.read() as session:
+        return invoice_json(session, _tenant_invoice(session, ctx, reference))
 
 
 @router.get("/invoices/{reference}/page", response_class=HTMLResponse)
-def get_invoice_page(reference: str, visit: SeesInvoices) -> HTMLResponse:
-    with visit.services.database.read() as session:
-        return HTMLResponse(as_html(invoice_json(session, _own(session, visit, reference))))
+def get_invoice_page(reference: str, ctx: InvoiceReadAccess) -> HTMLResponse:
+    with ctx.services.database.read() as session:
+        return HTMLResponse(
+            as_html(invoice_json(session, _tenant_invoice(session, ctx, reference)))
+        )
 
 
 @router.get("/invoices/{reference}/pdf", response_class=Response)
-def get_invoice_pdf(reference: str, visit: SeesInvoices) -> Response:
-    with visit.services.database.read() as session:
-        document = invoice_json(session, _own(session, visit, reference))
+def get_invoice_pdf(reference: str, ctx: InvoiceReadAccess) -> Response:
+    with ctx.services.database.read() as session:
+        document = invoice_json(session, _tenant_invoice(session, ctx, reference))
     return Response(as_pdf(document), media_type="application/pdf")
 
 
 @router.get("/budgets")
-def list_budgets(visit: SeesBudgets) -> dict[str, Any]:
-    now = visit.services.clock.now()
-    with visit.services.database.read() as session:
-        account = session.get(BillingAccount, visit.scope.tenant_id)
+def list_budgets(ctx: BudgetReadAccess) -> dict[str, Any]:
+    now = ctx.services.clock.now()
+    with ctx.services.database.read() as session:
+        account = session.get(BillingAccount, ctx.scope.tenant_id)
         zone = account.timezone if account else "UTC"
         rows = session.scalars(
             select(Budget)
-            .where(Budget.tenant_id == visit.scope.tenant_id, Budget.ended_at.is_(None))
+            .where(Budget.tenant_id == ctx.scope.tenant_id, Budget.ended_at.is_(None))
             .order_by(Budget.created_at, Budget.id)
         ).all()
         listed = []
         for each in rows:
             window = budgets.window_of(each.window, now, zone)
-            spent, back = budgets.spent_in(session, each, window)
-            listed.append(_budget(each) | {"spent": money(spent - back, each.currency)})
+            spent, credited = budgets.spent_in(session, each, window)
+            listed.append(_budget(each) | {"spent": money(spent - credited, each.currency)})
     return {"object": "list", "data": listed}
 
 
 @router.post("/budgets", status_code=201)
-def create_budget(body: NewBudget, visit: SetsBudgets) -> dict[str, Any]:
-    services, tenant_id = visit.services, visit.scope.tenant_id
+def create_budget(body: NewBudget, ctx: BudgetWriteAccess) -> dict[str, Any]:
+    services, tenant_id = ctx.services, ctx.scope.tenant_id
     with services.database.transaction() as session:
         account = session.get(BillingAccount, tenant_id)
         target = _target(session, tenant_id, body)
-        made = budgets.create(
+        budget = budgets.create(
             session,
             services.clock,
             tenant_id=tenant_id,
@@ -111,21 +113,21 @@ def create_budget(body: NewBudget, visit: SetsBudgets) -> dict[str, Any]:
             emails=tuple(body.emails),
             name=body.name,
         )
-        shown = _budget(made)
-        audit.record(session, visit.scope, services.clock, "budget.create", made.id, None, shown)
+        shown = _budget(budget)
+        audit.record(session, ctx.scope, services.clock, "budget.create", budget.id, None, shown)
     return shown
 
 
 @router.delete("/budgets/{budget_id}")
-def end_budget(budget_id: str, visit: SetsBudgets) -> dict[str, Any]:
-    services = visit.services
+def end_budget(budget_id: str, ctx: BudgetWriteAccess) -> dict[str, Any]:
+    services = ctx.services
     with services.database.transaction() as session:
-        found = session.get(Budget, budget_id)
-        if found is None or found.tenant_id != visit.scope.tenant_id or found.ended_at:
+        row = session.get(Budget, budget_id)
+        if row is None or row.tenant_id != ctx.scope.tenant_id or row.ended_at:
             raise NotFound(f"There is no budget {budget_id!r}.", next_step="GET /admin/v1/budgets")
-        before = _budget(found)
-        found.ended_at = services.clock.now()
-        audit.record(session, visit.scope, services.clock, "budget.end", found.id, before, None)
+        before = _budget(row)
+        row.ended_at = services.clock.now()
+        audit.record(session, ctx.scope, services.clock, "budget.end", row.id, before, None)
     return {"ended": budget_id}
 
 
@@ -148,11 +150,11 @@ def describe_account(account: BillingAccount) -> dict[str, Any]:
     return {"opened": True} | {name: getattr(account, name) for name in names}
 
 
-def _own(session: Session, visit: Visit, reference: str) -> Invoice:
-    found = invoices.get(session, reference)
-    if found.tenant_id != visit.scope.tenant_id:
+def _tenant_invoice(session: Session, ctx: AdminContext, reference: str) -> Invoice:
+    row = invoices.get(session, reference)
+    if row.tenant_id != ctx.scope.tenant_id:
         raise NotFound(f"There is no invoice {reference!r}.", next_step="GET /admin/v1/invoices")
-    return found
+    return row
 
 
 def _target(session: Session, tenant_id: str, body: NewBudget) -> str:
@@ -160,8 +162,8 @@ def _target(session: Session, tenant_id: str, body: NewBudget) -> str:
     if body.scope == "tenant":
         return tenant_id
     table = Project if body.scope == "project" else ApiKey
-    found: Any = session.get(table, body.scope_id)
-    if found is None or found.tenant_id != tenant_id:
+    row: Any = session.get(table, body.scope_id)
+    if row is None or row.tenant_id != tenant_id:
         raise BadRequest(
             f"There is no {body.scope} {body.scope_id!r}.",
             next_step=f"Set scope_id to the id of one of the tenant's {body.scope}s.",

@@ -5,35 +5,35 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
-from core import drains
+from core import engine_drains
 from core.errors import NotFound
-from gateway.api.admin.access import OperatorOnly, OperatorVisit
-from gateway.schemas.admin import EngineName
+from gateway.api.admin.access import OperatorContext, RequireOperator
+from gateway.api.admin.schemas import EngineName
 from gateway.wiring import Services
 
 router = APIRouter(prefix="/admin/v1/engines", tags=["operation"])
-Reads = Annotated[OperatorVisit, Depends(OperatorOnly("operations", "read"))]
-Writes = Annotated[OperatorVisit, Depends(OperatorOnly("operations", "write"))]
+ReadAccess = Annotated[OperatorContext, Depends(RequireOperator("operations", "read"))]
+WriteAccess = Annotated[OperatorContext, Depends(RequireOperator("operations", "write"))]
 
 
 @router.get("")
-async def list_engines(visit: Reads) -> dict[str, Any]:
-    return {"object": "list", "data": visit.services.engines.listed()}
+async def list_engines(ctx: ReadAccess) -> dict[str, Any]:
+    return {"object": "list", "data": ctx.services.engines.describe()}
 
 
 @router.post("/drain")
-async def drain(body: EngineName, visit: Writes) -> dict[str, Any]:
+async def drain(body: EngineName, ctx: WriteAccess) -> dict[str, Any]:
     """Send no new requests to the engine; running ones finish. Drained at 0 `running` and `waiting`."""
-    return await _order(visit, body.engine, drains.drain)
+    return await _change_drain(ctx, body.engine, engine_drains.drain)
 
 
 @router.post("/resume")
-async def resume(body: EngineName, visit: Writes) -> dict[str, Any]:
-    return await _order(visit, body.engine, drains.resume)
+async def resume(body: EngineName, ctx: WriteAccess) -> dict[str, Any]:
+    return await _change_drain(ctx, body.engine, engine_drains.resume)
 
 
-async def _order(visit: OperatorVisit, name: str, act: Any) -> dict[str, Any]:
-    services = visit.services
+async def _change_drain(ctx: OperatorContext, name: str, act: Any) -> dict[str, Any]:
+    services = ctx.services
     if name not in _names(services):
         raise NotFound(
             f"There is no engine {name!r}.", next_step="GET /admin/v1/engines lists them."
@@ -41,12 +41,12 @@ async def _order(visit: OperatorVisit, name: str, act: Any) -> dict[str, Any]:
 
     def _write() -> None:
         with services.database.transaction() as session:
-            act(session, services.clock, visit.actor.id, name)
+            act(session, services.clock, ctx.actor.id, name)
         services.engines.refresh()
 
     await asyncio.to_thread(_write)
-    return next(each for each in services.engines.listed() if each["engine"] == name)
+    return next(each for each in services.engines.describe() if each["engine"] == name)
 
 
 def _names(services: Services) -> set[str]:
-    return {place.name for place in services.router.places()}
+    return {replica.name for replica in services.router.replicas()}

@@ -7,55 +7,55 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 
 from billing.exports import schedules
-from billing.exports.documents import schedule_json
 from billing.exports.stores import Store, open_store
+from billing.exports.views import schedule_json
 from billing.models import ExportSchedule
 from core.tenants import audit
-from gateway.api.admin.access import Allowed, Visit
-from gateway.schemas.billing import ExportScheduleChange, NewExportSchedule
+from gateway.api.admin.access import AdminContext, RequirePermission
+from gateway.api.admin.billing_schemas import ExportScheduleChange, NewExportSchedule
 
 router = APIRouter(prefix="/admin/v1", tags=["exports"])
-Sees = Annotated[Visit, Depends(Allowed("exports", "read"))]
-Changes = Annotated[Visit, Depends(Allowed("exports", "write"))]
+ReadAccess = Annotated[AdminContext, Depends(RequirePermission("exports", "read"))]
+WriteAccess = Annotated[AdminContext, Depends(RequirePermission("exports", "write"))]
 
 
 @router.get("/export-schedules")
-def list_schedules(visit: Sees) -> dict[str, Any]:
+def list_schedules(ctx: ReadAccess) -> dict[str, Any]:
     """The tenant's schedules, including paused ones and those that the operator created for it."""
-    with visit.services.database.read() as session:
-        rows = schedules.open_ones(session, visit.scope.tenant_id)
+    with ctx.services.database.read() as session:
+        rows = schedules.open_schedules(session, ctx.scope.tenant_id)
         return {"object": "list", "data": [schedule_json(each) for each in rows]}
 
 
 @router.post("/export-schedules", status_code=201)
-def create_schedule(body: NewExportSchedule, visit: Changes) -> dict[str, Any]:
+def create_schedule(body: NewExportSchedule, ctx: WriteAccess) -> dict[str, Any]:
     """Export each day, week or month, starting with the current one. The destination is checked first.
     A tenant may only name a folder of its own; the operator may name any directory or bucket.
     """
-    services = visit.services
+    services = ctx.services
 
     def _store_of(destination: str) -> Store:
         return open_store(destination, services.settings)
 
-    make: Callable[..., ExportSchedule] = schedules.schedule_own
-    if visit.actor.is_operator:
-        make = schedules.schedule
+    create: Callable[..., ExportSchedule] = schedules.schedule_own
+    if ctx.actor.is_operator:
+        create = schedules.schedule
     with services.database.transaction() as session:
-        made = make(
+        created = create(
             session,
             services.clock,
             _store_of,
-            tenant_id=visit.scope.tenant_id,
+            tenant_id=ctx.scope.tenant_id,
             what=body.what,
             form=body.format,
             destination=body.destination,
             every=body.every,
             delay_hours=body.delay_hours,
         )
-        shown = schedule_json(made)
+        shown = schedule_json(created)
         audit.record(
             session,
-            visit.scope,
+            ctx.scope,
             services.clock,
             "export_schedule.create",
             shown["id"],
@@ -66,35 +66,40 @@ def create_schedule(body: NewExportSchedule, visit: Changes) -> dict[str, Any]:
 
 
 @router.patch("/export-schedules/{schedule_id}")
-def pause_or_resume(schedule_id: str, body: ExportScheduleChange, visit: Changes) -> dict[str, Any]:
+def pause_or_resume(
+    schedule_id: str, body: ExportScheduleChange, ctx: WriteAccess
+) -> dict[str, Any]:
     """Pause or resume a schedule. Exports that fall due while it is paused are skipped."""
     if body.paused:
-        return _changed(visit, schedule_id, "pause", schedules.pause)
-    return _changed(visit, schedule_id, "resume", schedules.resume)
+        return _changed(ctx, schedule_id, "pause", schedules.pause)
+    return _changed(ctx, schedule_id, "resume", schedules.resume)
 
 
 @router.delete("/export-schedules/{schedule_id}")
-def end_schedule(schedule_id: str, visit: Changes) -> dict[str, Any]:
+def end_schedule(schedule_id: str, ctx: WriteAccess) -> dict[str, Any]:
     """End a schedule. Its files stay, and its pending jobs still run."""
-    return _changed(visit, schedule_id, "end", schedules.end)
+    return _changed(ctx, schedule_id, "end", schedules.end)
 
 
 def _changed(
-    visit: Visit, schedule_id: str, name: str, change: Callable[[ExportSchedule, datetime], None]
+    ctx: AdminContext,
+    schedule_id: str,
+    name: str,
+    change: Callable[[ExportSchedule, datetime], None],
 ) -> dict[str, Any]:
-    services = visit.services
+    services = ctx.services
     with services.database.transaction() as session:
-        found = schedules.find(session, schedule_id, visit.scope.tenant_id)
-        before = schedule_json(found)
-        change(found, services.clock.now())
-        after = schedule_json(found)
+        row = schedules.find(session, schedule_id, ctx.scope.tenant_id)
+        before = schedule_json(row)
+        change(row, services.clock.now())
+        after = schedule_json(row)
         audit.record(
             session,
-            visit.scope,
+            ctx.scope,
             services.clock,
             f"export_schedule.{name}",
-            found.id,
+            row.id,
             before,
-            None if found.ended_at else after,
+            None if row.ended_at else after,
         )
     return after

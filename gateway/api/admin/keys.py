@@ -8,24 +8,24 @@ from fastapi import APIRouter, Depends
 from core.errors import BadRequest
 from core.tenants import keys
 from core.tenants.keys import KeyScopes
-from gateway.api.admin.access import Allowed, Visit
-from gateway.schemas.admin import KeyRotation, NewKey
+from gateway.api.admin.access import AdminContext, RequirePermission
+from gateway.api.admin.schemas import KeyRotation, NewKey
 
 router = APIRouter(prefix="/admin/v1/keys", tags=["keys"])
-Reads = Annotated[Visit, Depends(Allowed("keys", "read"))]
-Writes = Annotated[Visit, Depends(Allowed("keys", "write"))]
+ReadAccess = Annotated[AdminContext, Depends(RequirePermission("keys", "read"))]
+WriteAccess = Annotated[AdminContext, Depends(RequirePermission("keys", "write"))]
 
 
 @router.get("")
-def list_keys(visit: Reads) -> dict[str, Any]:
-    with visit.services.database.read() as session:
-        found = keys.all_of(session, visit.scope)
-        return {"object": "list", "data": [keys.describe(each) for each in found]}
+def list_keys(ctx: ReadAccess) -> dict[str, Any]:
+    with ctx.services.database.read() as session:
+        rows = keys.all_of(session, ctx.scope)
+        return {"object": "list", "data": [keys.describe(each) for each in rows]}
 
 
 @router.post("", status_code=201)
-def issue_key(body: NewKey, visit: Writes) -> dict[str, Any]:
-    services = visit.services
+def issue_key(body: NewKey, ctx: WriteAccess) -> dict[str, Any]:
+    services = ctx.services
     if body.expires_at is not None and body.expires_at.tzinfo is None:
         raise BadRequest(
             "expires_at has no time zone.",
@@ -35,7 +35,7 @@ def issue_key(body: NewKey, visit: Writes) -> dict[str, Any]:
     with services.database.transaction() as session:
         issued = keys.issue(
             session,
-            visit.scope,
+            ctx.scope,
             services.clock,
             project_id=body.project_id,
             name=body.name,
@@ -44,29 +44,29 @@ def issue_key(body: NewKey, visit: Writes) -> dict[str, Any]:
             allowed_ips=tuple(body.allowed_ips),
             expires_at=body.expires_at,
         )
-        return _shown(session, visit, issued)
+        return _shown(session, ctx, issued)
 
 
 @router.post("/{key_id}/rotate", status_code=201)
-def rotate_key(key_id: str, body: KeyRotation, visit: Writes) -> dict[str, Any]:
-    services = visit.services
+def rotate_key(key_id: str, body: KeyRotation, ctx: WriteAccess) -> dict[str, Any]:
+    services = ctx.services
     with services.database.transaction() as session:
         overlap = timedelta(seconds=body.overlap_s)
-        issued = keys.rotate(session, visit.scope, services.clock, key_id, overlap=overlap)
-        return _shown(session, visit, issued)
+        issued = keys.rotate(session, ctx.scope, services.clock, key_id, overlap=overlap)
+        return _shown(session, ctx, issued)
 
 
 @router.delete("/{key_id}")
-def revoke_key(key_id: str, visit: Writes) -> dict[str, Any]:
-    services = visit.services
+def revoke_key(key_id: str, ctx: WriteAccess) -> dict[str, Any]:
+    services = ctx.services
     with services.database.transaction() as session:
-        keys.revoke(session, visit.scope, services.clock, key_id)
-        return keys.describe(keys.get(session, visit.scope, key_id))
+        keys.revoke(session, ctx.scope, services.clock, key_id)
+        return keys.describe(keys.get(session, ctx.scope, key_id))
 
 
-def _shown(session: Any, visit: Visit, issued: keys.IssuedKey) -> dict[str, Any]:
-    made = keys.describe(keys.get(session, visit.scope, issued.id))
-    return made | {"secret": issued.secret}
+def _shown(session: Any, ctx: AdminContext, issued: keys.IssuedKey) -> dict[str, Any]:
+    key = keys.describe(keys.get(session, ctx.scope, issued.id))
+    return key | {"secret": issued.secret}
 
 
 def _scopes(body: NewKey) -> KeyScopes:

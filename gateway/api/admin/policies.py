@@ -7,15 +7,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Depends, Query
 from fastapi.responses import StreamingResponse
 
-from gateway.api.admin.access import Allowed, Visit
-from gateway.moments import moment_of
+from gateway.api.admin.access import AdminContext, RequirePermission
+from gateway.api.datetimes import parse_datetime
 from moderation import policies
 from moderation.policy import Policy
 from moderation.records import decisions, describe, every_decision, export_csv
 
 router = APIRouter(prefix="/admin/v1", tags=["moderation"])
-Reads = Annotated[Visit, Depends(Allowed("moderation", "read"))]
-Writes = Annotated[Visit, Depends(Allowed("moderation", "write"))]
+ReadAccess = Annotated[AdminContext, Depends(RequirePermission("moderation", "read"))]
+WriteAccess = Annotated[AdminContext, Depends(RequirePermission("moderation", "write"))]
 Document = Annotated[dict[str, Any], Body(description="A policy, in the form that `GET` returns.")]
 Level = Annotated[str, Query(description="key, project or tenant.")]
 Target = Annotated[str | None, Query(description="Id of the project or key.")]
@@ -24,8 +24,8 @@ Since = Annotated[str | None, Query(description="ISO 8601 time; UTC without an o
 
 
 @router.get("/policies")
-def list_policies(visit: Reads) -> dict[str, Any]:
-    with visit.services.database.read() as session:
+def list_policies(ctx: ReadAccess) -> dict[str, Any]:
+    with ctx.services.database.read() as session:
         data = [
             {
                 "version": row.version,
@@ -36,65 +36,69 @@ def list_policies(visit: Reads) -> dict[str, Any]:
                 "created_by": row.created_by,
                 "retired_at": row.retired_at.isoformat() if row.retired_at else None,
             }
-            for row in policies.history(session, visit.scope)
+            for row in policies.history(session, ctx.scope)
         ]
     return {"object": "list", "data": data}
 
 
 @router.put("/policies")
 def put_policy(
-    document: Document, visit: Writes, level: Level = "tenant", target: Target = None
+    document: Document, ctx: WriteAccess, level: Level = "tenant", target: Target = None
 ) -> dict[str, Any]:
-    services = visit.services
+    services = ctx.services
     services.opinions.check(Policy.from_dict(document))
     with services.database.transaction() as session:
-        made = policies.put(
-            session, visit.scope, services.clock, document, level=level, target=target
+        saved = policies.put(
+            session, ctx.scope, services.clock, document, level=level, target=target
         )
     services.policies.refresh()
-    return {"version": made.version, "level": level, "target": target}
+    return {"version": saved.version, "level": level, "target": target}
 
 
 @router.delete("/policies")
-def retire_policy(visit: Writes, level: Level = "tenant", target: Target = None) -> dict[str, Any]:
-    services = visit.services
+def retire_policy(
+    ctx: WriteAccess, level: Level = "tenant", target: Target = None
+) -> dict[str, Any]:
+    services = ctx.services
     with services.database.transaction() as session:
-        policies.retire(session, visit.scope, services.clock, level=level, target=target)
+        policies.retire(session, ctx.scope, services.clock, level=level, target=target)
     services.policies.refresh()
     return {"level": level, "target": target}
 
 
 @router.get("/decisions")
 def list_decisions(
-    visit: Reads,
+    ctx: ReadAccess,
     since: Since = None,
     action: Annotated[str | None, Query(description="allow, annotate, redact or block.")] = None,
     acted: Annotated[bool, Query(description="Only decisions other than allow.")] = False,
     before_id: int | None = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> dict[str, Any]:
-    with visit.services.database.read() as session:
-        found = decisions(
+    with ctx.services.database.read() as session:
+        rows = decisions(
             session,
-            visit.scope,
-            since=_moment("since", since),
+            ctx.scope,
+            since=_parse_time("since", since),
             action=action,
             acted=acted,
             before_id=before_id,
             limit=limit,
         )
-        return {"object": "list", "data": [describe(row) for row in found]}
+        return {"object": "list", "data": [describe(row) for row in rows]}
 
 
 @router.get("/decisions/export")
-def export_decisions(visit: Reads, since: Since = None, until: Since = None) -> StreamingResponse:
+def export_decisions(
+    ctx: ReadAccess, since: Since = None, until: Since = None
+) -> StreamingResponse:
     """Every decision of a period as CSV; by default the last 31 days."""
-    end = _moment("until", until) or visit.services.clock.now()
-    start = _moment("since", since) or end - timedelta(days=31)
+    end = _parse_time("until", until) or ctx.services.clock.now()
+    start = _parse_time("since", since) or end - timedelta(days=31)
 
     def _lines() -> Iterator[str]:
-        with visit.services.database.read() as session:
-            yield from export_csv(every_decision(session, visit.scope, start, end))
+        with ctx.services.database.read() as session:
+            yield from export_csv(every_decision(session, ctx.scope, start, end))
 
     name = f"tollhouse-decisions-{start:%Y%m%d}-{end:%Y%m%d}.csv"
     return StreamingResponse(
@@ -104,5 +108,5 @@ def export_decisions(visit: Reads, since: Since = None, until: Since = None) -> 
     )
 
 
-def _moment(name: str, text: str | None) -> datetime | None:
-    return moment_of(text, name) if text is not None else None
+def _parse_time(name: str, text: str | None) -> datetime | None:
+    return parse_datetime(text, name) if text is not None else None

@@ -5,7 +5,7 @@ from gateway.api.admin import (
     appeals,
     audit,
     billing,
-    counting_house,
+    billing_admin,
     engines,
     exports,
     keys,
@@ -29,7 +29,7 @@ ROUTERS = (
     roles.router,
     billing.router,
     payments.router,
-    counting_house.router,
+    billing_admin.router,
     exports.router,
     engines.router,
 )

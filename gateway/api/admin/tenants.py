@@ -5,17 +5,22 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 
 from core.tenants import organisations
-from gateway.api.admin.access import Allowed, OperatorOnly, OperatorVisit, Visit
-from gateway.schemas.admin import NewProject, NewTenant, TenantChange
+from gateway.api.admin.access import (
+    AdminContext,
+    OperatorContext,
+    RequireOperator,
+    RequirePermission,
+)
+from gateway.api.admin.schemas import NewProject, NewTenant, TenantChange
 
 router = APIRouter(prefix="/admin/v1", tags=["tenants"])
 
 
 @router.get("/tenants")
 def list_tenants(
-    visit: Annotated[OperatorVisit, Depends(OperatorOnly("tenants", "read"))],
+    ctx: Annotated[OperatorContext, Depends(RequireOperator("tenants", "read"))],
 ) -> dict[str, Any]:
-    with visit.services.database.read() as session:
+    with ctx.services.database.read() as session:
         listed = [organisations.describe(each) for each in organisations.all_tenants(session)]
     return {"object": "list", "data": listed}
 
@@ -23,54 +28,58 @@ def list_tenants(
 @router.post("/tenants", status_code=201)
 def create_tenant(
     body: NewTenant,
-    visit: Annotated[OperatorVisit, Depends(OperatorOnly("tenants", "write"))],
+    ctx: Annotated[OperatorContext, Depends(RequireOperator("tenants", "write"))],
 ) -> dict[str, Any]:
-    services = visit.services
+    services = ctx.services
     with services.database.transaction() as session:
-        made = organisations.create_tenant(session, services.clock, **body.model_dump())
-        return organisations.describe(made)
+        created = organisations.create_tenant(session, services.clock, **body.model_dump())
+        return organisations.describe(created)
 
 
 @router.get("/tenant")
-def get_tenant(visit: Annotated[Visit, Depends(Allowed("tenant", "read"))]) -> dict[str, Any]:
-    with visit.services.database.read() as session:
-        return organisations.describe(organisations.get_tenant(session, visit.scope))
+def get_tenant(
+    ctx: Annotated[AdminContext, Depends(RequirePermission("tenant", "read"))],
+) -> dict[str, Any]:
+    with ctx.services.database.read() as session:
+        return organisations.describe(organisations.get_tenant(session, ctx.scope))
 
 
 @router.patch("/tenant")
 def change_tenant(
-    body: TenantChange, visit: Annotated[Visit, Depends(Allowed("tenant", "write"))]
+    body: TenantChange, ctx: Annotated[AdminContext, Depends(RequirePermission("tenant", "write"))]
 ) -> dict[str, Any]:
-    services = visit.services
+    services = ctx.services
     with services.database.transaction() as session:
         changed = organisations.change_tenant(
-            session, visit.scope, services.clock, **body.model_dump(exclude_unset=True)
+            session, ctx.scope, services.clock, **body.model_dump(exclude_unset=True)
         )
         return organisations.describe(changed)
 
 
 @router.get("/projects")
-def list_projects(visit: Annotated[Visit, Depends(Allowed("projects", "read"))]) -> dict[str, Any]:
-    with visit.services.database.read() as session:
-        found = organisations.projects(session, visit.scope)
-        return {"object": "list", "data": [organisations.describe_project(each) for each in found]}
+def list_projects(
+    ctx: Annotated[AdminContext, Depends(RequirePermission("projects", "read"))],
+) -> dict[str, Any]:
+    with ctx.services.database.read() as session:
+        rows = organisations.projects(session, ctx.scope)
+        return {"object": "list", "data": [organisations.describe_project(each) for each in rows]}
 
 
 @router.post("/projects", status_code=201)
 def create_project(
-    body: NewProject, visit: Annotated[Visit, Depends(Allowed("projects", "write"))]
+    body: NewProject, ctx: Annotated[AdminContext, Depends(RequirePermission("projects", "write"))]
 ) -> dict[str, Any]:
-    services = visit.services
+    services = ctx.services
     with services.database.transaction() as session:
-        made = organisations.create_project(session, visit.scope, services.clock, name=body.name)
-        return organisations.describe_project(made)
+        created = organisations.create_project(session, ctx.scope, services.clock, name=body.name)
+        return organisations.describe_project(created)
 
 
 @router.delete("/projects/{project_id}")
 def archive_project(
-    project_id: str, visit: Annotated[Visit, Depends(Allowed("projects", "write"))]
+    project_id: str, ctx: Annotated[AdminContext, Depends(RequirePermission("projects", "write"))]
 ) -> dict[str, Any]:
-    services = visit.services
+    services = ctx.services
     with services.database.transaction() as session:
-        archived = organisations.archive_project(session, visit.scope, services.clock, project_id)
+        archived = organisations.archive_project(session, ctx.scope, services.clock, project_id)
         return organisations.describe_project(archived)

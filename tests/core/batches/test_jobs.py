@@ -46,7 +46,7 @@ def batch(database: Database, clock: FakeClock, lines: int = 3) -> str:
             labels={},
         )
         named = ((f"n{i}", "{}") for i in range(lines))
-        jobs.begin(session, made, named, "m", clock.now())
+        jobs.start(session, made, named, "m", clock.now())
         return made.id
 
 
@@ -57,7 +57,7 @@ def claim(database: Database, clock: FakeClock, owner: str) -> Batch | None:
 
 def test_a_file_comes_back_as_it_went_in(database: Database, clock: FakeClock) -> None:
     content = b"".join(b"line %d\n" % i for i in range(300_000)) + b"last"
-    assert len(content) > 2 * files.PIECE
+    assert len(content) > 2 * files.CHUNK_BYTES
     file_id = store(database, clock, content)
     with database.read() as session:
         file = files.get(session, MINE, file_id, clock.now())
@@ -85,7 +85,7 @@ def test_a_file_ends_with_its_life_and_is_only_its_projects(
 
 def test_a_file_past_the_bound_leaves_nothing(database: Database, clock: FakeClock) -> None:
     with pytest.raises(PayloadTooLarge):
-        store(database, clock, b"x" * (3 << 20), most_bytes=2 << 20)
+        store(database, clock, b"x" * (3 << 20), max_bytes=2 << 20)
     with database.read() as session:
         assert files.all_of(session, MINE, clock.now()) == []
 
@@ -107,24 +107,24 @@ def test_one_process_holds_a_batch_and_another_takes_it_when_that_dies(
     assert again is not None and again.id == batch_id
     with database.transaction() as session:
         assert jobs.renew(session, batch_id, "one", clock.now()) is None
-        jobs.give_back(session, batch_id, "one")  # not its own any more: changes nothing
+        jobs.release(session, batch_id, "one")  # not its own any more: changes nothing
     assert claim(database, clock, "one") is None
 
 
 def test_each_line_counts_once(database: Database, clock: FakeClock) -> None:
     batch_id = batch(database, clock)
-    right = jobs.Answered(0, True, '{"a": 1}', 5, 2, 3)
-    wrong = jobs.Answered(1, False, '{"b": 2}')
+    right = jobs.LineResult(0, True, '{"a": 1}', 5, 2, 3)
+    wrong = jobs.LineResult(1, False, '{"b": 2}')
     with database.transaction() as session:
         made = session.get_one(Batch, batch_id)
-        jobs.answered(session, made, [right, right, wrong])
-        jobs.answered(session, made, [right, jobs.Answered(1, True, "{}", 9, 9, 9)])
+        jobs.record_results(session, made, [right, right, wrong])
+        jobs.record_results(session, made, [right, jobs.LineResult(1, True, "{}", 9, 9, 9)])
         assert (made.total, made.completed, made.failed) == (3, 1, 1)
         assert (made.input_tokens, made.cached_tokens, made.output_tokens) == (5, 2, 3)
-        assert [line.number for line in jobs.waiting(session, batch_id, 9)] == [2]
-        assert [line.number for line in jobs.waiting(session, batch_id, 9, skip=[2])] == []
-        assert b"".join(jobs.results(session, batch_id, jobs.DONE)) == b'{"a": 1}\n'
-        assert b"".join(jobs.results(session, batch_id, jobs.FAILED)) == b'{"b": 2}\n'
+        assert [line.number for line in jobs.waiting_lines(session, batch_id, 9)] == [2]
+        assert [line.number for line in jobs.waiting_lines(session, batch_id, 9, skip=[2])] == []
+        assert b"".join(jobs.result_chunks(session, batch_id, jobs.DONE)) == b'{"a": 1}\n'
+        assert b"".join(jobs.result_chunks(session, batch_id, jobs.FAILED)) == b'{"b": 2}\n'
 
 
 def test_cancelling(database: Database, clock: FakeClock) -> None:

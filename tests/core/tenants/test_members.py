@@ -15,7 +15,7 @@ from core.tenants.organisations import change_tenant, create_project, create_ten
 from core.tenants.roles import Roles
 from core.tenants.scope import TenantScope, scope_of_operator
 from gateway.auth.attempts import FailedAttempts
-from gateway.auth.doorman import Doorman
+from gateway.auth.dashboard_auth import DashboardAuth
 
 PASSWORD = "correct horse battery"
 TOKEN = "an operator's token of a test"
@@ -35,37 +35,37 @@ def member(sqlite_database: Database, clock: FakeClock, scope: TenantScope) -> s
 
 
 @pytest.fixture
-def doorman(sqlite_database: Database, clock: FakeClock) -> Iterator[Doorman]:
+def dashboard_auth(sqlite_database: Database, clock: FakeClock) -> Iterator[DashboardAuth]:
     attempts = FailedAttempts(MemoryCounters(clock), clock, per_minute=5)
-    yield Doorman(Roles(sqlite_database), attempts, clock, TOKEN)
+    yield DashboardAuth(Roles(sqlite_database), attempts, clock, TOKEN)
 
 
-def _sign_in(database: Database, doorman: Doorman, **fields: str) -> str:
+def _sign_in(database: Database, dashboard_auth: DashboardAuth, **fields: str) -> str:
     given = {"email": "", "password": "", "secret": "", "address": "203.0.113.7"} | fields
     with database.transaction() as session:
-        return doorman.sign_in(session, **given).cookie
+        return dashboard_auth.sign_in(session, **given).cookie
 
 
-def _role(database: Database, doorman: Doorman, cookie: str) -> str | None:
+def _role(database: Database, dashboard_auth: DashboardAuth, cookie: str) -> str | None:
     with database.read() as session:
-        viewer = doorman.find(session, cookie)
+        viewer = dashboard_auth.find(session, cookie)
     return viewer.role if viewer else None
 
 
 def test_a_password_opens_a_session_that_ends_with_time_or_sign_out(
-    sqlite_database: Database, clock: FakeClock, member: str, doorman: Doorman
+    sqlite_database: Database, clock: FakeClock, member: str, dashboard_auth: DashboardAuth
 ) -> None:
     entered = {"email": "ann@acme.example", "password": PASSWORD}
-    first = _sign_in(sqlite_database, doorman, **entered)
-    second = _sign_in(sqlite_database, doorman, **entered)
+    first = _sign_in(sqlite_database, dashboard_auth, **entered)
+    second = _sign_in(sqlite_database, dashboard_auth, **entered)
     assert first != second
-    assert _role(sqlite_database, doorman, first) == "owner"
+    assert _role(sqlite_database, dashboard_auth, first) == "owner"
     with sqlite_database.transaction() as session:
-        doorman.sign_out(session, first)
+        dashboard_auth.sign_out(session, first)
         assert session.get(DashboardSession, first) is None  # only its hash is stored
-    assert _role(sqlite_database, doorman, first) is None
+    assert _role(sqlite_database, dashboard_auth, first) is None
     clock.advance(hours=12)
-    assert _role(sqlite_database, doorman, second) is None
+    assert _role(sqlite_database, dashboard_auth, second) is None
 
 
 @pytest.mark.parametrize(
@@ -76,42 +76,42 @@ def test_a_change_of_rights_ends_every_session(
     clock: FakeClock,
     scope: TenantScope,
     member: str,
-    doorman: Doorman,
+    dashboard_auth: DashboardAuth,
     change: dict[str, object],
 ) -> None:
     with sqlite_database.transaction() as session:
         members.add(session, scope, clock, email="b@acme.example", role="owner")
         cookie = sessions.begin(session, clock, member_id=member)
-    assert _role(sqlite_database, doorman, cookie) == "owner"
+    assert _role(sqlite_database, dashboard_auth, cookie) == "owner"
     with sqlite_database.transaction() as session:
         if "password" in change:
             members.set_password(session, scope, clock, member, str(change["password"]))
         else:
             members.change(session, scope, clock, member, **change)  # type: ignore[arg-type]
-    assert _role(sqlite_database, doorman, cookie) is None
+    assert _role(sqlite_database, dashboard_auth, cookie) is None
 
 
 def test_wrong_credentials_say_one_thing_and_are_limited(
-    sqlite_database: Database, clock: FakeClock, member: str, doorman: Doorman
+    sqlite_database: Database, clock: FakeClock, member: str, dashboard_auth: DashboardAuth
 ) -> None:
     said = set()
     for email in ("ann@acme.example", "nobody@acme.example"):
         with pytest.raises(Unauthenticated) as refused:
-            _sign_in(sqlite_database, doorman, email=email, password="wrong password")
+            _sign_in(sqlite_database, dashboard_auth, email=email, password="wrong password")
         said.add(str(refused.value))
     assert len(said) == 1
     with pytest.raises(RateLimited):
         for _ in range(10):
             with pytest.raises(Unauthenticated):
-                _sign_in(sqlite_database, doorman, secret="th_guess")
+                _sign_in(sqlite_database, dashboard_auth, secret="th_guess")
     with pytest.raises(RateLimited):  # even the right password waits now, from that address
-        _sign_in(sqlite_database, doorman, email="ann@acme.example", password=PASSWORD)
+        _sign_in(sqlite_database, dashboard_auth, email="ann@acme.example", password=PASSWORD)
     other = {"email": "ann@acme.example", "password": PASSWORD, "address": "198.51.100.9"}
-    assert _sign_in(sqlite_database, doorman, **other)
+    assert _sign_in(sqlite_database, dashboard_auth, **other)
 
 
 def test_a_key_or_the_operators_token_opens_the_dashboard(
-    sqlite_database: Database, clock: FakeClock, scope: TenantScope, doorman: Doorman
+    sqlite_database: Database, clock: FakeClock, scope: TenantScope, dashboard_auth: DashboardAuth
 ) -> None:
     with sqlite_database.transaction() as session:
         project = create_project(session, scope, clock, name="p").id
@@ -124,42 +124,46 @@ def test_a_key_or_the_operators_token_opens_the_dashboard(
             name="bound",
             scopes=keys.KeyScopes(routes=frozenset({"/v1/*"})),
         )
-    cookie = _sign_in(sqlite_database, doorman, secret=key.secret)
-    assert _role(sqlite_database, doorman, cookie) == "finance"
-    assert _role(sqlite_database, doorman, _sign_in(sqlite_database, doorman, secret=TOKEN)) == (
-        "operator"
-    )
+    cookie = _sign_in(sqlite_database, dashboard_auth, secret=key.secret)
+    assert _role(sqlite_database, dashboard_auth, cookie) == "finance"
+    assert _role(
+        sqlite_database, dashboard_auth, _sign_in(sqlite_database, dashboard_auth, secret=TOKEN)
+    ) == ("operator")
     with pytest.raises(Forbidden):
-        _sign_in(sqlite_database, doorman, secret=bound.secret)
+        _sign_in(sqlite_database, dashboard_auth, secret=bound.secret)
     with sqlite_database.transaction() as session:
         keys.revoke(session, scope, clock, key.id)
-    assert _role(sqlite_database, doorman, cookie) is None
+    assert _role(sqlite_database, dashboard_auth, cookie) is None
 
 
 def test_a_viewer_may_what_casbin_says(
-    sqlite_database: Database, clock: FakeClock, scope: TenantScope, doorman: Doorman
+    sqlite_database: Database, clock: FakeClock, scope: TenantScope, dashboard_auth: DashboardAuth
 ) -> None:
     with sqlite_database.transaction() as session:
         viewer_member = members.add(session, scope, clock, email="v@acme.example", role="viewer")
         cookie = sessions.begin(session, clock, member_id=viewer_member.id)
     with sqlite_database.read() as session:
-        viewer = doorman.find(session, cookie)
+        viewer = dashboard_auth.find(session, cookie)
     assert viewer is not None
-    assert doorman.may(viewer, "usage", "read")
-    assert not doorman.may(viewer, "keys", "write")
-    assert not doorman.may(viewer, "tenants", "read")
+    assert dashboard_auth.may(viewer, "usage", "read")
+    assert not dashboard_auth.may(viewer, "keys", "write")
+    assert not dashboard_auth.may(viewer, "tenants", "read")
 
 
 def test_a_closed_tenant_has_no_sessions_a_suspended_one_has(
-    sqlite_database: Database, clock: FakeClock, scope: TenantScope, member: str, doorman: Doorman
+    sqlite_database: Database,
+    clock: FakeClock,
+    scope: TenantScope,
+    member: str,
+    dashboard_auth: DashboardAuth,
 ) -> None:
     with sqlite_database.transaction() as session:
         cookie = sessions.begin(session, clock, member_id=member)
         change_tenant(session, scope, clock, status="suspended")
-    assert _role(sqlite_database, doorman, cookie) == "owner"
+    assert _role(sqlite_database, dashboard_auth, cookie) == "owner"
     with sqlite_database.transaction() as session:
         change_tenant(session, scope, clock, status="closed")
-    assert _role(sqlite_database, doorman, cookie) is None
+    assert _role(sqlite_database, dashboard_auth, cookie) is None
 
 
 def test_single_sign_on_links_an_invited_address_once(
@@ -168,11 +172,16 @@ def test_single_sign_on_links_an_invited_address_once(
     with sqlite_database.transaction() as session:
         made = members.add(session, scope, clock, email="sso@acme.example", role="viewer").id
     with sqlite_database.transaction() as session:
-        assert members.by_subject(session, clock, "subject-1", "SSO@acme.example").id == made
+        assert (
+            members.authenticate_subject(session, clock, "subject-1", "SSO@acme.example").id == made
+        )
     with sqlite_database.transaction() as session:
-        assert members.by_subject(session, clock, "subject-1", "renamed@acme.example").id == made
+        assert (
+            members.authenticate_subject(session, clock, "subject-1", "renamed@acme.example").id
+            == made
+        )
         with pytest.raises(Unauthenticated, match="not a member"):
-            members.by_subject(session, clock, "subject-2", "sso@acme.example")
+            members.authenticate_subject(session, clock, "subject-2", "sso@acme.example")
 
 
 def test_bad_members_are_refused(

@@ -9,12 +9,12 @@ from jinja2 import Template
 from engine.demo.batches import batches, encode, opening_of
 from engine.demo.chat import TEMPLATE, Turn, written
 from engine.demo.dialogues import make_dialogues, make_openings
+from engine.demo.exchanges import table
 from engine.demo.facts import load_facts
 from engine.demo.noise import as_typed
 from engine.demo.paths import ADAPTERS, MODEL_DIR, PROMPTS
 from engine.demo.preambles import long_preamble
 from engine.demo.styles import STYLES
-from engine.demo.talk import table
 
 
 @pytest.fixture(scope="module")

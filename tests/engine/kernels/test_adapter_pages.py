@@ -6,7 +6,7 @@ import torch
 from engine.kernels.adapter_pages import AdapterTable, Matrices, pack_adapter
 from engine.kernels.lora_chunks import sort_into_chunks
 from engine.kernels.lora_reference import LoraStep, lora_reference
-from engine.models.matrices import PARTS, SITES, part_shape
+from engine.layers.matrices import PARTS, SITES, part_shape
 from engine.models.registry import model_spec
 
 LAYERS, BLOCK = 2, 1024

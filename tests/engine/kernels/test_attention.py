@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.kernels.attention_reference import AttentionStep, paged_attention_reference
-from engine.models.spec import AttentionShape
+from engine.model_spec import AttentionShape
 
 from .device import DEVICE, close
 

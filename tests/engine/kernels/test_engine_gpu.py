@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.execution.cpu_runner import CpuRunner
 from engine.loop import Engine
 from engine.models.load import load_model
 from engine.protocol import GenerateRequest, SamplingParams
-from engine.runner import CpuRunner
 from tests.engine.checkpoints import save_adapter, save_checkpoint
 
 from .device import DEVICE
 
-runner_gpu = pytest.importorskip("engine.runner_gpu")
+runner_gpu = pytest.importorskip("engine.execution.gpu_runner")
 workload = pytest.importorskip("benchmarks.gpu.workload")
 models = pytest.importorskip("benchmarks.gpu.models")
 
@@ -111,7 +111,9 @@ def test_without_a_gpu_the_benchmark_says_so(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_engine_needs_no_triton_without_a_gpu() -> None:
-    code = "import sys; sys.modules['triton'] = None; import engine.runner, engine.loop"
+    code = (
+        "import sys; sys.modules['triton'] = None; import engine.execution.cpu_runner, engine.loop"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60,
         cwd=Path(__file__).parents[3],

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.kernels.lora_chunks import most_chunks, sort_into_chunks
+from engine.kernels.lora_chunks import max_chunks, sort_into_chunks
 from engine.kernels.lora_reference import UNIT, LoraSite, LoraStep, lora_reference
 
 from .device import DEVICE, close
@@ -48,10 +48,10 @@ def make_site(ranks: Ranks, widths: list[int], inputs: int, dtype: torch.dtype, 
     return site, arena.to(DEVICE, dtype)
 
 
-def make_step(slots: list[int], chunk_rows: int, most_rank: int, padding: int = 0) -> LoraStep:
+def make_step(slots: list[int], chunk_rows: int, max_rank: int, padding: int = 0) -> LoraStep:
     order, chunks = sort_into_chunks(torch.tensor(slots), chunk_rows)
     chunks = torch.cat((chunks, torch.zeros(padding, 3, dtype=torch.int32)))
-    return LoraStep(order.to(DEVICE), chunks.to(DEVICE), chunk_rows, most_rank)
+    return LoraStep(order.to(DEVICE), chunks.to(DEVICE), chunk_rows, max_rank)
 
 
 def run(
@@ -139,4 +139,4 @@ def test_chunks_hold_every_row_once_and_one_adapter_each(slots: list[int], chunk
     assert held == order.tolist()
     assert sorted(held) == [i for i, slot in enumerate(slots) if slot >= 0]
     adapters = len({slot for slot in slots if slot >= 0})
-    assert len(chunks) <= most_chunks(len(slots), adapters, chunk_rows)
+    assert len(chunks) <= max_chunks(len(slots), adapters, chunk_rows)

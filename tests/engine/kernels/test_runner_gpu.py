@@ -14,7 +14,7 @@ from tests.engine.driver import Driver, Sequence, greedy
 
 from .device import DEVICE
 
-runner_gpu = pytest.importorskip("engine.runner_gpu")
+runner_gpu = pytest.importorskip("engine.execution.gpu_runner")
 skinny_launch = pytest.importorskip("engine.kernels.skinny_launch")
 
 PROMPTS = [[3 + (n * i) % 200 for i in range(n)] for n in (3, 7, 11)]
@@ -65,7 +65,7 @@ def test_steps_of_few_rows_by_fused_linears(tmp_path: Path, family: str) -> None
         driver = GpuDriver(checkpoint)
         if fused:
             tiles = skinny_launch.SkinnyTiles(16, 32, 4, 2)
-            driver.runner._forward.few_rows = {1: tiles, 2: tiles, 10: tiles}
+            driver.runner._forward.fused_tiles = {1: tiles, 2: tiles, 10: tiles}
         sequences = [driver.sequence(prompt) for prompt in PROMPTS[:2]]
         driver.run(sequences, count=2)
         outputs.append([sequence.output for sequence in sequences])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.batch import LAST_SAMPLED, Row
-from engine.graphs import DecodeGraphs, GraphKey, PlainReplay, token_sizes
+from engine.execution.cuda_graphs import DecodeGraphs, GraphKey, PlainReplay, token_sizes
 from engine.kernels.sequence_rows import SequenceRows
 from engine.kernels.step import LoraRows, StepBuffer, host_step
 from engine.protocol import SamplingParams
@@ -35,21 +35,21 @@ def test_the_devices_table_holds_every_running_sequence(data: st.DataObject) -> 
             kept = blocks.get(seq, [])[: data.draw(st.integers(0, 5))]
             blocks[seq] = kept + data.draw(st.lists(st.integers(0, 50), max_size=3))
         step = [row(seq, [1], 0, blocks[seq]) for seq in running]
-        places, changes = rows.place(step)
-        assert len(set(places)) == len(places)
-        for place, column, block in changes:
-            table[place, column] = block
-        for seq, place in zip(running, places, strict=True):
-            assert table[place, : len(blocks[seq])].tolist() == blocks[seq]
+        sequence_rows, changes = rows.assign(step)
+        assert len(set(sequence_rows)) == len(sequence_rows)
+        for assign, column, block in changes:
+            table[assign, column] = block
+        for seq, assign in zip(running, sequence_rows, strict=True):
+            assert table[assign, : len(blocks[seq])].tolist() == blocks[seq]
         if data.draw(st.booleans()):
             rows.forget(running[0])
 
 
 def test_a_decoding_sequence_sends_only_its_new_block() -> None:
     rows = SequenceRows(2)
-    assert len(rows.place([row(7, [1], 0, [3, 4])])[1]) == 2
-    assert rows.place([row(7, [1], 0, [3, 4])])[1] == []
-    assert rows.place([row(7, [1], 0, [3, 4, 9])])[1] == [(0, 2, 9)]
+    assert len(rows.assign([row(7, [1], 0, [3, 4])])[1]) == 2
+    assert rows.assign([row(7, [1], 0, [3, 4])])[1] == []
+    assert rows.assign([row(7, [1], 0, [3, 4, 9])])[1] == [(0, 2, 9)]
 
 
 def test_the_layout_of_a_mixed_step() -> None:

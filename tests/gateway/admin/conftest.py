@@ -12,7 +12,7 @@ from core.tenants.organisations import create_project, create_tenant
 from core.tenants.roles import MEMBER_ROLES
 from core.tenants.scope import scope_of_operator
 from gateway.wiring import Services
-from tests.gateway.served import served
+from tests.gateway.deployment import running_deployment
 
 OPERATORS = "an operator's token of a test"
 
@@ -58,7 +58,7 @@ def _firm(services: Services, name: str) -> Firm:
 @pytest.fixture(scope="module")
 def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     place = tmp_path_factory.mktemp("town")
-    with served(place, settings={"admin_token": OPERATORS}) as house:
-        firms = [_firm(house.services, name) for name in ("acme", "rival")]
-        with httpx.Client(base_url=house.url, timeout=60) as client:
-            yield Town(house.services, client, *firms)
+    with running_deployment(place, settings={"admin_token": OPERATORS}) as deployment:
+        firms = [_firm(deployment.services, name) for name in ("acme", "rival")]
+        with httpx.Client(base_url=deployment.url, timeout=60) as client:
+            yield Town(deployment.services, client, *firms)

@@ -13,7 +13,7 @@ import numpy
 import pytest
 from safetensors.numpy import save
 
-from engine.adapter_name import CONFIG, WEIGHTS
+from engine.lora.adapter_digest import CONFIG, WEIGHTS
 from gateway.catalog import adapter_store
 from tests.gateway.admin.conftest import Town
 

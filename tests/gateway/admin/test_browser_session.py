@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.api.admin.access import COOKIE
+from gateway.api.admin.access import SESSION_COOKIE
 from tests.gateway.admin.conftest import OPERATORS, Town
 
 
@@ -17,9 +17,9 @@ def signed_in(town: Town, secret: str) -> dict[str, str]:
             "/dashboard/sign-in", data={"secret": secret}, headers={"origin": origin}
         )
         assert answer.status_code == 303, answer.text
-        cookie = browser.cookies.get(COOKIE)
+        cookie = browser.cookies.get(SESSION_COOKIE)
     assert cookie
-    return {"cookie": f"{COOKIE}={cookie}"}
+    return {"cookie": f"{SESSION_COOKIE}={cookie}"}
 
 
 def origin_of(town: Town) -> str:
@@ -68,7 +68,7 @@ def test_a_session_that_was_ended_is_refused(town: Town) -> None:
 
 
 def test_a_made_up_session_is_refused(town: Town) -> None:
-    headers = {"cookie": f"{COOKIE}={'0' * 43}"}
+    headers = {"cookie": f"{SESSION_COOKIE}={'0' * 43}"}
     assert town.client.get("/admin/v1/keys", headers=headers).status_code == 401
 
 

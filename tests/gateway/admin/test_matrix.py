@@ -8,7 +8,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from core.tenants.roles import MEMBER_ROLES
-from gateway.api.admin.access import Allowed, OperatorOnly
+from gateway.api.admin.access import RequireOperator, RequirePermission
 from gateway.app import create_app
 from tests.gateway.admin.conftest import OPERATORS, Town
 
@@ -44,7 +44,7 @@ MAY = {
 OPERATORS_OWN = {"tenants", "prices", "roles", "operations"}
 
 
-def _routes(town: Town) -> Iterator[tuple[str, str, Allowed | OperatorOnly | None]]:
+def _routes(town: Town) -> Iterator[tuple[str, str, RequirePermission | RequireOperator | None]]:
     for route in create_app(town.services).routes:
         for each in _flat(route):
             if each.path.startswith("/admin/v1"):
@@ -59,9 +59,11 @@ def _flat(route: Any) -> Iterator[APIRoute]:
         yield from _flat(inner)
 
 
-def _right(route: APIRoute) -> Allowed | OperatorOnly | None:
+def _right(route: APIRoute) -> RequirePermission | RequireOperator | None:
     calls = [dependency.call for dependency in route.dependant.dependencies]
-    return next((call for call in calls if isinstance(call, Allowed | OperatorOnly)), None)
+    return next(
+        (call for call in calls if isinstance(call, RequirePermission | RequireOperator)), None
+    )
 
 
 def test_every_admin_route_names_a_right_that_is_promised(town: Town) -> None:
@@ -69,7 +71,7 @@ def test_every_admin_route_names_a_right_that_is_promised(town: Town) -> None:
     assert len(listed) >= 20
     for method, path, right in listed:
         assert right is not None, f"{method} {path} asks casbin nothing"
-        if isinstance(right, OperatorOnly):
+        if isinstance(right, RequireOperator):
             assert right.obj in OPERATORS_OWN, (method, path)
         else:
             assert (right.obj, right.act) in MAY, (method, path, right)
@@ -83,16 +85,18 @@ def test_the_matrix(town: Town) -> None:
         assert anonymous.status_code == 401, (method, path, anonymous.text)
         for role in MEMBER_ROLES:
             _by_role(town, method, path, right, role)
-        foreign = {} if isinstance(right, OperatorOnly) else {"tenant": town.rival.name}
+        foreign = {} if isinstance(right, RequireOperator) else {"tenant": town.rival.name}
         done = town.call(method, path, OPERATORS, params=foreign)
         assert done.status_code not in (401, 403), (method, path, done.text)
         assert "No tenant" not in done.text
 
 
-def _by_role(town: Town, method: str, path: str, right: Allowed | OperatorOnly, role: str) -> None:
+def _by_role(
+    town: Town, method: str, path: str, right: RequirePermission | RequireOperator, role: str
+) -> None:
     where = f"{role}: {method} {path}"
     own = town.call(method, path, town.acme.keys[role])
-    if isinstance(right, OperatorOnly):
+    if isinstance(right, RequireOperator):
         assert own.status_code == 403, f"{where} {own.text}"
         return
     foreign = [
@@ -113,6 +117,6 @@ def _by_role(town: Town, method: str, path: str, right: Allowed | OperatorOnly, 
 def test_nothing_of_another_tenant_is_in_any_list(town: Town, role: str) -> None:
     own = town.acme.keys[role]
     for method, path, right in _routes(town):
-        if method == "GET" and isinstance(right, Allowed):
+        if method == "GET" and isinstance(right, RequirePermission):
             answer = town.call("GET", path, own)
             assert town.rival.id not in answer.text and town.rival.project_id not in answer.text

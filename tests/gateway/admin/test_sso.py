@@ -13,12 +13,12 @@ from core.tenants import members
 from core.tenants.scope import scope_of_operator
 from gateway.auth.single_sign_on import SingleSignOn
 from tests.gateway.admin.issuer import CLIENT, SECRET, Issuer, generate_key, running
-from tests.gateway.served import House, served
+from tests.gateway.deployment import Deployment, running_deployment
 
 
 @dataclass
 class Place:
-    house: House
+    deployment: Deployment
     issuer: Issuer
 
 
@@ -30,18 +30,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             "oidc_client_id": CLIENT,
             "oidc_client_secret": SECRET,
         }
-        with served(tmp_path_factory.mktemp("sso"), settings=settings) as house:
-            with house.services.database.transaction() as session:
-                scope = scope_of_operator(house.tenant_id)
+        with running_deployment(tmp_path_factory.mktemp("sso"), settings=settings) as deployment:
+            with deployment.services.database.transaction() as session:
+                scope = scope_of_operator(deployment.tenant_id)
                 fields = {"email": "ann@acme.example", "role": "finance"}
                 members.add(session, scope, SystemClock(), **fields)
-            yield Place(house, issuer)
+            yield Place(deployment, issuer)
 
 
 @pytest.fixture
 def browser(place: Place) -> Iterator[httpx.Client]:
     place.issuer.wrong = {}
-    with httpx.Client(base_url=place.house.url, timeout=60) as made:
+    with httpx.Client(base_url=place.deployment.url, timeout=60) as made:
         yield made
 
 
@@ -61,8 +61,8 @@ def test_an_invited_address_signs_in_and_has_its_role(place: Place, browser: htt
     assert browser.get("/dashboard/keys").status_code == 403  # finance does not see the keys
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=lax" in cookie
-    with place.house.services.database.read() as session:
-        scope = scope_of_operator(place.house.tenant_id)
+    with place.deployment.services.database.read() as session:
+        scope = scope_of_operator(place.deployment.tenant_id)
         assert any(each.oidc_subject for each in members.all_of(session, scope))
 
 
@@ -103,7 +103,7 @@ def test_a_stranger_and_an_unverified_address_do_not_come_in(
 def test_anothers_trip_cannot_be_finished_here(place: Place, browser: httpx.Client) -> None:
     begun = browser.get("/dashboard/sso/start")
     back = httpx.get(begun.headers["location"], timeout=60).headers["location"]
-    with httpx.Client(base_url=place.house.url, timeout=60) as victim:
+    with httpx.Client(base_url=place.deployment.url, timeout=60) as victim:
         assert victim.get(back).status_code == 401  # no cookie of its own
         victim.get("/dashboard/sso/start")
         assert victim.get(back).status_code == 401  # a cookie, but of another trip
@@ -135,7 +135,7 @@ def test_keys_that_the_issuer_turned_are_read_again(place: Place, browser: httpx
     ],
 )
 def test_an_issuer_cannot_send_the_door_elsewhere(place: Place, described: dict[str, str]) -> None:
-    settings = place.house.services.settings
+    settings = place.deployment.services.settings
     place.issuer.described = described
     try:
         with pytest.raises(Unavailable):

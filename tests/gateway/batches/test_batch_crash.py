@@ -14,7 +14,7 @@ from core.events import OpenedRequest, UsageKind
 from engine.protocol import FinishReason, Receipt
 from gateway.metering.recovery import event_of_receipt
 from tests.gateway.batches.test_batches import lines_of, many, start, wait
-from tests.gateway.served import House, served
+from tests.gateway.deployment import Deployment, running_deployment
 
 LINES = 6
 
@@ -26,17 +26,17 @@ def test_an_answer_in_the_spool_is_not_bought_again(tmp_path: Path) -> None:
     assert child.returncode == -signal.SIGKILL, child.stderr
     batch_id, key = child.stdout.split()
     with (
-        served(tmp_path) as house,
-        OpenAI(base_url=f"{house.url}/v1", api_key=key, max_retries=0) as client,
+        running_deployment(tmp_path) as deployment,
+        OpenAI(base_url=f"{deployment.url}/v1", api_key=key, max_retries=0) as client,
     ):
         done = wait(client, batch_id)
         assert (done.status, done.request_counts.completed) == ("completed", LINES)
         out = lines_of(client, done.output_file_id)
         told = [each["response"]["request_id"] for each in out]
-        bills = [e for e in house.events(LINES) if e["batch_job"] == batch_id]
+        bills = [e for e in deployment.events(LINES) if e["batch_job"] == batch_id]
         billed = [e["request_id"] for e in bills if e["quantity"]]
         assert sorted(billed) == sorted(told), "each line has one bill, that of its answer"
-        assert len(house.engine.submitted) < LINES, "what was answered did not run again"
+        assert len(deployment.engine.submitted) < LINES, "what was answered did not run again"
         assert done.usage.output_tokens == sum(e["output_tokens"] for e in bills) == 3 * LINES
         assert done.usage.input_tokens == sum(e["input_tokens"] for e in bills)
 
@@ -57,14 +57,16 @@ def test_a_line_that_the_engine_ran_for_a_dead_gateway_is_on_the_house() -> None
 
 def test_a_line_given_back_at_a_shutdown_is_billed_once(tmp_path: Path) -> None:
     with (
-        served(tmp_path, token_delay_s=0.1, settings={"batch_concurrency": 2}) as house,
-        OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0) as client,
+        running_deployment(
+            tmp_path, token_delay_s=0.1, settings={"batch_concurrency": 2}
+        ) as deployment,
+        OpenAI(base_url=f"{deployment.url}/v1", api_key=deployment.key, max_retries=0) as client,
     ):
-        key = house.key
+        key = deployment.key
         batch = start(client, *many(4, tokens=8))
-        wait(client, batch.id, lambda found: len(house.engine._running) == 2)
+        wait(client, batch.id, lambda found: len(deployment.engine._running) == 2)
     with (
-        served(tmp_path) as again,
+        running_deployment(tmp_path) as again,
         OpenAI(base_url=f"{again.url}/v1", api_key=key, max_retries=0) as client,
     ):
         done = wait(client, batch.id)
@@ -77,30 +79,32 @@ def test_a_line_given_back_at_a_shutdown_is_billed_once(tmp_path: Path) -> None:
 def _die_with_bills(directory: Path) -> None:
     """In the child: nothing is shipped, and no answer reaches the database."""
     jobs.LEASE_S = 0.3  # over before the next one starts
-    with served(directory, settings={"batch_concurrency": 3}) as house:
-        house.services.shipper._drain = lambda reader: None  # type: ignore[method-assign]
-        plain = house.services.batches._note
+    with running_deployment(directory, settings={"batch_concurrency": 3}) as deployment:
+        deployment.services.shipper._drain = lambda reader: None  # type: ignore[method-assign]
+        plain = deployment.services.batches._note
 
-        def _note(batch_id: str, found: list[jobs.Answered]) -> object:
+        def _note(batch_id: str, found: list[jobs.LineResult]) -> object:
             if found:
-                spooled = house.services.spool.file.connection.execute(
+                spooled = deployment.services.spool.file.connection.execute(
                     "select count(*) from outbox where topic = 'line'"
                 ).fetchone()
                 assert spooled[0] >= len(found)
-                sys.stdout.write(f"{batch_id} {house.key}")
+                sys.stdout.write(f"{batch_id} {deployment.key}")
                 sys.stdout.flush()
                 signal.raise_signal(signal.SIGKILL)
             return plain(batch_id, found)
 
-        house.services.batches._note = _note  # type: ignore[assignment, method-assign]
-        with OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0) as client:
+        deployment.services.batches._note = _note  # type: ignore[assignment, method-assign]
+        with OpenAI(
+            base_url=f"{deployment.url}/v1", api_key=deployment.key, max_retries=0
+        ) as client:
             start(client, *many(LINES))
-            _wait_for_the_end(house)
+            _wait_for_the_end(deployment)
 
 
-def _wait_for_the_end(house: House) -> None:
+def _wait_for_the_end(deployment: Deployment) -> None:
     time.sleep(30)
-    raise AssertionError(f"{house.url} was not killed")
+    raise AssertionError(f"{deployment.url} was not killed")
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from core.clock import SystemClock
 from core.tenants import keys
 from core.tenants.models import ApiKey
 from core.tenants.scope import scope_of_operator
-from gateway.batches.input import check as checked_input
-from tests.gateway.served import MODEL, House, served
-from tests.gateway.test_openai_document import check, document
+from gateway.batches.input_file import validate as checked_input
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
+from tests.gateway.test_openapi_conformance import check, document
 
 __all__ = ["document"]
 CHAT = "/v1/chat/completions"
@@ -67,9 +67,9 @@ def lines_of(client: OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 
 
 def test_a_batch_runs_through_the_door_and_gives_output_and_errors(
-    house: House, client: OpenAI
+    deployment: Deployment, client: OpenAI
 ) -> None:
-    before = len(house.events(0))
+    before = len(deployment.events(0))
     wrong = line("b", temperature=9)
     batch = start(client, line("a"), wrong, line("c", url=CHAT))
     assert batch.status == "validating" and batch.metadata == {"run": "nightly"}
@@ -86,7 +86,7 @@ def test_a_batch_runs_through_the_door_and_gives_output_and_errors(
     assert [each["custom_id"] for each in errors] == ["b"]
     assert errors[0]["response"]["status_code"] == 400
     assert errors[0]["response"]["body"]["error"]["param"] == "temperature"
-    events = house.events(before + 2)
+    events = deployment.events(before + 2)
     mine = [event for event in events if event["batch_job"] == batch.id]
     assert len(mine) == 2
     assert {event["request_id"] for event in mine} == {
@@ -95,7 +95,7 @@ def test_a_batch_runs_through_the_door_and_gives_output_and_errors(
     assert done.usage.input_tokens == sum(event["input_tokens"] for event in mine)
     assert done.usage.output_tokens == sum(event["output_tokens"] for event in mine) == 6
     assert all(event["route"] == CHAT and event["status"] == 200 for event in mine)
-    with house.services.database.read() as session:
+    with deployment.services.database.read() as session:
         left = session.scalars(select(BatchLine).where(BatchLine.batch_id == batch.id)).all()
     assert not left, "what a batch said is in its files alone"
 
@@ -114,21 +114,21 @@ def test_other_endpoints(client: OpenAI, endpoint: str, body: dict[str, Any]) ->
 
 
 def test_every_step_is_passed_and_the_line_goes_behind_all_others(
-    house: House, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = house.steps(monkeypatch)
+    steps = deployment.steps(monkeypatch)
     batch = start(client, line("alone"))
     wait(client, batch.id)
-    assert [step for step in steps if step != "principal"] == ["book", "screen", "open", "close"]
+    assert [step for step in steps if step != "principal"] == ["reserve", "screen", "open", "close"]
     assert "principal" in steps
-    assert house.engine.submitted[-1].priority == -1
+    assert deployment.engine.submitted[-1].priority == -1
 
 
 def test_the_objects_are_as_openais_document_says(
-    document: dict[str, Any], house: House, client: OpenAI
+    document: dict[str, Any], deployment: Deployment, client: OpenAI
 ) -> None:
     done = wait(client, start(client, line("a")).id)
-    get = lambda path: httpx.get(f"{house.url}{path}", headers=house.headers).json()  # noqa: E731
+    get = lambda path: httpx.get(f"{deployment.url}{path}", headers=deployment.headers).json()  # noqa: E731
     check(document, "Batch", get(f"/v1/batches/{done.id}"))
     check(document, "ListBatchesResponse", get("/v1/batches"))
     check(document, "OpenAIFile", get(f"/v1/files/{done.input_file_id}"))
@@ -171,15 +171,15 @@ def test_files_are_listed_read_and_deleted(client: OpenAI) -> None:
     ],
 )
 def test_a_wrong_file_fails_the_batch_and_runs_nothing(
-    house: House, client: OpenAI, content: bytes, code: str
+    deployment: Deployment, client: OpenAI, content: bytes, code: str
 ) -> None:
-    before = len(house.engine.submitted)
+    before = len(deployment.engine.submitted)
     made = client.batches.create(
         input_file_id=upload(client, content), endpoint=CHAT, completion_window="24h"
     )
     failed = wait(client, made.id)
     assert failed.status == "failed" and failed.errors.data[0].code == code
-    assert len(house.engine.submitted) == before
+    assert len(deployment.engine.submitted) == before
 
 
 def test_a_batch_has_at_most_fifty_thousand_lines() -> None:
@@ -199,41 +199,41 @@ def test_a_batch_has_at_most_fifty_thousand_lines() -> None:
     ],
 )
 def test_wrong_batches_are_refused_by_name(
-    house: House, client: OpenAI, body: dict[str, Any], param: str
+    deployment: Deployment, client: OpenAI, body: dict[str, Any], param: str
 ) -> None:
     given = {"input_file_id": "file_x", "endpoint": CHAT, "completion_window": "24h", **body}
-    answer = httpx.post(f"{house.url}/v1/batches", json=given, headers=house.headers)
+    answer = httpx.post(f"{deployment.url}/v1/batches", json=given, headers=deployment.headers)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
 
-def test_wrong_uploads_are_refused(house: House, client: OpenAI) -> None:
+def test_wrong_uploads_are_refused(deployment: Deployment, client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="purpose"):
         client.files.create(file=("x", b"x"), purpose="assistants")
     for form in ({"data": {"purpose": "batch"}}, {"content": b"x"}):
-        answer = httpx.post(f"{house.url}/v1/files", headers=house.headers, **form)  # type: ignore[arg-type]
+        answer = httpx.post(f"{deployment.url}/v1/files", headers=deployment.headers, **form)  # type: ignore[arg-type]
         assert answer.status_code == 400, answer.text
 
 
 def test_a_file_over_the_bound_is_a_413_and_leaves_nothing(tmp_path: Path) -> None:
-    with served(tmp_path, settings={"max_file_mb": 1}) as house:
+    with running_deployment(tmp_path, settings={"max_file_mb": 1}) as deployment:
         form = {"files": {"file": ("x", b"x" * (1 << 20) + b"y" * 9)}, "data": {"purpose": "batch"}}
-        answer = httpx.post(f"{house.url}/v1/files", headers=house.headers, **form)  # type: ignore[arg-type]
+        answer = httpx.post(f"{deployment.url}/v1/files", headers=deployment.headers, **form)  # type: ignore[arg-type]
         assert answer.status_code == 413, answer.text
-        listed = httpx.get(f"{house.url}/v1/files", headers=house.headers).json()
+        listed = httpx.get(f"{deployment.url}/v1/files", headers=deployment.headers).json()
         assert listed["data"] == []
 
 
-def test_another_project_sees_nothing(house: House, client: OpenAI) -> None:
+def test_another_project_sees_nothing(deployment: Deployment, client: OpenAI) -> None:
     done = wait(client, start(client, line("a")).id)
     from core.tenants import organisations
 
-    with house.services.database.transaction() as session:
-        scope = scope_of_operator(house.tenant_id)
+    with deployment.services.database.transaction() as session:
+        scope = scope_of_operator(deployment.tenant_id)
         project = organisations.create_project(
             session, scope, SystemClock(), name=f"other-{time.monotonic_ns()}"
         )
         other = keys.issue(session, scope, SystemClock(), project_id=project.id, name="other")
-    with OpenAI(base_url=f"{house.url}/v1", api_key=other.secret, max_retries=0) as stranger:
+    with OpenAI(base_url=f"{deployment.url}/v1", api_key=other.secret, max_retries=0) as stranger:
         assert stranger.files.list().data == [] and stranger.batches.list().data == []
         for act in (
             lambda: stranger.files.retrieve(done.output_file_id),
@@ -252,29 +252,31 @@ def start_of(client: OpenAI, file_id: str) -> Any:
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> Iterator[tuple[House, OpenAI]]:
+def slow(tmp_path: Path) -> Iterator[tuple[Deployment, OpenAI]]:
     with (
-        served(tmp_path, token_delay_s=0.05, settings={"batch_concurrency": 2}) as house,
-        OpenAI(base_url=f"{house.url}/v1", api_key=house.key, max_retries=0) as client,
+        running_deployment(
+            tmp_path, token_delay_s=0.05, settings={"batch_concurrency": 2}
+        ) as deployment,
+        OpenAI(base_url=f"{deployment.url}/v1", api_key=deployment.key, max_retries=0) as client,
     ):
-        yield house, client
+        yield deployment, client
 
 
 def many(number: int, tokens: int = 3) -> list[dict[str, Any]]:
     return [line(f"n{i}", max_tokens=tokens) for i in range(number)]
 
 
-def test_a_cancelled_batch_keeps_what_it_has_and_stops(slow: tuple[House, OpenAI]) -> None:
-    house, client = slow
+def test_a_cancelled_batch_keeps_what_it_has_and_stops(slow: tuple[Deployment, OpenAI]) -> None:
+    deployment, client = slow
     batch = start(client, *many(200))
     wait(client, batch.id, lambda found: found.request_counts.completed > 0)
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
     done = wait(client, batch.id)
     assert done.status == "cancelled" and 0 < done.request_counts.completed < 200
     assert len(lines_of(client, done.output_file_id)) == done.request_counts.completed
-    sent = len(house.engine.submitted)
+    sent = len(deployment.engine.submitted)
     time.sleep(0.3)
-    assert len(house.engine.submitted) == sent
+    assert len(deployment.engine.submitted) == sent
     with pytest.raises(openai.ConflictError) as told:
         client.batches.cancel(start_ended(client))
     assert told.value.code == "batch_ended"
@@ -284,11 +286,11 @@ def start_ended(client: OpenAI) -> str:
     return str(wait(client, start(client, line("a")).id).id)
 
 
-def test_at_its_end_what_did_not_run_has_expired(slow: tuple[House, OpenAI]) -> None:
-    house, client = slow
+def test_at_its_end_what_did_not_run_has_expired(slow: tuple[Deployment, OpenAI]) -> None:
+    deployment, client = slow
     batch = start(client, *many(100))
     wait(client, batch.id, lambda found: found.request_counts.completed > 0)
-    with house.services.database.transaction() as session:
+    with deployment.services.database.transaction() as session:
         late = SystemClock().now() - timedelta(seconds=1)
         session.execute(update(Batch).where(Batch.id == batch.id).values(expires_at=late))
     done = wait(client, batch.id)
@@ -298,16 +300,16 @@ def test_at_its_end_what_did_not_run_has_expired(slow: tuple[House, OpenAI]) -> 
     assert errors[-1]["response"] is None and errors[-1]["error"]["code"] == "batch_expired"
 
 
-def test_a_revoked_keys_batch_runs_no_further(slow: tuple[House, OpenAI]) -> None:
-    house, client = slow
+def test_a_revoked_keys_batch_runs_no_further(slow: tuple[Deployment, OpenAI]) -> None:
+    deployment, client = slow
     batch = start(client, *many(60))
     wait(client, batch.id, lambda found: found.request_counts.completed > 0)
-    with house.services.database.transaction() as session:
+    with deployment.services.database.transaction() as session:
         now = SystemClock().now()
         session.execute(update(ApiKey).values(revoked_at=now))
     deadline = time.monotonic() + 60
     while True:
-        with house.services.database.read() as session:
+        with deployment.services.database.read() as session:
             found = session.get_one(Batch, batch.id)
         if found.status == "completed":
             break
@@ -317,26 +319,26 @@ def test_a_revoked_keys_batch_runs_no_further(slow: tuple[House, OpenAI]) -> Non
 
 
 def test_a_busy_house_is_waited_for(
-    slow: tuple[House, OpenAI], monkeypatch: pytest.MonkeyPatch
+    slow: tuple[Deployment, OpenAI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house, client = slow
-    house.call(house.engine.die)
+    deployment, client = slow
+    deployment.call(deployment.engine.die)
     batch = start(client, *many(3))
     time.sleep(1.5)
     assert client.batches.retrieve(batch.id).request_counts.failed == 0
-    house.engine._alive = True
+    deployment.engine._alive = True
     done = wait(client, batch.id)
     assert (done.request_counts.completed, done.request_counts.failed) == (3, 0)
 
 
 def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
     settings = {"batch_concurrency": 2}
-    with served(tmp_path, token_delay_s=0.02, settings=settings) as house:
-        key = house.key
-        with OpenAI(base_url=f"{house.url}/v1", api_key=key, max_retries=0) as client:
+    with running_deployment(tmp_path, token_delay_s=0.02, settings=settings) as deployment:
+        key = deployment.key
+        with OpenAI(base_url=f"{deployment.url}/v1", api_key=key, max_retries=0) as client:
             batch = start(client, *many(60))
             wait(client, batch.id, lambda found: found.request_counts.completed > 3)
-    with served(tmp_path, settings=settings) as again:
+    with running_deployment(tmp_path, settings=settings) as again:
         secret = again.key or key
         with OpenAI(base_url=f"{again.url}/v1", api_key=secret, max_retries=0) as client:
             done = wait(client, batch.id)

@@ -13,11 +13,11 @@ from core.clock import FakeClock
 from core.errors import Unavailable
 from core.events import OpenedRequest, SettledBy, UsageEvent, UsageKind
 from engine.protocol import FinishReason, Receipt
-from gateway.engines.base import RequestStillRuns
 from gateway.metering.meter import Counts, Ending, counts_of, usage_event
 from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
-from gateway.metering.spool import Outgoing, Spool, SpoolFile, closing, shipped
+from gateway.metering.spool import OutboxBatch, Spool, SpoolFile, delete_shipped, move_to_outbox
+from gateway.upstreams.base import RequestStillRunning
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -64,7 +64,7 @@ class Books:
         self.down = False
         self.refused: set[str] = set()
 
-    def record(self, batch: Outgoing) -> None:
+    def record(self, batch: OutboxBatch) -> None:
         if self.down:
             raise OperationalError("insert", {}, Exception("the server is away"))
         for event in batch.usage:
@@ -86,7 +86,7 @@ class Receipts:
         if self.silent:
             raise Unavailable("no engine")
         if record.request_id in self.running:
-            raise RequestStillRuns("runs")
+            raise RequestStillRunning("runs")
         return self.known.get(record.request_id)
 
     async def acknowledge(self, request_ids: list[str]) -> None:
@@ -102,7 +102,7 @@ def recovery(tmp_path: Path, books: Books, receipts: Receipts, clock: FakeClock)
     return Recovery(tmp_path, own, books, receipts, clock, longest_life_s=600, on_settled=_ignore)
 
 
-async def test_what_one_turn_brings_is_one_commit_and_is_durable(tmp_path: Path) -> None:
+async def test_one_event_loop_turn_is_one_durable_commit(tmp_path: Path) -> None:
     spool = Spool(SpoolFile(tmp_path / "a.db"))
     spool.bind(asyncio.get_running_loop())
     await asyncio.gather(*(spool.open(opened(f"req_{i}")) for i in range(50)))
@@ -129,14 +129,14 @@ def test_a_number_that_was_shipped_never_comes_again_and_an_adopted_file_counts_
         return [seq for (seq,) in file.connection.execute("select seq from outbox order by seq")]
 
     file = SpoolFile(tmp_path / "a.db")
-    file.commit([*closing(closed("req_1"), None), *closing(closed("req_2"), None)])
+    file.commit([*move_to_outbox(closed("req_1"), None), *move_to_outbox(closed("req_2"), None)])
     assert numbers(file) == [1, 2]
-    file.commit([shipped(2)])
-    file.commit(closing(closed("req_3"), None))
+    file.commit([delete_shipped(2)])
+    file.commit(move_to_outbox(closed("req_3"), None))
     assert numbers(file) == [3]
     file.close()
     adopted = SpoolFile(tmp_path / "a.db")
-    adopted.commit(closing(closed("req_4"), None))
+    adopted.commit(move_to_outbox(closed("req_4"), None))
     assert numbers(adopted) == [3, 4]
     adopted.close()
 

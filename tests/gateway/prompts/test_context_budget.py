@@ -12,7 +12,7 @@ from core.errors import ContextLengthExceeded
 from engine.demo.paths import MODEL_DIR
 from gateway.prompts.context_budget import Count, Truncation, fit
 from gateway.prompts.tokenizing import load_codec
-from tests.gateway.served import MODEL, House
+from tests.gateway.deployment import MODEL, Deployment
 
 DISABLED, AUTO = Truncation.DISABLED, Truncation.AUTO
 OLDEST, RANKED = Truncation.OLDEST, Truncation.RANKED
@@ -103,53 +103,55 @@ def turns(number: int, words: int = 12) -> list[dict[str, Any]]:
     return [{"role": role, "content": f"{i} " + "word " * words} for i, role in enumerate(said)]
 
 
-def post(house: House, **body: Any) -> httpx.Response:
+def post(deployment: Deployment, **body: Any) -> httpx.Response:
     return httpx.post(
-        f"{house.url}/v1/chat/completions",
+        f"{deployment.url}/v1/chat/completions",
         json={"model": MODEL, "max_tokens": 4, **body},
-        headers=house.headers,
+        headers=deployment.headers,
         timeout=30,
     )
 
 
-def test_over_http_the_default_refuses_with_the_numbers(house: House) -> None:
-    answer = post(house, messages=turns(101))
+def test_over_http_the_default_refuses_with_the_numbers(deployment: Deployment) -> None:
+    answer = post(deployment, messages=turns(101))
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["code"] == "context_length_exceeded"
     assert "context is 512 tokens" in error["message"] and error["param"] == "messages"
 
 
 @pytest.mark.parametrize("way", ["auto", "oldest"])
-def test_over_http_the_oldest_turns_go_and_the_event_says_so(house: House, way: str) -> None:
-    answer = post(house, messages=turns(101), truncation=way)
+def test_over_http_the_oldest_turns_go_and_the_event_says_so(
+    deployment: Deployment, way: str
+) -> None:
+    answer = post(deployment, messages=turns(101), truncation=way)
     assert answer.status_code == 200, answer.text
     effect = answer.headers["x-tollhouse-truncation"]
-    assert effect.startswith("turns=") and house.last_event()["truncated"] == effect
-    prompt = house.engine.submitted[-1].prompt
+    assert effect.startswith("turns=") and deployment.last_event()["truncated"] == effect
+    prompt = deployment.engine.submitted[-1].prompt
     assert 400 < len(prompt) <= 508
     assert answer.json()["usage"]["prompt_tokens"] == len(prompt)
     text = load_codec(MODEL_DIR).decode(prompt)
     assert "100 word" in text and "\n0 word" not in text
 
 
-def test_over_http_the_worst_blocks_go(house: House) -> None:
+def test_over_http_the_worst_blocks_go(deployment: Deployment) -> None:
     parts = [{"type": "text", "text": f"block{i} " * 30, "rank": i} for i in range(1, 12)]
     body = [{"role": "user", "content": [*parts, {"type": "text", "text": "why?"}]}]
-    answer = post(house, messages=body, truncation="ranked")
+    answer = post(deployment, messages=body, truncation="ranked")
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-tollhouse-truncation"].startswith("blocks=")
-    text = load_codec(MODEL_DIR).decode(house.engine.submitted[-1].prompt)
+    text = load_codec(MODEL_DIR).decode(deployment.engine.submitted[-1].prompt)
     assert "block1 " in text and "why?" in text and "block11" not in text
 
 
-def test_what_fits_says_nothing_and_what_cannot_fit_is_refused(house: House) -> None:
-    kept = post(house, messages=turns(3), truncation="auto")
+def test_what_fits_says_nothing_and_what_cannot_fit_is_refused(deployment: Deployment) -> None:
+    kept = post(deployment, messages=turns(3), truncation="auto")
     assert kept.status_code == 200 and "x-tollhouse-truncation" not in kept.headers
-    lost = post(house, messages=turns(1, words=2000), truncation="auto")
+    lost = post(deployment, messages=turns(1, words=2000), truncation="auto")
     assert lost.status_code == 400 and lost.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_ten_thousand_turns_are_cut_in_little_time(house: House) -> None:
+def test_ten_thousand_turns_are_cut_in_little_time(deployment: Deployment) -> None:
     began = time.monotonic()
-    assert post(house, messages=turns(9_999, words=6), truncation="auto").status_code == 200
+    assert post(deployment, messages=turns(9_999, words=6), truncation="auto").status_code == 200
     assert time.monotonic() - began < 20

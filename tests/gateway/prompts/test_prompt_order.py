@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.prompts.prompt_order import PromptOrder, arrange, canonical_schema
+from gateway.prompts.prompt_order import PromptOrder, canonical_schema, reorder
 from gateway.prompts.volatile import volatile_rule
 
 SAFE, FULL, OFF = PromptOrder.SAFE, PromptOrder.FULL, PromptOrder.OFF
@@ -37,8 +37,8 @@ def _shuffle_keys(value: Any, random: Any) -> Any:
 def test_shuffled_tools_give_the_same_bytes(random: Any) -> None:
     shuffled = _shuffle_keys(copy.deepcopy(TOOLS), random)
     random.shuffle(shuffled)
-    wanted = json.dumps(arrange(SAFE, [], TOOLS).tools)
-    assert json.dumps(arrange(SAFE, [], shuffled).tools) == wanted
+    wanted = json.dumps(reorder(SAFE, [], TOOLS).tools)
+    assert json.dumps(reorder(SAFE, [], shuffled).tools) == wanted
 
 
 roles = st.sampled_from(["system", "developer", "user", "assistant", "tool"])
@@ -63,10 +63,10 @@ def _texts(messages: Any) -> list[str]:
 
 
 @given(chats, st.sampled_from(list(PromptOrder)))
-def test_twice_is_once_and_no_text_is_lost_or_touched(messages: Any, order: PromptOrder) -> None:
+def test_reordering_is_idempotent_and_keeps_every_text(messages: Any, order: PromptOrder) -> None:
     rule = volatile_rule(["dates"])
-    once = arrange(order, messages, TOOLS, rule)
-    twice = arrange(order, once.messages, once.tools, rule)
+    once = reorder(order, messages, TOOLS, rule)
+    twice = reorder(order, once.messages, once.tools, rule)
     assert (twice.messages, twice.tools, twice.changed) == (once.messages, once.tools, ())
     assert sorted(_texts(once.messages)) == sorted(_texts(messages))
 
@@ -75,13 +75,13 @@ def test_twice_is_once_and_no_text_is_lost_or_touched(messages: Any, order: Prom
 def test_a_later_turn_never_changes_the_order_of_earlier_ones(first: Any, more: Any) -> None:
     rule = volatile_rule(["dates"])
     head = [*first, {"role": "user", "content": "q"}]
-    before = arrange(FULL, head, (), rule).messages
-    assert arrange(FULL, [*head, *more], (), rule).messages[: len(before)] == before
+    before = reorder(FULL, head, (), rule).messages
+    assert reorder(FULL, [*head, *more], (), rule).messages[: len(before)] == before
 
 
 def test_off_changes_nothing() -> None:
-    assert arrange(OFF, [{"role": "user", "content": "x"}], TOOLS).tools == TOOLS
-    assert arrange(OFF, [], TOOLS).changed == ()
+    assert reorder(OFF, [{"role": "user", "content": "x"}], TOOLS).tools == TOOLS
+    assert reorder(OFF, [], TOOLS).changed == ()
 
 
 def test_required_is_a_set_and_enum_is_not() -> None:
@@ -100,7 +100,7 @@ def test_a_property_called_like_a_keyword_is_no_keyword() -> None:
 
 def test_a_cache_mark_pins_the_order_of_tools() -> None:
     marked = [{**TOOLS[0], "cache_control": {"type": "ephemeral"}}, *TOOLS[1:]]
-    names = [each["function"]["name"] for each in arrange(SAFE, [], marked).tools]
+    names = [each["function"]["name"] for each in reorder(SAFE, [], marked).tools]
     assert names == ["weather", "calendar", "mail"]
 
 
@@ -113,7 +113,7 @@ def test_full_puts_volatile_blocks_just_before_the_first_turn() -> None:
         {"role": "user", "content": "Hi on 2026-11-21"},
         {"role": "system", "content": "It is now 12:30."},
     ]
-    got = arrange(FULL, messages, (), volatile_rule(["dates"]))
+    got = reorder(FULL, messages, (), volatile_rule(["dates"]))
     assert [message["content"] for message in got.messages] == [
         "You sell tickets.",
         "Never lie.",
@@ -123,7 +123,7 @@ def test_full_puts_volatile_blocks_just_before_the_first_turn() -> None:
         "It is now 12:30.",
     ]
     assert got.changed == ("volatile",)
-    assert arrange(SAFE, messages, (), volatile_rule(["dates"])).messages == messages
+    assert reorder(SAFE, messages, (), volatile_rule(["dates"])).messages == messages
 
 
 def test_the_client_s_own_mark_wins_over_the_rule() -> None:
@@ -131,7 +131,7 @@ def test_the_client_s_own_mark_wins_over_the_rule() -> None:
         {"role": "system", "content": "Founded on 1999-01-01.", "volatile": False},
         {"role": "system", "content": "Be brief."},
     ]
-    assert arrange(FULL, messages, (), volatile_rule(["dates"])).messages == messages
+    assert reorder(FULL, messages, (), volatile_rule(["dates"])).messages == messages
 
 
 @pytest.mark.parametrize(("kinds", "patterns"), [(["moods"], []), ([], ["(?=look)"]), ([], ["("])])

@@ -13,17 +13,17 @@ from core.clock import SystemClock
 from core.errors import SettingError
 from engine.demo.paths import MODEL_DIR
 from gateway.catalog.catalog import ServedModel
-from gateway.engines.clients import Engines
-from gateway.engines.fake import FakeEngine
 from gateway.prompts.tokenizing import load_codec
 from gateway.routing.fallbacks import read_fallbacks
-from tests.gateway.served import MODEL, House, served
+from gateway.upstreams.clients import Engines
+from gateway.upstreams.fake import FakeEngine
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 OTHER = "other"
 
 
 @pytest.fixture
-def chained(tmp_path: Path) -> Iterator[tuple[House, dict[str, FakeEngine]]]:
+def chained(tmp_path: Path) -> Iterator[tuple[Deployment, dict[str, FakeEngine]]]:
     codec = load_codec(MODEL_DIR)
     engines = {
         name: FakeEngine(
@@ -39,19 +39,19 @@ def chained(tmp_path: Path) -> Iterator[tuple[House, dict[str, FakeEngine]]]:
         [ServedModel(name, codec, 512, 0) for name in engines],
     )
     settings = {"fallbacks": f"{MODEL}=unknown,{OTHER}"}
-    with served(tmp_path, engines=wiring, settings=settings) as house:
+    with running_deployment(tmp_path, engines=wiring, settings=settings) as deployment:
         price = {"input": "10", "cached_input": "10", "output": "20"}
-        with house.services.database.transaction() as session:
+        with deployment.services.database.transaction() as session:
             clock = SystemClock()
             save(session, clock, PriceDraft(OTHER, price, clock.now(), note="dear"))
-        house.services.prices.refresh()
-        yield house, engines
+        deployment.services.prices.refresh()
+        yield deployment, engines
 
 
-def ask(house: House, **more: Any) -> httpx.Response:
+def ask(deployment: Deployment, **more: Any) -> httpx.Response:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
-    url = f"{house.url}/v1/chat/completions"
-    return httpx.post(url, json=body | more, headers=house.headers, timeout=30)
+    url = f"{deployment.url}/v1/chat/completions"
+    return httpx.post(url, json=body | more, headers=deployment.headers, timeout=30)
 
 
 def die_with_it(engine: FakeEngine) -> None:
@@ -64,62 +64,62 @@ def die_with_it(engine: FakeEngine) -> None:
 @pytest.mark.parametrize("when", ["before", "with the request"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_next_model_answers_and_is_what_is_charged(
-    chained: tuple[House, dict[str, FakeEngine]], when: str, stream: bool
+    chained: tuple[Deployment, dict[str, FakeEngine]], when: str, stream: bool
 ) -> None:
-    house, engines = chained
+    deployment, engines = chained
     if when == "before":
-        house.call(engines[MODEL].die)
+        deployment.call(engines[MODEL].die)
     else:
         die_with_it(engines[MODEL])
-    answer = ask(house, stream=stream)
+    answer = ask(deployment, stream=stream)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-tollhouse-fallback"] == f"{MODEL} -> {OTHER}"
     assert f'"model":"{OTHER}"' in answer.text
-    (event,) = house.events(1)
+    (event,) = deployment.events(1)
     assert (event["model"], event["engine_id"]) == (OTHER, f"{OTHER}-engine")
     assert event["routed"].startswith(f"fallback from {MODEL}; ")
-    with house.services.database.read() as session:
+    with deployment.services.database.read() as session:
         version = session.get(PriceVersionRow, event["price_version"])
         assert version is not None and version.model == OTHER
     assert event["output_tokens"] == 4
 
 
-def test_a_tenant_may_turn_it_off(chained: tuple[House, dict[str, FakeEngine]]) -> None:
-    house, engines = chained
-    house.call(engines[MODEL].die)
-    url = f"{house.url}/admin/v1/tenant"
+def test_a_tenant_may_turn_it_off(chained: tuple[Deployment, dict[str, FakeEngine]]) -> None:
+    deployment, engines = chained
+    deployment.call(engines[MODEL].die)
+    url = f"{deployment.url}/admin/v1/tenant"
     change = {"settings": {"fallback": "off"}}
-    assert httpx.patch(url, json=change, headers=house.headers, timeout=10).status_code == 200
+    assert httpx.patch(url, json=change, headers=deployment.headers, timeout=10).status_code == 200
     deadline = 50
-    while (answer := ask(house)).status_code == 200 and deadline:
+    while (answer := ask(deployment)).status_code == 200 and deadline:
         deadline -= 1
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "engine_unavailable"
 
 
 def test_when_nobody_answers_there_is_one_event_and_nothing_charged(
-    chained: tuple[House, dict[str, FakeEngine]],
+    chained: tuple[Deployment, dict[str, FakeEngine]],
 ) -> None:
-    house, engines = chained
+    deployment, engines = chained
     for engine in engines.values():
         die_with_it(engine)
-    answer = ask(house)
+    answer = ask(deployment)
     assert answer.status_code == 503
-    (event,) = house.events(1)
+    (event,) = deployment.events(1)
     assert (event["input_tokens"], event["output_tokens"], event["status"]) == (0, 0, 503)
-    assert not house.services.spool.file.open_requests()
+    assert not deployment.services.spool.file.open_requests()
 
 
 def test_a_refusal_at_the_next_model_closes_what_the_first_had_opened(
-    chained: tuple[House, dict[str, FakeEngine]],
+    chained: tuple[Deployment, dict[str, FakeEngine]],
 ) -> None:
-    house, engines = chained
+    deployment, engines = chained
     die_with_it(engines[MODEL])
-    house.call(engines[OTHER].die)
-    assert ask(house).status_code == 503
-    (event,) = house.events(1)
+    deployment.call(engines[OTHER].die)
+    assert ask(deployment).status_code == 503
+    (event,) = deployment.events(1)
     assert (event["output_tokens"], event["finish_reason"]) == (0, "refused")
-    assert not house.services.spool.file.open_requests()
+    assert not deployment.services.spool.file.open_requests()
 
 
 def test_the_setting() -> None:

@@ -11,22 +11,22 @@ import httpx
 import pytest
 
 from engine.demo.paths import MODEL_DIR
-from engine.pulse import Pulse
+from engine.worker.heartbeat import Liveness
 from gateway.catalog.catalog import ServedModel
-from gateway.engines import openai
-from gateway.engines.clients import Engines
-from gateway.engines.fake import FakeEngine
-from gateway.engines.openai import OpenAIEngine
-from gateway.engines.upstreams import Upstream
 from gateway.prompts.tokenizing import load_codec
 from gateway.routing import hung_engines
-from tests.gateway.served import MODEL, House, served
+from gateway.upstreams import openai
+from gateway.upstreams.clients import Engines
+from gateway.upstreams.config import Upstream
+from gateway.upstreams.fake import FakeEngine
+from gateway.upstreams.openai import OpenAIEngine
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 
 @pytest.fixture
 def two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[House, list[FakeEngine]]]:
+) -> Iterator[tuple[Deployment, list[FakeEngine]]]:
     monkeypatch.setattr(hung_engines, "_STUCK_LEAST_S", 0.2)
     monkeypatch.setattr(hung_engines, "_STUCK_FACTOR", 1.0)
     codec = load_codec(MODEL_DIR)
@@ -35,42 +35,46 @@ def two(
         for name in ("left", "right")
     ]
     model = ServedModel(MODEL, codec, 512, 0)
-    with served(tmp_path, engines=Engines({MODEL: list(engines)}, [model])) as house:
-        yield house, engines
+    with running_deployment(
+        tmp_path, engines=Engines({MODEL: list(engines)}, [model])
+    ) as deployment:
+        yield deployment, engines
 
 
 def test_one_that_lives_and_answers_nobody_is_left_alone(
-    two: tuple[House, list[FakeEngine]],
+    two: tuple[Deployment, list[FakeEngine]],
 ) -> None:
-    house, (left, right) = two
+    deployment, (left, right) = two
 
     async def _hang(request: Any, mailbox: Any) -> None:
         await asyncio.sleep(60)
 
     left._run = _hang  # type: ignore[method-assign]
     body = {"model": MODEL, "prompt": list(range(5, 45)), "max_tokens": 4, "stream": True}
-    url = f"{house.url}/v1/completions"
-    first = httpx.post(url, json=body, headers=house.headers, timeout=30)
+    url = f"{deployment.url}/v1/completions"
+    first = httpx.post(url, json=body, headers=deployment.headers, timeout=30)
     assert first.status_code == 200 and "[DONE]" in first.text
     assert len(left.submitted) == len(right.submitted) == 1
     assert left._aborted == {left.submitted[0].request_id}, "it is told to stop"
-    place = house.services.router.of(MODEL)[0]
+    place = deployment.services.router.of(MODEL)[0]
     assert place.breaker.state == "open" or place.breaker.state == "half_open"
-    (event,) = house.events(1)
+    (event,) = deployment.events(1)
     assert event["engine_id"] == "right"
     assert event["output_tokens"] + event["waived_tokens"] == 4
 
 
-def test_the_only_replica_keeps_what_it_has(two: tuple[House, list[FakeEngine]]) -> None:
-    house, (left, right) = two
+def test_the_only_replica_keeps_what_it_has(two: tuple[Deployment, list[FakeEngine]]) -> None:
+    deployment, (left, right) = two
     right.hangs = True
     deadline = time.monotonic() + 60
-    while not house.services.router.of(MODEL)[1].silent:
+    while not deployment.services.router.of(MODEL)[1].silent:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     left.token_delay_s = 0.8  # slow to its first token, and nobody else to take it
     body = {"model": MODEL, "prompt": list(range(5, 45)), "max_tokens": 1}
-    answer = httpx.post(f"{house.url}/v1/completions", json=body, headers=house.headers, timeout=30)
+    answer = httpx.post(
+        f"{deployment.url}/v1/completions", json=body, headers=deployment.headers, timeout=30
+    )
     assert answer.status_code == 200
     assert not right.submitted
 
@@ -94,20 +98,20 @@ async def test_a_server_that_takes_calls_and_answers_none_is_silent(
 def test_silence_is_measured_by_the_pauses_that_are_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    pulse = Pulse(expected_s=1.0)
-    pulse.begin()
+    liveness = Liveness(expected_s=1.0)
+    liveness.start()
     now[0] += 2.4
-    assert not pulse.silent
+    assert not liveness.silent
     now[0] += 0.2
-    assert pulse.silent
+    assert liveness.silent
     now[0] += 3.4  # a long step: six seconds
-    pulse.heard(output=True)
-    assert not pulse.silent and pulse.output_at == now[0]
+    liveness.received(output=True)
+    assert not liveness.silent and liveness.output_at == now[0]
     now[0] += 14
-    assert not pulse.silent, "such steps are usual with it"
+    assert not liveness.silent, "such steps are usual with it"
     now[0] += 1.1
-    assert pulse.silent
+    assert liveness.silent
     for _ in range(60):
-        pulse.heard(output=False)
+        liveness.received(output=False)
     now[0] += 1.6
-    assert pulse.silent, "and after many quick ones they are not"
+    assert liveness.silent, "and after many quick ones they are not"

@@ -8,55 +8,63 @@ from hypothesis import strategies as st
 from core.clock import FakeClock
 from engine.protocol import AdapterState, EngineStats, KvEvent
 from gateway.routing.breaker import Breaker, State
-from gateway.routing.placement import Ask, Replica, choose, estimate
+from gateway.routing.placement import PlacementRequest, ReplicaSnapshot, choose, estimate
 from gateway.routing.prefix_index import PrefixIndex
 
 IDLE = EngineStats(running=0, waiting=0, blocks_free=1000, blocks_total=1000, tokens_waiting=0)
 
 
-def first(replicas: list[Replica], ask: Ask, overlap: dict[str, int] | None = None) -> str:
+def first(
+    replicas: list[ReplicaSnapshot], ask: PlacementRequest, overlap: dict[str, int] | None = None
+) -> str:
     return choose(replicas, ask, overlap or {})[0][0].engine_id
 
 
 def test_the_replica_with_the_prefix_wins_until_its_queue_is_too_long() -> None:
-    cold, warm = Replica("cold", IDLE), Replica("warm", IDLE)
-    ask = Ask(prompt_tokens=1600)
+    cold, warm = ReplicaSnapshot("cold", IDLE), ReplicaSnapshot("warm", IDLE)
+    ask = PlacementRequest(prompt_tokens=1600)
     assert first([cold, warm], ask, {"warm": 99}) == "warm"
     busy = replace(warm, stats=replace(IDLE, tokens_waiting=5000))
     assert first([cold, busy], ask, {"warm": 99}) == "cold"
 
 
-def with_adapter(name: str, state: str) -> Replica:
-    return Replica(name, IDLE, adapters={"d1": AdapterState("d1", state, 8, 3)})
+def with_adapter(name: str, state: str) -> ReplicaSnapshot:
+    return ReplicaSnapshot(name, IDLE, adapters={"d1": AdapterState("d1", state, 8, 3)})
 
 
 def test_an_adapter_pulls_by_how_near_to_the_device_it_is() -> None:
-    ask = Ask(10, adapter="d1")
+    ask = PlacementRequest(10, adapter="d1")
     states = ["resident", "loading", "host", "draining", "absent"]
     replicas = [with_adapter(state, state) for state in states]
     assert [replica.engine_id for replica, _ in choose(replicas, ask, {})] == states
     assert estimate(replicas[0], ask, 0).adapter_s == 0
-    unknown = estimate(Replica("z", IDLE), ask, 0).adapter_s
+    unknown = estimate(ReplicaSnapshot("z", IDLE), ask, 0).adapter_s
     assert unknown == estimate(with_adapter("y", "absent"), ask, 0).adapter_s > 0
 
 
 def test_a_full_cache_counts_as_time() -> None:
-    full = Replica("full", replace(IDLE, blocks_free=1))
-    assert first([full, Replica("roomy", IDLE)], Ask(prompt_tokens=320)) == "roomy"
+    full = ReplicaSnapshot("full", replace(IDLE, blocks_free=1))
+    assert (
+        first([full, ReplicaSnapshot("roomy", IDLE)], PlacementRequest(prompt_tokens=320))
+        == "roomy"
+    )
 
 
 def test_what_is_not_available_is_never_chosen() -> None:
-    assert choose([Replica("a", IDLE, available=False)], Ask(1), {}) == []
+    assert choose([ReplicaSnapshot("a", IDLE, available=False)], PlacementRequest(1), {}) == []
 
 
 def test_a_conversation_stays_where_it_was_when_nothing_speaks_against_it() -> None:
-    replicas = [Replica("a", IDLE), Replica("b", IDLE, sticky=True)]
-    assert first(replicas, Ask(100)) == "b"
+    replicas = [ReplicaSnapshot("a", IDLE), ReplicaSnapshot("b", IDLE, sticky=True)]
+    assert first(replicas, PlacementRequest(100)) == "b"
 
 
 def test_what_was_just_sent_counts_before_the_next_heartbeat() -> None:
-    replicas = [Replica("a", IDLE, unseen_tokens=4000), Replica("b", IDLE)]
-    assert first(replicas, Ask(100)) == "b"
+    replicas = [
+        ReplicaSnapshot("a", IDLE, queue_correction_tokens=4000),
+        ReplicaSnapshot("b", IDLE),
+    ]
+    assert first(replicas, PlacementRequest(100)) == "b"
 
 
 BLOCKS = ["0a", "0b", "0c", "0d", "0e", "0f"]

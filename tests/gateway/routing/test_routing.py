@@ -16,22 +16,22 @@ from core.errors import Unavailable
 from core.events import OpenedRequest, UsageKind
 from engine.config import EngineConfig
 from engine.demo.paths import MODEL_DIR
-from engine.fake_runner import FakeRunner
+from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
 from engine.protocol import GenerateRequest, KvEvent, SamplingParams
-from gateway.ask import Ask
 from gateway.catalog.catalog import ServedModel, Target
-from gateway.engines.base import Job
-from gateway.engines.clients import Engines
-from gateway.engines.fake import FakeEngine
+from gateway.inference.request import InferenceRequest
 from gateway.metering.meter import Meter
 from gateway.metering.spool import Spool, SpoolFile
 from gateway.prompts.tokenizing import load_codec
-from gateway.routing.conversations import Conversations, marks_of
+from gateway.routing.conversations import Conversations, prefix_hashes
 from gateway.routing.prefix_chains import PrefixChains
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.router import Query, Router
-from tests.gateway.served import MODEL, House, served
+from gateway.upstreams.base import Job
+from gateway.upstreams.clients import Engines
+from gateway.upstreams.fake import FakeEngine
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 
 def pair(delay_s: float) -> list[FakeEngine]:
@@ -48,39 +48,39 @@ def pair(delay_s: float) -> list[FakeEngine]:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[tuple[House, list[FakeEngine]]]:
+def two(tmp_path: Path) -> Iterator[tuple[Deployment, list[FakeEngine]]]:
     engines = pair(0.05)
     model = ServedModel(MODEL, load_codec(MODEL_DIR), 512, 0)
-    with served(tmp_path, engines=Engines({MODEL: engines}, [model])) as house:
-        yield house, engines
+    with running_deployment(tmp_path, engines=Engines({MODEL: engines}, [model])) as deployment:
+        yield deployment, engines
 
 
-def ask(house: House, *, stream: bool = False, tokens: int = 8) -> httpx.Response:
+def ask(deployment: Deployment, *, stream: bool = False, tokens: int = 8) -> httpx.Response:
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "Hello there"}],
         "max_tokens": tokens,
         "stream": stream,
     }
-    url = f"{house.url}/v1/chat/completions"
-    return httpx.post(url, json=body, headers=house.headers, timeout=30)
+    url = f"{deployment.url}/v1/chat/completions"
+    return httpx.post(url, json=body, headers=deployment.headers, timeout=30)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_replica_that_dies_before_the_first_byte_is_replaced_and_billed_once(
-    two: tuple[House, list[FakeEngine]], stream: bool
+    two: tuple[Deployment, list[FakeEngine]], stream: bool
 ) -> None:
-    house, (left, right) = two
+    deployment, (left, right) = two
 
     async def _die(request: Any, mailbox: Any) -> None:
         left.die()
 
     left._run = _die  # type: ignore[method-assign]
-    answer = ask(house, stream=stream)
+    answer = ask(deployment, stream=stream)
     assert answer.status_code == 200, answer.text
     assert len(left.submitted) == len(right.submitted) == 1, "left has it first, then right"
     assert left.submitted[0].request_id == right.submitted[0].request_id
-    (event,) = house.events(1)
+    (event,) = deployment.events(1)
     receipt = right.receipts_given[event["request_id"]]
     assert event["engine_id"] == "right"
     assert event["output_tokens"] + event["waived_tokens"] == receipt.generated == 8
@@ -90,25 +90,25 @@ def test_a_replica_that_dies_before_the_first_byte_is_replaced_and_billed_once(
 
 
 def test_after_the_first_byte_the_stream_ends_with_an_error_and_an_exact_bill(
-    two: tuple[House, list[FakeEngine]],
+    two: tuple[Deployment, list[FakeEngine]],
 ) -> None:
-    house, (left, right) = two
-    url, got = f"{house.url}/v1/chat/completions", []
+    deployment, (left, right) = two
+    url, got = f"{deployment.url}/v1/chat/completions", []
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "Hello there"}],
         "max_tokens": 100,
         "stream": True,
     }
-    with httpx.stream("POST", url, json=body, headers=house.headers, timeout=30) as answer:
+    with httpx.stream("POST", url, json=body, headers=deployment.headers, timeout=30) as answer:
         for line in answer.iter_lines():
             if line.startswith("data:"):
                 got.append(line)
             if len(got) == 3:
-                house.call(left.die)
+                deployment.call(left.die)
     assert '"error"' in got[-1], got[-1]
     assert not right.submitted, "what has begun is never begun again elsewhere"
-    (event,) = house.events(1)
+    (event,) = deployment.events(1)
     assert event["engine_id"] == "left"
     assert event["status"] == 503
     assert 1 <= event["output_tokens"] < 100
@@ -116,21 +116,21 @@ def test_after_the_first_byte_the_stream_ends_with_an_error_and_an_exact_bill(
 
 
 def test_failures_open_the_breaker_and_the_metric_says_so(
-    two: tuple[House, list[FakeEngine]],
+    two: tuple[Deployment, list[FakeEngine]],
 ) -> None:
-    house, (left, _) = two
-    for place in house.services.router.places():
+    deployment, (left, _) = two
+    for place in deployment.services.router.places():
         if place.name == "left":
             for _ in range(3):
                 place.failed("it does not answer")
-    assert ask(house).status_code == 200
+    assert ask(deployment).status_code == 200
     assert not left.submitted
-    page = httpx.get(f"{house.url}/metrics", timeout=10).text
+    page = httpx.get(f"{deployment.url}/metrics", timeout=10).text
     assert 'tollhouse_breaker_open{engine="left"} 1.0' in page
     assert 'tollhouse_breaker_openings_total{engine="left"}' in page
 
 
-def query(ids: list[int], ask: Ask, tenant: str = "t1") -> Query:
+def query(ids: list[int], ask: InferenceRequest, tenant: str = "t1") -> Query:
     codec = load_codec(MODEL_DIR)
     return Query(Target(MODEL, ServedModel(MODEL, codec, 4096, 0)), ids, tenant, ask, 16)
 
@@ -145,7 +145,7 @@ async def test_the_request_goes_where_its_prefix_is() -> None:
     keys = [key.hex() for key in PrefixChains().keys(info, ids, "t1", None)]
     assert len(keys) == 25
     router.index.apply("right", [KvEvent("stored", keys[:20])])
-    plain = Ask("/v1/completions", MODEL, prompts=(ids,))
+    plain = InferenceRequest("/v1/completions", MODEL, prompts=(ids,))
     route = router.route(query(ids, plain))
     assert route.next() is not None and route.place is not None
     assert route.place.name == "right"
@@ -185,36 +185,38 @@ def test_block_keys_are_those_of_the_engine() -> None:
 def test_a_conversation_is_found_by_what_was_said_before() -> None:
     known = Conversations(kept=2)
     first = [{"role": "user", "content": "Hello"}]
-    known.note(marks_of("t", "m", None, first), "left")
+    known.note(prefix_hashes("t", "m", None, first), "left")
     second = [*first, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "More"}]
-    marks = marks_of("t", "m", None, second)
+    marks = prefix_hashes("t", "m", None, second)
     assert known.last(marks) == "left"
-    assert known.last(marks_of("other", "m", None, second)) is None
+    assert known.last(prefix_hashes("other", "m", None, second)) is None
     known.note(marks, "right")
-    assert known.last(marks_of("t", "m", None, [*second, *second])) == "right"
+    assert known.last(prefix_hashes("t", "m", None, [*second, *second])) == "right"
     for number in range(2):
-        known.note(marks_of("t", "m", None, [{"role": "user", "content": str(number)}]), "left")
-    assert known.last(marks_of("t", "m", None, [*second, *second])) is None, "it is bounded"
+        known.note(
+            prefix_hashes("t", "m", None, [{"role": "user", "content": str(number)}]), "left"
+        )
+    assert known.last(prefix_hashes("t", "m", None, [*second, *second])) is None, "it is bounded"
 
 
 def test_a_drained_replica_gets_nothing_new_until_it_is_resumed(
-    two: tuple[House, list[FakeEngine]],
+    two: tuple[Deployment, list[FakeEngine]],
 ) -> None:
-    house, (left, right) = two
-    operator = {"authorization": f"Bearer {house.services.operator_token}"}
-    url = f"{house.url}/admin/v1/engines"
+    deployment, (left, right) = two
+    operator = {"authorization": f"Bearer {deployment.services.operator_token}"}
+    url = f"{deployment.url}/admin/v1/engines"
     done = httpx.post(f"{url}/drain", json={"engine": "left"}, headers=operator, timeout=10)
     assert done.status_code == 200, done.text
     assert (done.json()["state"], done.json()["running"]) == ("drained", 0)
-    assert ask(house).status_code == ask(house).status_code == 200
+    assert ask(deployment).status_code == ask(deployment).status_code == 200
     assert (len(left.submitted), len(right.submitted)) == (0, 2)
-    ready = httpx.get(f"{house.url}/readyz", timeout=10)
+    ready = httpx.get(f"{deployment.url}/readyz", timeout=10)
     assert ready.status_code == 200, "the other one serves"
     unknown = httpx.post(f"{url}/drain", json={"engine": "none"}, headers=operator, timeout=10)
     assert unknown.status_code == 404
     httpx.post(f"{url}/resume", json={"engine": "left"}, headers=operator, timeout=10)
     assert {e["state"] for e in httpx.get(url, headers=operator).json()["data"]} == {"ready"}
-    log = house.services.database
+    log = deployment.services.database
     with log.read() as session:
         acts = session.execute(text("select action from audit_log where target = 'left'")).all()
     assert {act for (act,) in acts} == {"engine.drain", "engine.resume"}
@@ -243,7 +245,7 @@ async def test_a_request_that_moved_is_settled_by_the_engine_that_had_it_last(
     for engine in (left, right):
         sampling = SamplingParams(3, ignore_eos=True)
         request = GenerateRequest("req_1", "org", list(range(5, 25)), sampling)
-        await (await engine.generate(Job(request, Ask("r", MODEL)))).ended(10)
+        await (await engine.generate(Job(request, InferenceRequest("r", MODEL)))).ended(10)
     left.receipts_given["req_1"] = replace(left.receipts_given["req_1"], generated=99)
     left._receipts["req_1"] = left.receipts_given["req_1"]
     found = await router.receipt_of(kept)

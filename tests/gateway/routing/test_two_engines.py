@@ -17,15 +17,15 @@ import httpx
 import pytest
 
 from engine.demo.paths import MODEL_DIR
-from gateway.engines.local import EngineOptions, EngineProcess
-from gateway.gatehouse import Gatehouse
-from tests.gateway.served import MODEL, House, served
+from gateway.dashboard_backend import DashboardBackend
+from gateway.upstreams.local import EngineOptions, EngineProcess
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 NAMES = ("left", "right")
 
 
 def start(address: str, receipts: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "engine.server", "--model", "fake", "--fake"]
+    command = [sys.executable, "-m", "engine.worker.server", "--model", "fake", "--fake"]
     command += ["--listen", address, "--receipts", str(receipts), "--heartbeat-s", "0.2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and "ready" in process.stdout.readline()
@@ -33,7 +33,7 @@ def start(address: str, receipts: Path) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[House, dict[str, subprocess.Popen[str]]]]:
+def pair(tmp_path: Path) -> Iterator[tuple[Deployment, dict[str, subprocess.Popen[str]]]]:
     addresses = {name: f"ipc://{tmp_path}/{name}.sock" for name in NAMES}
     processes = {name: start(a, tmp_path / f"{name}.log") for name, a in addresses.items()}
     entries = ",".join(
@@ -41,9 +41,11 @@ def pair(tmp_path: Path) -> Iterator[tuple[House, dict[str, subprocess.Popen[str
         for name, address in addresses.items()
     )
     try:
-        with served(tmp_path, engines=None, settings={"upstreams": f"[{entries}]"}) as house:
-            until(lambda: all(p.client.healthy() for p in house.services.router.places()))
-            yield house, processes
+        with running_deployment(
+            tmp_path, engines=None, settings={"upstreams": f"[{entries}]"}
+        ) as deployment:
+            until(lambda: all(p.client.healthy() for p in deployment.services.router.places()))
+            yield deployment, processes
     finally:
         for process in processes.values():
             process.kill()
@@ -59,64 +61,66 @@ def until(what: Any, timeout_s: float = 15) -> None:
         time.sleep(0.02)
 
 
-def ask(house: House, ids: list[int], *, stream: bool = False) -> httpx.Response:
+def ask(deployment: Deployment, ids: list[int], *, stream: bool = False) -> httpx.Response:
     body = {"model": MODEL, "prompt": ids, "max_tokens": 4, "stream": stream}
-    return httpx.post(f"{house.url}/v1/completions", json=body, headers=house.headers, timeout=40)
+    return httpx.post(
+        f"{deployment.url}/v1/completions", json=body, headers=deployment.headers, timeout=40
+    )
 
 
 def test_requests_follow_what_the_engines_say_they_hold(
-    pair: tuple[House, dict[str, subprocess.Popen[str]]],
+    pair: tuple[Deployment, dict[str, subprocess.Popen[str]]],
 ) -> None:
-    house, _ = pair
-    dice, index = random.Random(3), house.services.router.index
+    deployment, _ = pair
+    dice, index = random.Random(3), deployment.services.router.index
     shared = {name: [dice.randrange(5, 900) for _ in range(640)] for name in "ab"}
     first = {}
     for number, (name, prompt) in enumerate(shared.items(), 1):
-        assert ask(house, prompt).status_code == 200
+        assert ask(deployment, prompt).status_code == 200
         until(lambda number=number: sum(map(index.blocks, NAMES)) >= 40 * number)
-        first[name] = house.events(number)[-1]["engine_id"]
+        first[name] = deployment.events(number)[-1]["engine_id"]
     assert set(first.values()) == set(NAMES), "idle replicas share the tenants' prompts"
     for _ in range(3):
         for prompt in shared.values():
-            answer = ask(house, [*prompt, *(dice.randrange(5, 900) for _ in range(20))])
+            answer = ask(deployment, [*prompt, *(dice.randrange(5, 900) for _ in range(20))])
             assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 640
-    for event in house.events(8)[2:]:
+    for event in deployment.events(8)[2:]:
         assert "640 tokens cached" in event["routed"]
 
 
 def test_an_engine_killed_with_the_request_in_it_is_replaced_and_billed_once(
-    pair: tuple[House, dict[str, subprocess.Popen[str]]],
+    pair: tuple[Deployment, dict[str, subprocess.Popen[str]]],
 ) -> None:
-    house, processes = pair
+    deployment, processes = pair
     os.kill(processes["left"].pid, signal.SIGSTOP)
     answers: list[httpx.Response] = []
     prompt = list(range(5, 105))
-    thread = threading.Thread(target=lambda: answers.append(ask(house, prompt)))
+    thread = threading.Thread(target=lambda: answers.append(ask(deployment, prompt)))
     thread.start()
-    until(lambda: [p.under_way for p in house.services.router.places()] == [1, 0])
+    until(lambda: [p.under_way for p in deployment.services.router.places()] == [1, 0])
     processes["left"].kill()
     thread.join(30)
     (answer,) = answers
     assert answer.status_code == 200, answer.text
-    (event,) = house.events(1)
+    (event,) = deployment.events(1)
     assert event["engine_id"] == "right"
     assert event["routed"].startswith("engine_unavailable at left; ")
     assert (event["input_tokens"], event["output_tokens"] + event["waived_tokens"]) == (100, 4)
-    assert index_is_empty(house, "left")
-    assert ask(house, prompt).status_code == 200, "and the next one does not wait for it"
+    assert index_is_empty(deployment, "left")
+    assert ask(deployment, prompt).status_code == 200, "and the next one does not wait for it"
 
 
 def test_an_engine_that_hangs_with_its_socket_open_gets_nothing_new_and_loses_nothing(
-    pair: tuple[House, dict[str, subprocess.Popen[str]]],
+    pair: tuple[Deployment, dict[str, subprocess.Popen[str]]],
 ) -> None:
-    house, processes = pair
-    left, right = house.services.router.places()
+    deployment, processes = pair
+    left, right = deployment.services.router.places()
     prompt = list(range(5, 105))
     os.kill(processes["left"].pid, signal.SIGSTOP)
     answers: list[httpx.Response] = []
     ways = [False, True, False]
     threads = [
-        threading.Thread(target=lambda s=s: answers.append(ask(house, prompt, stream=s)))
+        threading.Thread(target=lambda s=s: answers.append(ask(deployment, prompt, stream=s)))
         for s in ways
     ]
     for thread in threads:
@@ -126,36 +130,38 @@ def test_an_engine_that_hangs_with_its_socket_open_gets_nothing_new_and_loses_no
         thread.join(25)  # far less than the 30 s after which silence is taken for death
     assert [answer.status_code for answer in answers] == [200] * 3, "what waited went to the other"
     assert left.silent and left.state() == "silent" and left.client.healthy()
-    assert {ask(house, prompt).status_code for _ in range(5)} == {200}
+    assert {ask(deployment, prompt).status_code for _ in range(5)} == {200}
     os.kill(processes["left"].pid, signal.SIGCONT)
     until(lambda: not left.silent and left.serves() and left.under_way == 0)
-    events = house.events(8)
+    events = deployment.events(8)
     assert len(events) == 8
     assert {event["engine_id"] for event in events} == {"right"}, "nothing of the left's is billed"
     assert {(e["input_tokens"], e["output_tokens"] + e["waived_tokens"]) for e in events} == {
         (100, 4)
     }
     assert any(e["routed"].startswith("engine_unavailable at left; ") for e in events)
-    until(lambda: ask(house, prompt).status_code == 200 and left.client.last_output() > 0)
+    until(lambda: ask(deployment, prompt).status_code == 200 and left.client.last_output() > 0)
 
 
-def index_is_empty(house: House, name: str) -> bool:
-    return house.services.router.index.blocks(name) == 0
+def index_is_empty(deployment: Deployment, name: str) -> bool:
+    return deployment.services.router.index.blocks(name) == 0
 
 
 def test_the_pages_see_the_engines_their_adapters_and_who_is_drained(
-    pair: tuple[House, dict[str, subprocess.Popen[str]]], tmp_path: Path
+    pair: tuple[Deployment, dict[str, subprocess.Popen[str]]], tmp_path: Path
 ) -> None:
-    house, _ = pair
+    deployment, _ = pair
     path = tmp_path / "adapter"
     path.mkdir()
     (path / "adapter_config.json").write_text('{"r": 4}')
     (path / "adapter_model.safetensors").write_bytes(b"weights")
-    left = next(p for p in house.services.router.places() if p.name == "left")
-    loading = asyncio.run_coroutine_threadsafe(left.client.load_adapter(str(path), ""), house.loop)
+    left = next(p for p in deployment.services.router.places() if p.name == "left")
+    loading = asyncio.run_coroutine_threadsafe(
+        left.client.load_adapter(str(path), ""), deployment.loop
+    )
     digest = loading.result(20).digest
     time.sleep(1.5)  # heartbeats that have nothing new to tell of it
-    gatehouse = Gatehouse(house.services)
+    gatehouse = DashboardBackend(deployment.services)
     assert gatehouse.residency() == {digest: {"host": 1}}
     assert {each.state for each in gatehouse.engines()} == {"healthy"}
     left.draining = True
@@ -172,20 +178,22 @@ def test_the_only_engine_killed_with_the_request_in_it_answers_when_it_is_back(
     assert engine.wait_ready(60), engine.problem
     entry = f'[{{"url": "{address}", "model": "{MODEL}", "tokenizer": "{MODEL_DIR}"}}]'
     try:
-        with served(tmp_path, engines=None, settings={"upstreams": entry}) as house:
-            (place,) = house.services.router.places()
+        with running_deployment(
+            tmp_path, engines=None, settings={"upstreams": entry}
+        ) as deployment:
+            (place,) = deployment.services.router.places()
             until(place.client.healthy)
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGSTOP)
             answers: list[httpx.Response] = []
             prompt = list(range(5, 105))
-            thread = threading.Thread(target=lambda: answers.append(ask(house, prompt)))
+            thread = threading.Thread(target=lambda: answers.append(ask(deployment, prompt)))
             thread.start()
             until(lambda: place.under_way == 1)
             os.kill(engine.pid, signal.SIGKILL)
             thread.join(40)
             assert answers[0].status_code == 200, answers[0].text
-            (event,) = house.events(1)
+            (event,) = deployment.events(1)
             assert event["routed"].startswith("engine_unavailable at ")
             assert (event["input_tokens"], event["output_tokens"] + event["waived_tokens"]) == (
                 100,

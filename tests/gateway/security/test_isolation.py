@@ -12,7 +12,7 @@ from core.clock import SystemClock
 from core.tenants import adapters, keys
 from core.tenants.organisations import create_project, create_tenant
 from core.tenants.scope import scope_of_operator
-from tests.gateway.served import House, served
+from tests.gateway.deployment import Deployment, running_deployment
 
 CHAT = "/v1/chat/completions"
 SECRET_PROMPT = "what nobody else may read: heliotrope"
@@ -20,7 +20,7 @@ SECRET_PROMPT = "what nobody else may read: heliotrope"
 
 @dataclass
 class Two:
-    house: House
+    deployment: Deployment
     client: httpx.Client
     victim: str  # a key
     victim_tenant: str
@@ -35,8 +35,8 @@ class Two:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     clock = SystemClock()
-    with served(tmp_path_factory.mktemp("two")) as house:
-        with house.services.database.transaction() as session:
+    with running_deployment(tmp_path_factory.mktemp("two")) as deployment:
+        with deployment.services.database.transaction() as session:
             tenant = create_tenant(session, clock, name="victim")
             scope = scope_of_operator(tenant.id)
             project = create_project(session, scope, clock, name="default").id
@@ -52,12 +52,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
                 rank=4,
                 bytes=1,
             )
-        house.services.adapters.refresh()
-        with httpx.Client(base_url=house.url, timeout=60) as client:
-            made = Two(house, client, key.secret, tenant.id, project, house.key)
+        deployment.services.adapters.refresh()
+        with httpx.Client(base_url=deployment.url, timeout=60) as client:
+            made = Two(deployment, client, key.secret, tenant.id, project, deployment.key)
             body = {"model": "tiny", "messages": [{"role": "user", "content": SECRET_PROMPT}]}
             assert made.call("POST", CHAT, key.secret, json=body).status_code == 200
-            house.events(1)
+            deployment.events(1)
             yield made
 
 
@@ -96,7 +96,7 @@ def test_anothers_adapter_is_not_there(two: Two, name: str) -> None:
 
 def test_the_tenant_comes_from_the_key_and_from_nothing_in_the_request(two: Two) -> None:
     """Bodies and headers that claim another tenant change nothing about who is billed."""
-    known = {row["request_id"] for row in two.house.events(1)}
+    known = {row["request_id"] for row in two.deployment.events(1)}
     body = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "hello"}],
@@ -110,9 +110,9 @@ def test_the_tenant_comes_from_the_key_and_from_nothing_in_the_request(two: Two)
     }
     answer = two.call("POST", CHAT, two.thief, json=body, headers=headers)
     if answer.status_code == 200:
-        rows = two.house.events(len(known) + 1)
+        rows = two.deployment.events(len(known) + 1)
         fresh = [row for row in rows if row["request_id"] not in known]
-        assert [row["tenant_id"] for row in fresh] == [two.house.tenant_id]
+        assert [row["tenant_id"] for row in fresh] == [two.deployment.tenant_id]
     else:
         assert answer.status_code in (400, 403), answer.text
 
@@ -122,8 +122,11 @@ def test_the_engines_namespace_is_the_tenant_so_caches_are_apart(two: Two) -> No
     body = {"model": "tiny", "messages": [{"role": "user", "content": SECRET_PROMPT}]}
     assert two.call("POST", CHAT, two.thief, json=body).status_code == 200
     assert two.call("POST", CHAT, two.victim, json=body).status_code == 200
-    requests = two.house.engine.submitted[-2:]
-    assert {request.namespace for request in requests} == {two.house.tenant_id, two.victim_tenant}
+    requests = two.deployment.engine.submitted[-2:]
+    assert {request.namespace for request in requests} == {
+        two.deployment.tenant_id,
+        two.victim_tenant,
+    }
 
 
 def test_errors_tell_nothing_of_the_inside(two: Two) -> None:

@@ -15,11 +15,11 @@ from langchain_openai import ChatOpenAI
 from openai import OpenAI
 
 from engine.demo.paths import MODEL_DIR
-from gateway.engines.base import TextChunk
 from gateway.prompts.tokenizing import load_codec
 from gateway.streaming.choices import ChoiceOutput
 from gateway.streaming.tool_calls import ToolCall, ToolReader
-from tests.gateway.served import MODEL, House
+from gateway.upstreams.base import TextChunk
+from tests.gateway.deployment import MODEL, Deployment
 
 CALL = '{"name": "weather", "arguments": {"city": "Zürich \\"old\\""}}'
 LLAMA = '{"name": "weather", "parameters": {"city": "Zürich \\"old\\""}}'
@@ -115,32 +115,34 @@ def test_what_may_become_a_call_is_held_and_not_yet_delivered() -> None:
 
 
 @pytest.fixture
-def says(house: House) -> Iterator[Any]:
+def says(deployment: Deployment) -> Iterator[Any]:
     codec = load_codec(MODEL_DIR)
 
     def _says(text: str) -> None:
-        house.engine.script = codec.encode(text)
+        deployment.engine.script = codec.encode(text)
 
     yield _says
-    house.engine.script = None
+    deployment.engine.script = None
 
 
 @pytest.fixture
-def claude(house: House) -> Iterator[Anthropic]:
-    with Anthropic(base_url=house.url, api_key=house.key, max_retries=0, timeout=60) as made:
+def claude(deployment: Deployment) -> Iterator[Anthropic]:
+    with Anthropic(
+        base_url=deployment.url, api_key=deployment.key, max_retries=0, timeout=60
+    ) as made:
         yield made
 
 
-def test_chat_whole_and_streamed_agree(client: OpenAI, house: House, says: Any) -> None:
+def test_chat_whole_and_streamed_agree(client: OpenAI, deployment: Deployment, says: Any) -> None:
     says(f"Look:\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>")
     answer = client.chat.completions.create(model=MODEL, messages=ASK, tools=TOOLS).choices[0]
     assert answer.finish_reason == "tool_calls" and answer.message.content == "Look:\n"
     calls = answer.message.tool_calls
     assert calls is not None and [c.function.name for c in calls] == ["weather", "weather"]
     assert all(json.loads(c.function.arguments) == ARGUMENTS for c in calls)
-    event = house.last_event()
-    assert house.engine.script is not None
-    assert event["output_tokens"] == len(house.engine.script) and event["waived_tokens"] == 0
+    event = deployment.last_event()
+    assert deployment.engine.script is not None
+    assert event["output_tokens"] == len(deployment.engine.script) and event["waived_tokens"] == 0
     stream = client.chat.completions.stream(model=MODEL, messages=ASK, tools=TOOLS)
     with stream as events:
         for _ in events:
@@ -168,7 +170,9 @@ def test_a_call_alone_has_no_content(client: OpenAI, says: Any) -> None:
     assert answer.message.content is None and answer.message.tool_calls
 
 
-def test_one_call_at_a_time_where_that_was_asked(client: OpenAI, house: House, says: Any) -> None:
+def test_one_call_at_a_time_where_that_was_asked(
+    client: OpenAI, deployment: Deployment, says: Any
+) -> None:
     says(f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>")
     answer = client.chat.completions.create(
         model=MODEL, messages=ASK, tools=TOOLS, parallel_tool_calls=False
@@ -176,9 +180,9 @@ def test_one_call_at_a_time_where_that_was_asked(client: OpenAI, house: House, s
     calls = answer.choices[0].message.tool_calls
     assert calls is not None and len(calls) == 1
     assert answer.choices[0].finish_reason == "tool_calls"
-    event = house.last_event()
+    event = deployment.last_event()
     assert answer.usage is not None and event["output_tokens"] == answer.usage.completion_tokens
-    receipt = house.engine.receipts_given[event["request_id"]]
+    receipt = deployment.engine.receipts_given[event["request_id"]]
     assert event["output_tokens"] + event["waived_tokens"] == receipt.generated
 
 
@@ -212,10 +216,12 @@ def test_without_tools_or_with_choice_none_it_is_text(client: OpenAI, says: Any)
     ],
 )
 def test_what_cannot_be_enforced_is_refused_by_name(
-    house: House, fields: dict[str, Any], param: str
+    deployment: Deployment, fields: dict[str, Any], param: str
 ) -> None:
     body = {"model": MODEL, "messages": ASK, **fields}
-    answer = httpx.post(f"{house.url}/v1/chat/completions", json=body, headers=house.headers)
+    answer = httpx.post(
+        f"{deployment.url}/v1/chat/completions", json=body, headers=deployment.headers
+    )
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
 
@@ -254,7 +260,7 @@ def test_messages_have_tool_use_blocks(claude: Anthropic, says: Any) -> None:
 
 
 @pytest.mark.parametrize("choice", ["any", "tool", "often"])
-def test_messages_refuse_a_choice_by_force(house: House, choice: str) -> None:
+def test_messages_refuse_a_choice_by_force(deployment: Deployment, choice: str) -> None:
     body = {
         "model": MODEL,
         "max_tokens": 9,
@@ -262,7 +268,7 @@ def test_messages_refuse_a_choice_by_force(house: House, choice: str) -> None:
         "tools": [{"name": "weather", "input_schema": SCHEMA}],
         "tool_choice": {"type": choice, "name": "weather"},
     }
-    answer = httpx.post(f"{house.url}/v1/messages", json=body, headers=house.headers)
+    answer = httpx.post(f"{deployment.url}/v1/messages", json=body, headers=deployment.headers)
     assert answer.status_code == 400 and "tool_choice" in answer.json()["error"]["message"]
 
 
@@ -293,13 +299,15 @@ def test_responses_have_function_calls(client: OpenAI, says: Any) -> None:
         client.responses.create(model=MODEL, input="Hi", text={"format": {"type": "json_object"}})
 
 
-def test_langchain_binds_tools(house: House, says: Any) -> None:
+def test_langchain_binds_tools(deployment: Deployment, says: Any) -> None:
     @tool
     def weather(city: str) -> str:
         """Tells the weather."""
         return city
 
-    chat = ChatOpenAI(base_url=f"{house.url}/v1", api_key=house.key, model=MODEL, max_retries=0)
+    chat = ChatOpenAI(
+        base_url=f"{deployment.url}/v1", api_key=deployment.key, model=MODEL, max_retries=0
+    )
     says(f"<tool_call>{CALL}</tool_call>")
     message = chat.bind_tools([weather]).invoke("How is it?")
     assert message.tool_calls[0]["args"] == ARGUMENTS

@@ -1,0 +1,212 @@
+"""Builds the invoices of many periods in one transaction, with a fixed number of statements."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.orm import Session
+
+from billing import credits, invoice_lines
+from billing.accounts import lock_accounts
+from billing.credits import Draw
+from billing.invoice_inputs import InvoiceInputs, last_moment, read_inputs
+from billing.invoice_totals import Totals, net_of, totals_of
+from billing.models import BillingAccount, BillingPeriod, Invoice, InvoiceLine, Plan, Seller
+from billing.subscriptions import plan_at
+from billing.taxes import Tax, TaxService
+from core.ids import INVOICE, new_id
+from core.money import units_of_minor
+
+DRAFT, FINAL, PAID = "draft", "final", "paid"
+GRACE_HOURS = 24  # default without a plan
+TERMS_DAYS = 14  # default without a plan
+_LINE = tuple(each.name for each in fields(invoice_lines.Line) if each.name != "minor")
+
+
+@dataclass(frozen=True, slots=True)
+class InvoiceDraft:
+    """An invoice with its computed lines, taxes, totals and credit draws."""
+
+    invoice: Invoice
+    computed_lines: list[invoice_lines.Line]
+    tax_items: list[Tax]
+    totals: Totals
+    draws: list[Draw] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class InvoiceBuilder:
+    """Periods of several tenants and their inputs; the tenants stay locked until commit."""
+
+    session: Session
+    now: datetime
+    periods: list[BillingPeriod]
+    accounts: dict[str, BillingAccount]
+    inputs: InvoiceInputs
+    taxes: TaxService
+
+    def plan_of(self, period: BillingPeriod) -> Plan | None:
+        """The plan at the last moment of the period."""
+        return plan_at(self.inputs.subscriptions.get(period.tenant_id, ()), last_moment(period))
+
+    def final_from(self, period: BillingPeriod) -> datetime:
+        """The end of the grace period for late events, when the invoice may become final."""
+        plan = self.plan_of(period)
+        return period.ends_at + timedelta(hours=plan.grace_hours if plan else GRACE_HOURS)
+
+    def draft(self, period: BillingPeriod, *, closing: bool) -> InvoiceDraft | None:
+        """The period's invoice as of now; None if it would be empty. `closing` draws credit for
+        the part of the invoice that rating has not paid from credit.
+        """
+        account = self.accounts[period.tenant_id]
+        currency = account.currency
+        invoice = self.inputs.invoices.get(period.id)
+        computed_lines = invoice_lines.build(self.inputs, period, currency)
+        if not computed_lines and invoice is None:
+            return None
+        if invoice is None:
+            invoice = self._new(account, period)
+        promo, prepaid = (
+            self.inputs.used.get((period.id, kind), 0) for kind in (credits.PROMO, credits.PREPAID)
+        )
+        grants = self.inputs.grants.get(account.tenant_id, []) if closing else []
+        owed = sum(line.exact for line in computed_lines) - promo - prepaid
+        draws = credits.draw(grants, max(0, owed))
+        promo += sum(each.units for each in draws if each.kind == credits.PROMO)
+        prepaid += sum(each.units for each in draws if each.kind == credits.PREPAID)
+        net = net_of(computed_lines, promo, currency)
+        at = min(self.now, period.ends_at)
+        tax_items = self.taxes.taxes(self.session, account, net.taxable_minor, at)
+        tax_minor = sum(tax.amount_minor for tax in tax_items)
+        tax_draws = credits.draw_whole(grants, units_of_minor(tax_minor, currency), credits.PREPAID)
+        totals = totals_of(net, tax_items, prepaid, tax_minor if tax_draws else 0)
+        return InvoiceDraft(invoice, computed_lines, tax_items, totals, draws + tax_draws)
+
+    def write(self, drafts: Sequence[InvoiceDraft]) -> None:
+        """Store totals and lines of the drafts, replacing earlier lines."""
+        for each in drafts:
+            _put_figures(each.invoice, each.totals)
+        self.session.flush()
+        known = [
+            each.invoice.id for each in drafts if each.invoice.period_id in self.inputs.invoices
+        ]
+        if known:
+            self.session.execute(delete(InvoiceLine).where(InvoiceLine.invoice_id.in_(known)))
+        rows = [row for each in drafts for row in _rows(each)]
+        if rows:
+            self.session.execute(insert(InvoiceLine), rows)
+
+    def number(self, drafts: Sequence[InvoiceDraft]) -> None:
+        """Assign the sellers' next numbers. Their rows stay locked until commit, so numbers have
+        no gap and no duplicate.
+        """
+        sellers = {
+            row.id: row
+            for row in self.session.scalars(
+                select(Seller)
+                .where(Seller.id.in_({each.invoice.seller_id for each in drafts}))
+                .order_by(Seller.id)
+                .with_for_update()
+                .execution_options(populate_existing=True)
+            )
+        }
+        periods = {period.id: period for period in self.periods}
+        for each in drafts:
+            plan = self.plan_of(periods[each.invoice.period_id])
+            terms = plan.payment_terms_days if plan else TERMS_DAYS
+            account = self.accounts[each.invoice.tenant_id]
+            _make_final(each.invoice, sellers[each.invoice.seller_id], account, self.now, terms)
+        self.session.flush()
+
+    def _new(self, account: BillingAccount, period: BillingPeriod) -> Invoice:
+        invoice = Invoice(
+            id=new_id(INVOICE),
+            tenant_id=account.tenant_id,
+            seller_id=account.seller_id,
+            period_id=period.id,
+            status=DRAFT,
+            currency=account.currency,
+            period_start=period.starts_at,
+            period_end=period.ends_at,
+            timezone=account.timezone,
+            drafted_at=self.now,
+        )
+        self.session.add(invoice)
+        return invoice
+
+
+def open_builder(
+    session: Session, period_ids: Sequence[str], now: datetime, taxes: TaxService
+) -> InvoiceBuilder:
+    """Lock the tenants of the periods and read the inputs of their invoices."""
+    wanted = select(BillingPeriod).where(BillingPeriod.id.in_(period_ids))
+    tenants = set(session.scalars(wanted.with_only_columns(BillingPeriod.tenant_id)))
+    accounts = lock_accounts(session, tenants)
+    # Read after locking: no other transaction can close these periods now.
+    ordered = wanted.order_by(BillingPeriod.tenant_id, BillingPeriod.starts_at)
+    periods = list(session.scalars(ordered.execution_options(populate_existing=True)))
+    return InvoiceBuilder(
+        session, now, periods, accounts, read_inputs(session, periods, now), taxes
+    )
+
+
+def _put_figures(invoice: Invoice, totals: Totals) -> None:
+    invoice.exact = totals.net.exact
+    invoice.subtotal_minor = totals.net.subtotal_minor
+    invoice.promo_minor = totals.net.promo_minor
+    invoice.tax_minor = totals.tax_minor
+    invoice.total_minor = totals.total_minor
+    invoice.prepaid_minor = totals.prepaid_minor
+    invoice.due_minor = totals.due_minor
+
+
+def _rows(draft: InvoiceDraft) -> list[dict[str, Any]]:
+    invoice = draft.invoice
+    written = [_row(line) for line in draft.computed_lines] + [
+        _tax_row(invoice, t) for t in draft.tax_items
+    ]
+    return [
+        {**row, "invoice_id": invoice.id, "position": position}
+        for position, row in enumerate(written, 1)
+    ]
+
+
+def _row(line: invoice_lines.Line) -> dict[str, Any]:
+    row = {name: getattr(line, name) for name in _LINE}
+    row["amount_minor"] = line.minor
+    return row
+
+
+def _tax_row(invoice: Invoice, tax: Tax) -> dict[str, Any]:
+    line = invoice_lines.Line(
+        "tax",
+        tax.name,
+        units_of_minor(tax.amount_minor, invoice.currency),
+        tax.amount_minor,
+        invoice.period_start,
+        invoice.period_end,
+        details={"rate_ppm": tax.rate_ppm},
+    )
+    return _row(line)
+
+
+def _make_final(
+    invoice: Invoice, seller: Seller, account: BillingAccount, now: datetime, terms_days: int
+) -> None:
+    invoice.number = seller.next_number
+    invoice.label = f"{seller.number_prefix}-{seller.next_number:06d}"
+    seller.next_number += 1
+    invoice.billed_to = {
+        "name": account.legal_name,
+        "address": account.address,
+        "email": account.email,
+        "tax_id": account.tax_id,
+        "tax_region": account.tax_region,
+        "tax_exempt": account.tax_exempt,
+    }
+    invoice.final_at, invoice.due_at = now, now + timedelta(days=terms_days)
+    invoice.status = FINAL
+    if invoice.due_minor == 0:
+        invoice.status, invoice.settled_at = PAID, now

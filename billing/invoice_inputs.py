@@ -1,0 +1,155 @@
+"""The inputs of invoices, read for many periods at once with a fixed number of queries."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import and_, func, select
+from sqlalchemy.orm import Session
+
+from billing import credits
+from billing.models import (
+    Adjustment,
+    BillingPeriod,
+    CreditGrant,
+    CreditUse,
+    DailyUsage,
+    Invoice,
+    UsageBatch,
+    UsageEventRow,
+)
+from billing.pricing import Component
+from billing.rollups import ADJUSTMENT
+from billing.subscriptions import Subscriptions, read_subscriptions
+
+_D = DailyUsage
+KEY = (_D.project_id, _D.model, _D.adapter, _D.kind, _D.price_version, _D.usage_period_id)
+SUMS = (
+    (Component.INPUT, _D.input_tokens - _D.cached_tokens, _D.input_amount),
+    (Component.CACHED_INPUT, _D.cached_tokens, _D.cached_amount),
+    (Component.OUTPUT, _D.output_tokens, _D.output_amount),
+    (Component.WAIVED, _D.waived_tokens, _D.waived_amount),
+    (Component.REQUEST, _D.requests, _D.request_amount),
+    (Component.ADAPTER, _D.adapter_requests, _D.adapter_amount),
+    (Component.GPU_SECOND, _D.gpu_seconds, _D.gpu_amount),
+    (Component.MODERATION, _D.moderation_calls, _D.moderation_amount),
+)
+_LAST_MOMENT = timedelta(microseconds=1)
+
+
+@dataclass(slots=True)
+class InvoiceInputs:
+    """Hold the tenants' locks from before reading until the invoices are written."""
+
+    usage: dict[str, list[Any]] = field(
+        default_factory=dict
+    )  # by bill period id; columns KEY, SUMS
+    adjustments: dict[str, list[Adjustment]] = field(default_factory=dict)
+    bounds: dict[str, tuple[datetime, datetime]] = field(default_factory=dict)
+    subscriptions: Subscriptions = field(default_factory=dict)
+    invoices: dict[str, Invoice] = field(default_factory=dict)  # by period id
+    used: dict[tuple[str, str], int] = field(default_factory=dict)  # by (period id, kind of credit)
+    grants: dict[str, list[CreditGrant]] = field(default_factory=dict)  # by tenant id
+    unrated: set[str] = field(default_factory=set)  # ids of periods with unrated usage
+
+
+def read_inputs(session: Session, periods: Sequence[BillingPeriod], now: datetime) -> InvoiceInputs:
+    ids = [period.id for period in periods]
+    tenants = {period.tenant_id for period in periods}
+    inputs = InvoiceInputs(
+        _usage(session, ids),
+        _adjustments(session, ids),
+        subscriptions=read_subscriptions(session, tenants),
+        invoices=_invoices(session, ids),
+        used=_used_credit(session, ids),
+        grants=credits.open_grants(session, tenants, now),
+        unrated=_unrated(session, ids),
+    )
+    behind = {str(row[len(KEY) - 1]) for rows in inputs.usage.values() for row in rows}
+    behind |= {each.usage_period_id for some in inputs.adjustments.values() for each in some}
+    inputs.bounds = {period.id: (period.starts_at, period.ends_at) for period in periods}
+    inputs.bounds |= _bounds(session, behind - inputs.bounds.keys())
+    return inputs
+
+
+def last_moment(period: BillingPeriod) -> datetime:
+    return period.ends_at - _LAST_MOMENT
+
+
+def _usage(session: Session, ids: Sequence[str]) -> dict[str, list[Any]]:
+    columns = [func.sum(column) for _, count, amount in SUMS for column in (count, amount)]
+    rows = session.execute(
+        select(*KEY, *columns, _D.bill_period_id)
+        .where(
+            _D.bill_period_id.in_(ids), _D.kind != ADJUSTMENT
+        )  # adjustments have their own lines
+        .group_by(_D.bill_period_id, *KEY)
+        .order_by(_D.bill_period_id, *KEY)
+    )
+    found: dict[str, list[Any]] = defaultdict(list)
+    for row in rows:
+        found[row[-1]].append(row)
+    return found
+
+
+def _adjustments(session: Session, ids: Sequence[str]) -> dict[str, list[Adjustment]]:
+    rows = session.scalars(
+        select(Adjustment).where(Adjustment.bill_period_id.in_(ids)).order_by(Adjustment.id)
+    )
+    found: dict[str, list[Adjustment]] = defaultdict(list)
+    for row in rows:
+        found[row.bill_period_id].append(row)
+    return found
+
+
+def _invoices(session: Session, ids: Sequence[str]) -> dict[str, Invoice]:
+    rows = session.scalars(
+        select(Invoice).where(Invoice.period_id.in_(ids)).execution_options(populate_existing=True)
+    )
+    return {row.period_id: row for row in rows}
+
+
+def _used_credit(session: Session, ids: Sequence[str]) -> dict[tuple[str, str], int]:
+    """Picounits of credit that usage of each period has drawn, by kind."""
+    rows = session.execute(
+        select(CreditUse.bill_period_id, CreditUse.kind, func.sum(CreditUse.units))
+        .where(CreditUse.bill_period_id.in_(ids), CreditUse.purpose == "usage")
+        .group_by(CreditUse.bill_period_id, CreditUse.kind)
+    )
+    return {(str(row[0]), row[1]): int(row[2]) for row in rows}
+
+
+def _unrated(session: Session, ids: Sequence[str]) -> set[str]:
+    """Starts from the few unrated batches: starting from the periods would scan a month of events
+    whenever any batch is unrated.
+    """
+    waiting = session.scalars(select(UsageBatch.id).where(UsageBatch.rated_at.is_(None))).all()
+    if not waiting:
+        return set()
+    event, period = UsageEventRow, BillingPeriod
+    inside = and_(
+        period.tenant_id == event.tenant_id,
+        period.starts_at <= event.occurred_at,
+        period.ends_at > event.occurred_at,
+    )
+    rows = session.scalars(
+        select(period.id)
+        .join(event, inside)
+        .where(event.batch_id.in_(waiting), period.id.in_(ids))
+        .distinct()
+    )
+    return set(rows)
+
+
+def _bounds(session: Session, ids: Iterable[str]) -> dict[str, tuple[datetime, datetime]]:
+    wanted = set(ids)
+    if not wanted:
+        return {}
+    rows = session.execute(
+        select(BillingPeriod.id, BillingPeriod.starts_at, BillingPeriod.ends_at).where(
+            BillingPeriod.id.in_(wanted)
+        )
+    )
+    return {row[0]: (row[1], row[2]) for row in rows}

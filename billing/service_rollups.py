@@ -1,0 +1,160 @@
+"""Service roll-ups by hour and day: usage by member and outcome, with histograms of time to first
+token and decoding speed. Each rated batch is summed once, in the database, separately from rating.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, case, delete, func, literal, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from billing.batch_claims import claim_batches
+from billing.models import Charge, DailyService, HourlyService, UsageBatch, UsageEventRow
+from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.tables.service import (
+    FIRST_COLUMNS,
+    FIRST_TOKEN_MS,
+    SPEED_COLUMNS,
+    TOKENS_A_SECOND,
+)
+from core.clock import Clock
+from core.database import Database
+
+MAX_EVENTS = 20_000
+KEY = (
+    *("tenant_id", "at", "project_id", "key_id", "member_id", "model", "adapter", "kind"),
+    "price_version",
+)
+_OUTCOMES = ("answers", "refused", "failed", "queue_ms", "reordered_cached_tokens")
+SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS, *_OUTCOMES, *FIRST_COLUMNS, *SPEED_COLUMNS)
+_EVENT: Any = UsageEventRow
+
+
+def sum_all(database: Database, clock: Clock) -> int:
+    """Sum every rated batch not summed yet; returns the number of batches."""
+    batches = 0
+    while True:
+        with database.transaction() as session:
+            taken = claim_batches(
+                session,
+                UsageBatch.summed_at.is_(None),
+                UsageBatch.rated_at.is_not(None),
+                most_events=MAX_EVENTS,
+            )
+            if not taken:
+                return batches
+            _add(session, _EVENT.batch_id.in_(taken))
+            _mark(session, taken, clock.now())
+        batches += len(taken)
+
+
+def add_released(session: Session, request_ids: Sequence[str]) -> None:
+    """Add events that were charged after their batch was summed."""
+    summed = select(UsageBatch.id).where(UsageBatch.summed_at.is_not(None))
+    _add(session, _EVENT.request_id.in_(request_ids) & _EVENT.batch_id.in_(summed))
+
+
+def rebuild(session: Session, clock: Clock) -> None:
+    """Rebuild both tables from all charges whose events retention has not dropped."""
+    oldest = session.scalar(select(func.min(_EVENT.occurred_at)))
+    for table in (HourlyService, DailyService):
+        gone = delete(table)
+        session.execute(gone.where(table.at >= oldest) if oldest is not None else gone)
+    rated = list(session.scalars(select(UsageBatch.id).where(UsageBatch.rated_at.is_not(None))))
+    _add(session, _EVENT.batch_id.in_(rated))
+    _mark(session, rated, clock.now())
+
+
+def _mark(session: Session, batches: Sequence[int], now: datetime) -> None:
+    session.execute(update(UsageBatch).where(UsageBatch.id.in_(batches)).values(summed_at=now))
+
+
+def _add(session: Session, chosen: ColumnElement[bool]) -> None:
+    postgres = session.get_bind().dialect.name == "postgresql"
+    make: Any = postgresql.insert if postgres else sqlite.insert
+    for table, width in ((HourlyService, "hour"), (DailyService, "day")):
+        target: Any = table.__table__
+        names = [*KEY, "currency", *SUMS]
+        made = make(target).from_select(names, _sums(chosen, width, postgres))
+        raised = {name: target.c[name] + made.excluded[name] for name in SUMS}
+        session.execute(made.on_conflict_do_update(index_elements=list(KEY), set_=raised))
+
+
+def _sums(chosen: ColumnElement[bool], width: str, postgres: bool) -> Any:
+    event, charge = _EVENT, Charge
+    if postgres:
+        start: Any = func.date_trunc(width, event.occurred_at)
+    else:
+        form = "%Y-%m-%d %H:00:00.000000" if width == "hour" else "%Y-%m-%d 00:00:00.000000"
+        start = func.strftime(form, event.occurred_at)
+    group = [
+        event.tenant_id,
+        start,
+        event.project_id,
+        event.key_id,
+        func.coalesce(event.member_id, literal("")),
+        event.model,
+        func.coalesce(event.adapter, literal("")),
+        event.kind,
+        event.price_version,
+        charge.currency,
+    ]
+    speed = (event.output_tokens - 1) * 1000
+    streamed = (
+        event.first_token_ms.is_not(None)
+        & (event.output_tokens > 1)
+        & (event.duration_ms > event.first_token_ms)
+    )
+    sums = [
+        *(getattr(charge, name) for name in (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)),
+        literal(1),
+        _one_if(event.status.between(400, 499)),
+        _one_if(event.status >= 500),
+        event.queue_ms,
+        event.reordered_cached_tokens,
+        *_classes(event.first_token_ms, 1, FIRST_TOKEN_MS, event.first_token_ms.is_not(None)),
+        *_classes(speed, event.duration_ms - event.first_token_ms, TOKENS_A_SECOND, streamed),
+    ]
+    return (
+        select(*group, *(func.sum(each) for each in sums))
+        .join(charge, charge.request_id == event.request_id)
+        .where(chosen)
+        .group_by(*group)
+        .order_by(*group)  # always in the same order, to avoid deadlocks
+    )
+
+
+def _classes(value: Any, divisor: Any, bounds: tuple[int, ...], counted: Any) -> list[Any]:
+    """One-hot columns for the bucket of value / divisor; upper bounds are inclusive."""
+    found = []
+    for index in range(len(bounds) + 1):
+        inside = counted
+        if index:
+            inside = inside & (value > bounds[index - 1] * divisor)
+        if index < len(bounds):
+            inside = inside & (value <= bounds[index] * divisor)
+        found.append(_one_if(inside))
+    return found
+
+
+def _one_if(condition: Any) -> Any:
+    return case((condition, 1), else_=0)
+
+
+def percentile(counts: Sequence[int], bounds: Sequence[int], share: float) -> float | None:
+    """Percentile of a histogram, interpolated linearly inside its bucket; None if it is empty. In the
+    unbounded last bucket it is the last bound."""
+    total = sum(counts)
+    if not total:
+        return None
+    wanted, below = share * total, 0
+    for index, count in enumerate(counts):
+        if count and below + count >= wanted:
+            if index == len(bounds):
+                return float(bounds[-1])
+            low = bounds[index - 1] if index else 0
+            return low + (bounds[index] - low) * (wanted - below) / count
+        below += count
+    return float(bounds[-1])

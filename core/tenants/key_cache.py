@@ -1,0 +1,93 @@
+"""An in-memory cache of verified API keys, valid until the epoch changes. Also collects the times
+of last use, which are written in batches.
+
+While the database is down, keys that are in the cache continue to work.
+"""
+
+import logging
+import threading
+from collections import OrderedDict
+from datetime import datetime
+
+from sqlalchemy import update
+
+from core.clock import Clock
+from core.database import Database
+from core.errors import Unauthenticated
+from core.tenants import epochs, keys, secrets
+from core.tenants.keys import Principal
+from core.tenants.models import ApiKey
+
+log = logging.getLogger("tollhouse.keys")
+
+POLL_S = 0.4  # leaves time for the query within the one second of a revocation
+_MAX_ENTRIES = 100_000
+
+
+class KeyCache:
+    """Call `cached` on the event loop; if it returns None, call `find` in a thread."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._cached: OrderedDict[str, Principal] = OrderedDict()
+        self._last_used: dict[str, datetime] = {}
+        self._epoch = -1
+
+    @property
+    def epoch(self) -> int:
+        """The last polled epoch; -1 before the first poll."""
+        return self._epoch
+
+    def cached(self, secret: str) -> Principal | None:
+        """Looks up the cache only. Unauthenticated for a wrong checksum or an expired cached key."""
+        principal = self._cached.get(secrets.digest(secret))
+        if principal is None:
+            if not secrets.well_formed(secret):
+                raise Unauthenticated("Incorrect API key.", next_step="Check it for a typo.")
+            return None
+        now = self._clock.now()
+        if principal.expires_at is not None and principal.expires_at <= now:
+            raise Unauthenticated("This API key has expired.", next_step="Use another key.")
+        self._last_used[principal.key_id] = now
+        return principal
+
+    def find(self, secret: str) -> Principal:
+        """Queries the database. Unauthenticated, or Forbidden if the tenant is suspended."""
+        now = self._clock.now()
+        with self._database.read() as session:
+            epoch = epochs.current(session)
+            principal = keys.find(session, secret, now)
+        with self._lock:
+            # A result of an older epoch may be stale: use it once, but do not cache it.
+            if epoch >= self._epoch:
+                self._set_epoch(epoch)
+                self._cached[secrets.digest(secret)] = principal
+                if len(self._cached) > _MAX_ENTRIES:
+                    self._cached.popitem(last=False)
+        self._last_used[principal.key_id] = now
+        return principal
+
+    def poll(self) -> None:
+        """Clear the cache if the epoch changed. Call it in a thread, every POLL_S seconds."""
+        with self._database.read() as session:
+            epoch = epochs.current(session)
+        with self._lock:
+            self._set_epoch(epoch)
+
+    def flush_used(self) -> int:
+        """Write the times of last use and return their number. Call it about every 30 seconds."""
+        last_used, self._last_used = self._last_used, {}
+        if last_used:
+            with self._database.transaction() as session:
+                rows = [
+                    {"id": key, "last_used_at": moment} for key, moment in sorted(last_used.items())
+                ]
+                session.execute(update(ApiKey), rows)
+        return len(last_used)
+
+    def _set_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._cached.clear()
+            self._epoch = epoch

@@ -1,0 +1,97 @@
+"""The port to the gateway: data and actions that pages need, provided by the composition root."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Protocol
+
+from billing.exports.stores import Store
+from core.tenants.plans import LimitRule
+from core.tenants.scope import TenantScope
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """One replica, as of its last heartbeat."""
+
+    engine_id: str
+    model: str
+    state: str  # healthy | loading | draining | silent (no heartbeat, or its breaker is open)
+    running: int = 0
+    waiting: int = 0
+    tokens_waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0  # 0: this kind of engine does not report it
+    adapters: Mapping[str, int] = field(default_factory=dict)  # count by state
+
+    @property
+    def kv_share(self) -> float | None:
+        return self.blocks_used / self.blocks_total if self.blocks_total else None
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentStatus:
+    """A component of the deployment: its state, and what to do if it does not work."""
+
+    name: str
+    state: str  # good | warn | bad | unused
+    summary: str
+    next_step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitUsage:
+    """Current use of a rate limit's bucket, which refills continuously."""
+
+    rule: str  # name of the limit: tenant:requests:60
+    used: int
+    limit: int
+    full_again_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An uploaded adapter: an archive, or the two files of PEFT."""
+
+    archive: IO[bytes] | None = None
+    config: IO[bytes] | None = None
+    weights: IO[bytes] | None = None
+
+
+class DashboardBackend(Protocol):
+    def engines(self) -> Sequence[EngineView]: ...
+
+    def base_models(self) -> Sequence[str]: ...
+
+    def residency(self) -> Mapping[str, Mapping[str, int]]:
+        """Adapter digest -> state -> number of engines."""
+        ...
+
+    def parts(self) -> Sequence[ComponentStatus]: ...
+
+    def used(self, scope: TenantScope, rules: Sequence[LimitRule]) -> Sequence[LimitUsage]:
+        """Use of the tenant-wide rate limits; [] while the counters do not answer."""
+        ...
+
+    def add_adapter(self, scope: TenantScope, name: str, base: str, upload: Upload) -> None:
+        """Validate and register. BadRequest if the files are invalid; nothing is stored then."""
+        ...
+
+    def collects_by(self) -> str:
+        """The payment provider that collects, or "" if payments are recorded manually."""
+        ...
+
+    def card_page(self, scope: TenantScope) -> str:
+        """URL of the provider's page for adding a card. Conflict, or Unavailable if it is down."""
+        ...
+
+    def export_store(self, destination: str) -> Store:
+        """The store of a scheduled export. BadRequest for an invalid destination."""
+        ...
+
+    def changed(self) -> None:
+        """Reload policies and adapters in this process after a change."""
+        ...
+
+    def replay(self, ids: Sequence[int]) -> int:
+        """Replay the dead letters with these ids, or all if `ids` is empty; returns how many."""
+        ...

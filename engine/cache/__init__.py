@@ -1,0 +1,1 @@
+"""The paged KV cache: block pool and prefix index."""

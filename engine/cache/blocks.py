@@ -1,0 +1,154 @@
+"""The pool of KV blocks: holders, prefix-cache keys, and the order of eviction.
+
+Adapters take their memory from the same pool, so KV and weights share one budget.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from engine.cache.idle_blocks import IdleBlocks
+from engine.errors import IntegrityError
+from engine.protocol import KvEvent
+
+
+class BlockPool:
+    """Reference-counted blocks. A block is free, idle (cached, unused) or held; never two of them."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, floor: int = 0, cap: int | None = None
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.refs = [0] * num_blocks
+        self.keys: list[bytes | None] = [None] * num_blocks
+        self.owners: list[str] = [""] * num_blocks  # of the cache entry; only valid with a key
+        self._free = list(range(num_blocks - 1, -1, -1))
+        # Floors protect at most half of the pool, or many idle tenants could block all admissions.
+        self._idle = IdleBlocks(floor, cap, floor_total=num_blocks // 2)
+        self._index: dict[bytes, int] = {}
+        self.events: list[KvEvent] | None = None  # None: no gateway subscribed
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no sequence or adapter uses now, cached ones included."""
+        return len(self._free) + len(self._idle)
+
+    def available(self, owner: str, force: bool = False) -> int:
+        return len(self._free) + self._idle.usable_by(owner, force)
+
+    def allocate(self, count: int, owner: str, force: bool = False) -> list[int] | None:
+        """`count` blocks, each held once; None, and no change, when there are too few.
+        `force` ignores floors."""
+        if count > self.available(owner, force):
+            return None
+        return [self._take(owner, force) for _ in range(count)]
+
+    def find(self, key: bytes) -> int | None:
+        return self._index.get(key)
+
+    def hits(self, keys: list[bytes], limit: int) -> int:
+        """How many leading keys are cached, at most `limit`."""
+        index = self._index
+        count = 0
+        for key in keys[:limit]:
+            if key not in index:
+                break
+            count += 1
+        return count
+
+    def cached_keys(self) -> list[bytes]:
+        """Every key that can be found now."""
+        return list(self._index)
+
+    def share(self, block: int) -> None:
+        if self.refs[block] == 0:
+            self._idle.remove(block)
+        self.refs[block] += 1
+
+    def writable(self, block: int) -> bool:
+        """Whether a block may be written: a shared or cached one must be copied first."""
+        return self.refs[block] == 1 and self.keys[block] is None
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Release in the given order; pass a block table reversed, so that tails are evicted
+        first."""
+        for block in blocks:
+            self.refs[block] -= 1
+            if self.refs[block] > 0:
+                continue
+            if self.refs[block] < 0:
+                raise IntegrityError(f"block {block} was released more often than it was held")
+            if self.keys[block] is None:
+                self._free.append(block)
+                continue
+            evicted = self._idle.add(block, self.owners[block])
+            if evicted is not None:
+                self._idle.remove(evicted)
+                self._forget(evicted)
+                self._free.append(evicted)
+
+    def freed_by(self, tables: Iterable[list[int]]) -> int:
+        """How many blocks would have no holder left if these tables were released."""
+        counts = Counter(block for table in tables for block in table)
+        return sum(self.refs[block] == count for block, count in counts.items())
+
+    def cache(self, block: int, key: bytes, owner: str, parent: bytes | None) -> None:
+        """Enter a held, fully computed block in the prefix cache. A key that is already cached
+        keeps its first block, so that block tables only ever grow."""
+        if self.keys[block] is not None or key in self._index:
+            return
+        self.keys[block] = key
+        self.owners[block] = owner
+        self._index[key] = block
+        if self.events is not None:
+            self.events.append(KvEvent("stored", [key.hex()], parent.hex() if parent else None))
+
+    def cached_blocks(self, owner: str) -> int:
+        """Idle cached blocks of one tenant."""
+        return self._idle.count(owner)
+
+    def _take(self, owner: str, force: bool) -> int:
+        if self._free:
+            block = self._free.pop()
+        else:
+            victim = self._idle.victim(owner, force)
+            if victim is None:
+                raise IntegrityError("the pool counts an available block that it does not have")
+            block = victim
+            self._idle.remove(block)
+            self._forget(block)
+        self.refs[block] = 1
+        return block
+
+    def _forget(self, block: int) -> None:
+        key = self.keys[block]
+        if key is None:
+            return
+        del self._index[key]
+        self.keys[block] = None
+        if self.events is not None:
+            self.events.append(KvEvent("removed", [key.hex()]))
+
+    def check_integrity(self, held: Iterable[int]) -> None:
+        """`held` lists every block of every sequence and adapter, once per holder."""
+        expected = Counter(held)
+        for block in range(self.num_blocks):
+            if self.refs[block] != expected[block]:
+                raise IntegrityError(
+                    f"block {block} counts {self.refs[block]} holders, has {expected[block]}"
+                )
+            key = self.keys[block]
+            if key is not None and self._index.get(key) != block:
+                raise IntegrityError(f"block {block} has a key that is not in the index")
+            if (block in self._idle) != (key is not None and self.refs[block] == 0):
+                raise IntegrityError(f"block {block} is idle although it must not be, or reversed")
+        in_use = sum(1 for count in self.refs if count)
+        if len(self._free) + len(self._idle) + in_use != self.num_blocks:
+            raise IntegrityError(
+                f"{len(self._free)} free, {len(self._idle)} idle and {in_use} held blocks do not "
+                f"sum to {self.num_blocks}"
+            )
+        if len(set(self._free)) != len(self._free):
+            raise IntegrityError("a block is in the free list twice")
+        if sum(key is not None for key in self.keys) != len(self._index):
+            raise IntegrityError("the prefix index has keys that no block has")

@@ -1,0 +1,1 @@
+"""What runs a step on the CPU or the GPU."""

@@ -1,0 +1,89 @@
+"""The CPU runner, and `load_runner`, which chooses the runner for the configured device."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from engine.batch import Runner, Sampled, StepBatch
+from engine.config import EngineConfig
+from engine.decoding.sampling import host_samples
+from engine.execution.model_runner import ModelRunner
+from engine.layers.host_memory import collapse_into_huge_pages, keep_freed_memory
+from engine.layers.step import StepPlanner, order_rows, token_ids
+from engine.lora.cpu_adapters import CpuAdapters
+from engine.models.load import LoadedModel, load_model
+
+
+class CpuRunner(ModelRunner):
+    """Implements `engine.batch.Runner`; the work is done when `launch` returns."""
+
+    overlapped = False
+
+    def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
+        super().__init__(config, model)
+        spec = model.spec
+        self.adapters: CpuAdapters = CpuAdapters(config, spec, model.dtype, self.pool)
+        windows = {spec.attention(layer).window for layer in range(spec.layers)}
+        self._plan = StepPlanner(self.pool, self._angles(model.dtype), windows, self.adapters.step)
+        self._last: dict[int, int] = {}
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> list[Sampled]:
+        if batch.copies:
+            self.pool.copy(batch.copies)
+        if not batch.rows:
+            return []
+        self.adapters.compact(batch.rows)
+        decodes, prefills = order_rows(batch.rows, self.adapters.sort_key)
+        rows = decodes + prefills
+        tokens = token_ids(rows, lambda n: self._last[rows[n].seq])
+        inputs = self._plan(decodes, prefills, tokens)
+        logits = self._model.decoder(inputs, self.pool)
+        rows_to_sample = [row for row in rows if row.sample]
+        if not rows_to_sample:
+            return []
+        sampled = host_samples(rows_to_sample, self._sampler(rows_to_sample, logits))
+        self._last.update((sample.seq, sample.token) for sample in sampled)
+        return sampled
+
+    def collect(self, ticket: list[Sampled]) -> list[Sampled]:
+        return ticket
+
+    def forget(self, seq: int) -> None:
+        self._last.pop(seq, None)
+        self._sampler.forget(seq)
+
+
+# In a smaller model a product is done before a second thread has woken up.
+_SMALL_MODEL = 64 << 20
+
+
+def load_runner(config: EngineConfig) -> Runner:
+    """Loads the configured model and allocates its memory.
+
+    Raises CheckpointError or ConfigError, whose message says what to change.
+    """
+    torch.set_num_threads(config.threads or physical_cores())
+    model = load_model(config)
+    if config.threads is None and model.bytes < _SMALL_MODEL:
+        torch.set_num_threads(1)
+    if model.device.type == "cpu":
+        keep_freed_memory()
+        collapse_into_huge_pages()
+        return CpuRunner(config, model)
+    from engine.execution.gpu_runner import GpuRunner  # needs Triton, which not every machine has
+
+    runner = GpuRunner(config, model)
+    runner.warm_up()
+    return runner
+
+
+def physical_cores() -> int:
+    """The number of cores that this process may run on; hyper-threads of a core count once."""
+    allowed = os.sched_getaffinity(0)
+    cores = set()
+    for cpu in allowed:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(path.read_text(encoding="ascii").strip() if path.exists() else str(cpu))
+    return max(1, len(cores))

@@ -1,0 +1,123 @@
+"""CUDA graphs of decoding steps: recorded once for each size, replayed for every step that fits.
+
+A graph replays launches at fixed addresses, so everything that changes between steps lies in the
+step's own buffer or in tables that the kernels read: a row's adapter, the adapter's blocks and its
+generation are numbers in memory, never part of the graph.
+"""
+
+import bisect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.kernels.lora_chunks import max_chunks
+from engine.kernels.step import DeviceStep, HostStep, padded
+
+log = logging.getLogger("tollhouse.engine")
+
+CHUNK_ROWS = 16  # rows in a LoRA chunk of a decoding step
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """The size of a graph; steps of fewer tokens or adapters are padded up to it."""
+
+    tokens: int
+    adapters: int  # distinct adapters in the step; 0 is a graph without LoRA kernels
+    max_rank: int = 0
+
+
+class Recorded(Protocol):
+    def replay(self) -> Tensor:
+        """Runs again over the present content of the step's memory; returns the same tensor."""
+
+
+class DecodeGraphs:
+    """Chooses, records and replays graphs. `record` makes a graph from a function: `CudaGraph` on
+    a GPU."""
+
+    def __init__(
+        self, max_tokens: int, slots: int, record: Callable[[Callable[[], Tensor]], Recorded]
+    ) -> None:
+        self.sizes = token_sizes(max_tokens)
+        self._adapters = sorted({1, *(n for n in (2, 4, 8, 16, 32) if n < slots), max(1, slots)})
+        self._record = record
+        self._graphs: dict[GraphKey, tuple[list[int], Recorded]] = {}
+
+    def key(self, tokens: int, adapters: int, max_rank: int) -> GraphKey | None:
+        """The smallest graph that fits, or None when none is large enough."""
+        if tokens > self.sizes[-1] or adapters > self._adapters[-1]:
+            return None
+        size = self.sizes[bisect.bisect_left(self.sizes, tokens)]
+        if not adapters:
+            return GraphKey(size, 0)
+        count = self._adapters[bisect.bisect_left(self._adapters, adapters)]
+        return GraphKey(size, min(count, size), max_rank)
+
+    def keys(self, max_ranks: list[int]) -> list[GraphKey]:
+        """All graphs, the largest first: later graphs then reuse the first one's memory."""
+        counts = [(0, 0), *((n, rank) for n in self._adapters for rank in max_ranks)]
+        found = {
+            key for size in self.sizes for n, rank in counts
+            if (key := self.key(size, min(n, size), rank))
+        }  # fmt: skip
+        return sorted(found, key=lambda key: (-key.tokens, key.adapters, key.max_rank))
+
+    def fit(self, step: HostStep, key: GraphKey) -> HostStep:
+        return padded(step, key.tokens, max_chunks(key.tokens, key.adapters, CHUNK_ROWS))
+
+    def run(
+        self, key: GraphKey, step: DeviceStep, forward: Callable[[DeviceStep], Tensor]
+    ) -> Tensor:
+        """The output of the padded step; valid until the next step."""
+        recorded = self._graphs.get(key)
+        if recorded is None:
+            log.debug("recording a graph for %s", key)
+            recorded = self._graphs[key] = step.addresses, self._record(lambda: forward(step))
+        elif recorded[0] != step.addresses:
+            raise RuntimeError(f"the step's memory moved after the graph for {key} was recorded")
+        return recorded[1].replay()
+
+
+def token_sizes(most: int) -> list[int]:
+    """1, 2, 4, 8, then sizes whose padding stays near an eighth: 16, 24, 32, 40, 48, 64, 80, ..."""
+    sizes = [1, 2, 4, 8]
+    while sizes[-1] < most:
+        last = sizes[-1]
+        sizes.append(last + max(8, 1 << max(0, last.bit_length() - 3)))
+    return [size for size in sizes if size < most] + [most]
+
+
+class CudaGraph:
+    """A recorded function on the current CUDA device."""
+
+    def __init__(self, function: Callable[[], Tensor], pool: Any = None) -> None:
+        """`pool` is memory shared with other graphs, of which only one runs at a time. They must
+        all live while it is in use: torch refuses a pool whose last graph was deleted."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function()  # compiles the kernels and lets the libraries allocate their memory
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads may pin host memory meanwhile, which a global capture does not allow.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._output = function()
+
+    def replay(self) -> Tensor:
+        self._graph.replay()
+        return self._output
+
+
+class PlainReplay:
+    """Replaces a graph where there are none: calls the function again on the same memory."""
+
+    def __init__(self, function: Callable[[], Tensor]) -> None:
+        self._function = function
+
+    def replay(self) -> Tensor:
+        return self._function()

@@ -1,0 +1,154 @@
+"""A runner without a model, for tests, demonstrations and simulations.
+
+The next token is a pure function of all ids so far and of the adapter, but it is computed from
+the content of the blocks: a wrong block table, cache hit, copy or adapter gives another token.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from engine.batch import LAST_SAMPLED, AdapterHandle, Row, Sampled, StepBatch
+from engine.config import EngineConfig
+from engine.decoding.splitmix import mix
+from engine.errors import AdapterError, IntegrityError
+from engine.lora.adapter_digest import CONFIG, adapter_digest, read_config
+from engine.protocol import AdapterState, EngineInfo, SamplingParams
+
+
+def _mix(a: int, b: int) -> int:
+    return mix(a * 0x9E3779B97F4A7C15 + b + 0x632BE59BD9B4E019)
+
+
+def _seed(digest: str) -> int:
+    return int.from_bytes(hashlib.sha256(digest.encode()).digest()[:8], "little")
+
+
+class FakeRunner:
+    """Stores for every position of every block a hash of all tokens up to it and the adapter."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        context_length: int = 4096,
+        vocab_size: int = 1000,
+        eos: tuple[int, ...] = (0,),
+        overlapped: bool = False,
+        blocks_per_rank: float = 0.25,
+        pause: Callable[[StepBatch], None] | None = None,
+    ) -> None:
+        self._config = config
+        blocks = config.num_blocks or 1024
+        self.overlapped = overlapped
+        self._blocks_per_rank = blocks_per_rank
+        self._pause = pause  # simulates a step's duration: sleeps, or advances a fake clock
+        self._kv = np.zeros((blocks, config.block_size), dtype=np.uint64)
+        self._last: dict[int, int] = {}
+        self._host: dict[str, int] = {}  # digest -> rank
+        self._slots: dict[int, tuple[AdapterHandle, list[int]]] = {}
+        context = min(context_length, config.max_context or context_length)
+        weights = [_mix(11, position) | 1 for position in range(context + 1)]
+        self._weights = np.array(weights, dtype=np.uint64)
+        self.info = EngineInfo(
+            engine_id="",
+            model="fake",
+            base_digest=hashlib.sha256(b"fake base").hexdigest(),
+            context_length=context,
+            vocab_size=vocab_size,
+            block_size=config.block_size,
+            num_blocks=blocks,
+            eos_token_ids=eos,
+            dtype="uint64",
+            max_lora_rank=config.max_lora_rank,
+        )
+
+    def register_adapter(self, path: str) -> AdapterState:
+        rank = read_config(Path(path)).get("r")
+        if not isinstance(rank, int) or rank < 1:
+            raise AdapterError("invalid_adapter", f"{path}/{CONFIG}: r is {rank!r}: use 1 or more")
+        digest = adapter_digest(Path(path))
+        self._host[digest] = rank
+        return AdapterState(digest, "host", rank, 0)
+
+    def drop_adapter(self, digest: str) -> None:
+        if any(handle.digest == digest for handle, _ in self._slots.values()):
+            raise IntegrityError(f"adapter {digest[:12]} was dropped while it has a slot")
+        del self._host[digest]
+
+    def adapter_blocks(self, digest: str) -> int:
+        return max(1, round(self._host[digest] * self._blocks_per_rank))
+
+    def load_adapter(self, handle: AdapterHandle, blocks: list[int]) -> None:
+        if handle.slot in self._slots or handle.digest not in self._host:
+            raise IntegrityError(f"slot {handle.slot} is in use or its adapter is not registered")
+        self._kv[blocks] = np.uint64(_seed(handle.digest))
+        self._slots[handle.slot] = (handle, list(blocks))
+
+    def unload_adapter(self, handle: AdapterHandle) -> None:
+        if self._slots.pop(handle.slot)[0] != handle:
+            raise IntegrityError(f"slot {handle.slot} held another adapter")
+
+    def forget(self, seq: int) -> None:
+        self._last.pop(seq, None)
+
+    def launch(self, batch: StepBatch) -> list[Sampled]:
+        if batch.copies:
+            sources = [a for a, _ in batch.copies]
+            self._kv[[b for _, b in batch.copies]] = self._kv[sources]
+        results = [r for r in map(self._compute, batch.rows) if r is not None]
+        if self._pause is not None:
+            self._pause(batch)
+        return results
+
+    def collect(self, ticket: list[Sampled]) -> list[Sampled]:
+        return ticket
+
+    def _compute(self, row: Row) -> Sampled | None:
+        tokens = [self._last[row.seq]] if row.tokens == [LAST_SAMPLED] else row.tokens
+        end = row.start + len(tokens)
+        seed = self._adapter_seed(row.adapter)
+        flat = self._kv[row.blocks].reshape(-1)
+        state = int(flat[row.start - 1]) if row.start else seed
+        fresh = []
+        for token in tokens:
+            state = _mix(state ^ seed, token)
+            fresh.append(state)
+        flat[row.start : end] = np.array(fresh, dtype=np.uint64)
+        first = row.start // self._config.block_size
+        self._kv[row.blocks[first:]] = flat.reshape(len(row.blocks), -1)[first:]
+        if not row.sample:
+            return None
+        whole = int((flat[:end] * self._weights[:end]).sum(dtype=np.uint64))
+        token = next_token(whole, end, row.sampling, row.choice, self.info.vocab_size)
+        vocab, ends = self.info.vocab_size, self.info.eos_token_ids
+        if token in ends and end - row.prompt_len + 1 < row.sampling.min_tokens:
+            token = (token + 1) % vocab
+        self._last[row.seq] = token
+        if row.sampling.logprobs is None:
+            return Sampled(row.seq, token)
+        others = [(token + i) % vocab for i in range(row.sampling.logprobs)]
+        return Sampled(row.seq, token, -0.5, tuple((t, -0.5 - i) for i, t in enumerate(others)))
+
+    def _adapter_seed(self, handle: AdapterHandle | None) -> int:
+        if handle is None:
+            return _seed("")
+        held, blocks = self._slots[handle.slot]
+        if held != handle:
+            raise IntegrityError(f"slot {handle.slot} holds generation {held.generation}")
+        seed = _seed(handle.digest)
+        if not (self._kv[blocks] == np.uint64(seed)).all():
+            raise IntegrityError(f"the blocks of adapter {handle.digest[:12]} were overwritten")
+        return seed
+
+
+def next_token(
+    state: int, position: int, sampling: SamplingParams, choice: int, vocab_size: int
+) -> int:
+    """A greedy token depends on the state and position alone; a sampled one also on the request's
+    seed and the choice."""
+    if sampling.temperature > 0:
+        state = _mix(state, (sampling.seed or 0) * 1000 + choice)
+    return _mix(state, position) % vocab_size

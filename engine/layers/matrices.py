@@ -1,0 +1,30 @@
+"""The seven matrices of a decoder layer: their names in checkpoints and adapters, the inputs that
+they share, and their shapes."""
+
+from engine.model_spec import ModelSpec
+
+MODULES = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+PARTS = tuple(MODULES)
+# A site is one input that several matrices read; its parts are those matrices.
+SITES = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
+
+
+def part_shape(spec: ModelSpec, part: str) -> tuple[int, int]:
+    """(in, out) of a matrix."""
+    return {
+        "q": (spec.hidden, spec.q_width),
+        "k": (spec.hidden, spec.kv_width),
+        "v": (spec.hidden, spec.kv_width),
+        "o": (spec.q_width, spec.hidden),
+        "gate": (spec.hidden, spec.intermediate),
+        "up": (spec.hidden, spec.intermediate),
+        "down": (spec.intermediate, spec.hidden),
+    }[part]

@@ -1,0 +1,1 @@
+"""LoRA adapters: files, memory tiers, slots."""

@@ -1,0 +1,97 @@
+"""Adapters on a GPU: packed in host memory, copied into the KV blocks allocated for them."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.batch import Row
+from engine.config import EngineConfig
+from engine.kernels.adapter_pages import AdapterTable, PackedAdapter, pack_adapter
+from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
+from engine.kernels.step import HostStep, LoraRows
+from engine.kernels.streams import side_stream
+from engine.layers.kv import KvPool
+from engine.layers.transfer import on_device
+from engine.lora.adapter_files import AdapterWeights
+from engine.lora.adapter_memory import AdapterMemory
+from engine.model_spec import ModelSpec
+
+_COPY_BATCH = 64  # blocks staged on the device before they are scattered into the pool
+
+
+class GpuAdapters(AdapterMemory[PackedAdapter]):
+    def __init__(
+        self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, pool: KvPool
+    ) -> None:
+        super().__init__(config, spec, dtype)
+        self._arena = pool.data.view(pool.data.shape[0], -1)
+        self._ranks = [0] * config.max_adapter_slots
+        self._sorted_rows: tuple[object, LoraRows] | None = None
+        self._side = side_stream(pool.data.device)
+        self.table: AdapterTable | None = None
+        self.rank_sizes: list[int] = []  # a step's largest rank is rounded up to one of these
+        if config.enable_lora:
+            max_rank = -(-config.max_lora_rank // 16) * 16
+            self.rank_sizes = sorted({16, max_rank})
+            self.table = AdapterTable(
+                spec, config.max_adapter_slots, max_rank, self._arena.shape[1], self._arena.device
+            )
+
+    def _prepare(self, weights: AdapterWeights) -> tuple[PackedAdapter, int]:
+        packed = pack_adapter(
+            weights.matrices, self._spec.layers, self._arena.shape[1], self._dtype,
+            pinned=self._side is not None,
+        )  # fmt: skip
+        return packed, packed.image.shape[0]
+
+    def _store(self, slot: int, copy: PackedAdapter, blocks: list[int]) -> None:
+        block_ids = torch.tensor(blocks)
+        self._copy_to_blocks(copy.image, block_ids)
+        if self.table is not None:
+            self.table.fill(slot, copy, block_ids)
+        self._ranks[slot] = int(copy.ranks.max())
+
+    def _clear(self, slot: int) -> None:
+        if self.table is not None:
+            self.table.clear(slot)
+
+    def add_to(self, step: HostStep, rows: list[Row]) -> HostStep:
+        """Add the adapter rows, sorted by adapter, to a step that uses any adapter. Raises
+        IntegrityError when a handle's generation is not the slot's."""
+        handles = {row.adapter for row in rows if row.adapter is not None}
+        if not handles:
+            return step
+        for handle in handles:
+            self.check(handle)
+        lengths = step.cu_q[1:] - step.cu_q[:-1]
+        mapping = [
+            (-1, 0) if row.adapter is None else (row.adapter.slot, row.adapter.generation)
+            for row in rows
+        ]
+        key = (mapping, lengths.tolist())
+        if self._sorted_rows is None or self._sorted_rows[0] != key:
+            slots = torch.tensor([slot for slot, _ in mapping])
+            by_token = torch.repeat_interleave(slots, torch.from_numpy(lengths))
+            tokens = len(step.tokens)
+            chunk_rows = chunk_rows_for(0 if tokens == step.decodes else tokens)
+            order, chunks = sort_into_chunks(by_token, chunk_rows)
+            max_rank = max(self._ranks[handle.slot] for handle in handles)
+            size = next(size for size in self.rank_sizes if size >= max_rank)
+            self._sorted_rows = key, LoraRows(order.numpy(), chunks.numpy(), chunk_rows, size)
+        return replace(step, lora=self._sorted_rows[1])
+
+    def _copy_to_blocks(self, image: Tensor, block_ids: Tensor) -> None:
+        """Copies to the device beside the running step, and into the blocks after it."""
+        device = self._arena.device
+        index = on_device(block_ids.tolist(), device)
+        for first in range(0, image.shape[0], _COPY_BATCH):
+            part = slice(first, first + _COPY_BATCH)
+            with torch.cuda.stream(self._side) if self._side is not None else nullcontext():
+                staged = image[part].to(device, non_blocking=True)
+            if self._side is not None:
+                stream = torch.cuda.current_stream(device)
+                stream.wait_stream(self._side)
+                staged.record_stream(stream)
+            self._arena.index_copy_(0, index[part], staged)

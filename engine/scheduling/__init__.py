@@ -1,0 +1,1 @@
+"""Which sequences run in a step: scheduler, fairness, waiting queue, preemption."""

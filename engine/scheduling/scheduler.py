@@ -1,0 +1,385 @@
+"""Fills one step's token budget: decoding sequences first, then chunks of prompts in fair order.
+
+There are no separate prefill and decode phases: each step computes positions of a sequence until
+its count of computed positions reaches the length of its history.
+"""
+
+from collections import deque
+
+from engine.batch import LAST_SAMPLED, Row, StepBatch
+from engine.cache.blocks import BlockPool
+from engine.cache.prefix import PUBLIC, PrefixHasher
+from engine.config import EngineConfig
+from engine.errors import IntegrityError
+from engine.lora.adapter import Shortage
+from engine.lora.registry import AdapterRegistry
+from engine.metrics import Metrics
+from engine.scheduling.preemption import StepTiming, choose_victim
+from engine.scheduling.sequence import Request, Sequence, SequenceStatus
+from engine.scheduling.waiting import WaitingQueue
+
+MAX_BYPASSES = 8  # admissions that may bypass a request which lacks blocks before all wait for it
+
+
+class NeedsCollect(Exception):
+    """Memory is short while a step is in flight: collect that step, then schedule again."""
+
+
+class Scheduler:
+    """Owns the running sequences, the queue and their blocks. Independent of the device."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        pool: BlockPool,
+        hasher: PrefixHasher,
+        adapters: AdapterRegistry,
+        waiting: WaitingQueue,
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._hasher = hasher
+        self._adapters = adapters
+        self._metrics = metrics
+        self._size = config.block_size
+        self.rows: list[tuple[Sequence, Row]] = []  # the batch that was scheduled last
+        self._copies: list[tuple[int, int]] = []
+        self._budget = 0
+        self._next_number = 0
+        self._reserved = 0  # choices that running requests add when they fork
+        self.waiting = waiting
+        self.running: list[Sequence] = []
+        self.timing = StepTiming()
+
+    # Life of a sequence.
+
+    def new_sequence(self, request: Request, choice: int) -> Sequence:
+        self._next_number += 1
+        prompt = list(request.inputs.prompt)
+        seq = Sequence(self._next_number, request, choice, prompt, len(prompt))
+        request.sequences.append(seq)
+        return seq
+
+    def submit(self, request: Request) -> None:
+        seq = self.new_sequence(request, 0)
+        if self._config.prefix_cache:
+            request.public_blocks = self._hasher.public_blocks(request.inputs.prompt)
+            self.extend_keys(seq)
+        self.waiting.push(seq, lift=True)
+
+    def extend_keys(self, seq: Sequence) -> None:
+        """Compute the missing keys of the sequence's full blocks."""
+        inputs = seq.request.inputs
+        self._hasher.extend(
+            seq.keys, seq.history, inputs.namespace, inputs.adapter, seq.request.public_blocks
+        )
+
+    def owner_of(self, seq: Sequence, index: int) -> str:
+        return PUBLIC if index < seq.request.public_blocks else seq.request.inputs.namespace
+
+    def stop(self, seq: Sequence) -> None:
+        """End the sequence. Its blocks are released at once, or when its last step is collected."""
+        if seq.status is SequenceStatus.WAITING:
+            self.waiting.remove(seq, SequenceStatus.FINISHED)
+        elif seq.status is SequenceStatus.RUNNING:
+            seq.status = SequenceStatus.FINISHED
+            self.running.remove(seq)
+            if not seq.request.forked:
+                self._reserved -= self._extra_choices(seq)
+                seq.request.forked = True
+            if not seq.in_flight:
+                self.release(seq)
+
+    def release(self, seq: Sequence) -> None:
+        if self._copies:
+            self._copies = [(a, b) for a, b in self._copies if b not in seq.blocks]
+        self._pool.release(reversed(seq.blocks))
+        seq.blocks = []
+        if seq.handle is not None:
+            self._adapters.release(seq.handle)
+            seq.handle = None
+
+    # One step.
+
+    def schedule(self, now: float) -> StepBatch | None:
+        """The batch of the next step, or None when nothing can run now."""
+        self.rows = []
+        self._budget = self._config.max_batch_tokens
+        self._preempt_for_priority(now)
+        self._secure_blocks(now)
+        for seq in self.running:
+            if seq.decoding and not self._complete(seq):
+                self._add_row(seq, 1)
+        self._fill(now)
+        self._adapters.drain_for_waiting(now)
+        if not self.rows:
+            return None
+        self.rows.sort(key=lambda pair: len(pair[1].tokens) > 1)  # stable: decode rows first
+        copies, self._copies = self._copies, []
+        return StepBatch([row for _, row in self.rows], copies)
+
+    def _complete(self, seq: Sequence) -> bool:
+        """Whether the token still on the device reaches the length limit: nothing to launch."""
+        length = len(seq.history) + seq.pending
+        return (
+            length - seq.prompt_len >= seq.request.inputs.sampling.max_tokens
+            or length >= seq.request.limit
+        )
+
+    def _secure_blocks(self, now: float) -> None:
+        """Give every running sequence the blocks of its next row, preempting others if needed."""
+        for seq in list(self.running):
+            if seq.remaining == 0 or (seq.pending and self._complete(seq)):
+                continue
+            while seq.status is SequenceStatus.RUNNING and not self._ensure_blocks(seq):
+                if self._adapters.evict_idle():
+                    continue
+                if any(other.in_flight for other in self.running):
+                    raise NeedsCollect
+                self._preempt(choose_victim(self.running, self.waiting, self.timing, now))
+
+    def _preempt_for_priority(self, now: float) -> None:
+        """Preempt running sequences of a lower priority for a waiting one that does not fit."""
+        first = self.waiting.first_sort_key()
+        if first is None or all(s.request.inputs.priority >= -first[0] for s in self.running):
+            return
+        slot_available = self._adapters.slot_available()
+        needed = next(
+            self.waiting.candidates(lambda a: self._adapters.usable(a, slot_available), self._hits),
+            None,
+        )
+        if needed is None:
+            return
+        priority = needed.request.inputs.priority
+        lower = [s for s in self.running if s.request.inputs.priority < priority]
+        if not self._would_fit(needed, lower):
+            return
+        while lower and not self._would_fit(needed, []):
+            if any(seq.in_flight for seq in self.running):
+                raise NeedsCollect
+            victim = choose_victim(lower, self.waiting, self.timing, now)
+            lower.remove(victim)
+            self._preempt(victim)
+
+    def _would_fit(self, seq: Sequence, preempted: list[Sequence]) -> bool:
+        """Whether a waiting sequence fits after the sequences in `preempted` are preempted."""
+        need = -(-len(seq.history) // self._size) - self._hits(seq) + self._margin()
+        blocks = self._pool.available(seq.request.inputs.namespace)
+        blocks += self._pool.freed_by(other.blocks for other in preempted)
+        return self._missing_running_slots(seq) <= len(preempted) and blocks >= need
+
+    def _missing_running_slots(self, seq: Sequence) -> int:
+        choices = 1 if seq.request.forked else seq.request.inputs.sampling.n
+        return len(self.running) + self._reserved + choices - self._config.max_running
+
+    def _margin(self) -> int:
+        """Blocks to leave free for the running sequences: without them an admission would lead to
+        a preemption in one of the next steps."""
+        return len(self.running) // 4 + 1 if self.running else 0
+
+    def _ensure_blocks(self, seq: Sequence) -> bool:
+        """Provide writable blocks for the positions that the next row writes. False if too few
+        are available."""
+        tenant = seq.request.inputs.namespace
+        force = len(self.running) == 1
+        first = seq.computed // self._size
+        if first < len(seq.blocks) and not self._pool.writable(seq.blocks[first]):
+            fresh = self._pool.allocate(1, tenant, force)
+            if fresh is None:
+                return False
+            self._copies.append((seq.blocks[first], fresh[0]))
+            self._pool.release([seq.blocks[first]])
+            seq.blocks[first] = fresh[0]
+        length = len(seq.history) + seq.pending
+        lacking = -(-length // self._size) - len(seq.blocks)
+        if lacking > 0:
+            fresh = self._pool.allocate(lacking, tenant, force)
+            if fresh is None:
+                return False
+            seq.blocks.extend(fresh)
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Release the sequence's blocks; it later recomputes what the cache has evicted by then."""
+        self.running.remove(seq)
+        if not seq.request.forked:
+            self._reserved -= self._extra_choices(seq)
+        self.release(seq)
+        seq.computed = 0
+        self._metrics.add("preemptions")
+        self.waiting.push(seq, lift=False)
+
+    def _fill(self, now: float) -> None:
+        """Schedule prompt chunks of running sequences and new admissions, in fair order."""
+        prefilling = [s for s in self.running if s.remaining > 0 and not s.decoding]
+        unfinished = deque(sorted(prefilling, key=self.waiting.sort_key))
+        admitting = True
+        while self._budget > 0 and (unfinished or admitting):
+            if unfinished and not (admitting and self._admit_before(unfinished[0])):
+                self._chunk(unfinished.popleft())
+                continue
+            seq = self._admit_next(now)
+            if seq is None:
+                admitting = False
+            elif seq.decoding:
+                self._add_row(seq, 1)
+            else:
+                self._chunk(seq)
+
+    def _admit_before(self, seq: Sequence) -> bool:
+        first = self.waiting.first_sort_key()
+        return first is not None and first < self.waiting.sort_key(seq)[:2]
+
+    def _chunk(self, seq: Sequence) -> None:
+        self._add_row(seq, min(self._budget, seq.remaining))
+        if seq.computed >= seq.prompt_len and not seq.request.forked:
+            self._fork(seq)
+
+    def _add_row(self, seq: Sequence, count: int) -> None:
+        start, end = seq.computed, seq.computed + count
+        sample = end == len(seq.history) + seq.pending
+        if seq.handle is not None:
+            self._adapters.check(seq.handle)
+        row = Row(
+            seq=seq.number,
+            tokens=[LAST_SAMPLED] if seq.pending else seq.history[start:end],
+            start=start,
+            blocks=seq.blocks[: -(-end // self._size)],
+            adapter=seq.handle,
+            sample=sample,
+            sampling=seq.request.inputs.sampling,
+            choice=seq.choice,
+            history=seq.history,
+            prompt_len=seq.prompt_len,
+        )
+        self.waiting.charge(seq, self.cost_of(seq, row))
+        seq.computed = end
+        seq.in_flight += 1
+        seq.pending = int(sample)
+        self._budget -= count
+        self.rows.append((seq, row))
+
+    def cost_of(self, seq: Sequence, row: Row) -> float:
+        """The row's cost in fairness units; tokens recomputed after a preemption cost nothing."""
+        if row.start >= seq.prompt_len:
+            return row.sample * self._config.output_price
+        end = row.start + len(row.tokens)
+        fresh = max(0, min(end, seq.prompt_len) - max(row.start, seq.counted_until))
+        return fresh * self._config.prompt_price + row.sample * self._config.output_price
+
+    # Admission.
+
+    def _admit_next(self, now: float) -> Sequence | None:
+        """Admit the first waiting sequence, in fair order, that fits now."""
+        if len(self.running) + self._reserved >= self._config.max_running:
+            return None
+        skipped: list[Sequence] = []
+
+        slot_available = self._adapters.slot_available()
+
+        def usable(digest: str | None) -> bool:
+            ready = self._adapters.usable(digest, slot_available)
+            if not ready and digest is not None:
+                self._adapters.note_slot_wait(digest, now)
+            return ready
+
+        for seq in self.waiting.candidates(usable, self._hits):
+            shortage = self._admit(seq, now)
+            if shortage is None:
+                for other in skipped:
+                    other.bypassed += 1
+                return seq
+            if shortage in (Shortage.BLOCKS, Shortage.RUNNING_SLOTS):
+                skipped.append(seq)
+                if seq.bypassed >= MAX_BYPASSES or len(skipped) >= MAX_BYPASSES:
+                    return None
+        return None
+
+    def _hits(self, seq: Sequence) -> int:
+        """The number of leading blocks that are cached and that the sequence may use."""
+        limit = (len(seq.history) - 1) // self._size  # the last token is always computed
+        if seq.request.cached is not None:
+            # The cached count is frozen: blocks cached by others since then are not used.
+            limit = min(limit, seq.counted_until // self._size)
+        return self._pool.hits(seq.keys, limit)
+
+    def _admit(self, seq: Sequence, now: float) -> Shortage | None:
+        """Admit a waiting sequence with its slot, blocks and cached prefix; returns what it lacks
+        otherwise."""
+        inputs = seq.request.inputs
+        if seq.in_flight or self._missing_running_slots(seq) > 0:
+            return Shortage.RUNNING_SLOTS
+        hits = self._hits(seq)
+        need = -(-len(seq.history) // self._size) - hits
+        spare = need + self._margin()
+        force = not self.running
+        seq.blocks = self._share(seq.keys[:hits])
+        if inputs.adapter is not None:
+            handle = self._adapters.acquire(inputs.adapter, spare, force)
+            if isinstance(handle, Shortage):
+                self._adapters.note_slot_wait(inputs.adapter, now)
+                self.release(seq)
+                return handle
+            seq.handle = handle
+        while self._pool.available(inputs.namespace, force) < spare and self._adapters.evict_idle():
+            pass
+        fresh = None
+        if self._pool.available(inputs.namespace, force) >= spare:
+            fresh = self._pool.allocate(need, inputs.namespace, force)
+        if fresh is None:
+            self.release(seq)
+            return Shortage.BLOCKS
+        seq.blocks += fresh
+        seq.computed = hits * self._size
+        self._count_admission(seq, now)
+        self.waiting.remove(seq, SequenceStatus.RUNNING)
+        self.running.append(seq)
+        if not seq.request.forked:
+            self._reserved += self._extra_choices(seq)
+        return None
+
+    def _share(self, keys: list[bytes]) -> list[int]:
+        blocks = []
+        for key in keys:
+            block = self._pool.find(key)
+            if block is None:
+                raise IntegrityError("a cached block was removed between look-up and use")
+            self._pool.share(block)
+            blocks.append(block)
+        return blocks
+
+    def _count_admission(self, seq: Sequence, now: float) -> None:
+        request = seq.request
+        if request.cached is not None:
+            return
+        request.cached = seq.counted_until = seq.computed
+        request.admitted_at = now
+        self.waiting.charge(seq, seq.computed * self._config.cached_price)
+        self._metrics.add("prefix_queries", len(request.inputs.prompt))
+        self._metrics.add("prefix_hits", seq.computed)
+
+    def _extra_choices(self, seq: Sequence) -> int:
+        return seq.request.inputs.sampling.n - 1
+
+    def _fork(self, parent: Sequence) -> None:
+        """The other choices share the prompt's blocks and compute its last token again to sample
+        a first token of their own; a block that they write is copied first."""
+        request = parent.request
+        request.forked = True
+        self._reserved -= self._extra_choices(parent)
+        shared = parent.blocks[: -(-parent.prompt_len // self._size)]
+        for choice in range(1, request.inputs.sampling.n):
+            child = self.new_sequence(request, choice)
+            child.history = parent.history[: parent.prompt_len]
+            child.keys = list(parent.keys)
+            child.blocks = list(shared)
+            for block in shared:
+                self._pool.share(block)
+            child.computed = parent.prompt_len - 1
+            child.counted_until = parent.prompt_len
+            if parent.handle is not None:
+                self._adapters.retain(parent.handle)
+                child.handle = parent.handle
+            child.status = SequenceStatus.RUNNING
+            self.running.append(child)

@@ -1,0 +1,107 @@
+"""A request inside the engine, and the sequences of its choices."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine.batch import AdapterHandle
+from engine.protocol import FinishReason, GenerateRequest, Receipt
+
+
+class SequenceStatus(Enum):
+    WAITING = auto()  # in the queue: new, or preempted
+    RUNNING = auto()  # holds blocks
+    FINISHED = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One choice of a request."""
+
+    number: int
+    request: "Request"
+    choice: int
+    history: list[int]  # prompt and accepted output
+    prompt_len: int
+    status: SequenceStatus = SequenceStatus.WAITING
+    computed: int = 0  # positions whose KV is present, or will be after the steps in flight
+    counted_until: int = 0  # positions already counted once; computing below it is recomputing
+    blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)  # of the full blocks of history
+    handle: AdapterHandle | None = None
+    in_flight: int = 0  # steps launched and not collected
+    pending: int = 0  # 1 while the last token is only on the device
+    overtaken: int = 0  # later requests of the tenant that went first because of their prefix
+    bypassed: int = 0  # admissions that bypassed it while it lacked blocks
+    last_token_at: float = 0.0
+
+    @property
+    def output_len(self) -> int:
+        return len(self.history) - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        return len(self.history) + self.pending - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        return self.remaining == 1 and self.computed >= self.prompt_len
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A request, and the counters that become its receipt."""
+
+    inputs: GenerateRequest
+    origin: str  # id of the gateway that sent it
+    arrived: float
+    limit: int  # most positions of a choice, prompt included
+    public_blocks: int = 0
+    sequences: list[Sequence] = field(default_factory=list)
+    forked: bool = False
+    settled: bool = False
+    cached: int | None = None  # frozen at first admission
+    computed: int = 0
+    recomputed: int = 0
+    generated: int = 0
+    delivered: int = 0
+    discarded: int = 0
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    finish_reason: FinishReason | None = None
+    message: str = ""
+
+    @property
+    def deadline(self) -> float | None:
+        return None if self.inputs.deadline_s is None else self.arrived + self.inputs.deadline_s
+
+    @property
+    def open(self) -> bool:
+        return any(s.status is not SequenceStatus.FINISHED for s in self.sequences)
+
+    @property
+    def in_flight(self) -> bool:
+        return any(s.in_flight for s in self.sequences)
+
+    def receipt(self, now: float) -> Receipt:
+        cached = self.cached or 0
+        started = self.admitted_at if self.admitted_at is not None else now
+        first = self.first_token_at if self.first_token_at is not None else now
+        processed = cached + self.computed
+        return Receipt(
+            request_id=self.inputs.request_id,
+            namespace=self.inputs.namespace,
+            adapter=self.inputs.adapter,
+            prompt=processed,
+            cached=cached,
+            computed=self.computed,
+            unprocessed=len(self.inputs.prompt) - processed,
+            generated=self.generated,
+            delivered=self.delivered,
+            recomputed=self.recomputed,
+            discarded=self.discarded,
+            finish_reason=self.finish_reason or FinishReason.ERROR,
+            queue_s=started - self.arrived,
+            prefill_s=first - started,
+            decode_s=now - first,
+            message=self.message,
+        )

@@ -1,0 +1,81 @@
+"""Validates a request before it is queued; each error names the field and the values."""
+
+import math
+
+from engine.config import EngineConfig
+from engine.errors import RequestError
+from engine.protocol import EngineInfo, GenerateRequest, SamplingParams
+
+
+def check_request(
+    inputs: GenerateRequest, info: EngineInfo, config: EngineConfig, adapter_blocks: int
+) -> int:
+    """Returns the most positions that a choice of the request may reach, prompt included. Raises
+    RequestError."""
+    _check_identity(inputs)
+    _check_sampling(inputs.sampling, info.vocab_size, config.max_running)
+    prompt = inputs.prompt
+    if not prompt:
+        raise RequestError("invalid_request", "prompt is empty: send at least one token id")
+    if min(prompt) < 0 or max(prompt) >= info.vocab_size:
+        bad = next(t for t in prompt if not 0 <= t < info.vocab_size)
+        raise RequestError(
+            "invalid_request", f"prompt id {bad} is outside the vocabulary of {info.vocab_size}"
+        )
+    if len(prompt) >= info.context_length:
+        raise RequestError(
+            "context_length_exceeded",
+            f"the prompt has {len(prompt)} tokens and at least one output token must fit: "
+            f"the model's context is {info.context_length}",
+        )
+    capacity = (info.num_blocks - adapter_blocks) * info.block_size
+    if len(prompt) >= capacity:
+        raise RequestError(
+            "context_length_exceeded",
+            f"the prompt has {len(prompt)} tokens and the engine's KV memory holds {max(0, capacity)} "
+            f"({info.num_blocks} blocks of {info.block_size}, {adapter_blocks} for the adapter): "
+            "raise kv_memory_bytes",
+        )
+    return min(info.context_length, capacity, len(prompt) + inputs.sampling.max_tokens)
+
+
+def _check_identity(inputs: GenerateRequest) -> None:
+    if not inputs.request_id:
+        raise RequestError("invalid_request", "request_id is empty")
+    if not inputs.namespace or inputs.namespace.startswith("\x00"):
+        raise RequestError("invalid_request", "namespace is empty or starts with NUL: use another")
+    if not (math.isfinite(inputs.weight) and inputs.weight > 0):
+        raise RequestError("invalid_request", f"weight is {inputs.weight}: it must be above 0")
+    if inputs.deadline_s is not None and not inputs.deadline_s > 0:
+        raise RequestError("deadline_exceeded", f"deadline_s is {inputs.deadline_s}: it has passed")
+
+
+def _check_sampling(params: SamplingParams, vocab_size: int, max_running: int) -> None:
+    def need(good: bool, field: str, rule: str) -> None:
+        if not good:
+            value = getattr(params, field)
+            raise RequestError("invalid_request", f"{field} is {value}: it must be {rule}")
+
+    def finite(field: str, low: float, high: float = math.inf) -> None:
+        value = getattr(params, field)
+        need(math.isfinite(value) and low <= value <= high, field, f"from {low:g} to {high:g}")
+
+    need(params.max_tokens >= 1, "max_tokens", "at least 1")
+    need(1 <= params.n <= max_running, "n", f"from 1 to {max_running}")
+    need(params.top_k >= 0, "top_k", "0 (off) or more")
+    need(0 <= params.min_tokens <= params.max_tokens, "min_tokens", "from 0 to max_tokens")
+    finite("temperature", 0.0)
+    finite("top_p", 0.0, 1.0)
+    need(params.top_p > 0, "top_p", "above 0")
+    finite("min_p", 0.0, 1.0)
+    finite("top_n_sigma", 0.0)
+    finite("repetition_penalty", 0.0)
+    need(params.repetition_penalty > 0, "repetition_penalty", "above 0")
+    finite("frequency_penalty", -100.0, 100.0)
+    finite("presence_penalty", -100.0, 100.0)
+    need(params.logprobs is None or 0 <= params.logprobs <= 100, "logprobs", "from 0 to 100")
+    known, biased = range(vocab_size), params.logit_bias
+    within = f"within the vocabulary of {vocab_size}"
+    need(all(t in known for t in params.stop_token_ids), "stop_token_ids", within)
+    need(all(t in known for t in biased), "logit_bias", f"for ids {within}")
+    need(all(math.isfinite(b) for b in biased.values()), "logit_bias", "finite")

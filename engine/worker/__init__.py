@@ -1,0 +1,1 @@
+"""The engine as a process: server, wire format, client and heartbeats."""

@@ -1,0 +1,249 @@
+"""Limits and the budget hold: one atomic reservation before the work, one settlement after it.
+
+`reserve` checks this process's concurrency limit first, then the counters. Over a limit it waits in
+the plan's queue or refuses. Every outcome of a request ends in `settle` or `release`, once.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from core import metrics
+from core.clock import Clock
+from core.counters import PICO_PER_NANO, BucketGrant, BucketState, Counters, Denial, nano_ceil
+from core.errors import InsufficientQuota, TollhouseError
+from gateway.admission.concurrency import ConcurrencyLimiter
+from gateway.admission.estimates import OutputEstimates
+from gateway.admission.failover import FailoverCounters
+from gateway.admission.leases import Leases
+from gateway.admission.planning import (
+    CountedUsage,
+    LimitRequest,
+    MoneyLimit,
+    PlannedBuckets,
+    bucket_amounts,
+    output_tokens_covered,
+    plan_buckets,
+)
+from gateway.admission.queue import TenantQueues
+from gateway.admission.rejection_counter import RejectionCounter
+from gateway.admission.rejections import (
+    OverLimit,
+    out_of_money_error,
+    over_limit_error,
+    too_large_error,
+)
+
+__all__ = ["CountedUsage", "CounterReservation", "LimitRequest", "Limiter", "MoneyLimit"]
+
+_EXTEND_ATTEMPTS = 10
+MIN_RECORDED_WAIT_MS = 20  # less is the round trip to the counters, not a queue
+_EXTEND_PAUSE_S = 0.1
+
+
+@dataclass(slots=True)
+class CounterReservation:
+    """Held until it is settled or released. `covered_output_tokens` is how many output tokens the
+    held money pays for; deliver none beyond it before `Limiter.extend`. None without money limits."""
+
+    request: LimitRequest
+    planned: PlannedBuckets
+    grant: BucketGrant
+    counters: Counters
+    covered_output_tokens: int | None
+    held_units: int
+    mode: str = "shared"  # or "local": counted in this process while Redis is down
+    queued_ms: int = 0
+    ended: bool = False
+
+    @property
+    def buckets(self) -> tuple[BucketState, ...]:
+        return self.grant.buckets
+
+    @property
+    def shadow(self) -> tuple[str, ...]:
+        """Keys of the shadow limits that would have refused this request."""
+        return self.grant.shadow
+
+
+class Limiter:
+    def __init__(
+        self,
+        counters: Counters,
+        clock: Clock,
+        *,
+        when_down: str = "closed",
+        processes: int = 1,
+        max_in_flight: int = 0,
+        tally: RejectionCounter | None = None,
+    ) -> None:
+        """In mode `local` each of `processes` gets an equal share of the limits while Redis is down.
+        `max_in_flight` 0 disables the concurrency limit."""
+        self._counters = FailoverCounters(counters, clock, mode=when_down, processes=processes)
+        self._clock = clock
+        self._estimates = OutputEstimates()
+        self._leases = Leases()
+        self._concurrency = ConcurrencyLimiter(clock, max_in_flight)
+        self._queues = TenantQueues(clock)
+        self._tally = tally
+
+    async def reserve(self, request: LimitRequest) -> CounterReservation:
+        """Raises RateLimited with an exact `retry_after_s`, InsufficientQuota or Unavailable; nothing
+        is held then."""
+        started = self._clock.monotonic()
+        try:
+            await self._concurrency.acquire(request)
+        except TollhouseError:
+            self._count_rejection(request, "saturated")
+            raise
+        try:
+            held = await self._reserve(request)
+        except OverLimit as error:
+            self._concurrency.release()
+            if error.code.startswith("queue_"):
+                self._count_rejection(request, error.code)
+            raise
+        except BaseException:
+            self._concurrency.release()
+            raise
+        held.queued_ms = round((self._clock.monotonic() - started) * 1000)
+        if held.queued_ms >= MIN_RECORDED_WAIT_MS and self._tally is not None:
+            self._tally.waited(request.tenant_id, "queue", held.queued_ms)
+        self._leases.add(held.counters, request.tenant_id, held.planned.bucket_request.id)
+        for key in held.shadow:
+            metrics.limit_shadow.labels(key.rpartition(":")[0]).inc()
+        return held
+
+    async def extend(self, reservation: CounterReservation, output_tokens: int) -> int:
+        """Cover up to `output_tokens` more. Returns how many the money allows; 0 ends the response.
+
+        The rate limits are charged for them too, below zero if necessary. Without Redis it retries
+        for a second and returns 0: money fails closed.
+        """
+        request = reservation.request
+        if reservation.covered_output_tokens is None:
+            return output_tokens
+        before = reservation.covered_output_tokens
+        covered_target = before + output_tokens
+        so_far = bucket_amounts(
+            reservation.planned.rules,
+            request.plan,
+            CountedUsage(request.prompt_tokens, 0, covered_target),
+        )
+        short = (
+            request.base_cost_units
+            + covered_target * request.output_cost_units
+            - reservation.held_units
+        )
+        least = short - (output_tokens - 1) * request.output_cost_units
+        granted = await self._hold_more(reservation, so_far, nano_ceil(least), nano_ceil(short))
+        reservation.held_units += granted * PICO_PER_NANO
+        covered = output_tokens_covered(request, reservation.held_units) or 0
+        reservation.covered_output_tokens = max(before, min(covered_target, covered))
+        return reservation.covered_output_tokens - before
+
+    async def settle(self, reservation: CounterReservation, counted: CountedUsage) -> None:
+        """Return the unused part of the reservation in one step. A second call has no effect."""
+        request = reservation.request
+        each = counted.output_tokens // request.choices
+        self._estimates.learn(request.tenant_id, request.model, each, request.plan.expected_output)
+        exact = bucket_amounts(reservation.planned.rules, request.plan, counted)
+        await self._end(reservation, exact, nano_ceil(counted.cost_units))
+
+    async def release(self, reservation: CounterReservation) -> None:
+        """Return the whole reservation of a request that never ran."""
+        await self._end(reservation, [0] * len(reservation.planned.rules), 0)
+
+    async def settle_lost(self, tenant_id: str, request_id: str, cost_units: int) -> None:
+        """Settle the money hold of a request whose gateway process died to its exact cost."""
+        await self._leases.end(
+            self._counters.shared, tenant_id, request_id, (), nano_ceil(cost_units)
+        )
+
+    async def run(self) -> None:
+        """Renews leases and retries failed settlements, until cancelled."""
+        await self._leases.run()
+
+    async def close(self) -> None:
+        """Retry owed settlements once more, as far as the counters answer."""
+        await self._leases.flush()
+
+    async def _reserve(self, request: LimitRequest) -> CounterReservation:
+        if self._queues.has_waiting(request.tenant_id):
+            return await self._queues.wait(request, self._attempt)  # no overtaking
+        answer = await self._attempt(request)
+        if isinstance(answer, CounterReservation):
+            return answer
+        if request.plan.queue_wait_s > 0 and self._may_wait(request, answer):
+            return await self._queues.wait(request, self._attempt)
+        raise self._rejection(request, answer)
+
+    async def _attempt(self, request: LimitRequest) -> "CounterReservation | Denial":
+        """One attempt without waiting. Raises an error when waiting cannot help."""
+        expected = self._estimates.expect(
+            request.tenant_id, request.model, request.plan.expected_output
+        )
+        estimate = min(expected, request.max_output_tokens or expected) * request.choices
+        counters, shares = self._counters.choose(needs_money=bool(request.money))
+        planned = plan_buckets(request, estimate, shares=shares)
+        answer, counters = await self._counters.reserve(counters, planned, request, estimate)
+        if isinstance(answer, Denial):
+            if answer.money:
+                raise self._rejection(request, answer)
+            return answer
+        held = answer.held * PICO_PER_NANO
+        mode = "shared" if counters is self._counters.shared else "local"
+        return CounterReservation(
+            request, planned, answer, counters, output_tokens_covered(request, held), held, mode
+        )
+
+    def _may_wait(self, request: LimitRequest, denial: Denial) -> bool:
+        """Whether the known wait fits the plan's bound; a longer one is refused at once."""
+        bound = min(request.plan.queue_wait_s, request.deadline_s or request.plan.queue_wait_s)
+        only_buckets = all(state.wait_ms is not None for state in denial.buckets)
+        return only_buckets and (denial.wait_ms or 0) <= bound * 1000
+
+    def _rejection(self, request: LimitRequest, denial: Denial) -> TollhouseError:
+        for key in denial.keys:
+            metrics.rejections.labels(key.rpartition(":")[0]).inc()
+            self._count_rejection(request, key.rpartition(":")[0])
+        if denial.money:
+            self._count_rejection(request, "money")
+            metrics.rejections.labels("money").inc()
+            return out_of_money_error(denial)
+        if any(s.wait_ms is None for s in denial.buckets if s.key in denial.keys):
+            return too_large_error(denial)
+        return over_limit_error(denial, self._concurrency.expected_wait_s())
+
+    def _count_rejection(self, request: LimitRequest, reason: str) -> None:
+        if self._tally is not None:
+            self._tally.refused(request.tenant_id, reason)
+
+    async def _hold_more(
+        self, reservation: CounterReservation, so_far: list[int], need: int, want: int
+    ) -> int:
+        bucket_request = reservation.planned.bucket_request
+        for _ in range(_EXTEND_ATTEMPTS):
+            try:
+                return await reservation.counters.extend(
+                    bucket_request.group, bucket_request.id, so_far, need, want
+                )
+            except TollhouseError:
+                await asyncio.sleep(_EXTEND_PAUSE_S)
+        metrics.rejections.labels("money_unknown").inc()
+        return 0
+
+    async def _end(self, reservation: CounterReservation, exact: list[int], cost_nano: int) -> None:
+        if reservation.ended:
+            return
+        reservation.ended = True
+        self._concurrency.release()
+        bucket_request = reservation.planned.bucket_request
+        await self._leases.end(
+            reservation.counters, bucket_request.group, bucket_request.id, exact, cost_nano
+        )
+        self._queues.wake(bucket_request.group)
+
+
+def is_final(error: TollhouseError) -> bool:
+    """No retry can succeed: the response carries `x-should-retry: false`."""
+    return isinstance(error, InsufficientQuota)

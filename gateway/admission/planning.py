@@ -1,0 +1,162 @@
+"""Converts a request and its plan to a `BucketRequest` for the counters, without I/O."""
+
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from core.counters import BucketRequest, Cap, Hold, Slot, Take, nano_ceil, nano_floor
+from core.tenants.plans import LimitRule, Plan, Scope, Unit
+
+LEASE_MS = 30_000
+
+
+class MoneyLimit(Struct, frozen=True):
+    """A budget or a prepaid balance. The key names its period too: `budget_x:2026-11`."""
+
+    key: str
+    cap_units: int  # picounits that may be spent in total
+    spent_units: int  # picounits that billing has recorded as spent
+
+
+class LimitRequest(Struct, frozen=True):
+    """The size and owner of a request before it runs."""
+
+    request_id: str
+    tenant_id: str
+    project_id: str
+    key_id: str
+    model: str
+    plan: Plan  # with the tenant's own rules in it: `core.tenants.plans.with_rules`
+    prompt_tokens: int
+    max_output_tokens: int | None = None  # of one choice
+    money: tuple[MoneyLimit, ...] = ()
+    base_cost_units: int = 0  # picounits of request and uncached prompt, at the pinned price
+    output_cost_units: int = 0  # picounits of one output token, in the most expensive tier
+    choices: int = 1  # the output estimate covers all of them
+    deadline_s: float | None = None  # seconds left, which bound the wait in a queue
+
+
+class CountedUsage(Struct, frozen=True):
+    """Token counts of a finished request. `cost_units` is the exact charge in picounits."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost_units: int = 0
+
+
+class PlannedBuckets(Struct, frozen=True):
+    bucket_request: BucketRequest
+    rules: tuple[LimitRule, ...]  # parallel to wish.takes
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The buckets and slots of a plan for one key and model, independent of the request."""
+
+    plan: Plan
+    rules: tuple[LimitRule, ...]  # those with buckets
+    takes: tuple[Take, ...]  # parallel to `rules`, of one unit each
+    slots: tuple[Slot, ...]
+    # Takes whose amount depends on the request: index, unit, key, capacity, period in ms, shadow.
+    counting: tuple[tuple[int, Unit, str, int, int, bool], ...]
+
+
+_layouts: dict[tuple[str, str, str, str, int], _Layout] = {}
+_MAX_LAYOUTS = 20_000
+
+
+def plan_buckets(request: LimitRequest, output_estimate: int, *, shares: int = 1) -> PlannedBuckets:
+    """`shares` divides every limit by the number of processes that grant it independently."""
+    layout = _get_layout(request, shares)
+    takes = list(layout.takes)
+    if layout.counting:
+        expected = _amounts_by_unit(
+            request.plan, CountedUsage(request.prompt_tokens, 0, output_estimate)
+        )
+        alone = _amounts_by_unit(request.plan, CountedUsage(request.prompt_tokens, 0, 0))
+        for index, unit, key, limit, period_ms, shadow in layout.counting:
+            minimum, amount = alone[unit], expected[unit]
+            # An estimate above the limit is cut to it: only the prompt makes a request too large.
+            amount = max(minimum, min(amount, limit))
+            takes[index] = Take(key, limit, period_ms, amount, minimum, shadow)
+    hold = _build_hold(request, output_estimate) if request.money else None
+    bucket_request = BucketRequest(
+        request.tenant_id, request.request_id, LEASE_MS, tuple(takes), layout.slots, hold
+    )
+    return PlannedBuckets(bucket_request, layout.rules)
+
+
+def _get_layout(request: LimitRequest, shares: int) -> _Layout:
+    owner = (request.tenant_id, request.project_id, request.key_id, request.model, shares)
+    known = _layouts.get(owner)
+    if known is not None and known.plan is request.plan:
+        return known
+    if len(_layouts) >= _MAX_LAYOUTS:
+        _layouts.clear()
+    layout = _layouts[owner] = _build_layout(request, shares)
+    return layout
+
+
+def _build_layout(request: LimitRequest, shares: int) -> _Layout:
+    takes, slots, rules = [], [], []
+    owners = {
+        Scope.TENANT: request.tenant_id,
+        Scope.PROJECT: request.project_id,
+        Scope.KEY: request.key_id,
+        Scope.MODEL: request.model,
+    }
+    for rule in request.plan.rules:
+        owner = owners[rule.scope]
+        if rule.target and rule.target != owner:
+            continue
+        key, limit = f"{rule.name}:{owner}", rule.limit
+        if shares > 1:
+            limit = max(1, limit // shares)
+        if rule.unit is Unit.CONCURRENT:
+            slots.append(Slot(key, limit, rule.shadow))
+            continue
+        takes.append(Take(key, limit, rule.period_s * 1000, 1, 1, rule.shadow))
+        rules.append(rule)
+    counting = tuple(
+        (index, rule.unit, take.key, take.capacity, take.period_ms, take.shadow)
+        for index, (rule, take) in enumerate(zip(rules, takes, strict=True))
+        if rule.unit is not Unit.REQUESTS
+    )
+    return _Layout(request.plan, tuple(rules), tuple(takes), tuple(slots), counting)
+
+
+def output_tokens_covered(request: LimitRequest, held_units: int) -> int | None:
+    """Output tokens that the held money pays for; None without a money limit."""
+    if not request.money or request.output_cost_units == 0:
+        return None
+    return max(0, held_units - request.base_cost_units) // request.output_cost_units
+
+
+def bucket_amounts(rules: tuple[LimitRule, ...], plan: Plan, counted: CountedUsage) -> list[int]:
+    """The amount for each rule's bucket, in the order of `rules`."""
+    by_unit = _amounts_by_unit(plan, counted)
+    return [by_unit[rule.unit] for rule in rules]
+
+
+def _amounts_by_unit(plan: Plan, counted: CountedUsage) -> dict[Unit, int]:
+    """Amounts per unit. The plan weights cached tokens, rounded up to a whole token per request."""
+    weighted = counted.prompt_tokens - counted.cached_tokens
+    weighted += -(-counted.cached_tokens * plan.cached_permille // 1000)
+    return {
+        Unit.REQUESTS: 1,
+        Unit.INPUT_TOKENS: weighted,
+        Unit.OUTPUT_TOKENS: counted.output_tokens,
+        Unit.TOTAL_TOKENS: weighted + counted.output_tokens,
+    }
+
+
+def _build_hold(request: LimitRequest, estimate: int) -> Hold:
+    """The hold needs the prompt and one output token, and asks for the whole estimate."""
+    need = request.base_cost_units + request.output_cost_units
+    want = request.base_cost_units + max(1, estimate) * request.output_cost_units
+    caps = tuple(
+        Cap(limit.key, nano_floor(limit.cap_units), nano_ceil(limit.spent_units))
+        for limit in request.money
+    )
+    return Hold(nano_ceil(need), nano_ceil(want), caps)

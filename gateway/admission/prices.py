@@ -1,0 +1,132 @@
+"""Prices and money limits in memory, refreshed from the database every second.
+
+Only the first request of a key whose tenant has budgets or a wallet waits for a query.
+"""
+
+import asyncio
+import logging
+import threading
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from billing import budgets
+from billing.models import BillingAccount, Budget
+from billing.prices import load_price_book
+from billing.pricing import Counts, PriceBook
+from core.clock import Clock
+from core.database import Database
+from core.errors import DependencyDown
+from core.events import UsageEvent
+from core.tenants.keys import Principal
+from gateway.admission.limiter import MoneyLimit
+from gateway.admission.request import AdmissionRequest, SettledUsage
+from gateway.admission.reservation import Quote
+
+log = logging.getLogger("tollhouse.prices")
+REFRESH_S = 1.0
+_LIMITS_TTL = timedelta(minutes=10)  # after a key's last request its limits are dropped
+
+Owner = tuple[str, str, str]  # tenant, project, key
+Limits = tuple[MoneyLimit, ...]
+
+
+class PriceList:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._book = PriceBook(())
+        self._limited: frozenset[str] = frozenset()  # tenants with budgets or a wallet
+        self._money: dict[Owner, Limits] = {}
+        self._seen: dict[Owner, datetime] = {}
+        self._refreshing = threading.Lock()
+
+    def refresh(self) -> None:
+        """Blocking; run in a thread."""
+        with self._refreshing:  # an older read must not replace a newer one
+            self._refresh()
+
+    def _refresh(self) -> None:
+        now = self._clock.now()
+        with self._database.read() as session:
+            book = load_price_book(session)
+            limited = _limited_tenants(session)
+            request = [o for o, seen in list(self._seen.items()) if now - seen < _LIMITS_TTL]
+            money = {o: _limits(session, o, now) for o in request if o[0] in limited}
+        if book.versions != self._book.versions:
+            self._book = book
+        self._money, self._limited = money, limited
+        for owner in [o for o, seen in list(self._seen.items()) if now - seen >= _LIMITS_TTL]:
+            self._seen.pop(owner, None)
+
+    async def run(self) -> None:
+        """Runs until cancelled. While the database is down the last prices stay in use."""
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            try:
+                await asyncio.to_thread(self.refresh)
+            except Exception as error:
+                log.warning("could not refresh prices, keeping the last known ones: %s", error)
+
+    async def quote(self, request: AdmissionRequest, at: datetime) -> Quote:
+        principal, target = request.principal, request.target
+        adapter = target.adapter.name if target.adapter else None
+        price = self._book.pin(principal.tenant_id, target.model.name, adapter, at)
+        if principal.tenant_id not in self._limited:
+            return Quote(price, ())
+        return Quote(price, await self._money_of(principal, at))
+
+    def cost(self, quote: Quote, usage: SettledUsage, *, adapter: bool) -> int:
+        price = self._book.by_id.get(quote.price.id)
+        if price is None:
+            return quote.price.upper_bound(usage.input_tokens, usage.output_tokens, adapter=adapter)
+        return price.cost(
+            Counts.of_answer(
+                usage.input_tokens,
+                usage.cached_tokens,
+                usage.output_tokens,
+                usage.waived_tokens,
+                adapter=adapter,
+                status=usage.status,
+            )
+        )
+
+    def cost_of_event(self, event: UsageEvent) -> int:
+        price = self._book.by_id.get(event.price_version)
+        return price.cost(Counts.of_event(event)) if price is not None else 0
+
+    async def _money_of(self, principal: Principal, at: datetime) -> Limits:
+        owner = (principal.tenant_id, principal.project_id, principal.key_id)
+        self._seen[owner] = at
+        known = self._money.get(owner)
+        if known is None:
+            try:
+                known = await asyncio.to_thread(self._read, owner, at)
+            except SQLAlchemyError:
+                raise DependencyDown(
+                    "The budget cannot be checked: the database does not answer.",
+                    next_step="Try again shortly.",
+                    retry_after_s=2.0,
+                ) from None
+            self._money[owner] = known
+        return known
+
+    def _read(self, owner: Owner, at: datetime) -> Limits:
+        with self._database.read() as session:
+            return _limits(session, owner, at)
+
+
+def _limited_tenants(session: Session) -> frozenset[str]:
+    now_open = select(Budget.tenant_id).where(Budget.ended_at.is_(None), Budget.hard)
+    prepaid = select(BillingAccount.tenant_id).where(BillingAccount.prepaid_only)
+    return frozenset(session.scalars(now_open.union(prepaid)))
+
+
+def _limits(session: Session, owner: Owner, at: datetime) -> Limits:
+    return tuple(
+        MoneyLimit(limit.key, limit.cap_units, limit.spent_units)
+        for limit in budgets.money_limits(session, *owner, at)
+        if limit.hard
+    )

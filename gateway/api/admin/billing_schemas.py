@@ -1,0 +1,123 @@
+"""Request bodies of the billing routes. Amounts are decimal strings in the major unit."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Amount = Field(pattern=r"^\d{1,12}(\.\d{1,12})?$", examples=["25.00"])
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NewBudget(Body):
+    scope: Literal["tenant", "project", "key"] = "tenant"
+    scope_id: str = Field("", max_length=40, description="Empty for the tenant itself.")
+    name: str = Field("", max_length=120)
+    cap: str = Amount
+    window: Literal["day", "week", "month", "total"] = "month"
+    hard: bool = Field(True, description="A soft budget only sends alerts.")
+    thresholds: list[int] = Field(default=[50, 80, 100], max_length=10)
+    webhooks: list[str] = Field(default=[], max_length=5)
+    emails: list[str] = Field(default=[], max_length=10)
+
+
+class NewExportSchedule(Body):
+    what: str = Field(examples=["usage"])
+    format: str = "csv"
+    every: str = Field("day", description="day, week or month, in UTC.")
+    destination: str = Field(
+        max_length=1024,
+        description="A folder of the tenant; for the operator a directory or s3://bucket/prefix.",
+        examples=["books"],
+    )
+    delay_hours: int = Field(2, description="Wait after the period ends, for late usage.")
+
+
+class ExportScheduleChange(Body):
+    paused: bool
+
+
+class NewCredit(Body):
+    kind: Literal["prepaid", "promo"]
+    amount: str = Amount
+    reference: str = Field(
+        min_length=1,
+        max_length=120,
+        description="Idempotency reference: the same one grants credit once.",
+    )
+    priority: int = Field(100, ge=0, le=1000, description="The lowest is used first.")
+    expires_at: datetime | None = None
+    note: str = Field("", max_length=500)
+
+
+class NewPrice(Body):
+    model: str = Field(min_length=1, max_length=120)
+    adapter: str = "*"
+    currency: str = "USD"
+    effective_from: datetime | None = None
+    effective_to: datetime | None = None
+    discount_percent: str = "0"
+    terms: dict[str, Any] = Field(description="Price per component, as in billing/price_terms.py.")
+    note: str = Field("", max_length=500)
+
+
+class NewPlan(Body):
+    name: str = Field(min_length=1, max_length=120)
+    currency: str = "USD"
+    base_fee: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
+    seat_fee: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
+    included_seats: int = Field(0, ge=0, le=1_000_000)
+    included_usage: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
+    minimum_commitment: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
+    grace_hours: int = Field(24, ge=0, le=24 * 28)
+    payment_terms_days: int = Field(14, ge=0, le=365)
+    suspend_after_days: int | None = Field(None, ge=0, le=365)
+
+
+class Subscribe(Body):
+    plan: str = Field(min_length=1, max_length=120)
+    seats: int = Field(0, ge=0, le=1_000_000)
+
+
+class AccountChange(Body):
+    legal_name: str | None = Field(None, max_length=200)
+    address: str | None = Field(None, max_length=2000)
+    email: str | None = Field(None, max_length=320)
+    tax_id: str | None = Field(None, max_length=80)
+    tax_region: str | None = Field(None, max_length=20)
+    tax_exempt: bool | None = None
+    prepaid_only: bool | None = None
+    anchor_day: int | None = Field(None, ge=1, le=31)
+    timezone: str | None = Field(None, max_length=64)
+    collection: Literal["manual", "stripe", "stripe_meters"] | None = None
+
+
+class NewTaxRate(Body):
+    region: str = Field(min_length=2, max_length=20)
+    name: str = Field(min_length=1, max_length=120)
+    percent: str = Field(pattern=r"^\d{1,2}(\.\d{1,4})?$")
+    effective_from: datetime | None = None
+
+
+class NewCreditNote(Body):
+    net_minor: int = Field(gt=0, description="Without tax, which is credited in proportion.")
+    reason: str = Field(min_length=1, max_length=500)
+    reference: str = Field(
+        min_length=1, max_length=120, description="Idempotency reference: the same one issues once."
+    )
+    refund: bool = False
+
+
+class SetupLink(Body):
+    return_url: str = Field("", max_length=500)
+
+
+class NewRefund(Body):
+    amount_minor: int | None = Field(
+        None, gt=0, description="The refundable remainder when omitted."
+    )
+    reference: str = Field(min_length=1, max_length=60)
+    reason: str = Field("", max_length=500)

@@ -1,0 +1,243 @@
+"""OpenAI's format of the usage and costs APIs, for compatibility with its finance scripts.
+
+Field names and defaults follow OpenAI's OpenAPI document (/organization/usage/completions and
+/organization/costs). `amount.value` is a JSON number there; it is written from exact decimals.
+"""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from billing.usage_buckets import Bucket, BucketPage, BucketQuery, BucketRow, Width
+from core.errors import BadRequest
+from core.money import decimal_of
+
+WIDTHS = {width.label: width for width in Width}
+# OpenAI's name of each dimension, and ours.
+USAGE_GROUPS = {
+    "project_id": "project_id",
+    "user_id": "member_id",
+    "api_key_id": "key_id",
+    "model": "model",
+    "adapter": "adapter",
+    "batch": "batch",
+}
+COST_GROUPS = {"project_id": "project_id", "api_key_id": "key_id", "line_item": "line_item"}
+# Dimensions of OpenAI's API that we do not record: accepted, and null in every result.
+_UNUSED_GROUPS = ("service_tier",)
+_LINE_ITEMS = (  # name, amount, quantity, unit
+    ("input", "input_amount", "uncached_tokens", "tokens"),
+    ("cached input", "cached_amount", "cached_tokens", "tokens"),
+    ("output", "output_amount", "output_tokens", "tokens"),
+    ("waived", "waived_amount", "waived_tokens", "tokens"),
+    ("requests", "request_amount", "requests", None),
+    ("adapter requests", "adapter_amount", "adapter_requests", None),
+    ("GPU seconds", "gpu_amount", "gpu_seconds", "duration_seconds"),
+    ("moderation calls", "moderation_amount", "moderation_calls", None),
+)
+
+
+def usage_query(parameters: dict[str, list[str]], now: datetime) -> tuple[BucketQuery, list[str]]:
+    """(query, requested groups by OpenAI's names)."""
+    groups = _groups(parameters, USAGE_GROUPS)
+    ours = tuple(USAGE_GROUPS[name] for name in groups if name in USAGE_GROUPS)
+    return _query(parameters, now, ours), groups
+
+
+def costs_query(parameters: dict[str, list[str]], now: datetime) -> tuple[BucketQuery, list[str]]:
+    groups = _groups(parameters, COST_GROUPS)
+    width = _one(parameters, "bucket_width") or "1d"
+    if width != "1d":
+        raise BadRequest(f"bucket_width is {width!r}; costs support 1d only.", param="bucket_width")
+    ours = [COST_GROUPS[name] for name in groups if name != "line_item"]
+    if "line_item" in groups:
+        ours.append("model")
+    return _query(parameters, now, (*ours, "currency")), groups
+
+
+def usage_page(page: BucketPage, groups: list[str]) -> dict[str, Any]:
+    return _page(page, lambda row: [_usage_result(row, groups)])
+
+
+def costs_page(page: BucketPage, groups: list[str]) -> dict[str, Any]:
+    if "line_item" in groups:
+        return _page(page, lambda row: _line_item_results(row, groups))
+    return _page(page, lambda row: [_cost_result(row, groups, row.amounts["amount"])])
+
+
+def _page(page: BucketPage, results: Any) -> dict[str, Any]:
+    return {
+        "object": "page",
+        "data": [_bucket(bucket, results) for bucket in page.buckets],
+        "has_more": page.next_start is not None,
+        "next_page": f"page_{int(page.next_start.timestamp())}" if page.next_start else None,
+    }
+
+
+def _bucket(bucket: Bucket, results: Any) -> dict[str, Any]:
+    return {
+        "object": "bucket",
+        "start_time": int(bucket.start.timestamp()),
+        "end_time": int(bucket.end.timestamp()),
+        "results": [result for row in bucket.rows for result in results(row)],
+    }
+
+
+def _usage_result(row: BucketRow, groups: list[str]) -> dict[str, Any]:
+    counts = row.counts
+    uncached = counts["input_tokens"] - counts["cached_tokens"]
+    named = {
+        name: row.group.get(ours) or None
+        for name, ours in USAGE_GROUPS.items()
+        if name not in ("adapter", "batch")
+    }
+    result = {
+        "object": "organization.usage.completions.result",
+        "input_tokens": counts["input_tokens"],
+        "input_cached_tokens": counts["cached_tokens"],
+        "input_cache_write_tokens": 0,
+        "input_uncached_tokens": uncached,
+        "output_tokens": counts["output_tokens"],
+        "input_text_tokens": uncached,
+        "output_text_tokens": counts["output_tokens"],
+        "input_cached_text_tokens": counts["cached_tokens"],
+        "input_audio_tokens": 0,
+        "input_cached_audio_tokens": 0,
+        "output_audio_tokens": 0,
+        "input_image_tokens": 0,
+        "input_cached_image_tokens": 0,
+        "output_image_tokens": 0,
+        "num_model_requests": counts["requests"],
+        **named,
+        "batch": bool(row.group["batch"]) if "batch" in groups else None,
+        "service_tier": None,
+    }
+    if "adapter" in groups:
+        result["adapter"] = row.group.get("adapter") or None
+    return result
+
+
+def _cost_result(row: BucketRow, groups: list[str], units: int, **more: Any) -> dict[str, Any]:
+    return {
+        "object": "organization.costs.result",
+        "amount": {
+            "value": Decimal(decimal_of(units)),
+            "currency": (row.group["currency"] or "USD").lower(),
+        },
+        "line_item": None,
+        "quantity": None,
+        "quantity_unit": None,
+        "project_id": row.group.get("project_id"),
+        "api_key_id": row.group.get("key_id"),
+        **more,
+    }
+
+
+def _line_item_results(row: BucketRow, groups: list[str]) -> list[dict[str, Any]]:
+    counts = {
+        **row.counts,
+        "uncached_tokens": row.counts["input_tokens"] - row.counts["cached_tokens"],
+    }
+    return [
+        _cost_result(
+            row,
+            groups,
+            row.amounts[amount],
+            line_item=f"{row.group['model']}, {name}",
+            quantity=counts[quantity],
+            quantity_unit=unit,
+        )
+        for name, amount, quantity, unit in _LINE_ITEMS
+        if row.amounts[amount] or counts[quantity]
+    ]
+
+
+def _query(
+    parameters: dict[str, list[str]], now: datetime, group_by: tuple[str, ...]
+) -> BucketQuery:
+    label = _one(parameters, "bucket_width") or "1d"
+    if label not in WIDTHS:
+        raise BadRequest(
+            f"bucket_width is {label!r}; supported: {', '.join(WIDTHS)}.", param="bucket_width"
+        )
+    start = _time(parameters, "start_time")
+    if start is None:
+        raise BadRequest(
+            "start_time is missing; it takes a Unix time in seconds.", param="start_time"
+        )
+    page = _one(parameters, "page")
+    if page is not None:
+        start = _cursor(page)
+    limit = _whole(parameters, "limit")
+    return BucketQuery(
+        start,
+        _time(parameters, "end_time") or now,
+        WIDTHS[label],
+        group_by,
+        limit,
+        project_ids=_many(parameters, "project_ids"),
+        key_ids=_many(parameters, "api_key_ids"),
+        models=_many(parameters, "models"),
+        member_ids=_many(parameters, "user_ids"),
+        batch=_truth(parameters, "batch"),
+    )
+
+
+def _groups(parameters: dict[str, list[str]], known: dict[str, str]) -> list[str]:
+    requested = list(dict.fromkeys(_many(parameters, "group_by")))
+    for name in requested:
+        if name not in known and name not in _UNUSED_GROUPS:
+            raise BadRequest(
+                f"group_by is {name!r}; supported: {', '.join(known)}.", param="group_by"
+            )
+    return requested
+
+
+def _many(parameters: dict[str, list[str]], name: str) -> tuple[str, ...]:
+    """Accepts the spellings of common clients: `a=1&a=2`, `a[]=1` and `a=1,2`."""
+    values = [*parameters.get(name, []), *parameters.get(f"{name}[]", [])]
+    return tuple(part for value in values for part in value.split(",") if part)
+
+
+def _one(parameters: dict[str, list[str]], name: str) -> str | None:
+    values = parameters.get(name, [])
+    if len(values) > 1:
+        raise BadRequest(f"{name} is given {len(values)} times; give it once.", param=name)
+    return values[0] if values else None
+
+
+def _whole(parameters: dict[str, list[str]], name: str) -> int | None:
+    text = _one(parameters, name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 18:
+        raise BadRequest(f"{name} is {text[:40]!r}, which is not an integer.", param=name)
+    return int(text)
+
+
+def _truth(parameters: dict[str, list[str]], name: str) -> bool | None:
+    text = _one(parameters, name)
+    if text is not None and text not in ("true", "false"):
+        raise BadRequest(f"{name} is {text[:40]!r}; it must be true or false.", param=name)
+    return None if text is None else text == "true"
+
+
+def _time(parameters: dict[str, list[str]], name: str) -> datetime | None:
+    seconds = _whole(parameters, name)
+    return None if seconds is None else _datetime(seconds, name)
+
+
+def _cursor(page: str) -> datetime:
+    seconds = page.removeprefix("page_")
+    if not page.startswith("page_") or not seconds.isdigit() or len(seconds) > 12:
+        raise BadRequest("page is not a next_page cursor of an earlier response.", param="page")
+    return _datetime(int(seconds), "page")
+
+
+def _datetime(seconds: int, name: str) -> datetime:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):
+        raise BadRequest(
+            f"{name} is {seconds}, which is not a valid Unix time in seconds.", param=name
+        ) from None

@@ -1,0 +1,120 @@
+"""The OpenAPI document: FastAPI's routes, and the inference routes from their msgspec structs."""
+
+import copy
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from gateway.api.batches import BatchBody
+from gateway.api.moderations import ModerationBody
+from gateway.api.tokenize import DetokenizeBody, TokenizeBody
+from gateway.inference.chat.request import ChatBody
+from gateway.inference.completions.request import CompletionBody
+from gateway.inference.embeddings.request import EmbeddingsBody
+from gateway.inference.messages.request import CountBody, MessagesBody
+from gateway.inference.responses.request import ResponsesBody
+
+_BODIES: dict[str, tuple[type, str]] = {
+    "/v1/chat/completions": (ChatBody, "Create a chat completion."),
+    "/v1/completions": (CompletionBody, "Create a text completion."),
+    "/v1/messages": (MessagesBody, "Create a message, in the format of Anthropic's API."),
+    "/v1/messages/count_tokens": (
+        CountBody,
+        "Count the tokens of a conversation, without billing.",
+    ),
+    "/v1/responses": (ResponsesBody, "Create a response, in the format of OpenAI's Responses API."),
+    "/v1/responses/input_tokens": (
+        ResponsesBody,
+        "Count the tokens of a request, without billing.",
+    ),
+    "/v1/embeddings": (EmbeddingsBody, "Create embeddings, with an upstream that supports them."),
+    "/v1/moderations": (ModerationBody, "Classify texts by harm category."),
+    "/v1/batches": (BatchBody, "Create a batch of asynchronous requests."),
+    "/tokenize": (TokenizeBody, "Convert a text or a chat to token ids."),
+    "/detokenize": (DetokenizeBody, "Convert token ids to text."),
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+_ERROR_RESPONSES = {
+    "400": "The body is invalid; `param` names the field.",
+    "401": "The API key is missing or invalid.",
+    "402": "The budget or prepaid balance is exhausted.",
+    "403": "The API key lacks the permission.",
+    "404": "This API key has no such model.",
+    "409": "The request conflicts with the current state.",
+    "413": "The body is too large.",
+    "422": "The body is invalid.",
+    "429": "A rate limit is exceeded; `retry-after` gives the wait in seconds.",
+    "503": "A service that the request needs is unavailable.",
+}
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Replaces `app.openapi`. The document is built once, when it is first requested."""
+    default_openapi = app.openapi
+
+    def _document() -> dict[str, Any]:
+        if app.openapi_schema is None or "x-tollhouse" not in app.openapi_schema:
+            app.openapi_schema = _build_document(copy.deepcopy(default_openapi()))
+        return app.openapi_schema
+
+    app.openapi = _document  # type: ignore[method-assign]
+
+
+def _build_document(document: dict[str, Any]) -> dict[str, Any]:
+    types = [body for body, _ in _BODIES.values()]
+    refs, components = msgspec.json.schema_components(
+        types, ref_template="#/components/schemas/{name}"
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(components)
+    schemas["Error"] = _ERROR
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for (path, (_, summary)), ref in zip(_BODIES.items(), refs, strict=True):
+        document["paths"].setdefault(path, {})["post"] = _operation(path, summary, ref)
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            if path.startswith(("/v1/", "/admin/", "/tokenize", "/detokenize")):
+                operation["security"] = [{"key": []}]
+                _add_error_responses(operation)
+    document["x-tollhouse"] = {"errors": "#/components/schemas/Error"}
+    return document
+
+
+def _operation(path: str, summary: str, ref: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "summary": summary,
+        "operationId": path.strip("/").replace("/", "_"),
+        "tags": ["inference"],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": ref}}},
+        "responses": {"200": {"description": "Success.", "content": content}},
+    }
+
+
+def _add_error_responses(operation: dict[str, Any]) -> None:
+    schema = {"$ref": "#/components/schemas/Error"}
+    if "messages" in operation.get("operationId", ""):
+        schema = {"type": "object"}  # Anthropic's error format
+    for status, description in _ERROR_RESPONSES.items():
+        operation["responses"][status] = {
+            "description": description,
+            "content": {"application/json": {"schema": schema}},
+        }

@@ -1,0 +1,127 @@
+"""Authentication and authorisation for the dashboard, based on members, keys and roles."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.clock import Clock
+from core.errors import Forbidden, Unauthenticated
+from core.tenants import audit, keys, members, organisations, sessions
+from core.tenants.access import THE_OPERATOR, Actor, scope_for
+from core.tenants.models import ApiKey, Member, Tenant
+from core.tenants.operator import is_operator_token
+from core.tenants.roles import Roles
+from core.tenants.secrets import digest
+from dashboards.viewer import SignedIn, Viewer
+from gateway.auth.attempts import FailedAttempts
+
+
+class DashboardAuth:
+    def __init__(
+        self, roles: Roles, attempts: FailedAttempts, clock: Clock, operator_token: str
+    ) -> None:
+        self._roles = roles
+        self._attempts = attempts
+        self._clock = clock
+        self._operator_token = operator_token
+
+    def sign_in(
+        self, session: Session, *, email: str, password: str, secret: str, address: str
+    ) -> SignedIn:
+        """Raises Unauthenticated, or RateLimited after too many failures from one address."""
+        self._attempts.check(address)
+        try:
+            cookie = self._start_session(session, email, password, secret, address)
+        except Unauthenticated:
+            self._attempts.failed_locally(address)
+            raise
+        return self._signed_in(session, cookie)
+
+    def sign_in_member(self, session: Session, member: Member) -> SignedIn:
+        """Start a session for a member whom single sign-on has authenticated."""
+        return self._signed_in(session, sessions.begin(session, self._clock, member_id=member.id))
+
+    def find(self, session: Session, cookie: str) -> Viewer | None:
+        if not cookie:
+            return None
+        actor = sessions.find(session, self._clock, cookie)
+        if actor is None:
+            return None
+        self._roles.refresh(session)
+        return self._viewer(session, actor, cookie)
+
+    def sign_out(self, session: Session, cookie: str) -> None:
+        sessions.end(session, self._clock, cookie)
+
+    def look_at(self, session: Session, viewer: Viewer, cookie: str, tenant: str) -> None:
+        """Show the operator a tenant's pages, by name or id. The tenant's audit log records it."""
+        if not viewer.operator:
+            raise Forbidden(
+                "Only the operator may view other tenants.", next_step="View your own tenant."
+            )
+        row = organisations.tenant_named(session, tenant)
+        sessions.choose_tenant(session, cookie, row.id)
+        scope = scope_for(THE_OPERATOR, row.id)
+        audit.record(session, scope, self._clock, "operator.look", row.id, None, None)
+
+    def may(self, viewer: Viewer, obj: str, act: str) -> bool:
+        tenant = viewer.scope.tenant_id
+        own_tenant = None if viewer.operator else tenant
+        return self._roles.allows(viewer.role, own_tenant, tenant, obj, act)
+
+    def _start_session(
+        self, session: Session, email: str, password: str, secret: str, address: str
+    ) -> str:
+        if not secret:
+            member = members.authenticate_password(session, self._clock, email, password)
+            return sessions.begin(session, self._clock, member_id=member.id)
+        if is_operator_token(self._operator_token, secret):
+            return sessions.begin(session, self._clock, operator=True)
+        key = keys.find(session, secret, self._clock.now())
+        if not keys.address_allowed(key.allowed_ips, address):
+            raise Unauthenticated(
+                f"This key may not be used from {address}.", next_step="Use another key."
+            )
+        if key.scopes != keys.KeyScopes():
+            raise Forbidden(
+                "This key is restricted to some models or routes, so it cannot open the dashboard.",
+                next_step="Sign in with your e-mail address, or with an unrestricted key.",
+            )
+        return sessions.begin(session, self._clock, key_id=key.key_id)
+
+    def _signed_in(self, session: Session, cookie: str) -> SignedIn:
+        viewer = self.find(session, cookie)
+        if viewer is None:
+            raise Unauthenticated("This organisation is closed.", next_step="Ask the operator.")
+        return SignedIn(cookie, viewer)
+
+    def _viewer(self, session: Session, actor: Actor, cookie: str) -> Viewer | None:
+        tenant = _tenant_of(session, actor, cookie)
+        if tenant is None:
+            return None
+        return Viewer(
+            scope=scope_for(actor, tenant.id),
+            tenant_name=tenant.display_name,
+            name=_name_of(session, actor),
+            role=actor.role,
+            session_id=digest(cookie)[:16],
+            currency=tenant.currency,
+            operator=actor is THE_OPERATOR,
+        )
+
+
+def _tenant_of(session: Session, actor: Actor, cookie: str) -> Tenant | None:
+    tenant_id = actor.tenant_id or sessions.chosen_tenant(session, cookie)
+    if tenant_id is not None:
+        return session.get(Tenant, tenant_id)
+    # The operator's own pages span all tenants; the others show the oldest tenant until one is chosen.
+    return session.scalars(select(Tenant).order_by(Tenant.created_at, Tenant.id)).first()
+
+
+def _name_of(session: Session, actor: Actor) -> str:
+    if actor.is_operator:
+        return "operator"
+    member = session.get(Member, actor.id)
+    if member is not None:
+        return member.name or member.email
+    key = session.get(ApiKey, actor.id)
+    return key.name if key is not None else actor.id

@@ -1,0 +1,1 @@
+"""The `tollhouse` command line."""

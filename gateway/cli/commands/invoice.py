@@ -1,0 +1,181 @@
+"""`tollhouse invoice`: creates, shows and settles invoices."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from sqlalchemy import select
+
+from billing import dunning, invoice_run, invoices, settlement
+from billing.models import Invoice
+from billing.views import invoice_json, invoice_summary
+from gateway.cli.commands._amounts import minor_of
+from gateway.cli.commands._tenants import tenant_id_of
+from gateway.cli.context import CommandContext, command_context
+from gateway.cli.output import add_json, show
+from gateway.metering.spool_watch import wait_until_shipped
+
+HELP = "create, show and settle invoices"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="verb", required=True)
+    run = verbs.add_parser("run", help="rate usage, finalise due invoices, draft the others")
+    run.add_argument("--tenant", help="name or id; default: all tenants")
+    run.add_argument("--closed-only", action="store_true", help="no draft of the current period")
+    run.set_defaults(run=_run)
+    found = verbs.add_parser("list", help="list invoices, newest first")
+    found.add_argument("--tenant", help="name or id; default: all tenants")
+    found.set_defaults(run=_list)
+    one = verbs.add_parser("show", help="show one invoice with its lines")
+    one.add_argument("invoice", help="id or number")
+    one.add_argument("--html", type=Path, metavar="FILE", help="write a printable page")
+    one.add_argument("--pdf", type=Path, metavar="FILE", help="write a PDF")
+    one.set_defaults(run=_show)
+    pay = verbs.add_parser("pay", help="record a payment received outside the payment provider")
+    pay.add_argument("invoice", help="id or number")
+    pay.add_argument("--amount", help="in major units; default: the open amount")
+    pay.add_argument("--reference", required=True, help="bank reference; a repeated one is ignored")
+    pay.set_defaults(run=_pay)
+    void = verbs.add_parser("void", help="void an unpaid invoice")
+    void.add_argument("invoice", help="id or number")
+    void.add_argument("--reason", required=True)
+    void.set_defaults(run=_void)
+    lost = verbs.add_parser("write-off", help="write off the open amount of an invoice")
+    lost.add_argument("invoice", help="id or number")
+    lost.set_defaults(run=_write_off)
+    for each in (run, found, one, pay, void, lost):
+        add_json(each)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, Progress(console=Console(stderr=True), transient=True) as bar:
+        wait_until_shipped(tools.settings)
+        chosen = None
+        if arguments.tenant:
+            with tools.database.read() as session:
+                chosen = [tenant_id_of(session, arguments.tenant)]
+        shown = bar.add_task("invoices", total=None)
+        result = invoice_run.run(
+            tools.database,
+            tools.clock,
+            chosen,
+            current=not arguments.closed_only,
+            progress=lambda done, total: bar.update(shown, completed=done, total=total),
+        )
+        with tools.database.read() as session:
+            rows = [session.get_one(Invoice, each) for each in result.all_ids]
+            rows.sort(key=lambda row: (row.tenant_id, row.period_start))
+            report: dict[str, Any] = {
+                "finalised": len(result.finalised),
+                "drafted": len(result.drafted),
+                "unchanged": len(result.unchanged),
+                "failed": result.failed,
+            }
+            if arguments.json:
+                report["invoices"] = [invoice_json(session, row) for row in rows]
+                show(report, as_json=True)
+            else:
+                show([invoice_summary(row) for row in rows], as_json=False, title="invoices")
+    for tenant_id, reason in result.failed.items():
+        print(f"{tenant_id}: {reason}", file=sys.stderr)
+    return 1 if result.failed else 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        query = select(Invoice).order_by(Invoice.period_start.desc(), Invoice.tenant_id).limit(500)
+        if arguments.tenant:
+            query = query.where(Invoice.tenant_id == tenant_id_of(session, arguments.tenant))
+        rows = [invoice_summary(row) for row in session.scalars(query)]
+        show(rows, as_json=arguments.json, title="invoices")
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        document = invoice_json(session, invoices.get(session, arguments.invoice))
+        if arguments.html or arguments.pdf:
+            _print(document, arguments.html, arguments.pdf)
+        elif arguments.json:
+            show(document, as_json=True)
+        else:
+            _show_lines(document)
+    return 0
+
+
+def _show_lines(document: dict[str, Any]) -> None:
+    lines = [
+        {
+            "description": line["description"],
+            "quantity": line["quantity"],
+            "unit": line["unit"],
+            "exact": line["exact"]["amount"],
+            "billed": line["billed"]["text"],
+        }
+        for line in document["lines"]
+    ]
+    show(lines, as_json=False, title="lines")
+    names = ("subtotal", "promotional_credit", "tax", "total", "prepaid", "due", "open")
+    figures = {name: f"{document[name]['text']} {document['currency']}" for name in names}
+    head = {name: document[name] for name in ("number", "status", "period_start", "period_end")}
+    show({**head, **figures}, as_json=False, title=document["tenant"])
+
+
+def _print(document: dict[str, Any], html: Path | None, pdf: Path | None) -> None:
+    from billing.printing import as_html, as_pdf
+
+    if html:
+        html.write_text(as_html(document), encoding="utf-8")
+    if pdf:
+        pdf.write_bytes(as_pdf(document))
+
+
+def _pay(arguments: argparse.Namespace) -> int:
+    with command_context() as tools:
+        with tools.database.transaction() as session:
+            invoice = invoices.get(session, arguments.invoice)
+            amount = settlement.open_minor(invoice)
+            if arguments.amount:
+                amount = minor_of(arguments.amount, invoice.currency)
+            payment = settlement.begin_payment(
+                session,
+                tenant_id=invoice.tenant_id,
+                invoice_id=invoice.id,
+                amount_minor=amount,
+                currency=invoice.currency,
+                provider="manual",
+                reference=f"manual:{arguments.reference}",
+                at=tools.clock.now(),
+            )
+            settlement.succeed(session, payment, tools.clock.now())
+        dunning.settle(tools.database, tools.clock)
+        return _summary(tools, arguments)
+
+
+def _void(arguments: argparse.Namespace) -> int:
+    with command_context() as tools:
+        with tools.database.transaction() as session:
+            invoice = invoices.get(session, arguments.invoice)
+            settlement.void(session, invoice.id, tools.clock.now(), arguments.reason)
+        dunning.settle(tools.database, tools.clock)
+        return _summary(tools, arguments)
+
+
+def _write_off(arguments: argparse.Namespace) -> int:
+    with command_context() as tools:
+        with tools.database.transaction() as session:
+            invoice = invoices.get(session, arguments.invoice)
+            settlement.write_off(session, invoice.id, tools.clock.now())
+        dunning.settle(tools.database, tools.clock)
+        return _summary(tools, arguments)
+
+
+def _summary(tools: CommandContext, arguments: argparse.Namespace) -> int:
+    with tools.database.read() as session:
+        found = invoice_summary(invoices.get(session, arguments.invoice))
+        show(found, as_json=arguments.json, title="invoice")
+    return 0

@@ -1,0 +1,123 @@
+"""`tollhouse key`: API keys. A key's secret is printed once, when it is issued."""
+
+import argparse
+from datetime import timedelta
+
+from core.tenants import keys
+from core.tenants.keys import KeyScopes
+from core.tenants.roles import MEMBER_ROLES
+from gateway.api.datetimes import parse_datetime
+from gateway.cli.commands._tenant_options import add_tenant, project_named, scope_named
+from gateway.cli.context import command_context
+from gateway.cli.output import add_json, say, show
+
+HELP = "issue, list, rotate and revoke API keys"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="verb", required=True)
+    new = verbs.add_parser("new", help="issue a key; its secret is shown only once")
+    new.add_argument("--project", default="default", help="name or id (default: default)")
+    new.add_argument("--name", default="key")
+    new.add_argument("--role", choices=MEMBER_ROLES, default="developer")
+    new.add_argument("--model", action="append", metavar="NAME", help="only these models")
+    new.add_argument("--adapter", action="append", metavar="NAME", help="only these adapters")
+    new.add_argument(
+        "--route",
+        action="append",
+        metavar="PATH",
+        help="only these routes; PREFIX* matches a prefix",
+    )
+    new.add_argument(
+        "--ip", action="append", default=[], metavar="CIDR", help="only from these addresses"
+    )
+    new.add_argument("--expires", metavar="WHEN", help="2027-01-31 or 2027-01-31T12:00:00+00:00")
+    new.set_defaults(run=_new)
+    listed = verbs.add_parser("list", help="list the keys of a tenant")
+    listed.set_defaults(run=_list)
+    rotate = verbs.add_parser(
+        "rotate", help="replace a key with a new one that has the same rights"
+    )
+    rotate.add_argument("key_id")
+    rotate.add_argument(
+        "--overlap-hours",
+        type=int,
+        default=24,
+        help="hours that the old key stays valid (default 24)",
+    )
+    rotate.set_defaults(run=_rotate)
+    revoke = verbs.add_parser("revoke", help="revoke a key; it takes effect within a second")
+    revoke.add_argument("key_id")
+    revoke.set_defaults(run=_revoke)
+    for each in (new, listed, rotate, revoke):
+        add_tenant(each)
+        add_json(each)
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        scope = scope_named(session, arguments.tenant)
+        issued = keys.issue(
+            session,
+            scope,
+            tools.clock,
+            project_id=project_named(session, scope, arguments.project),
+            name=arguments.name,
+            role=arguments.role,
+            scopes=KeyScopes(
+                models=_set(arguments.model),
+                adapters=_set(arguments.adapter),
+                routes=_set(arguments.route),
+            ),
+            allowed_ips=tuple(arguments.ip),
+            expires_at=parse_datetime(arguments.expires, "--expires")
+            if arguments.expires
+            else None,
+        )
+    _print_secret(issued, as_json=arguments.json)
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        results = keys.all_of(session, scope_named(session, arguments.tenant))
+        rows = [keys.describe(each) for each in results]
+    if not arguments.json:
+        names = ("id", "name", "role", "last_four", "expires_at", "revoked_at", "last_used_at")
+        rows = [{name: row[name] for name in names} for row in rows]
+    show(rows, as_json=arguments.json, title="keys")
+    return 0
+
+
+def _rotate(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        issued = keys.rotate(
+            session,
+            scope_named(session, arguments.tenant),
+            tools.clock,
+            arguments.key_id,
+            overlap=timedelta(hours=arguments.overlap_hours),
+        )
+    _print_secret(issued, as_json=arguments.json)
+    return 0
+
+
+def _revoke(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        scope = scope_named(session, arguments.tenant)
+        keys.revoke(session, scope, tools.clock, arguments.key_id)
+        shown = keys.describe(keys.get(session, scope, arguments.key_id))
+    show(shown, as_json=arguments.json, title="key")
+    return 0
+
+
+def _print_secret(issued: keys.IssuedKey, *, as_json: bool) -> None:
+    if as_json:
+        show({"id": issued.id, "secret": issued.secret}, as_json=True)
+        return
+    say(f"{issued.id}: save the secret; it is not shown again.")
+    show(issued.secret, as_json=False)
+
+
+def _set(listed: list[str] | None) -> frozenset[str] | None:
+    return frozenset(listed) if listed else None

@@ -1,0 +1,99 @@
+"""`tollhouse member`: the members of a tenant."""
+
+import argparse
+
+from sqlalchemy.orm import Session
+
+from core.errors import NotFound
+from core.tenants import members
+from core.tenants.models import Member
+from core.tenants.roles import MEMBER_ROLES
+from core.tenants.scope import TenantScope
+from gateway.cli.commands._tenant_options import add_tenant, password_from, scope_named
+from gateway.cli.context import command_context
+from gateway.cli.output import add_json, show
+
+HELP = "add, list and change the members of a tenant"
+_PASSWORD = "a file with the password, or - to read a line from stdin"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="verb", required=True)
+    add = verbs.add_parser("add", help="add a member; without a password, for single sign-on only")
+    add.add_argument("email")
+    add.add_argument("--role", choices=MEMBER_ROLES, default="viewer")
+    add.add_argument("--name", default="")
+    add.add_argument("--password-file", metavar="FILE", help=_PASSWORD)
+    add.set_defaults(run=_add)
+    listed = verbs.add_parser("list", help="list the members of a tenant")
+    listed.set_defaults(run=_list)
+    change = verbs.add_parser(
+        "set", help="change a member's role or password; disable or enable it"
+    )
+    change.add_argument("email")
+    change.add_argument("--role", choices=MEMBER_ROLES)
+    change.add_argument("--password-file", metavar="FILE", help=_PASSWORD)
+    state = change.add_mutually_exclusive_group()
+    state.add_argument("--disable", dest="disabled", action="store_true", default=None)
+    state.add_argument("--enable", dest="disabled", action="store_false", default=None)
+    change.set_defaults(run=_set)
+    for each in (add, listed, change):
+        add_tenant(each)
+        add_json(each)
+
+
+def _add(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        created = members.add(
+            session,
+            scope_named(session, arguments.tenant),
+            tools.clock,
+            email=arguments.email,
+            role=arguments.role,
+            name=arguments.name,
+            password=password_from(arguments.password_file),
+        )
+        shown = members.describe(created)
+    show(shown, as_json=arguments.json, title="member")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        results = members.all_of(session, scope_named(session, arguments.tenant))
+        rows = [members.describe(each) for each in results]
+    if not arguments.json:
+        names = ("email", "role", "password", "sso", "disabled_at", "last_seen_at")
+        rows = [{name: row[name] for name in names} for row in rows]
+    show(rows, as_json=arguments.json, title="members")
+    return 0
+
+
+def _set(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        scope = scope_named(session, arguments.tenant)
+        member = _find_member(session, scope, arguments.email)
+        password = password_from(arguments.password_file)
+        if password is not None:
+            members.set_password(session, scope, tools.clock, member.id, password)
+        if arguments.role is not None or arguments.disabled is not None:
+            members.change(
+                session,
+                scope,
+                tools.clock,
+                member.id,
+                role=arguments.role,
+                disabled=arguments.disabled,
+            )
+        shown = members.describe(member)
+    show(shown, as_json=arguments.json, title="member")
+    return 0
+
+
+def _find_member(session: Session, scope: TenantScope, email: str) -> Member:
+    for member in members.all_of(session, scope):
+        if email.lower() in (member.email, member.id):
+            return member
+    raise NotFound(
+        f"There is no member {email}.", next_step="List members with `tollhouse member list`."
+    )

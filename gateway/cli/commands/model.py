@@ -1,0 +1,100 @@
+"""`tollhouse model`: the models served, their prices, and draining of engines."""
+
+import argparse
+from typing import Any
+
+from core import engine_drains
+from core.errors import NotFound, TollhouseError
+from core.settings import Settings
+from gateway.catalog.model_files import model_directory, model_name, served_model
+from gateway.cli.context import command_context
+from gateway.cli.output import add_json, show
+from gateway.upstreams.config import read_upstreams
+
+HELP = "show the models served; drain and resume engines"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="verb", required=True)
+    listing = verbs.add_parser("list", help="list models, their engines and prices")
+    add_json(listing)
+    listing.set_defaults(run=_list)
+    engines = verbs.add_parser("engines", help="list engines and whether they are drained")
+    add_json(engines)
+    engines.set_defaults(run=_engines)
+    for verb, act, help_text in (
+        (
+            "drain",
+            engine_drains.drain,
+            "send no new requests to an engine, for example to replace it",
+        ),
+        ("resume", engine_drains.resume, "send requests to a drained engine again"),
+    ):
+        drain_verb = verbs.add_parser(verb, help=help_text)
+        drain_verb.add_argument("engine", help="the engine's name, as listed by `model engines`")
+        drain_verb.set_defaults(run=_change_drain, act=act)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from billing.prices import load_price_book
+
+    with command_context() as tools:
+        with tools.database.read() as session:
+            book = load_price_book(session)
+        rows = []
+        for name, where, context in _served(tools.settings):
+            try:
+                price = book.pin("", name, None, tools.clock.now()).id
+            except TollhouseError:
+                price = None
+            rows.append({"model": name, "engine": where, "context": context, "price": price})
+    show(rows, as_json=arguments.json, title="models")
+    return 0
+
+
+def _engines(arguments: argparse.Namespace) -> int:
+    with command_context() as tools:
+        with tools.database.read() as session:
+            drained = engine_drains.drained(session)
+        rows = [
+            {"engine": name, "model": model, "drained_since": _since(drained.get(name))}
+            for name, model in _replicas(tools.settings)
+        ]
+    show(rows, as_json=arguments.json, title="engines")
+    return 0
+
+
+def _change_drain(arguments: argparse.Namespace) -> int:
+    with command_context() as tools:
+        known = [name for name, _ in _replicas(tools.settings)]
+        if arguments.engine not in known:
+            raise NotFound(
+                f"There is no engine {arguments.engine!r}; known: {', '.join(known)}.",
+                next_step="List engines with `tollhouse model engines`.",
+            )
+        with tools.database.transaction() as session:
+            arguments.act(session, tools.clock, "operator", arguments.engine)
+    return 0
+
+
+def _since(row: engine_drains.EngineDrain | None) -> str | None:
+    return row.since.isoformat(timespec="seconds") if row is not None else None
+
+
+def _replicas(settings: Settings) -> list[tuple[str, str]]:
+    """(engine, model)"""
+    if settings.upstreams:
+        upstreams = read_upstreams(settings.upstreams)
+        return [(each.replica_name, each.model or model_name(settings)) for each in upstreams]
+    return [(f"local-{slot}", model_name(settings)) for slot in range(settings.engines)]
+
+
+def _served(settings: Settings) -> list[tuple[str, str, Any]]:
+    if settings.upstreams:
+        return [
+            (each.model or model_name(settings), each.url, each.context_length)
+            for each in read_upstreams(settings.upstreams)
+        ]
+    directory = model_directory(settings)
+    model = served_model(settings, directory)
+    return [(model.name, str(directory), model.context_length)]

@@ -1,0 +1,76 @@
+"""`tollhouse serve`: the gateway and its engines on this machine, until Ctrl-C or SIGTERM."""
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from core import logs
+from core.clock import SystemClock
+from core.database import Database
+from core.settings import Settings, load_settings
+from gateway.http import cpu_affinity, numpy_threads
+
+HELP = "start the gateway, with a local engine unless TOLLHOUSE_UPSTREAMS names others"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", help="address to listen on (TOLLHOUSE_HOST)")
+    parser.add_argument("--port", type=int, help="port; 0 takes a free one (TOLLHOUSE_PORT)")
+    parser.add_argument("--workers", type=int, help="gateway processes (TOLLHOUSE_WORKERS)")
+    parser.add_argument("--data-dir", type=Path, help="data directory (TOLLHOUSE_DATA_DIR)")
+    parser.add_argument("--model", help="directory or hub id (TOLLHOUSE_MODEL)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    names = ("host", "port", "workers", "data_dir", "model")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    settings = load_settings(**given)
+    logs.configure(settings.log_level, settings.log_format)
+    if settings.pin_workers and settings.workers == 1:
+        cpu_affinity.pin_to_core(0)
+    numpy_threads.load_numpy()
+
+    from gateway.catalog.model_files import served_names
+    from gateway.http import ready, startup
+    from gateway.http.serving import listen, serve_on, url_of
+    from gateway.http.workers import serve_with_workers
+    from gateway.wiring import make_counters
+
+    make_counters(settings, SystemClock())  # raises on invalid settings before anything starts
+    listener = listen(settings)
+    url = url_of(listener, settings.host)
+    database = Database(settings.effective_database_url)
+    try:
+        database.ping() if settings.database_url else None
+        startup_info = startup.prepare(settings, database, SystemClock())
+    finally:
+        database.close()
+    with _engines(settings) as (settings, engine_s):
+
+        def _ready() -> None:
+            ready.warm_up(url, startup_info, served_names(settings)[0])
+            ready.announce(url, settings, startup_info, engine_s)
+
+        if settings.workers > 1:
+            return serve_with_workers(listener, settings, _ready)
+        serve_on(listener, settings, ready=_ready)
+    return 0
+
+
+@contextlib.contextmanager
+def _engines(settings: Settings) -> Iterator[tuple[Settings, float | None]]:
+    """The settings with `upstreams` set, and the seconds that local engines took to start."""
+    if settings.upstreams:
+        yield settings, None
+        return
+    from gateway.upstreams.local_engines import LocalEngines
+
+    engines = LocalEngines(settings)
+    try:
+        engines.start()
+        seconds = engines.wait_ready()
+        yield settings.model_copy(update={"upstreams": engines.upstreams()}), seconds
+    finally:
+        engines.stop()

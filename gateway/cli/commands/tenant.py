@@ -1,0 +1,106 @@
+"""`tollhouse tenant`: tenants and their projects."""
+
+import argparse
+
+from core.tenants import organisations
+from gateway.cli.commands._tenant_options import ACTOR, add_tenant, scope_named
+from gateway.cli.context import command_context
+from gateway.cli.output import add_json, show
+
+HELP = "create, list and change tenants and their projects"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="verb", required=True)
+    new = verbs.add_parser("new", help="create a tenant and its default project")
+    new.add_argument("name", help="lower-case letters, digits and hyphens")
+    new.add_argument("--display-name", default="")
+    new.add_argument("--plan", default="standard", help="free, standard, premium or a stored plan")
+    new.add_argument("--currency", default="USD")
+    new.set_defaults(run=_new)
+    listed = verbs.add_parser("list", help="list all tenants")
+    listed.set_defaults(run=_list)
+    one = verbs.add_parser("show", help="show a tenant")
+    add_tenant(one)
+    one.set_defaults(run=_show)
+    change = verbs.add_parser("set", help="change a tenant's plan, status or display name")
+    add_tenant(change)
+    change.add_argument("--plan", help="free, standard, premium or a stored plan")
+    change.add_argument("--status", choices=organisations.STATUSES)
+    change.add_argument("--display-name")
+    change.set_defaults(run=_set)
+    projects = verbs.add_parser("projects", help="list the projects of a tenant")
+    add_tenant(projects)
+    projects.set_defaults(run=_projects)
+    add_project = verbs.add_parser("project-add", help="create a project")
+    add_tenant(add_project)
+    add_project.add_argument("name")
+    add_project.set_defaults(run=_project_add)
+    for each in (new, listed, one, change, projects, add_project):
+        add_json(each)
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        created = organisations.create_tenant(
+            session,
+            tools.clock,
+            name=arguments.name,
+            display_name=arguments.display_name,
+            plan=arguments.plan,
+            currency=arguments.currency,
+            actor=ACTOR,
+        )
+        scope = scope_named(session, created.id)
+        project = organisations.create_project(session, scope, tools.clock, name="default")
+        shown = organisations.describe(created) | {"project_id": project.id}
+    show(shown, as_json=arguments.json, title="tenant")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        rows = [organisations.describe(each) for each in organisations.all_tenants(session)]
+    if not arguments.json:
+        rows = [{name: row[name] for name in ("name", "id", "plan", "status")} for row in rows]
+    show(rows, as_json=arguments.json, title="tenants")
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        shown = organisations.describe(organisations.tenant_named(session, arguments.tenant))
+    show(shown, as_json=arguments.json, title="tenant")
+    return 0
+
+
+def _set(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        changed = organisations.change_tenant(
+            session,
+            scope_named(session, arguments.tenant),
+            tools.clock,
+            plan=arguments.plan,
+            status=arguments.status,
+            display_name=arguments.display_name,
+        )
+        shown = organisations.describe(changed)
+    show(shown, as_json=arguments.json, title="tenant")
+    return 0
+
+
+def _projects(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        shown = organisations.projects(session, scope_named(session, arguments.tenant))
+        rows = [organisations.describe_project(each) for each in shown]
+    show(rows, as_json=arguments.json, title="projects")
+    return 0
+
+
+def _project_add(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        scope = scope_named(session, arguments.tenant)
+        created = organisations.create_project(session, scope, tools.clock, name=arguments.name)
+        shown = organisations.describe_project(created)
+    show(shown, as_json=arguments.json, title="project")
+    return 0

@@ -1,0 +1,59 @@
+"""`tollhouse worker`: runs scheduled and queued tasks from the broker."""
+
+import argparse
+from pathlib import Path
+
+from core import logs
+from core.celery_queue import QUEUES, worker_arguments
+from core.settings import load_settings
+from gateway.cli.context import command_context
+from gateway.cli.output import add_json, show
+
+HELP = "run tasks from the broker: rating, invoices, payments, exports"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--queues", default=",".join(QUEUES), help="queues to serve, separated by commas"
+    )
+    parser.add_argument("--concurrency", type=int, default=2, help="number of processes")
+    parser.add_argument("--no-beat", action="store_true", help="do not run the schedule here")
+    parser.add_argument("--prefix", default="tollhouse", help="prefix of the queues' names")
+    parser.add_argument("--dead", action="store_true", help="list tasks that failed permanently")
+    parser.add_argument(
+        "--replay", nargs="*", type=int, metavar="ID", help="rerun failed tasks: these, or all"
+    )
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.dead or arguments.replay is not None:
+        return _dead(arguments)
+    settings = load_settings()
+    logs.configure(settings.log_level, settings.log_format)
+
+    from gateway.worker import make_worker
+
+    app = make_worker(settings, arguments.prefix)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    beat = "" if arguments.no_beat else str(Path(settings.data_dir) / "beat-schedule")
+    queues = [name for name in arguments.queues.split(",") if name]
+    app.worker_main(
+        worker_arguments(
+            arguments.prefix, queues, concurrency=arguments.concurrency, beat_file=beat
+        )
+    )
+    return 0
+
+
+def _dead(arguments: argparse.Namespace) -> int:
+    from gateway.dead_tasks import list_dead_tasks, replay
+
+    with command_context() as tools:
+        if arguments.replay is not None:
+            played = replay(tools, arguments.replay, arguments.prefix)
+            show({"replayed": played}, as_json=arguments.json)
+        else:
+            show(list_dead_tasks(tools), as_json=arguments.json, title="dead tasks")
+    return 0

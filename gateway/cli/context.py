@@ -1,0 +1,28 @@
+"""The settings, clock and database that a CLI command uses, closed when it ends."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from core.clock import Clock, SystemClock
+from core.database import Database
+from core.settings import Settings, load_settings
+
+
+@dataclass(frozen=True, slots=True)
+class CommandContext:
+    settings: Settings
+    clock: Clock
+    database: Database
+
+
+@contextmanager
+def command_context() -> Iterator[CommandContext]:
+    """Raises DependencyDown when the database does not answer."""
+    settings = load_settings()
+    database = Database(settings.effective_database_url)
+    try:
+        database.ping()
+        yield CommandContext(settings, SystemClock(), database)
+    finally:
+        database.close()

@@ -1,0 +1,142 @@
+"""Checks of what the gateway depends on: Redis, the broker, engines, Stripe, and its own port."""
+
+import json
+import socket
+from urllib.parse import urlsplit
+
+import redis
+from redis.exceptions import RedisError
+
+from core.clock import Clock
+from core.redis_client import is_cluster, node_url
+from core.settings import Settings
+from gateway.cli.doctor.check import Finding, bad, good, unused, warn
+from gateway.upstreams.config import read_upstreams
+
+TIMEOUT_S = 2.0
+
+
+def counters(settings: Settings, _clock: Clock) -> Finding:
+    if not settings.redis_url:
+        if settings.workers > 1:
+            return warn(
+                f"each of {settings.workers} workers counts limits in its own memory",
+                "Set TOLLHOUSE_REDIS_URL so that the workers share one count.",
+            )
+        return unused("limits are counted in memory")
+    client = redis.Redis.from_url(
+        node_url(settings.redis_url), socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+    )
+    try:
+        version = client.info("server")["redis_version"]
+        enabled = bool(client.info("cluster").get("cluster_enabled"))
+    except RedisError as error:
+        return bad(f"Redis does not answer: {error}", "Check TOLLHOUSE_REDIS_URL.")
+    finally:
+        client.close()
+    if enabled != is_cluster(settings.redis_url):
+        scheme = "redis+cluster://" if enabled else "redis://"
+        return bad(
+            f"TOLLHOUSE_REDIS_URL does not begin with {scheme}",
+            f"Use the scheme {scheme} for this server.",
+        )
+    return good(f"Redis {version}{', a cluster' if enabled else ''}")
+
+
+def broker(settings: Settings, _clock: Clock) -> Finding:
+    if not settings.broker_url:
+        return unused("tasks run inside the gateway")
+    from kombu.connection import Connection
+
+    try:
+        with Connection(settings.broker_url, connect_timeout=TIMEOUT_S) as connection:  # type: ignore[no-untyped-call]
+            connection.ensure_connection(max_retries=1, timeout=TIMEOUT_S)
+            kind = connection.transport.driver_type
+    except Exception as error:
+        return bad(f"the broker does not answer: {error}", "Check TOLLHOUSE_BROKER_URL.")
+    return good(f"{kind} answers; tasks need `tollhouse worker`")
+
+
+def model(settings: Settings, _clock: Clock) -> Finding:
+    """Check that the checkpoint's files are present, without loading it."""
+    if settings.upstreams:
+        return unused("engines run elsewhere")
+    from gateway.catalog.model_files import model_directory
+
+    directory = model_directory(settings)
+    expected = ("config.json", "tokenizer.json")
+    missing = [name for name in expected if not (directory / name).is_file()]
+    if not any(directory.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        return bad(
+            f"{directory} lacks {', '.join(missing)}", "Set TOLLHOUSE_MODEL to a checkpoint."
+        )
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except ValueError as error:
+        return bad(
+            f"{directory}/config.json is not JSON: {error}", "Download the checkpoint again."
+        )
+    kind = ", ".join(config.get("architectures", ["unknown architecture"]))
+    return good(f"{directory.name}: {kind}")
+
+
+def upstreams(settings: Settings, _clock: Clock) -> Finding:
+    if not settings.upstreams:
+        return unused("the engine is local")
+    unreachable = []
+    addresses = [each.url for each in read_upstreams(settings.upstreams)]
+    for address in addresses:
+        parts = urlsplit(address)
+        if parts.scheme == "ipc":
+            continue
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname or "", port), TIMEOUT_S).close()
+        except OSError as error:
+            unreachable.append(f"{address} ({error.strerror or error})")
+    if unreachable:
+        return bad(
+            f"no answer from {', '.join(unreachable)}",
+            "Start the engine, or correct TOLLHOUSE_UPSTREAMS.",
+        )
+    return good(f"{len(addresses)} reachable")
+
+
+def payments(settings: Settings, _clock: Clock) -> Finding:
+    if not settings.stripe_api_key:
+        return unused("payments are recorded manually")
+    import stripe
+
+    from billing.payments.stripe.client import make_client
+
+    client = make_client(settings.stripe_api_key, settings.stripe_api_base, timeout_s=5)
+    try:
+        client.v1.balance.retrieve()
+    except stripe.StripeError as error:
+        return bad(
+            f"Stripe returned an error: {error.user_message or error}",
+            "Check TOLLHOUSE_STRIPE_API_KEY.",
+        )
+    if not settings.stripe_webhook_secret:
+        return warn(
+            "Stripe answers, but TOLLHOUSE_STRIPE_WEBHOOK_SECRET is not set",
+            "Set it; without webhooks payments stay pending.",
+        )
+    return good("Stripe answers")
+
+
+def port(settings: Settings, _clock: Clock) -> Finding:
+    if settings.port == 0:
+        return good("a free port is chosen at startup")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            return warn(
+                f"{settings.host}:{settings.port} is in use ({error.strerror})",
+                "If Tollhouse is not running, choose another port with TOLLHOUSE_PORT.",
+            )
+    return good(f"{settings.host}:{settings.port} is free")

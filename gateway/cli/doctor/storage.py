@@ -1,0 +1,157 @@
+"""Checks of the data directory, the database and its schema, the spools, and parked records."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from sqlalchemy import func, select
+
+from billing.exports.schedules import PARKED
+from billing.models import ExportJob, ExportSchedule, ParkedEvent
+from core.clock import Clock
+from core.database import Database
+from core.dead_letter_models import DeadLetter
+from core.settings import Settings
+from gateway.cli.doctor.check import Finding, bad, good, unused, warn
+from gateway.metering.spool_watch import spool_counts
+from migrations.run import current, head
+
+LEAST_FREE = 2**30
+MOST_SKEW_S = 5
+MOST_SPOOL_AGE_S = 300
+
+
+def data_directory(settings: Settings, _clock: Clock) -> Finding:
+    path = settings.data_dir
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".doctor"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        return bad(
+            f"{path} cannot be written: {error.strerror}.",
+            "Set TOLLHOUSE_DATA_DIR to a writable directory.",
+        )
+    free = shutil.disk_usage(path).free
+    summary = f"{path.resolve()}, {free / 2**30:.1f} GiB free"
+    if free < LEAST_FREE:
+        return warn(
+            summary, "Free disk space: the gateway stops serving when it cannot record usage."
+        )
+    return good(summary)
+
+
+def database(settings: Settings, _clock: Clock) -> Finding:
+    with _open_database(settings) as db:
+        db.ping()
+        at, expected = current(db), head()
+    if at is None:
+        return warn(
+            f"{db.dialect} answers and is empty",
+            "Run `tollhouse serve` or `tollhouse migrate` to create the schema.",
+        )
+    if at != expected:
+        return bad(
+            f"{db.dialect} has schema {at}, the code needs {expected}", "Run `tollhouse migrate`."
+        )
+    return good(f"{db.dialect}, schema {at}")
+
+
+def clock_skew(settings: Settings, clock: Clock) -> Finding:
+    with _open_database(settings) as db, db.read() as session:
+        if db.dialect == "sqlite":
+            return good("the database shares this machine's clock")
+        database_time = session.scalar(select(func.now()))
+    assert isinstance(database_time, datetime)
+    skew = abs((clock.now() - database_time.astimezone(UTC)).total_seconds())
+    summary = f"{skew:.1f} s between this machine and the database"
+    if skew > MOST_SKEW_S:
+        return bad(summary, "Synchronise both with NTP: billing periods and prices depend on time.")
+    return good(summary)
+
+
+def spools(settings: Settings, clock: Clock) -> Finding:
+    """Report usage records that are in this machine's spools and not yet in the database."""
+    counts = spool_counts(settings)
+    summary = (
+        f"{counts.unshipped} records to ship, {counts.running} requests open, "
+        f"{counts.parked} parked"
+    )
+    if counts.parked:
+        return bad(summary, "The database refused the parked records; see the gateway's log.")
+    if counts.oldest is not None and clock.now().timestamp() - counts.oldest > MOST_SPOOL_AGE_S:
+        return warn(summary, "Start a gateway with this data directory; it ships the records.")
+    return good(summary)
+
+
+def failed_items(settings: Settings, _clock: Clock) -> Finding:
+    """Report usage events and tasks that failed and need an operator's decision."""
+    with _open_database(settings) as db:
+        if current(db) is None:
+            return unused("the database is empty")
+        with db.read() as session:
+            waiting = ParkedEvent.released_at.is_(None) & ParkedEvent.dismissed_by.is_(None)
+            kinds = session.execute(
+                select(ParkedEvent.code, func.count(), func.min(ParkedEvent.reason))
+                .where(waiting)
+                .group_by(ParkedEvent.code)
+                .order_by(ParkedEvent.code)
+            ).all()
+            dead_letters = session.scalar(
+                select(func.count()).select_from(DeadLetter).where(DeadLetter.replayed_at.is_(None))
+            )
+    summary = f"{sum(row[1] for row in kinds)} parked usage events, {dead_letters} dead letters"
+    if kinds or dead_letters:
+        reasons = [f"{count} {code}: {reason}" for code, count, reason in kinds]
+        return warn(
+            "; ".join([summary, *reasons]),
+            "Fix the cause, then run `tollhouse usage release` (or `dismiss`) for events, and "
+            "`tollhouse worker --replay` for tasks.",
+        )
+    return good(summary)
+
+
+def exports(settings: Settings, _clock: Clock) -> Finding:
+    """Report scheduled exports whose destination fails."""
+    with _open_database(settings) as db:
+        if current(db) is None:
+            return unused("the database is empty")
+        with db.read() as session:
+            scheduled = session.scalar(
+                select(func.count())
+                .select_from(ExportSchedule)
+                .where(ExportSchedule.ended_at.is_(None))
+            )
+            parked = session.execute(
+                select(ExportJob.destination, func.count(), func.max(ExportJob.error))
+                .where(ExportJob.status == PARKED)
+                .group_by(ExportJob.destination)
+                .order_by(ExportJob.destination)
+            ).all()
+            failing = session.execute(
+                select(ExportSchedule.destination, func.max(ExportSchedule.last_error))
+                .where(ExportSchedule.ended_at.is_(None), ExportSchedule.last_error.is_not(None))
+                .group_by(ExportSchedule.destination)
+                .order_by(ExportSchedule.destination)
+            ).all()
+    if parked:
+        reasons = [f"{count} for {where}: {reason}" for where, count, reason in parked]
+        return bad(
+            "; ".join(["exports are parked", *reasons]),
+            "Fix the destination, then run `tollhouse export retry`.",
+        )
+    if failing:
+        reasons = [f"{where}: {reason}" for where, reason in failing]
+        return warn("; ".join(reasons), "Fix the destination; the export is retried.")
+    return good(f"{scheduled} scheduled") if scheduled else unused("no export is scheduled")
+
+
+@contextmanager
+def _open_database(settings: Settings) -> Iterator[Database]:
+    database = Database(settings.effective_database_url, connect_timeout_s=2)
+    try:
+        yield database
+    finally:
+        database.close()

@@ -1,0 +1,77 @@
+"""The `tollhouse` command: runs a subcommand and prints an error as its message and the next step.
+
+A subcommand is a module of `gateway.cli.commands` of the same name (`_` for `-`) with `HELP` and
+`configure(parser)`, which sets `run(arguments) -> int | None`; one that parses its own options has
+`main(options)` instead. Exit codes: 0 success, 1 failure, 2 invalid usage.
+"""
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+from types import ModuleType
+
+from core.errors import BadRequest, Conflict, NotFound, SettingError, TollhouseError
+
+USAGE_ERRORS = (SettingError, BadRequest, NotFound, Conflict)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = sys.argv[1:] if argv is None else argv
+    try:
+        return _run(args)
+    except TollhouseError as error:
+        if os.environ.get("TOLLHOUSE_DEBUG"):
+            raise
+        print(f"tollhouse: {error.message}", file=sys.stderr)
+        if error.next_step:
+            print(error.next_step, file=sys.stderr)
+        return 2 if isinstance(error, USAGE_ERRORS) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader closed the pipe; redirect stdout so that the flush at exit does not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(args: list[str]) -> int:
+    names = command_names()
+    if args and args[0] in names:
+        module = _module(args[0])
+        if hasattr(module, "main"):
+            return int(module.main(args[1:]))
+    arguments = _parser(args, names).parse_args(args)
+    return int(arguments.run(arguments) or 0)
+
+
+def command_names() -> list[str]:
+    package = importlib.import_module("gateway.cli.commands")
+    modules = pkgutil.iter_modules(package.__path__)
+    return sorted(each.name.replace("_", "-") for each in modules if not each.name.startswith("_"))
+
+
+def _parser(args: list[str], names: list[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tollhouse",
+        description="A multi-tenant LLM inference gateway and billing platform.",
+        epilog="Settings are TOLLHOUSE_* environment variables; docs/settings.md lists them.",
+    )
+    commands = parser.add_subparsers(metavar="command", required=True)
+    # Import only the subcommand that runs; `--help` and an unknown name need all of them.
+    selected = args[:1] if args and args[0] in names else names
+    for name in selected:
+        module = _module(name)
+        subparser = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        if hasattr(module, "configure"):
+            module.configure(subparser)
+    return parser
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"gateway.cli.commands.{name.replace('-', '_')}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""The subcommands of `tollhouse`, one file per noun."""

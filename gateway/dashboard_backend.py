@@ -1,0 +1,171 @@
+"""The dashboard's access to this gateway: engines, health, limits, adapters and dead letters."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from anyio import from_thread
+
+from billing.exports.stores import Store, open_store
+from core.counters import BucketRequest, Take
+from core.errors import BadRequest, ModelNotFound, TollhouseError
+from core.ids import new_id
+from core.tenants import adapters
+from core.tenants.plans import LimitRule, Scope, Unit
+from core.tenants.scope import TenantScope
+from dashboards.backend import ComponentStatus, EngineView, LimitUsage, Upload
+from gateway.api.payment_setup import setup_link
+from gateway.catalog.adapter_files import AdapterFiles
+from gateway.catalog.adapter_store import AdapterStore
+from gateway.cli.context import CommandContext
+from gateway.dead_tasks import replay
+from gateway.routing.replicas import Replica
+from gateway.wiring import Services
+
+CELERY_PREFIX = "tollhouse"
+_ENGINE_STATES = {"ready": "healthy", "drained": "draining", "loading": "loading"}
+
+
+class DashboardBackend:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def engines(self) -> Sequence[EngineView]:
+        return [_engine_view(each) for each in self._services.router.replicas()]
+
+    def base_models(self) -> Sequence[str]:
+        return self._services.catalog.model_names()
+
+    def residency(self) -> Mapping[str, Mapping[str, int]]:
+        result: dict[str, Counter[str]] = {}
+        for client in self._services.router.engines():
+            for each in list(client.adapters().values()):
+                result.setdefault(each.digest, Counter())[each.state] += 1
+        return result
+
+    def parts(self) -> Sequence[ComponentStatus]:
+        services = self._services
+        result = [_engine_part(each) for each in self.engines()]
+        waiting = services.shipper.backlog()
+        result.append(ComponentStatus("spool", "good", f"{waiting} records waiting to be shipped"))
+        if services.pipeline.draining:
+            result.append(
+                ComponentStatus(
+                    "gateway", "warn", "draining: running requests finish, new ones are refused"
+                )
+            )
+        else:
+            result.append(ComponentStatus("gateway", "good", "accepting requests"))
+        return result
+
+    def used(self, scope: TenantScope, rules: Sequence[LimitRule]) -> Sequence[LimitUsage]:
+        """Reserves zero to read how full the buckets are. Call it from a worker thread."""
+        tenant_rules = [
+            r for r in rules if r.scope is Scope.TENANT and r.unit is not Unit.CONCURRENT
+        ]
+        takes = [
+            Take(f"{r.name}:{scope.tenant_id}", r.limit, r.period_s * 1000, 0, 0)
+            for r in tenant_rules
+        ]
+        if not takes:
+            return []
+        bucket_request = BucketRequest(scope.tenant_id, new_id("look"), 0, tuple(takes))
+        try:
+            answer = from_thread.run(self._services.counters.reserve, bucket_request)
+        except TollhouseError:
+            return []
+        return [
+            LimitUsage(
+                rule.name, state.capacity - state.remaining, state.capacity, state.reset_ms / 1000
+            )
+            for rule, state in zip(tenant_rules, answer.buckets, strict=True)
+        ]
+
+    def add_adapter(self, scope: TenantScope, name: str, base: str, upload: Upload) -> None:
+        services = self._services
+        adapters.check_name(name)
+        served_models = services.catalog.model_names()
+        if base not in served_models:
+            raise ModelNotFound(f"There is no base model {base[:120]!r}.", param="base_model")
+        store = AdapterStore(
+            services.settings.data_dir / "adapters", services.settings.adapter_dirs
+        )
+        files = _store_upload(store, scope.tenant_id, upload)
+        with services.database.transaction() as session:
+            adapters.register(
+                session,
+                scope,
+                services.clock,
+                name=name,
+                base_model=base,
+                digest=files.digest,
+                path=str(files.path),
+                rank=files.rank,
+                bytes=files.bytes,
+            )
+        services.adapters.refresh()
+
+    def collects_by(self) -> str:
+        payments = self._services.payments
+        return payments.name if payments.collects else ""
+
+    def card_page(self, scope: TenantScope) -> str:
+        return setup_link(self._services, scope)
+
+    def export_store(self, destination: str) -> Store:
+        return open_store(destination, self._services.settings)
+
+    def changed(self) -> None:
+        self._services.policies.refresh()
+        self._services.adapters.refresh()
+
+    def replay(self, ids: Sequence[int]) -> int:
+        services = self._services
+        context = CommandContext(services.settings, services.clock, services.database)
+        return replay(context, ids, CELERY_PREFIX)
+
+
+def _store_upload(store: AdapterStore, tenant_id: str, upload: Upload) -> AdapterFiles:
+    if upload.archive is not None:
+        return store.from_archive(tenant_id, upload.archive)
+    if upload.config is not None and upload.weights is not None:
+        return store.from_files(tenant_id, upload.config, upload.weights)
+    raise BadRequest(
+        "The form contains no adapter.",
+        next_step="Choose an archive, or both files of a PEFT adapter (config and weights).",
+        param="file",
+    )
+
+
+def _engine_view(replica: Replica) -> EngineView:
+    client = replica.client
+    info, stats = client.info(), client.stats()
+    model = info.model if info else ""
+    state = _ENGINE_STATES.get(replica.state(), "silent")
+    if stats is None:
+        return EngineView(client.engine_id, model, state)
+    if stats.draining:
+        state = "draining"
+    return EngineView(
+        client.engine_id,
+        model,
+        state,
+        stats.running,
+        stats.waiting,
+        stats.tokens_waiting,
+        stats.blocks_total - stats.blocks_free,
+        stats.blocks_total,
+        Counter(each.state for each in list(client.adapters().values())),
+    )
+
+
+def _engine_part(each: EngineView) -> ComponentStatus:
+    summary = f"{each.model or 'no model yet'}, {each.running} running, {each.waiting} waiting"
+    if each.state == "healthy":
+        return ComponentStatus(f"engine {each.engine_id}", "good", summary)
+    state = "warn" if each.state in ("draining", "loading") else "bad"
+    return ComponentStatus(
+        f"engine {each.engine_id}",
+        state,
+        each.state,
+        "See the engine's log, or run `tollhouse doctor`.",
+    )

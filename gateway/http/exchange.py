@@ -1,0 +1,134 @@
+"""One HTTP request and response on ASGI, with body limits and disconnect detection."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from core.batches.jobs import LineResult
+from core.errors import BadRequest, PayloadTooLarge, TollhouseError
+from core.tenants.keys import Principal
+
+Scope = dict[str, Any]
+Headers = list[tuple[bytes, bytes]]
+JSON = (b"content-type", b"application/json")
+BODY_TIMEOUT_S = 30.0
+WRITE_TIMEOUT_S = 60.0  # a client that reads nothing for this long is disconnected
+
+
+class ClientDisconnected(Exception):
+    """The client closed the connection or stopped reading."""
+
+
+class Exchange:
+    principal: Principal | None = None  # set for internal requests, such as batch lines
+    batch_job: str | None = None  # id of the batch that the request belongs to
+    # Builds the result of the batch line from the request id and the response.
+    batch_line: Callable[[str, dict[str, Any]], LineResult] | None = None
+    broken = False  # the request failed after the response had started
+
+    def __init__(self, scope: Scope, receive: Any, send: Any) -> None:
+        self.scope = scope
+        self.started = False
+        self.disconnected = False
+        self._receive = receive
+        self._send = send
+        self._watcher: asyncio.Future[Any] | None = None
+        self.headers: dict[bytes, bytes] = {}
+        self.repeated: set[bytes] = set()
+        for name, value in scope["headers"]:
+            if name in self.headers:
+                self.repeated.add(name)
+            self.headers[name] = value
+
+    @property
+    def address(self) -> str:
+        client = self.scope.get("client")
+        return str(client[0]) if client else ""
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return value.decode("latin-1") if value is not None else None
+
+    async def body(self, limit: int) -> bytes:
+        encoding = self.headers.get(b"content-encoding", b"identity")
+        if encoding.lower() != b"identity":
+            raise BadRequest(
+                f"Content-Encoding {encoding[:40].decode('latin-1')!r} is not supported.",
+                next_step="Send the body without Content-Encoding.",
+                code="unsupported_encoding",
+            )
+        length = self.headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > limit:
+            raise too_large(limit)
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                return await self._read(limit)
+        except TimeoutError:
+            raise BadRequest(
+                f"The body did not arrive within {BODY_TIMEOUT_S:.0f} seconds.",
+                next_step="Send the whole body without pausing.",
+                code="body_timeout",
+            ) from None
+
+    async def _read(self, limit: int) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            body: bytes = message.get("body", b"")
+            if len(body) > limit:
+                raise too_large(limit)
+            return body
+        parts, size = [], 0
+        while True:
+            if message["type"] == "http.disconnect":
+                self.disconnected = True
+                raise ClientDisconnected
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise too_large(limit)
+            parts.append(part)
+            if not message.get("more_body"):
+                return b"".join(parts)
+            message = await self._receive()
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Runs `callback` once, in the event loop turn in which the disconnect is detected."""
+
+        def _on_message(future: asyncio.Future[Any]) -> None:
+            if not future.cancelled():
+                self.disconnected = True
+                callback()
+
+        self._watcher = asyncio.ensure_future(self._receive())
+        self._watcher.add_done_callback(_on_message)
+
+    def done(self) -> None:
+        if self._watcher is not None and not self._watcher.done():
+            self._watcher.cancel()
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        if self.disconnected:
+            raise ClientDisconnected
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        except (TimeoutError, OSError):
+            self.disconnected = True
+        if self.disconnected:
+            raise ClientDisconnected
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        full = [*headers, JSON, (b"content-length", str(len(body)).encode())]
+        await self.start(status, full)
+        await self.write(body, more=False)
+
+
+def too_large(limit: int) -> TollhouseError:
+    return PayloadTooLarge(
+        f"The body is larger than {limit // 2**20} MiB.",
+        next_step="Send a smaller body; the operator can raise TOLLHOUSE_MAX_BODY_MB.",
+    )

@@ -1,0 +1,79 @@
+"""Request headers besides authentication, and the headers of every response."""
+
+from datetime import datetime
+
+from msgspec import Struct
+
+from core.errors import BadRequest, TollhouseError
+from core.tenants.plans import Plan
+from gateway.admission.headers import (
+    anthropic_headers,
+    ietf_headers,
+    openai_headers,
+    retry_headers,
+    tollhouse_headers,
+)
+from gateway.admission.limiter import is_final
+from gateway.admission.request import LimitState
+from gateway.http.exchange import Exchange, Headers
+
+
+class RequestOptions(Struct, frozen=True):
+    """Options from request headers. `client_request_id` is for correlation, never a key."""
+
+    timeout_s: float
+    client_request_id: str | None
+
+
+def read_options(exchange: Exchange, max_timeout_s: float) -> RequestOptions:
+    timeout_s = max_timeout_s
+    value = exchange.header(b"x-request-timeout-ms")
+    if value is not None:
+        if not value.isascii() or not value.isdigit() or len(value) > 9 or int(value) == 0:
+            raise BadRequest(
+                "x-request-timeout-ms must be a whole number of milliseconds above 0.",
+                param="x-request-timeout-ms",
+                code="invalid_value",
+            )
+        timeout_s = min(max_timeout_s, int(value) / 1000)
+    client_id = exchange.header(b"x-request-id")
+    if client_id is not None and (len(client_id) > 128 or not client_id.isprintable()):
+        raise BadRequest(
+            "x-request-id must be at most 128 printable characters.",
+            param="x-request-id",
+            code="invalid_value",
+        )
+    return RequestOptions(timeout_s, client_id)
+
+
+def response_headers(request_id: str, millis: int, extra: Headers) -> Headers:
+    id_bytes = request_id.encode()
+    return [
+        (b"x-request-id", id_bytes),
+        (b"request-id", id_bytes),
+        (b"openai-processing-ms", str(millis).encode()),
+        (b"openai-version", b"2020-10-01"),
+        *extra,
+    ]
+
+
+def limit_headers(style: str, state: LimitState, plan: Plan | None, now: datetime) -> Headers:
+    """The rate limit headers of the surface's API style."""
+    if style == "anthropic":
+        headers = anthropic_headers(state.buckets, now)
+    else:
+        headers = openai_headers(state.buckets)
+    headers |= ietf_headers(state.buckets)
+    if plan is not None:
+        headers |= tollhouse_headers(
+            plan, mode=state.mode, queued_ms=state.queued_ms, shadow=state.shadow
+        )
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+def error_headers(error: TollhouseError) -> Headers:
+    """Whether and when the client may retry."""
+    headers = retry_headers(error.retry_after_s)
+    if is_final(error) or error.code == "deadline_exceeded":
+        headers["x-should-retry"] = "false"
+    return [(name.encode(), value.encode()) for name, value in headers.items()]

@@ -1,0 +1,212 @@
+"""Idempotency-Key: a repeated request gets the stored response and is not billed again.
+
+Successful responses and client errors are stored for a day. Server errors, rate limits and
+disconnects are not: the next attempt runs as new. The claim is settled before the last byte is sent,
+so that an immediate retry sees the result.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+
+import orjson
+from sqlalchemy.exc import SQLAlchemyError
+
+from core import idempotency, metrics
+from core.clock import Clock
+from core.database import Database
+from core.errors import BadRequest, DependencyDown, TollhouseError
+from core.idempotency import MAX_RESPONSE_BYTES, StoredResponse
+from core.ids import REQUEST, new_id
+from core.tenants.keys import Principal
+from gateway.http.exchange import ClientDisconnected, Exchange, Headers
+from gateway.http.headers import error_headers, response_headers
+from gateway.inference.surface import Surface
+from gateway.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+HEADER = b"idempotency-key"
+_MAX_KEY_LENGTH = 255
+_NOT_STORED = (401, 403, 408, 409, 429)
+_CLAIM_GRACE_S = 60.0  # beyond the request timeout, before a claim is considered abandoned
+
+
+class IdempotencyHandler:
+    def __init__(self, pipeline: Pipeline, database: Database, clock: Clock) -> None:
+        self._pipeline = pipeline
+        self._database = database
+        self._clock = clock
+
+    async def serve(self, surface: Surface, exchange: Exchange) -> None:
+        try:
+            try:
+                principal = await self._pipeline.auth.principal(exchange, surface.route)
+                key = _read_key(exchange)
+                body = await exchange.body(self._pipeline.limits.max_body)
+                claim_id, stored = await self._claim_key(principal, key, surface.route, body)
+            except TollhouseError as error:
+                await _send_error(surface, exchange, error)
+                return
+            if stored is not None:
+                metrics.requests.labels(surface.route, str(stored.status)).inc()
+                await _replay(exchange, stored)
+                return
+        except ClientDisconnected:
+            return
+        finally:
+            exchange.done()
+        claim = Claim(self._database, claim_id)
+        try:
+            await self._pipeline.serve(surface, Recorder(exchange, principal, body, claim))
+        finally:
+            await claim.settle(None)
+
+    async def _claim_key(
+        self, principal: Principal, key: str, route: str, body: bytes
+    ) -> tuple[str, StoredResponse | None]:
+        try:
+            return await asyncio.to_thread(self._claim, principal, key, route, body)
+        except SQLAlchemyError:
+            raise DependencyDown(
+                "The Idempotency-Key cannot be looked up: the database does not answer.",
+                next_step="Try again shortly, or send the request without the key.",
+                retry_after_s=2.0,
+            ) from None
+
+    def _claim(
+        self, principal: Principal, key: str, route: str, body: bytes
+    ) -> tuple[str, StoredResponse | None]:
+        with self._database.transaction() as session:
+            return idempotency.claim(
+                session,
+                tenant_id=principal.tenant_id,
+                project_id=principal.project_id,
+                key=key,
+                route=route,
+                body=body,
+                now=self._clock.now(),
+                longest=timedelta(seconds=self._pipeline.limits.timeout_s + _CLAIM_GRACE_S),
+            )
+
+
+class Claim:
+    """A request's claim on its key, settled once: with a response to store, or released."""
+
+    def __init__(self, database: Database, claim_id: str) -> None:
+        self._database = database
+        self._id = claim_id
+        self._settled = False
+
+    async def settle(self, answer: StoredResponse | None) -> None:
+        if self._settled:
+            return
+        self._settled = True
+        try:
+            await asyncio.shield(asyncio.to_thread(self._write, answer))
+        except SQLAlchemyError:
+            # The request is complete and billed, so the client gets its response. A repetition is
+            # told that the first is still running, until the claim is old enough to be abandoned.
+            log.warning("the claim %s of an Idempotency-Key was not settled", self._id)
+
+    def _write(self, answer: StoredResponse | None) -> None:
+        with self._database.transaction() as session:
+            if answer is None:
+                idempotency.release(session, self._id)
+            else:
+                idempotency.store_response(session, self._id, answer)
+
+
+class Recorder(Exchange):
+    """Forwards to the client's exchange and records the response."""
+
+    def __init__(self, outer: Exchange, principal: Principal, body: bytes, claim: Claim) -> None:
+        self._outer = outer
+        self._claim = claim
+        self.scope, self.headers, self.repeated = outer.scope, outer.headers, outer.repeated
+        self.principal = principal
+        self._body = body
+        self._status = 0
+        self._headers: Headers = []
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    @property
+    def started(self) -> bool:  # type: ignore[override]
+        return self._outer.started
+
+    @property
+    def disconnected(self) -> bool:  # type: ignore[override]
+        return self._outer.disconnected
+
+    async def body(self, limit: int) -> bytes:
+        return self._body
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        self._outer.on_disconnect(callback)
+
+    def done(self) -> None:
+        self._outer.done()
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self._status, self._headers = status, headers
+        await self._outer.start(status, headers)
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        self._record(data)
+        if not more:
+            await self._claim.settle(self._stored_response())
+        await self._outer.write(data, more=more)
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        self._status, self._headers = status, headers
+        self._record(body)
+        await self._claim.settle(self._stored_response())
+        await self._outer.answer(status, headers, body)
+
+    def _stored_response(self) -> StoredResponse | None:
+        storable = 0 < self._status < 500 and self._status not in _NOT_STORED
+        if not storable or self.broken or self._size > MAX_RESPONSE_BYTES:
+            return None
+        headers = [(name.decode(), value.decode("latin-1")) for name, value in self._headers]
+        return StoredResponse(self._status, headers, b"".join(self._parts))
+
+    def _record(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size <= MAX_RESPONSE_BYTES:
+            self._parts.append(data)
+        else:
+            self._parts.clear()
+
+
+def _read_key(exchange: Exchange) -> str:
+    key = exchange.header(HEADER) or ""
+    valid = 0 < len(key) <= _MAX_KEY_LENGTH and key.isascii() and key.isprintable()
+    if not valid or HEADER in exchange.repeated:
+        raise BadRequest(
+            f"Idempotency-Key must be a single header of 1 to {_MAX_KEY_LENGTH} printable ASCII "
+            "characters.",
+            next_step="Send a UUID, for example.",
+            param="Idempotency-Key",
+            code="invalid_value",
+        )
+    return key
+
+
+async def _send_error(surface: Surface, exchange: Exchange, error: TollhouseError) -> None:
+    metrics.rejections.labels(error.code).inc()
+    metrics.requests.labels(surface.route, str(int(error.status))).inc()
+    request_id = new_id(REQUEST)
+    headers = response_headers(request_id, 0, error_headers(error))
+    body = orjson.dumps(surface.error(error, request_id))
+    await exchange.answer(int(error.status), headers, body)
+
+
+async def _replay(exchange: Exchange, stored: StoredResponse) -> None:
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in stored.headers]
+    headers.append((b"idempotency-replayed", b"true"))
+    if any(name == b"content-type" for name, _ in headers):  # a stream
+        await exchange.start(stored.status, headers)
+        await exchange.write(stored.answer, more=False)
+    else:
+        await exchange.answer(stored.status, headers, stored.answer)

@@ -1,0 +1,108 @@
+"""The ready message, printed once the socket listens and a warm-up request was answered."""
+
+import json
+import logging
+import shlex
+import sys
+import time
+
+import httpx
+
+from core.errors import Unavailable
+from core.settings import Settings
+from gateway.catalog.model_files import served_names
+from gateway.http.startup import StartupInfo
+
+VERSION = "0.1.0"
+_WARM_UP_S = 120.0
+_LOG_EVERY_S = 5.0
+log = logging.getLogger("tollhouse.start")
+
+
+def warm_up(url: str, info: StartupInfo, model: str) -> None:
+    """Wait for a first answer through the whole pipeline; without a demo key, for /readyz alone.
+
+    Raises Unavailable after two minutes."""
+    deadline = time.monotonic() + _WARM_UP_S
+    log_at = time.monotonic() + _LOG_EVERY_S
+    last = ""
+    while time.monotonic() < deadline:
+        try:
+            last = _probe(url, info, model)
+        except httpx.HTTPError as error:
+            last = str(error)
+        if not last:
+            return
+        if time.monotonic() > log_at:
+            log_at += _LOG_EVERY_S
+            log.warning("not ready yet: %s", last)
+        time.sleep(0.2)
+    raise Unavailable(f"The gateway did not become ready: {last}", next_step="See the log above.")
+
+
+def announce(url: str, settings: Settings, info: StartupInfo, engine_s: float | None) -> None:
+    """Print a page for a terminal; otherwise one line of JSON, without the key."""
+    if not sys.stdout.isatty():
+        sys.stdout.write(ready_line(url) + "\n")
+    else:
+        sys.stdout.write(_page(url, settings, info, engine_s))
+    sys.stdout.flush()
+
+
+def ready_line(url: str) -> str:
+    return json.dumps({"event": "ready", "url": url, "dashboard": f"{url}/dashboard"})
+
+
+def curl_line(url: str, key: str, model: str) -> str:
+    body = {
+        "model": model,
+        "stream": True,
+        "messages": [{"role": "user", "content": "What is Tollhouse?"}],
+    }
+    parts = ["curl", "-N", f"{url}/v1/chat/completions"]
+    parts += ["-H", f"Authorization: Bearer {key}", "-H", "Content-Type: application/json"]
+    return shlex.join([*parts, "-d", json.dumps(body)])
+
+
+def _page(url: str, settings: Settings, info: StartupInfo, engine_s: float | None) -> str:
+    mode = "embedded" if info.embedded else "production"
+    model = served_names(settings)[0]
+    lines = [f"Tollhouse {VERSION}  {mode}  data in {settings.data_dir}", ""]
+    waited = f", ready in {engine_s:.1f} s" if engine_s is not None else ""
+    lines.append(f"  model      {model}{waited}")
+    if info.key:
+        credit = ", $10.00 credit" if info.fresh else ""
+        lines += [
+            f"  tenant     {info.tenant}{credit}",
+            f"  key        {info.key}",
+            f"             saved in {settings.data_dir / 'demo-key'}; `tollhouse key new` makes more",
+            "",
+            "Try it:",
+            "",
+            curl_line(url, info.key, model),
+        ]
+    lines += [
+        "",
+        f"  dashboard  {url}/dashboard",
+        f"  docs       {url}/docs",
+        f"  metrics    {url}/metrics",
+        "Ctrl-C to stop.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _probe(url: str, info: StartupInfo, model: str) -> str:
+    """An empty string if the gateway answered, otherwise the reason why not."""
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        answer = client.get("/readyz")
+        if answer.status_code != 200 or not info.key:
+            return "" if answer.status_code == 200 else answer.text
+        body = {
+            "model": model,
+            "max_tokens": 1,
+            "messages": [{"role": "user", "content": "Hello"}],
+        }
+        headers = {"authorization": f"Bearer {info.key}"}
+        answer = client.post("/v1/chat/completions", json=body, headers=headers)
+        return "" if answer.status_code == 200 else answer.text

@@ -1,0 +1,27 @@
+"""One of several gateway processes; `tollhouse serve` starts it as
+`python -m gateway.http.worker_process FD INDEX`.
+"""
+
+import os
+import socket
+import sys
+
+from core import logs
+from core.settings import load_settings
+from gateway.http import cpu_affinity, numpy_threads
+
+
+def main() -> None:
+    settings = load_settings()
+    logs.configure(settings.log_level, settings.log_format)
+    if settings.pin_workers:
+        cpu_affinity.pin_to_core(int(sys.argv[2]))
+    numpy_threads.load_numpy()
+    from gateway.http.serving import serve_on
+
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    serve_on(listener, settings, parent=os.getppid())
+
+
+if __name__ == "__main__":
+    main()

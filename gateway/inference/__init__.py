@@ -1,0 +1,1 @@
+"""The inference APIs: their requests, their responses, and what they share."""

@@ -1,0 +1,246 @@
+"""The body of /v1/chat/completions and its conversion to an `InferenceRequest`."""
+
+from operator import attrgetter
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from core.errors import BadRequest, UnsupportedParameter
+from gateway.inference.decoding import Request, check_label, decode, refuse_unsupported
+from gateway.inference.request import InferenceRequest
+from gateway.inference.sampling import (
+    MAX_LOGPROBS,
+    Count,
+    Positive,
+    SamplingBody,
+    check_stream_options,
+    sampling_of,
+)
+
+ROUTE = "/v1/chat/completions"
+MAX_MESSAGES = 10_000
+
+
+class ContentPart(Request):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    cache_control: Any = None  # a cache mark, which prompt order respects
+    volatile: bool | None = None  # marks content that changes between requests, for prompt order
+    rank: Count | None = None  # of a retrieved block; 1 is the best, the worst is dropped first
+
+
+class FunctionCall(Request):
+    name: str
+    arguments: str
+
+
+class ToolCall(Request):
+    id: str
+    type: str
+    function: FunctionCall | None = None
+    custom: Any = None
+
+
+class Message(Request):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    refusal: str | None = None
+    audio: Any = None
+    annotations: Any = None
+    cache_control: Any = None
+    volatile: bool | None = None
+
+
+class FunctionDefinition(Request):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Request):
+    type: str
+    function: FunctionDefinition | None = None
+    custom: Any = None
+    cache_control: Any = None
+
+
+class ChatBody(SamplingBody, kw_only=True):
+    model: Annotated[str, Meta(min_length=1, max_length=300)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: Any = None
+    truncation: Literal["auto", "disabled", "oldest", "ranked"] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    service_tier: str | None = None
+    modalities: list[str] | None = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+    functions: Any = None
+    function_call: Any = None
+
+
+# Unsupported parameters, with the values that have no effect and are accepted.
+_IGNORED_VALUES: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "moderation": (),
+    "functions": ([],),
+    "function_call": ("none",),
+    "prompt_cache_retention": ("in-memory", "in_memory"),
+    "prompt_cache_options": ({},),
+}
+_decoder = msgspec.json.Decoder(ChatBody)
+
+
+def parse_chat(raw: bytes) -> InferenceRequest:
+    body = decode(_decoder, raw)
+    refuse_unsupported(body, _IGNORED_VALUES)
+    check_stream_options(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise BadRequest(
+            "top_logprobs needs logprobs to be true.", param="top_logprobs", code="invalid_value"
+        )
+    tools = None if body.tool_choice == "none" else body.tools
+    return InferenceRequest(
+        route=ROUTE,
+        model=body.model,
+        messages=[parse_message(index, each) for index, each in enumerate(body.messages)],
+        tools=[tool_of(index, each) for index, each in enumerate(tools)] if tools else None,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        truncation=body.truncation or "disabled",
+        end_user=check_label("user", body.user or body.safety_identifier),
+        single_tool_call=body.parallel_tool_calls is False,
+        engine_parameters=engine_parameters_of(body.tool_choice, body.response_format, tools),
+        **sampling_of(body),
+    )
+
+
+def engine_parameters_of(choice: Any, form: Any, tools: list[Tool] | None) -> dict[str, Any]:
+    """Validates parameters that only some engines support, and returns those that are set."""
+    engine_parameters: dict[str, Any] = {}
+    if choice not in (None, "auto", "none"):
+        if choice != "required" and not (
+            isinstance(choice, dict) and choice.get("type") in ("function", "allowed_tools")
+        ):
+            raise _invalid("tool_choice", "none, auto, required or a named function")
+        if not tools:
+            raise _invalid("tool_choice", "omitted without tools")
+        engine_parameters["tool_choice"] = choice
+    if form not in (None, {"type": "text"}):
+        kind = form.get("type") if isinstance(form, dict) else None
+        if kind not in ("json_object", "json_schema"):
+            raise _invalid("response_format", "an object of type text, json_object or json_schema")
+        engine_parameters["response_format"] = form
+    if any(tool.function is not None and tool.function.strict for tool in tools or ()):
+        engine_parameters["strict"] = True
+    return engine_parameters
+
+
+def _invalid(name: str, form: str) -> BadRequest:
+    return BadRequest(
+        f"{name} must be {form}.", next_step=f"Correct {name}.", param=name, code="invalid_value"
+    )
+
+
+_OPTIONAL_FIELDS = ("name", "tool_call_id", "refusal", "cache_control", "volatile")
+_optional_fields = attrgetter(*_OPTIONAL_FIELDS)
+_NO_OPTIONAL_FIELDS = (None,) * len(_OPTIONAL_FIELDS)
+
+
+def parse_message(index: int, message: Message) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    if message.audio is not None:
+        raise _not_text(f"{where}.audio")
+    converted: dict[str, Any] = {"role": message.role}
+    if isinstance(message.content, list):
+        converted["content"] = [
+            _part(f"{where}.content", i, p) for i, p in enumerate(message.content)
+        ]
+    elif message.content is not None or message.role == "assistant":
+        converted["content"] = message.content
+    else:
+        raise BadRequest(
+            f"{where}.content is missing.",
+            next_step="Set it to a string or a list of text parts.",
+            param=f"{where}.content",
+            code="missing_required_parameter",
+        )
+    if message.tool_calls:
+        converted["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+    rest = _optional_fields(message)
+    if rest != _NO_OPTIONAL_FIELDS:
+        converted |= {
+            n: value for n, value in zip(_OPTIONAL_FIELDS, rest, strict=True) if value is not None
+        }
+    if message.function_call is not None:
+        converted["function_call"] = msgspec.to_builtins(message.function_call)
+    return converted
+
+
+def _part(where: str, index: int, part: ContentPart) -> dict[str, Any]:
+    if part.type == "refusal" and part.refusal is not None:
+        return {"type": "text", "text": part.refusal}
+    if part.type not in ("text", "input_text", "output_text") or part.text is None:
+        raise _not_text(f"{where}[{index}]")
+    converted: dict[str, Any] = {"type": "text", "text": part.text}
+    if part.cache_control is not None:
+        converted["cache_control"] = part.cache_control
+    if part.volatile is not None:
+        converted["volatile"] = part.volatile
+    if part.rank is not None:
+        converted["rank"] = part.rank
+    return converted
+
+
+def tool_of(index: int, tool: Tool) -> dict[str, Any]:
+    if tool.type != "function" or tool.function is None:
+        raise UnsupportedParameter(
+            f"tools[{index}] is not a function; this model supports functions only.",
+            next_step="Send type function with a function object.",
+            param=f"tools[{index}].type",
+        )
+    function = {k: v for k, v in msgspec.to_builtins(tool.function).items() if v is not None}
+    converted: dict[str, Any] = {"type": "function", "function": function}
+    if tool.cache_control is not None:
+        converted["cache_control"] = tool.cache_control
+    return converted
+
+
+def _not_text(where: str) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"{where} is not text; this model supports text only.",
+        next_step="Send parts of type text.",
+        param=where,
+    )

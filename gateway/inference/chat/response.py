@@ -1,0 +1,180 @@
+"""/v1/chat/completions: responses and stream chunks in OpenAI's format."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from core.errors import TollhouseError
+from engine.protocol import TokenLogprob
+from gateway.inference.chat.request import ROUTE, parse_chat
+from gateway.inference.openai_errors import error_object
+from gateway.inference.request import InferenceRequest, Usage
+from gateway.inference.surface import ResponseInfo
+from gateway.prompts.tokenizing import TextCodec
+from gateway.streaming.choices import ChoiceOutput, Delta
+from gateway.streaming.tool_calls import ToolCall
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ChatSurface:
+    route = ROUTE
+    style = "openai"
+
+    def parse(self, raw: bytes) -> InferenceRequest:
+        return parse_chat(raw)
+
+    def stream(self, info: ResponseInfo, request: InferenceRequest) -> "ChatStream":
+        return ChatStream(
+            info, include_usage=request.include_usage, logprobs=request.logprobs is not None
+        )
+
+    def answer(
+        self,
+        info: ResponseInfo,
+        request: InferenceRequest,
+        choices: Sequence[ChoiceOutput],
+        usage: Usage,
+    ) -> dict[str, Any]:
+        return {
+            "id": completion_id("chatcmpl", info),
+            "object": "chat.completion",
+            "created": info.created,
+            "model": info.model,
+            "choices": [
+                _choice(each, info.codec, request.logprobs is not None) for each in choices
+            ],
+            "usage": usage_object(usage),
+            "service_tier": "default",
+        }
+
+    def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:
+        return error_object(error)
+
+
+class ChatStream:
+    """Encodes the constant part of the chunks once per stream."""
+
+    def __init__(self, info: ResponseInfo, *, include_usage: bool, logprobs: bool) -> None:
+        self._codec = info.codec
+        self._logprobs = logprobs
+        self._include_usage = include_usage
+        shell = {
+            "id": completion_id("chatcmpl", info),
+            "object": "chat.completion.chunk",
+            "created": info.created,
+            "model": info.model,
+        }
+        self._shell = orjson.dumps(shell)[:-1]
+        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._begun: set[int] = set()
+
+    def begin(self) -> bytes:
+        return b""
+
+    def delta(self, delta: Delta) -> bytes:
+        content: dict[str, Any] = {}
+        if delta.choice not in self._begun:
+            self._begun.add(delta.choice)
+            content = {"role": "assistant", "content": delta.text, "refusal": None}
+        elif delta.text:
+            content = {"content": delta.text}
+        if delta.calls:
+            content["tool_calls"] = [
+                {"index": each.index, **call_object(each)} for each in delta.calls
+            ]
+            if not delta.text and "content" in content:
+                content["content"] = None
+        parts = []
+        if content or delta.logprobs:
+            parts.append(self._chunk(delta, content, None))
+        if delta.finish_reason is not None:
+            parts.append(self._chunk(delta, {}, delta.finish_reason, bare=bool(parts)))
+        return b"".join(parts)
+
+    def end(self, usage: Usage, choices: Sequence[ChoiceOutput]) -> bytes:
+        if not self._include_usage:
+            return DONE
+        payload = orjson.dumps(usage_object(usage))
+        return b"data: " + self._shell + b',"choices":[],"usage":' + payload + b"}\n\n" + DONE
+
+    def failed(self, error: TollhouseError) -> bytes:
+        return b"data: " + orjson.dumps(error_object(error)) + b"\n\n"
+
+    def _chunk(
+        self, delta: Delta, content: dict[str, Any], reason: str | None, *, bare: bool = False
+    ) -> bytes:
+        logprobs = None
+        if self._logprobs and not bare:
+            logprobs = logprobs_object(delta.logprobs, delta.upstream_logprobs, self._codec)
+        choice = {
+            "index": delta.choice,
+            "delta": content,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+        return b"data: " + self._shell + b',"choices":[' + orjson.dumps(choice) + b"]" + self._tail
+
+
+def call_object(call: ToolCall) -> dict[str, Any]:
+    payload = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": payload}
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.total,
+        "prompt_tokens_details": {"cached_tokens": usage.cached, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def completion_id(prefix: str, info: ResponseInfo) -> str:
+    return f"{prefix}-{info.request_id.rpartition('_')[2]}"
+
+
+def logprobs_object(
+    own: list[TokenLogprob], upstream: list[dict[str, Any]], codec: TextCodec | None
+) -> dict[str, Any]:
+    content = [_token(each, codec) for each in own]
+    for given in upstream:
+        content += given.get("content") or []
+    return {"content": content, "refusal": None}
+
+
+def _token(each: TokenLogprob, codec: TextCodec | None) -> dict[str, Any]:
+    top = [_token_object(token, logprob, codec) for token, logprob in each.top]
+    return {**_token_object(each.token, each.logprob, codec), "top_logprobs": top}
+
+
+def _token_object(token: int, logprob: float, codec: TextCodec | None) -> dict[str, Any]:
+    text = codec.token_text(token) if codec else ""
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+
+
+def _choice(choice: ChoiceOutput, codec: TextCodec | None, logprobs: bool) -> dict[str, Any]:
+    delta = choice.take() or Delta(choice.index, "")
+    text = "".join(choice.text)
+    calls = {"tool_calls": [call_object(each) for each in choice.calls]} if choice.calls else {}
+    return {
+        "index": choice.index,
+        "message": {
+            "role": "assistant",
+            "content": text if text or not calls else None,
+            "refusal": None,
+            "annotations": [],
+            **calls,
+        },
+        "logprobs": logprobs_object(delta.logprobs, delta.upstream_logprobs, codec)
+        if logprobs
+        else None,
+        "finish_reason": choice.finish_reason or "stop",
+    }

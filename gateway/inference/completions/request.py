@@ -1,0 +1,85 @@
+"""The body of /v1/completions and its conversion to an `InferenceRequest`."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from core.errors import BadRequest
+from gateway.inference.decoding import check_label, decode, refuse_unsupported
+from gateway.inference.request import InferenceRequest
+from gateway.inference.sampling import (
+    Count,
+    Positive,
+    SamplingBody,
+    check_stream_options,
+    sampling_of,
+)
+
+ROUTE = "/v1/completions"
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+MAX_CHOICES_PER_REQUEST = 128  # per request: prompts times n
+
+
+class CompletionBody(SamplingBody, kw_only=True):
+    model: Annotated[str, Meta(min_length=1, max_length=300)]
+    prompt: str | list[Any]
+    max_tokens: Positive | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: Positive | None = None
+    suffix: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+_decoder = msgspec.json.Decoder(CompletionBody)
+_ids = msgspec.json.Decoder(list[Count])
+
+
+def parse_completion(raw: bytes) -> InferenceRequest:
+    body = decode(_decoder, raw)
+    refuse_unsupported(body, {"suffix": ("",), "best_of": (1, body.n or 1)})
+    check_stream_options(body)
+    return InferenceRequest(
+        route=ROUTE,
+        model=body.model,
+        prompts=_prompts(body.prompt, body.n or 1),
+        max_tokens=body.max_tokens or _DEFAULT_MAX_TOKENS,
+        logprobs=body.logprobs,
+        echo=bool(body.echo),
+        end_user=check_label("user", body.user),
+        **sampling_of(body),
+    )
+
+
+def _prompts(given: str | list[Any], n: int) -> tuple[str | list[int], ...]:
+    """Accepts a string, a list of token ids, or a list of either."""
+    if isinstance(given, str):
+        return (given,)
+    if given and all(map(_is_id, given)):
+        return (list(given),)
+    alike = (all(isinstance(each, kind) for each in given) for kind in (str, list))
+    if not given or not any(alike) or not all(map(_is_prompt, given)):
+        raise BadRequest(
+            "prompt must be a string, a list of token ids, or a list of strings or of such lists.",
+            next_step="Send strings, or lists of integers of at least 0, not both.",
+            param="prompt",
+            code="invalid_type",
+        )
+    if len(given) * n > MAX_CHOICES_PER_REQUEST:
+        raise BadRequest(
+            f"{len(given)} prompts with n={n} make {len(given) * n} choices; a request may have at most"
+            f" {MAX_CHOICES_PER_REQUEST}.",
+            next_step="Send fewer prompts per request, or lower n.",
+            param="prompt",
+            code="invalid_value",
+        )
+    return tuple(given)
+
+
+def _is_prompt(given: Any) -> bool:
+    return isinstance(given, str) or (bool(given) and all(map(_is_id, given)))
+
+
+def _is_id(given: Any) -> bool:
+    return type(given) is int and given >= 0

@@ -1,0 +1,112 @@
+"""Decodes JSON bodies into typed structs, with errors that name the field."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import msgspec
+
+from core.errors import BadRequest, UnsupportedParameter
+
+Body = TypeVar("Body")
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+_WHERE = re.compile(r" - at `\$\.?([^`]*)`")
+
+
+class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Base of the request bodies. Unknown fields are an error, never ignored."""
+
+
+def decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(
+            f"The body is not valid JSON: {error}.",
+            next_step="Send one JSON object, encoded as UTF-8.",
+            code="invalid_json",
+        ) from None
+    except RecursionError:
+        raise nested_too_deeply() from None
+
+
+def nested_too_deeply() -> BadRequest:
+    return BadRequest(
+        "The JSON of the body is nested too deeply.",
+        next_step="Send a flatter object.",
+        code="invalid_json",
+    )
+
+
+def refuse_unsupported(body: msgspec.Struct, ignored_values: dict[str, tuple[Any, ...]]) -> None:
+    """Raises UnsupportedParameter for a parameter in `ignored_values` whose value is not listed there."""
+    given = _reader(tuple(ignored_values))(body)
+    if given.count(None) == len(given):
+        return
+    for (name, values), value in zip(ignored_values.items(), given, strict=True):
+        if value is None or value is msgspec.UNSET or value in values:
+            continue
+        raise UnsupportedParameter(
+            f"{name} is not supported by this model.",
+            next_step=f"Remove {name}.",
+            param=name,
+        )
+
+
+@cache
+def _reader(names: tuple[str, ...]) -> Callable[[msgspec.Struct], tuple[Any, ...]]:
+    if len(names) == 1:
+        return lambda body: (getattr(body, names[0]),)
+    return attrgetter(*names)
+
+
+def check_range(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise BadRequest(
+            f"{name} is {value}; it must be between {low:g} and {high:g}.",
+            next_step=f"Correct {name}.",
+            param=name,
+            code="invalid_value",
+        )
+
+
+def check_label(name: str, value: str | None, max_length: int = 256) -> str | None:
+    """Validates a client string that is stored as a label: printable, at most `max_length` characters."""
+    if value is None:
+        return None
+    if len(value) > max_length or not value.isprintable():
+        raise BadRequest(
+            f"{name} must be at most {max_length} printable characters.",
+            next_step=f"Shorten {name} and remove control characters.",
+            param=name,
+            code="invalid_value",
+        )
+    return value
+
+
+def _field_error(message: str) -> BadRequest:
+    where = _WHERE.search(message)
+    path = where.group(1).replace("[...]", "[]") if where else ""
+    unknown = _UNKNOWN.search(message)
+    if unknown:
+        name = f"{path}.{unknown.group(1)}" if path else unknown.group(1)
+        return UnsupportedParameter(
+            f"{name} is not a parameter of this route.",
+            next_step=f"Remove {name}.",
+            param=name,
+        )
+    text = _WHERE.sub("", message)
+    missing = re.search(r"missing required field `([^`]*)`", message)
+    if missing:
+        path = f"{path}.{missing.group(1)}" if path else missing.group(1)
+        text = f"{path} is missing"
+    return BadRequest(
+        f"{path + ': ' if path and not missing else ''}{text}.",
+        next_step="Correct the field; /docs lists every parameter.",
+        param=path or None,
+        code="invalid_value" if not missing else "missing_required_parameter",
+    )

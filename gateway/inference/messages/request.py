@@ -1,0 +1,241 @@
+"""The bodies of Anthropic's /v1/messages and its count_tokens, as `InferenceRequest`s."""
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from core.errors import BadRequest, UnsupportedParameter
+from gateway.inference.chat.request import MAX_MESSAGES
+from gateway.inference.decoding import (
+    Request,
+    check_label,
+    check_range,
+    decode,
+    refuse_unsupported,
+)
+from gateway.inference.request import InferenceRequest
+from gateway.inference.sampling import Positive, stops_of
+
+ROUTE = "/v1/messages"
+
+
+class Block(Request):
+    type: str
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Any = None
+    tool_use_id: str | None = None
+    content: Any = None
+    is_error: bool | None = None
+    caller: Any = None  # the SDK returns these two unchanged
+    toolset_name: str | None = None
+    source: Any = None
+    citations: Any = None
+    cache_control: Any = None
+
+
+class Message(Request):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Tool(Request):
+    name: str
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    type: str | None = None
+    cache_control: Any = None
+
+
+class Metadata(Request):
+    user_id: str | None = None
+
+
+class CountBody(Request, kw_only=True):
+    model: Annotated[str, Meta(min_length=1, max_length=300)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | list[Block] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
+    tool_choice: Any = None
+    thinking: Any = None
+
+
+class MessagesBody(CountBody, kw_only=True):
+    max_tokens: Positive
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: Metadata | None = None
+    service_tier: str | None = None
+    container: Any = None
+    mcp_servers: Any = None
+    context_management: Any = None
+    output_config: Any = None
+
+
+_COUNT_IGNORED_VALUES: dict[str, tuple[Any, ...]] = {
+    "thinking": ({"type": "disabled"},),
+}
+_IGNORED_VALUES = _COUNT_IGNORED_VALUES | {
+    "service_tier": ("auto", "standard_only"),
+    "container": (),
+    "mcp_servers": ([],),
+    "context_management": (),
+    "output_config": ({},),
+}
+_decoder = msgspec.json.Decoder(MessagesBody)
+_count_decoder = msgspec.json.Decoder(CountBody)
+
+
+def parse_messages(raw: bytes) -> InferenceRequest:
+    body = decode(_decoder, raw)
+    refuse_unsupported(body, _IGNORED_VALUES)
+    check_range("temperature", body.temperature, 0, 1)
+    check_range("top_p", body.top_p, 0, 1)
+    user = body.metadata.user_id if body.metadata else None
+    return InferenceRequest(
+        route=ROUTE,
+        model=body.model,
+        messages=chat_messages(body),
+        tools=_tools(body),
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=max(0, body.top_k) if body.top_k is not None else None,
+        stop=stops_of("stop_sequences", body.stop_sequences),
+        stream=bool(body.stream),
+        include_usage=True,
+        end_user=check_label("metadata.user_id", user),
+        **_choice(body),
+    )
+
+
+def parse_count(raw: bytes) -> InferenceRequest:
+    body = decode(_count_decoder, raw)
+    refuse_unsupported(body, _COUNT_IGNORED_VALUES)
+    return InferenceRequest(
+        route=f"{ROUTE}/count_tokens",
+        model=body.model,
+        messages=chat_messages(body),
+        tools=_tools(body),
+        max_tokens=1,
+    )
+
+
+def _choice(body: CountBody) -> dict[str, Any]:
+    """tool_choice as keyword arguments of `InferenceRequest`."""
+    given = body.tool_choice
+    if given is None:
+        return {}
+    kind = str(given.get("type")) if isinstance(given, dict) else ""
+    forced: Any = {"auto": None, "none": None, "any": "required", "tool": "tool"}.get(kind, "")
+    if forced == "" or (forced is not None and not body.tools):
+        raise BadRequest(
+            "tool_choice must have type auto, none, any or tool; any and tool need tools.",
+            next_step="Correct tool_choice.",
+            param="tool_choice",
+            code="invalid_value",
+        )
+    if forced == "tool":
+        forced = {"type": "function", "function": {"name": str(given.get("name"))}}
+    engine_parameters = {"tool_choice": forced} if forced else {}
+    return {
+        "single_tool_call": given.get("disable_parallel_tool_use") is True,
+        "beyond": engine_parameters,
+    }
+
+
+def chat_messages(body: CountBody) -> list[dict[str, Any]]:
+    """The conversation in the format of chat templates."""
+    result: list[dict[str, Any]] = []
+    if body.system:
+        result.append({"role": "system", "content": _content("system", body.system)})
+    for index, message in enumerate(body.messages):
+        result += _message(f"messages[{index}]", message)
+    return result
+
+
+def _message(where: str, message: Message) -> list[dict[str, Any]]:
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    converted: list[dict[str, Any]] = []
+    texts = [block for block in message.content if block.type == "text"]
+    calls = [block for block in message.content if block.type == "tool_use"]
+    for index, block in enumerate(message.content):
+        if block.type == "tool_result":
+            content = _result(f"{where}.content[{index}]", block)
+            converted.append(
+                {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content}
+            )
+        elif block.type not in ("text", "tool_use"):
+            raise _not_text(f"{where}.content[{index}]")
+    if texts or calls:
+        own: dict[str, Any] = {"role": message.role, "content": _content(where, texts)}
+        if calls:
+            own["tool_calls"] = [_call(block) for block in calls]
+        converted.append(own)
+    return converted
+
+
+def _content(where: str, content: str | list[Block]) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    parts = []
+    for index, block in enumerate(content):
+        if block.type != "text" or block.text is None:
+            raise _not_text(f"{where}[{index}]")
+        part: dict[str, Any] = {"type": "text", "text": block.text}
+        if block.cache_control is not None:
+            part["cache_control"] = block.cache_control
+        parts.append(part)
+    return parts
+
+
+def _result(where: str, block: Block) -> str:
+    if isinstance(block.content, str) or block.content is None:
+        return block.content or ""
+    if isinstance(block.content, list) and all(
+        isinstance(each, dict) and isinstance(each.get("text"), str) for each in block.content
+    ):
+        return "".join(each["text"] for each in block.content)
+    raise _not_text(where)
+
+
+def _call(block: Block) -> dict[str, Any]:
+    arguments = json.dumps(block.input if block.input is not None else {}, ensure_ascii=False)
+    function = {"name": block.name or "", "arguments": arguments}
+    return {"id": block.id or "", "type": "function", "function": function}
+
+
+def _tools(body: CountBody) -> list[dict[str, Any]] | None:
+    if not body.tools or body.tool_choice == {"type": "none"}:
+        return None
+    result = []
+    for index, tool in enumerate(body.tools):
+        if tool.type not in (None, "custom") or tool.input_schema is None:
+            raise UnsupportedParameter(
+                f"tools[{index}] is not a client tool; server tools are not supported.",
+                next_step="Send a tool with a name and an input_schema.",
+                param=f"tools[{index}].type",
+            )
+        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+        if tool.description is not None:
+            function["description"] = tool.description
+        converted: dict[str, Any] = {"type": "function", "function": function}
+        if tool.cache_control is not None:
+            converted["cache_control"] = tool.cache_control
+        result.append(converted)
+    return result
+
+
+def _not_text(where: str) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"{where} is not text; this model supports text only.",
+        next_step="Send blocks of type text.",
+        param=where,
+    )

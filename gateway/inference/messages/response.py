@@ -1,0 +1,184 @@
+"""/v1/messages: responses, stream events, usage and errors in Anthropic's format.
+
+Anthropic's `input_tokens` excludes tokens read from the cache.
+"""
+
+import json
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from core.errors import InsufficientQuota, TollhouseError
+from gateway.inference.messages.request import ROUTE, parse_messages
+from gateway.inference.request import InferenceRequest, Usage
+from gateway.inference.surface import ResponseInfo
+from gateway.streaming.choices import ChoiceOutput, Delta
+from gateway.streaming.tool_calls import ToolCall
+
+_ERROR_TYPES = {
+    HTTPStatus.BAD_REQUEST: "invalid_request_error",
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+}
+_STOP_REASONS = {
+    "length": "max_tokens",
+    "content_filter": "refusal",
+    "stop": "end_turn",
+    "tool_calls": "tool_use",
+}
+
+
+class MessagesSurface:
+    route = ROUTE
+    style = "anthropic"
+
+    def parse(self, raw: bytes) -> InferenceRequest:
+        return parse_messages(raw)
+
+    def stream(self, info: ResponseInfo, request: InferenceRequest) -> "MessageStream":
+        return MessageStream(info, tools=bool(request.tools))
+
+    def answer(
+        self,
+        info: ResponseInfo,
+        request: InferenceRequest,
+        choices: Sequence[ChoiceOutput],
+        usage: Usage,
+    ) -> dict[str, Any]:
+        choice = choices[0]
+        text = "".join(choice.text)
+        content: list[dict[str, Any]] = []
+        if text or not choice.calls:
+            content.append({"type": "text", "text": text})
+        content += [{**_call(each), "input": json.loads(each.arguments)} for each in choice.calls]
+        return _message(info, content, _ending(choice), usage)
+
+    def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:
+        return anthropic_error(error, request_id)
+
+
+class MessageStream:
+    """Blocks are numbered from 0. With tools, the type of the first is unknown until it arrives."""
+
+    def __init__(self, info: ResponseInfo, *, tools: bool = False) -> None:
+        self._info = info
+        self._defer_first_block = tools
+        self._block = 0
+        self._open = False
+
+    def begin(self) -> bytes:
+        # Provisional; the final usage is in message_delta.
+        usage = Usage(self._info.prompt_tokens, 0, 0)
+        message = _message(self._info, [], (None, None), usage)
+        started = _event({"type": "message_start", "message": message})
+        return (
+            started
+            + (b"" if self._defer_first_block else self._open_block())
+            + _event({"type": "ping"})
+        )
+
+    def delta(self, delta: Delta) -> bytes:
+        parts = []
+        if delta.text:
+            if not self._open:
+                parts.append(self._open_block())
+            parts.append(self._block_delta({"type": "text_delta", "text": delta.text}))
+        for call in delta.calls:
+            parts.append(self._close_block())
+            parts.append(self._start_block({**_call(call), "input": {}}))
+            parts.append(
+                self._block_delta({"type": "input_json_delta", "partial_json": call.arguments})
+            )
+            parts.append(self._close_block())
+        return b"".join(parts)
+
+    def end(self, usage: Usage, choices: Sequence[ChoiceOutput]) -> bytes:
+        reason, sequence = _ending(choices[0])
+        ended = {"stop_reason": reason, "stop_sequence": sequence}
+        if self._block == 0 and not self._open:
+            before = self._open_block() + self._close_block()
+        else:
+            before = self._close_block()
+        return (
+            before
+            + _event({"type": "message_delta", "delta": ended, "usage": usage_object(usage)})
+            + _event({"type": "message_stop"})
+        )
+
+    def _open_block(self) -> bytes:
+        return self._start_block({"type": "text", "text": ""})
+
+    def _start_block(self, block: dict[str, Any]) -> bytes:
+        self._open = True
+        return _event({"type": "content_block_start", "index": self._block, "content_block": block})
+
+    def _block_delta(self, delta: dict[str, Any]) -> bytes:
+        return _event({"type": "content_block_delta", "index": self._block, "delta": delta})
+
+    def _close_block(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open = False
+        self._block += 1
+        return _event({"type": "content_block_stop", "index": self._block - 1})
+
+    def failed(self, error: TollhouseError) -> bytes:
+        return _event(anthropic_error(error, self._info.request_id))
+
+
+def anthropic_error(error: TollhouseError, request_id: str) -> dict[str, Any]:
+    kind = _ERROR_TYPES.get(HTTPStatus(error.status), "api_error")
+    if isinstance(error, InsufficientQuota):
+        kind = "billing_error"
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": str(error)},
+        "request_id": request_id,
+    }
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_read_input_tokens": usage.cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": usage.output,
+    }
+
+
+def _message(
+    info: ResponseInfo,
+    content: list[dict[str, Any]],
+    ending: tuple[str | None, str | None],
+    usage: Usage,
+) -> dict[str, Any]:
+    return {
+        "id": f"msg_{info.request_id.rpartition('_')[2]}",
+        "type": "message",
+        "role": "assistant",
+        "model": info.model,
+        "content": content,
+        "stop_reason": ending[0],
+        "stop_sequence": ending[1],
+        "usage": usage_object(usage),
+    }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id.replace("call_", "toolu_", 1), "name": call.name}
+
+
+def _ending(choice: ChoiceOutput) -> tuple[str, str | None]:
+    if choice.stop_matched is not None:
+        return "stop_sequence", choice.stop_matched
+    return _STOP_REASONS.get(choice.finish_reason or "stop", "end_turn"), None
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"event: " + str(body["type"]).encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"

@@ -1,0 +1,65 @@
+"""An inference request in the form that all API surfaces share."""
+
+from typing import Any
+
+from msgspec import Struct, field
+
+
+class InferenceRequest(Struct, frozen=True):
+    """A validated inference request, before admission. Numbers are None when not given."""
+
+    route: str
+    model: str
+    messages: list[dict[str, Any]] | None = None  # a chat; otherwise `prompts` is set
+    prompts: tuple[str | list[int], ...] = ()  # raw prompts; each gets `n` choices
+    decoded_prompts: tuple[str, ...] = ()  # decoded token-id prompts, for moderation
+    inputs: list[str] | list[list[int]] | None = None  # texts to embed, in place of prompts
+    tools: list[dict[str, Any]] | None = None
+    single_tool_call: bool = False  # at most one tool call per choice
+    # Parameters that only some engines support, in the format of OpenAI's chat API.
+    engine_parameters: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    n: int = 1  # choices for each prompt
+    stream: bool = False
+    include_usage: bool = False
+    stop: tuple[str, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    top_n_sigma: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    logprobs: int | None = None  # alternatives beside the chosen token; None is off
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    echo: bool = False
+    end_user: str | None = None
+    truncation: str = "disabled"
+    dropped: str | None = None  # what truncation removed: "turns=2, blocks=1"
+    timeout_s: float | None = None
+    client_request_id: str | None = None
+    extra: dict[str, Any] = field(
+        default_factory=dict
+    )  # data that one surface needs to build its response
+
+    @property
+    def choices(self) -> int:
+        """Number of choices over all prompts, grouped by prompt."""
+        return self.n * max(1, len(self.prompts))
+
+
+class Usage(Struct, frozen=True):
+    """Token counts, as reported to the client and as billed."""
+
+    prompt: int
+    cached: int
+    output: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.output

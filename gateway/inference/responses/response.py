@@ -1,0 +1,230 @@
+"""/v1/responses: responses and stream events in the format of OpenAI's Responses API, text only."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from core.errors import TollhouseError
+from gateway.inference.chat.response import logprobs_object
+from gateway.inference.openai_errors import error_object
+from gateway.inference.request import InferenceRequest, Usage
+from gateway.inference.responses.request import ROUTE, parse_responses
+from gateway.inference.surface import ResponseInfo
+from gateway.streaming.choices import ChoiceOutput, Delta
+from gateway.streaming.tool_calls import ToolCall
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class ResponsesSurface:
+    route = ROUTE
+    style = "openai"
+
+    def parse(self, raw: bytes) -> InferenceRequest:
+        return parse_responses(raw)
+
+    def stream(self, info: ResponseInfo, request: InferenceRequest) -> "ResponseStream":
+        return ResponseStream(info, request)
+
+    def answer(
+        self,
+        info: ResponseInfo,
+        request: InferenceRequest,
+        choices: Sequence[ChoiceOutput],
+        usage: Usage,
+    ) -> dict[str, Any]:
+        choice = choices[0]
+        delta = choice.take() or Delta(choice.index, "")
+        text = "".join(choice.text)
+        incomplete_reason = _INCOMPLETE.get(choice.finish_reason or "stop")
+        status = "incomplete" if incomplete_reason else "completed"
+        output = []
+        if text or not choice.calls:
+            logprobs = _logprobs(info, request, delta)
+            output.append(_message(_item_id(info), text, status, logprobs))
+        output += [_call(each, "completed") for each in choice.calls]
+        return _finished(info, request, output, incomplete_reason, usage)
+
+    def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:
+        return error_object(error)
+
+
+class ResponseStream:
+    """Events are numbered from 0 without gaps. With tools, the type of the first item is unknown until
+    it arrives."""
+
+    def __init__(self, info: ResponseInfo, request: InferenceRequest) -> None:
+        self._info = info
+        self._request = request
+        self._number = 0
+        self._text: list[str] | None = None  # of the open message
+        self._logprobs: list[dict[str, Any]] = []  # of its tokens, when requested
+        self._output: list[dict[str, Any]] = []
+
+    def begin(self) -> bytes:
+        started = _response(self._info, self._request, "in_progress", [])
+        begun = self._event("response.created", response=started)
+        begun += self._event("response.in_progress", response=started)
+        return begun if self._request.tools else begun + self._open_message()
+
+    def delta(self, delta: Delta) -> bytes:
+        parts = []
+        logprobs = _logprobs(self._info, self._request, delta)
+        if delta.text or logprobs:
+            if self._text is None:
+                parts.append(self._open_message())
+            assert self._text is not None
+            self._text.append(delta.text)
+            self._logprobs += logprobs
+            payload = {"delta": delta.text, "logprobs": logprobs, **self._position()}
+            parts.append(self._event("response.output_text.delta", **payload))
+        for call in delta.calls:
+            parts += [self._close_message("completed"), self._add_function_call(call)]
+        return b"".join(parts)
+
+    def end(self, usage: Usage, choices: Sequence[ChoiceOutput]) -> bytes:
+        incomplete_reason = _INCOMPLETE.get(choices[0].finish_reason or "stop")
+        before = b"" if self._output or self._text is not None else self._open_message()
+        before += self._close_message("incomplete" if incomplete_reason else "completed")
+        final = _finished(self._info, self._request, self._output, incomplete_reason, usage)
+        name = "response.incomplete" if incomplete_reason else "response.completed"
+        return before + self._event(name, response=final)
+
+    def _open_message(self) -> bytes:
+        self._text, self._logprobs = [], []
+        item = {**_message(self._item(), "", "in_progress"), "content": []}
+        return self._event(
+            "response.output_item.added", output_index=len(self._output), item=item
+        ) + self._event("response.content_part.added", part=_part(""), **self._position())
+
+    def _close_message(self, status: str) -> bytes:
+        if self._text is None:
+            return b""
+        text, position, index = "".join(self._text), self._position(), len(self._output)
+        item = _message(self._item(), text, status, self._logprobs)
+        self._text = None
+        self._output.append(item)
+        return (
+            self._event("response.output_text.done", text=text, logprobs=self._logprobs, **position)
+            + self._event("response.content_part.done", part=item["content"][0], **position)
+            + self._event("response.output_item.done", output_index=index, item=item)
+        )
+
+    def _add_function_call(self, call: ToolCall) -> bytes:
+        item, index = _call(call, "completed"), len(self._output)
+        self._output.append(item)
+        position = {"item_id": item["id"], "output_index": index}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        name = "response.function_call_arguments"
+        done = {"name": call.name, "arguments": call.arguments, **position}
+        return (
+            self._event("response.output_item.added", output_index=index, item=begun)
+            + self._event(f"{name}.delta", delta=call.arguments, **position)
+            + self._event(f"{name}.done", **done)
+            + self._event("response.output_item.done", output_index=index, item=item)
+        )
+
+    def _item(self) -> str:
+        number = len(self._output)
+        return _item_id(self._info) + (f"_{number}" if number else "")
+
+    def failed(self, error: TollhouseError) -> bytes:
+        return self._event("error", code=error.code, message=str(error), param=error.param)
+
+    def _position(self) -> dict[str, Any]:
+        return {"item_id": self._item(), "output_index": len(self._output), "content_index": 0}
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        body = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
+
+
+def _finished(
+    info: ResponseInfo,
+    request: InferenceRequest,
+    output: list[dict[str, Any]],
+    incomplete_reason: str | None,
+    usage: Usage,
+) -> dict[str, Any]:
+    result = _response(info, request, "incomplete" if incomplete_reason else "completed", output)
+    result["incomplete_details"] = {"reason": incomplete_reason} if incomplete_reason else None
+    result["usage"] = {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.output,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total,
+    }
+    return result
+
+
+def _response(
+    info: ResponseInfo, request: InferenceRequest, status: str, output: list[dict[str, Any]]
+) -> dict[str, Any]:
+    named = {"user": request.end_user} if request.end_user else {}
+    return named | {
+        "id": f"resp_{info.request_id.rpartition('_')[2]}",
+        "object": "response",
+        "created_at": info.created,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.extra["instructions"],
+        "max_output_tokens": request.max_tokens,
+        "model": info.model,
+        "output": output,
+        "parallel_tool_calls": request.extra["parallel_tool_calls"],
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": "default",
+        "store": False,
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "text": request.extra["text"],
+        "tool_choice": request.extra["tool_choice"],
+        "tools": request.extra["tools"],
+        "top_logprobs": request.logprobs or 0,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "truncation": request.truncation,
+        "metadata": request.extra["metadata"],
+    }
+
+
+def _logprobs(info: ResponseInfo, request: InferenceRequest, delta: Delta) -> list[dict[str, Any]]:
+    if request.logprobs is None:
+        return []
+    result = logprobs_object(delta.logprobs, delta.upstream_logprobs, info.codec)
+    return list(result["content"])
+
+
+def _message(
+    item_id: str, text: str, status: str, logprobs: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    return {
+        "id": item_id,
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": [_part(text, logprobs)],
+    }
+
+
+def _call(call: ToolCall, status: str) -> dict[str, Any]:
+    return {
+        "id": call.id.replace("call_", "fc_", 1),
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": status,
+    }
+
+
+def _part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _item_id(info: ResponseInfo) -> str:
+    return f"msg_{info.request_id.rpartition('_')[2]}"

@@ -1,0 +1,143 @@
+"""The parameters that all text surfaces share, and their conversion for `InferenceRequest`."""
+
+from operator import attrgetter
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from core.errors import BadRequest
+from gateway.inference.decoding import Request, check_range
+
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
+MAX_CHOICES = 16
+MAX_LOGPROBS = 20
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class StreamOptions(Request):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingBody(Request):
+    """Sampling parameters under OpenAI's names, and engine parameters that OpenAI lacks."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: float | None = None
+    top_n_sigma: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: Annotated[list[Count], Meta(max_length=64)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+
+# Most requests set none of these, which one comparison detects.
+_SAMPLING_FIELDS = [
+    name
+    for name in SamplingBody.__struct_fields__
+    if name not in ("stream", "stream_options", "user")
+]
+_sampling_fields = attrgetter(*_SAMPLING_FIELDS)
+_DEFAULTS = _sampling_fields(SamplingBody())
+
+
+def sampling_of(body: SamplingBody) -> dict[str, Any]:
+    """Keyword arguments of `InferenceRequest`."""
+    options = body.stream_options
+    streaming = {
+        "stream": bool(body.stream),
+        "include_usage": bool(options is not None and options.include_usage),
+    }
+    return (
+        streaming if _sampling_fields(body) == _DEFAULTS else streaming | _sampling_arguments(body)
+    )
+
+
+def _sampling_arguments(body: SamplingBody) -> dict[str, Any]:
+    check_range("temperature", body.temperature, 0, 2)
+    check_range("top_p", body.top_p, 0, 1)
+    check_range("min_p", body.min_p, 0, 1)
+    check_range("top_n_sigma", body.top_n_sigma, 0, 100)
+    check_range("repetition_penalty", body.repetition_penalty, 0.01, 100)
+    check_range("frequency_penalty", body.frequency_penalty, -2, 2)
+    check_range("presence_penalty", body.presence_penalty, -2, 2)
+    check_range("seed", body.seed, -(2**63), 2**63 - 1)
+    return {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k if body.top_k is None or body.top_k > 0 else 0,
+        "min_p": body.min_p,
+        "top_n_sigma": body.top_n_sigma,
+        "repetition_penalty": body.repetition_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "presence_penalty": body.presence_penalty,
+        "logit_bias": _biases(body.logit_bias),
+        "seed": body.seed,
+        "n": body.n or 1,
+        "stop": stops_of("stop", body.stop),
+        "stop_token_ids": tuple(body.stop_token_ids or ()),
+        "min_tokens": body.min_tokens or 0,
+        "ignore_eos": bool(body.ignore_eos),
+    }
+
+
+def stops_of(name: str, value: str | list[str] | None) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else tuple(value or ())
+    if len(stops) > MAX_STOPS or any(not 0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
+        raise BadRequest(
+            f"{name} takes at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters; "
+            f"got {len(stops)}.",
+            next_step=f"Shorten {name}.",
+            param=name,
+            code="invalid_value",
+        )
+    return stops
+
+
+def _biases(given: dict[str, float] | None) -> dict[int, float]:
+    if not given:
+        return {}
+    if len(given) > 1024:
+        raise BadRequest(
+            "logit_bias takes at most 1,024 tokens.", param="logit_bias", code="invalid_value"
+        )
+    biases: dict[int, float] = {}
+    for token, bias in given.items():
+        if not token.isdecimal() or len(token) > 9:
+            raise BadRequest(
+                f"logit_bias has {token[:40]!r}, which is not a token id.",
+                next_step="Use token ids as keys; /tokenize gives them.",
+                param="logit_bias",
+                code="invalid_value",
+            )
+        check_range("logit_bias", bias, -100, 100)
+        biases[int(token)] = bias
+    return biases
+
+
+def check_stream_options(body: SamplingBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise BadRequest(
+            "stream_options needs stream to be true.",
+            next_step="Set stream, or leave stream_options out.",
+            param="stream_options",
+            code="invalid_value",
+        )
+
+
+UNSET = msgspec.UNSET

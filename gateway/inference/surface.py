@@ -1,0 +1,52 @@
+"""The interface of an API surface (chat, completions, messages, responses): parsing and responses."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from core.errors import TollhouseError
+from gateway.inference.request import InferenceRequest, Usage
+from gateway.prompts.tokenizing import TextCodec
+from gateway.streaming.choices import ChoiceOutput, Delta
+
+
+class ResponseInfo(Struct, frozen=True):
+    """Metadata of a response."""
+
+    request_id: str
+    created: int  # Unix seconds
+    model: str  # the name that the client sent
+    codec: TextCodec | None
+    prompt_tokens: int
+
+
+class StreamWriter(Protocol):
+    """Encodes server-sent events."""
+
+    def begin(self) -> bytes: ...
+
+    def delta(self, delta: Delta) -> bytes: ...
+
+    def end(self, usage: Usage, choices: Sequence[ChoiceOutput]) -> bytes: ...
+
+    def failed(self, error: TollhouseError) -> bytes: ...
+
+
+class Surface(Protocol):
+    route: str
+    style: str  # openai | anthropic: names of the rate limit headers
+
+    def parse(self, raw: bytes) -> InferenceRequest: ...
+
+    def stream(self, info: ResponseInfo, request: InferenceRequest) -> StreamWriter: ...
+
+    def answer(
+        self,
+        info: ResponseInfo,
+        request: InferenceRequest,
+        choices: Sequence[ChoiceOutput],
+        usage: Usage,
+    ) -> dict[str, Any]: ...
+
+    def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]: ...

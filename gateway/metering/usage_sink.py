@@ -1,0 +1,30 @@
+"""The usage sink of the shipper: writes usage and moderation events to the database in one commit."""
+
+from operator import attrgetter
+
+from billing import usage
+from core.batches import jobs
+from core.clock import Clock
+from core.database import Database
+from gateway.metering.spool import OutboxBatch
+from moderation.ingest import ingest
+
+_receipt_row = attrgetter(
+    "request_id", "engine_id", "prompt_tokens", "cached_tokens", "generated_tokens", "received_at"
+)
+
+
+class SqlUsageSink:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def record(self, batch: OutboxBatch) -> None:
+        with self._database.transaction() as session:
+            usage.record(session, batch.usage, self._clock)
+            for batch_id, answered in batch.lines:
+                jobs.record_result(session, batch_id, answered)
+            if batch.moderation:
+                ingest(session, batch.moderation)
+            if batch.receipts:
+                usage.store_receipts(session, [_receipt_row(each) for each in batch.receipts])

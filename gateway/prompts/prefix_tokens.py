@@ -1,0 +1,145 @@
+"""Caches the token ids of repeated chat prefixes: system prompt, tools, earlier turns.
+
+A chat's text is split before control tokens. A tokenizer extracts control tokens before any other
+step, so the text on either side never merges, and the ids of the pieces are the ids of the whole.
+Tokens for which that does not hold (they strip white space on their left, are matched in normalised
+text, or overlap another token) are not split points.
+
+Pieces are cached per tenant, so that timing reveals nothing about another tenant's prompts.
+"""
+
+import re
+import sys
+import threading
+from array import array
+from collections import OrderedDict
+
+from tokenizers import Tokenizer
+
+# Characters; for a shorter piece a lookup costs as much as encoding it.
+_MIN_PIECE = 512
+MIN_TEXT = 2 * _MIN_PIECE
+_MAX_BYTES = 32 * 2**20
+_ENTRY_BYTES = 300  # dictionary overhead, beside text and ids
+
+_Key = tuple[str, str]
+
+
+class PrefixTokenCache:
+    """An LRU cache of at most `max_bytes` for one tokenizer."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_bytes: int = _MAX_BYTES,
+        min_piece: int = _MIN_PIECE,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._max_bytes = max_bytes
+        self._min_piece = min_piece
+        self._cuts = _cuts(tokenizer)
+        self._entries: OrderedDict[_Key, array[int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.bytes = 0
+
+    def pieces(self, tenant_id: str, text: str) -> "Pieces":
+        """The text in pieces, with the cached ids. Encodes nothing."""
+        cut = self._cut(text)
+        found: list[array[int] | None] = []
+        with self._lock:
+            for piece in cut[:-1]:
+                key = (tenant_id, piece)
+                ids = self._entries.get(key)
+                if ids is not None:
+                    self._entries.move_to_end(key)
+                found.append(ids)
+        return Pieces(self, tenant_id, cut, [*found, None])
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def store(self, tenant_id: str, new: "list[tuple[str, array[int]]]") -> None:
+        with self._lock:
+            for piece, ids in new:
+                if (tenant_id, piece) not in self._entries:
+                    self._entries[tenant_id, piece] = ids
+                    self.bytes += _size(piece, ids)
+            while self.bytes > self._max_bytes:
+                (_, piece), ids = self._entries.popitem(last=False)
+                self.bytes -= _size(piece, ids)
+
+    def _cut(self, text: str) -> list[str]:
+        """Every piece but the first begins with a control token, so a tokenizer that treats the start
+        of a text differently does so only once. The end of a piece never depends on later text."""
+        if self._cuts is None:
+            return [text]
+        cut, begun = [], 0
+        for found in self._cuts.finditer(text):
+            if found.start() - begun >= self._min_piece:
+                cut.append(text[begun : found.start()])
+                begun = found.start()
+        return [*cut, text[begun:]]
+
+
+class Pieces:
+    """One text in pieces. The last one is not cached: it ends at the new turn and will not repeat."""
+
+    def __init__(
+        self,
+        prefix_tokens: PrefixTokenCache,
+        tenant_id: str,
+        cut: list[str],
+        known: "list[array[int] | None]",
+    ) -> None:
+        self._cache = prefix_tokens
+        self._tenant_id = tenant_id
+        self._cut = cut
+        self._known = known
+
+    @property
+    def new_characters(self) -> int:
+        """Number of characters that `ids` has to encode."""
+        pairs = zip(self._cut, self._known, strict=True)
+        return sum(len(piece) for piece, ids in pairs if ids is None)
+
+    def ids(self) -> list[int]:
+        whole: list[int] = []
+        new: list[tuple[str, array[int]]] = []
+        for piece, known in zip(self._cut, self._known, strict=True):
+            if known is not None:
+                whole += known
+                continue
+            ids = self._cache.encode(piece)
+            whole += ids
+            new.append((piece, array("I", ids)))
+        if new := new[:-1]:
+            self._cache.store(self._tenant_id, new)
+        return whole
+
+
+def _size(piece: str, ids: "array[int]") -> int:
+    return sys.getsizeof(piece) + sys.getsizeof(ids) + _ENTRY_BYTES
+
+
+def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    added = list(tokenizer.get_added_tokens_decoder().values())
+    if any(token.single_word for token in added):  # these depend on their neighbours
+        return None
+    texts = [token.content for token in added if token.content]
+    safe = [
+        token.content
+        for token in added
+        if token.content
+        and token.special
+        and not (token.normalized or token.lstrip)
+        and not any(_overlap(other, token.content) for other in texts if other != token.content)
+    ]
+    return re.compile("|".join(map(re.escape, safe))) if safe else None
+
+
+def _overlap(other: str, token: str) -> bool:
+    """Whether a match of `other` can span the start of `token`."""
+    if token in other:
+        return True
+    return any(token.startswith(other[at:]) for at in range(1, len(other)))

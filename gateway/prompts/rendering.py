@@ -1,0 +1,82 @@
+"""Renders a request to the text that the model reads, and encodes it."""
+
+import json
+from typing import Any
+
+from msgspec import Struct
+
+from core.errors import BadRequest
+from gateway.inference.request import InferenceRequest
+from gateway.prompts.prefix_tokens import MIN_TEXT, Pieces
+from gateway.prompts.tokenizing import TextCodec
+
+_GATEWAY_MARKS = (
+    "cache_control",
+    "volatile",
+    "rank",
+)  # marks for the gateway, which the template must not see
+
+
+class RenderedPrompt(Struct, frozen=True):
+    """`mark` is set when control tokens in the client's text were hidden."""
+
+    codec: TextCodec
+    text: str
+    raw: bool = False  # a raw prompt: its control tokens are intended by the client
+    mark: str | None = None
+
+    def ids(self) -> list[int]:
+        if self.mark is not None:
+            return self.codec.control.encode(self.text, self.mark)
+        return self.codec.encode(self.text, special=self.raw)
+
+    def pieces(self, tenant_id: str) -> Pieces | None:
+        """None when no part of the text is cached between requests."""
+        if self.raw or self.mark is not None or len(self.text) < MIN_TEXT:
+            return None
+        return self.codec.prefix_tokens.pieces(tenant_id, self.text)
+
+
+def render_prompt(request: InferenceRequest, codec: TextCodec) -> RenderedPrompt:
+    """Raises BadRequest when the model has no chat template or the template rejects the messages."""
+    if request.messages is None:
+        (prompt,) = request.prompts
+        assert isinstance(prompt, str)
+        return RenderedPrompt(codec, prompt, raw=True)
+    return render_chat(request.model, request.messages, request.tools, codec)
+
+
+def render_chat(
+    model: str,
+    given: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    codec: TextCodec,
+) -> RenderedPrompt:
+    template = codec.template
+    if template is None:
+        raise BadRequest(
+            f"The model {model} has no chat template.",
+            next_step="Use /v1/completions, or a model with a chat template.",
+            param="messages",
+        )
+    messages = [_template_message(message) for message in given]
+    if tools and not template.supports_tools:
+        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        messages.insert(0, {"role": "system", "content": f"Tools:\n{listed}"})
+        tools = None
+    if not codec.control.occur_in(messages, tools):
+        return RenderedPrompt(codec, template.render(messages, tools=tools))
+    escaped = codec.control.escape(messages, tools)
+    return RenderedPrompt(
+        codec, template.render(escaped.messages, tools=escaped.tools), mark=escaped.mark
+    )
+
+
+def _template_message(message: dict[str, Any]) -> dict[str, Any]:
+    result = {k: v for k, v in message.items() if k not in _GATEWAY_MARKS}
+    content = result.get("content")
+    if isinstance(content, list):
+        result["content"] = "".join(part["text"] for part in content)
+    if result["role"] == "developer":
+        result["role"] = "system"
+    return result

@@ -1,0 +1,290 @@
+"""Moderation by tenant policy: screens prompts, guards outputs, and records both."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+from prometheus_client import Counter
+
+from core import metrics
+from core.clock import Clock
+from core.tenants.keys import Principal
+from gateway.http.exchange import Headers
+from gateway.inference.request import InferenceRequest
+from gateway.prompts.truncation import texts_of
+from gateway.screening.decisions import DecisionLog
+from gateway.screening.moderator import PromptBlocked, ScreeningResult
+from gateway.screening.second_opinions import SecondOpinions
+from gateway.streaming.choices import OutputGuard
+from moderation.guard import StreamGuard
+from moderation.policy import Mode, Payer, Policy
+from moderation.screener import Screener
+from moderation.second_stage import in_grey_band, reviews_answers
+from moderation.verdict import Action, ScreenedText, Verdict
+
+_INLINE_CHARACTERS = 4_000  # longer prompts are screened in a thread
+
+
+class Policies(Protocol):
+    """Policies in force, read from memory."""
+
+    def policy_of(self, principal: Principal) -> Policy: ...
+
+
+class TenantModerator:
+    def __init__(
+        self,
+        screener: Screener,
+        policies: Policies,
+        clock: Clock,
+        log: DecisionLog,
+        opinions: SecondOpinions | None = None,
+    ) -> None:
+        self._screener = screener
+        self._policies = policies
+        self._clock = clock
+        self._log = log
+        self._opinions = opinions
+
+    async def screen(
+        self, request_id: str, principal: Principal, request: InferenceRequest
+    ) -> ScreeningResult:
+        policy = self._policies.policy_of(principal)
+        if not policy.roles:
+            return ScreeningResult(request)
+        texts = _texts_of(request)
+        started = self._clock.monotonic()
+        if sum(len(each.text) for each in texts) > _INLINE_CHARACTERS:
+            verdict = await asyncio.to_thread(self._screener.check_input, texts, policy)
+        else:
+            verdict = self._screener.check_input(texts, policy)
+        metrics.moderation_seconds.observe(self._clock.monotonic() - started)
+        if self._opinions is not None and in_grey_band(verdict, policy):
+            question = "\n\n".join(each.text for each in texts if each.role in policy.roles)
+            verdict = await self._opinions.request(question, policy, verdict)
+        _count_check("input", verdict)
+        whole = "\x00".join(each.text for each in texts)
+        self._log.record(request_id, principal, "input", verdict, whole)
+        if verdict.blocked:
+            raise PromptBlocked(
+                f"The moderation policy blocked the prompt ({verdict.headline}).",
+                next_step="Change the prompt, or ask your administrator about the policy.",
+                param=_param_name(request),
+                paid_by=_payer(verdict, policy.blocked_input_paid_by),
+            )
+        redacted = verdict.action is Action.REDACT
+        action = "unscanned" if verdict.unscanned else _action_name(verdict)
+        return ScreeningResult(
+            _with_texts(request, verdict.texts) if redacted else request, action, _headers(verdict)
+        )
+
+    def guard(self, request_id: str, principal: Principal, choices: int) -> list[OutputGuard]:
+        policy = self._policies.policy_of(principal)
+        if policy.mode is Mode.OFF:
+            return []
+        answer = GuardedResponse(
+            StreamGuard(policy, self._screener),
+            policy,
+            lambda verdict, text: self._log.record(request_id, principal, "output", verdict, text),
+        )
+        if self._opinions is not None and reviews_answers(policy):
+            return [SecondOpinionGuard(answer, choice, self._opinions) for choice in range(choices)]
+        return [ChoiceGuard(answer, choice) for choice in range(choices)]
+
+    def close(self) -> None:
+        """Write the gathered decisions to the spool."""
+        self._log.flush()
+
+
+class GuardedResponse:
+    """State shared by the choices of one request. The verdict is recorded once, however it ends."""
+
+    def __init__(
+        self, stream: StreamGuard, policy: Policy, record: Callable[[Verdict, str], None]
+    ) -> None:
+        self.stream = stream
+        self.policy = policy
+        self.texts: list[str] = []
+        self._record = record
+        self._recorded = False
+        self._decided: Verdict | None = None
+
+    def verdict(self) -> Verdict:
+        return self._decided or self.stream.verdict()
+
+    def decided(self, verdict: Verdict) -> None:
+        """Set the verdict of a second opinion; the strictest of all choices counts."""
+        if self._decided is None or verdict.action > self._decided.action:
+            self._decided = verdict
+
+    def over(self) -> None:
+        if self._recorded or not self.texts:
+            return
+        self._recorded = True
+        verdict = self.verdict()
+        _count_check("output", verdict)
+        self._record(verdict, "".join(self.texts))
+
+
+class ChoiceGuard:
+    """The output guard of one choice."""
+
+    needs_second_opinion = False
+    undecided = False
+
+    def __init__(self, answer: GuardedResponse, choice: int) -> None:
+        self.blocked = False
+        self.action: str | None = None
+        self._answer = answer
+        self._stream = answer.stream
+        self._choice = choice
+
+    @property
+    def held(self) -> int:
+        return self._stream.held(self._choice)
+
+    @property
+    def cut_paid_by(self) -> str:
+        return _payer(self._answer.verdict(), self._answer.policy.cut_output_paid_by)
+
+    def feed(self, text: str) -> str:
+        if not text:
+            return ""
+        self._answer.texts.append(text)
+        release = self._stream.feed(self._choice, text)
+        self.blocked = release.blocked
+        if release.blocked:
+            self.action = _action_name(self._stream.verdict())
+        return release.text
+
+    def flush(self) -> str:
+        release = self._stream.finish(self._choice)
+        self.blocked = release.blocked
+        verdict = self._stream.verdict()
+        self.action = "unscanned" if verdict.unscanned else _action_name(verdict)
+        return release.text
+
+    async def decide(self) -> str:
+        return ""
+
+    def over(self) -> None:
+        self._answer.over()
+
+
+class SecondOpinionGuard(ChoiceGuard):
+    """Holds the whole choice; when the first guard is unsure at the end, a second opinion decides."""
+
+    needs_second_opinion = True
+
+    def __init__(self, answer: GuardedResponse, choice: int, opinions: SecondOpinions) -> None:
+        super().__init__(answer, choice)
+        self._opinions = opinions
+        self._texts: list[str] = []
+        self._released: list[str] = []  # text that the first guard released
+
+    @property
+    def held(self) -> int:
+        return sum(map(len, self._texts))
+
+    def feed(self, text: str) -> str:
+        self._texts.append(text)
+        self._released.append(super().feed(text))
+        return ""
+
+    def flush(self) -> str:
+        self._released.append(super().flush())
+        if self.blocked:
+            return ""
+        policy = self._answer.policy
+        self.undecided = in_grey_band(self._stream.verdict(), policy)
+        return "" if self.undecided else self._release_all()
+
+    async def decide(self) -> str:
+        verdict = self._stream.verdict()
+        text = "".join(self._texts)
+        decided = await self._opinions.request(text, self._answer.policy, verdict, "assistant")
+        if decided.action is Action.REDACT and verdict.action < Action.REDACT:
+            # The second opinion is on the whole text and gives no span to redact.
+            decided = replace(decided, action=Action.BLOCK)
+        self._answer.decided(decided)
+        self.blocked, self.undecided = decided.blocked, False
+        self.action = "unscanned" if decided.unscanned else _action_name(decided)
+        return "" if self.blocked else self._release_all()
+
+    def _release_all(self) -> str:
+        released, self._released, self._texts = "".join(self._released), [], []
+        return released
+
+
+def _param_name(request: InferenceRequest) -> str:
+    if request.inputs is not None:
+        return "input"
+    return "messages" if request.messages is not None else "prompt"
+
+
+def _texts_of(request: InferenceRequest) -> list[ScreenedText]:
+    if request.messages is None:
+        return [ScreenedText("user", text) for text in texts_of(request)]
+    texts: list[ScreenedText] = []
+    for message in request.messages:
+        role = str(message["role"])
+        content = message.get("content")
+        if isinstance(content, str):
+            texts.append(ScreenedText(role, content))
+        elif isinstance(content, list):
+            texts += [ScreenedText(role, part["text"]) for part in content]
+    return texts
+
+
+def _with_texts(request: InferenceRequest, texts: Sequence[str]) -> InferenceRequest:
+    """The request with its texts replaced, in the order of `_texts_of`."""
+    remaining = iter(texts)
+    if request.inputs is not None:
+        inputs: list[Any] = [next(remaining) if isinstance(x, str) else x for x in request.inputs]
+        return replace(request, inputs=inputs)
+    if request.messages is None:
+        return replace(request, prompts=tuple(texts), decoded_prompts=())
+    messages: list[dict[str, Any]] = []
+    for message in request.messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            messages.append({**message, "content": next(remaining)})
+        elif isinstance(content, list):
+            parts = [{**part, "text": next(remaining)} for part in content]
+            messages.append({**message, "content": parts})
+        else:
+            messages.append(message)
+    return replace(request, messages=messages)
+
+
+def _count_check(direction: str, verdict: Verdict) -> None:
+    action = "unscanned" if verdict.unscanned else verdict.action.word
+    _checks(direction, action).inc()
+    for category in verdict.flagged:
+        metrics.moderation_flags.labels(category, action).inc()
+
+
+@cache
+def _checks(direction: str, action: str) -> Counter:
+    return metrics.moderation_checks.labels(direction, action)
+
+
+def _payer(verdict: Verdict, payer: Payer) -> str:
+    """The operator pays for a block caused by a failed stage, whatever the policy says."""
+    failed = any(name.endswith("_failed") for name in verdict.flagged)
+    return (Payer.OPERATOR if failed else payer).value
+
+
+def _action_name(verdict: Verdict) -> str | None:
+    return verdict.action.word if verdict.action > Action.ALLOW else None
+
+
+def _headers(verdict: Verdict) -> Headers:
+    if verdict.unscanned:
+        return [(b"x-tollhouse-moderation", b"unscanned")]
+    if verdict.action is Action.ALLOW:
+        return []
+    value = f"{verdict.action.word}; {', '.join(verdict.flagged)}"
+    return [(b"x-tollhouse-moderation", value.encode())]

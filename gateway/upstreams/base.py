@@ -1,0 +1,205 @@
+"""The interface of engine clients: our engine over ZeroMQ, or any OpenAI-compatible server.
+
+A client returns a `Generation` for each admitted request. Token engines return token ids, which the
+gateway detokenises; text engines (OpenAI-compatible servers) return text with a token count.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from core.errors import TollhouseError, Unavailable
+from engine.protocol import AdapterState, EngineInfo, EngineStats, GenerateRequest, Receipt
+from engine.protocol import TokenChunk as TokenChunk  # re-exported: part of the interface
+from gateway.inference.request import InferenceRequest
+
+
+class TextChunk(Struct, frozen=True):
+    """New output of one choice from a text engine."""
+
+    request_id: str
+    choice: int
+    text: str
+    count: int  # tokens in `text`: exact where the server reports them, else one per chunk
+    finish_reason: str | None = None  # OpenAI's value
+    logprobs: dict[str, Any] | None = None  # OpenAI's object, unchanged
+    calls: list[dict[str, Any]] | None = None  # OpenAI's tool calls, or deltas of them
+    vectors: list[Any] | None = None  # embeddings: lists of numbers or base64, in input order
+
+    @property
+    def plain(self) -> bool:
+        """Whether the chunk is text only, and not the last one."""
+        return (
+            self.finish_reason is None
+            and self.logprobs is None
+            and self.calls is None
+            and self.vectors is None
+        )
+
+
+Chunk = TokenChunk | TextChunk
+
+
+class Job(Struct, frozen=True):
+    """One admitted request in the forms that token engines and text engines need."""
+
+    engine_request: GenerateRequest
+    request: InferenceRequest
+    parts: tuple["Job", ...] = ()  # for several prompts: one job each, with its own request id
+
+
+class Generation(Protocol):
+    """A running request. `take` returns all chunks that are ready, at least one; [] means the end."""
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The receipt, once the engine has ended the request (also after a cancellation)."""
+
+    async def take(self) -> list[Chunk]: ...
+
+    def cancel(self) -> None:
+        """Tell the engine to stop. Its receipt still arrives."""
+
+    def terminate(self, error: TollhouseError) -> None:
+        """Tell the engine to stop and make `take` raise the error, without waiting for a receipt."""
+
+    async def ended(self, timeout_s: float) -> Receipt | None:
+        """Wait for the receipt, discarding remaining chunks. None if it does not arrive in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartupProgress:
+    """Progress of an engine that is starting or loading its model."""
+
+    elapsed_s: float  # seconds so far
+    remaining_s: float  # estimate: the last start's duration, else as long again as it has taken
+
+
+class EngineClient(Protocol):
+    """`speaks_text` engines apply stop strings and chat templates themselves."""
+
+    engine_id: str
+    speaks_text: bool
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def info(self) -> EngineInfo | None:
+        """None until the engine has responded once."""
+
+    def stats(self) -> EngineStats | None: ...
+
+    def healthy(self) -> bool: ...
+
+    def silent(self) -> bool:
+        """Whether it is connected but its heartbeat is overdue."""
+
+    def last_output(self) -> float:
+        """Monotonic time of the last output of any request; 0 before the first."""
+
+    def startup_progress(self) -> StartupProgress | None:
+        """Progress of its start; None if it is up, or if it is not expected to come up."""
+
+    def adapters(self) -> Mapping[str, AdapterState]:
+        """Registered adapters, by digest. Empty after the engine process restarted."""
+
+    async def generate(self, job: Job) -> Generation:
+        """Raises a TollhouseError if the engine refuses the request or does not respond."""
+
+    async def load_adapter(self, path: str, digest: str) -> AdapterState:
+        """Load and register an adapter. Token engines compute the digest; text engines trust it."""
+
+    async def unload_adapter(self, digest: str) -> None: ...
+
+    async def receipt(self, request_id: str) -> Receipt | None:
+        """The receipt of an ended request; None if the engine has none for this id."""
+
+    async def acknowledge(self, request_ids: list[str]) -> None:
+        """Tell the engine that these receipts are durable here, so that it may drop them."""
+
+
+class RequestStillRunning(TollhouseError):
+    """The request is still running, so its receipt does not exist yet."""
+
+
+class Mailbox:
+    """A Generation that a client fills from the engine's messages."""
+
+    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
+        self.request_id = request_id
+        self.receipt: Receipt | None = None
+        self._abort = abort
+        self._chunks: list[Chunk] = []
+        self._error: TollhouseError | None = None
+        self._over = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._wake()
+
+    def finish(self, receipt: Receipt | None) -> None:
+        self.receipt = receipt
+        self._over = True
+        self._wake()
+
+    def fail(self, error: TollhouseError) -> None:
+        if not self._over:
+            self._error = error
+            self._over = True
+            self._wake()
+
+    async def take(self) -> list[Chunk]:
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            if self._over:
+                return []
+            await self._wait()
+        taken, self._chunks = self._chunks, []
+        return taken
+
+    def cancel(self) -> None:
+        if not self._over:
+            self._abort(self.request_id)
+
+    def terminate(self, error: TollhouseError) -> None:
+        if not self._over:
+            self.fail(error)
+            self._abort(self.request_id)
+
+    async def ended(self, timeout_s: float) -> Receipt | None:
+        if self.receipt is not None:
+            return self.receipt
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._over:
+                    self._chunks.clear()
+                    await self._wait()
+        except TimeoutError:
+            return None
+        return self.receipt
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def engine_unavailable(engine_id: str, why: str) -> Unavailable:
+    return Unavailable(
+        f"The engine {engine_id} does not answer: {why}.",
+        next_step="Try again; only delivered tokens are charged.",
+        code="engine_unavailable",
+        retry_after_s=1.0,
+    )

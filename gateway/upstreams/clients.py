@@ -1,0 +1,140 @@
+"""Builds engine clients and served models from the configured upstreams."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import zmq.auth
+
+from core.clock import SystemClock
+from core.counters import Counters
+from core.counters_memory import MemoryCounters
+from core.errors import SettingError
+from core.settings import Settings
+from engine.protocol import KvEvent, Receipt
+from engine.worker.curve import ClientKeys
+from gateway.catalog.catalog import ServedModel
+from gateway.catalog.model_files import model_directory, model_name, sampling_defaults, served_model
+from gateway.prompts.tokenizing import load_codec
+from gateway.upstreams.base import EngineClient
+from gateway.upstreams.config import Upstream
+from gateway.upstreams.openai import OpenAIEngine
+from gateway.upstreams.openai_body import EXTRA, KINDS
+from gateway.upstreams.remote import RemoteEngine
+from gateway.upstreams.upstream_limits import UpstreamLimits
+
+_UNKNOWN_CONTEXT = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    clients: dict[str, list[EngineClient]]  # by public model name
+    models: list[ServedModel]
+
+
+def make_engines(
+    settings: Settings,
+    upstreams: list[Upstream],
+    on_stray_receipt: Callable[[Receipt], None],
+    on_kv_events: Callable[[str, list[KvEvent]], None],
+    counters: Counters | None = None,
+) -> Engines:
+    """Build a client for each upstream. KV events are requested only from models with several
+    replicas; `on_kv_events` is called with the replica's name and the events."""
+    replica_counts = Counter(upstream.model or model_name(settings) for upstream in upstreams)
+    clients: dict[str, list[EngineClient]] = {}
+    models: dict[str, ServedModel] = {}
+    capabilities_of: dict[str, frozenset[str]] = {}
+    parameters: dict[str, frozenset[str] | None] = {}
+    for upstream in upstreams:
+        name = upstream.model or model_name(settings)
+        client: EngineClient
+        if upstream.is_http:
+            clock = SystemClock()
+            limits = UpstreamLimits(
+                upstream, counters or MemoryCounters(clock), clock, processes=settings.workers
+            )
+            client = OpenAIEngine(upstream, upstream.upstream_model or name, limits)
+        else:
+            client = RemoteEngine(
+                upstream.replica_name,
+                upstream.url,
+                keys=_keys(settings, upstream),
+                on_kv_events=partial(on_kv_events, upstream.replica_name)
+                if replica_counts[name] > 1
+                else None,
+                on_stray_receipt=on_stray_receipt,
+            )
+        clients.setdefault(name, []).append(client)
+        if name not in models:
+            models[name] = _model(settings, upstream, name)
+        # A model has the capabilities that all of its replicas share, since any may be chosen.
+        shared = frozenset(upstream.capabilities) if upstream.is_http else frozenset()
+        capabilities_of[name] = capabilities_of.get(name, shared) & shared
+        supported = _parameters(upstream)
+        common = parameters.setdefault(name, supported)
+        if supported is not None:
+            parameters[name] = supported if common is None else common & supported
+    for name, shared in capabilities_of.items():
+        models[name] = replace(models[name], capabilities=shared, parameters=parameters[name])
+    return Engines(clients, list(models.values()))
+
+
+def _parameters(upstream: Upstream) -> frozenset[str] | None:
+    """Sampling parameters that an upstream supports; None: all, since it is our own engine."""
+    if not upstream.is_http:
+        return None
+    named = frozenset(upstream.parameters)
+    if upstream.engine not in KINDS or not named <= EXTRA.keys():
+        raise SettingError(
+            f"TOLLHOUSE_UPSTREAMS is wrong: {upstream.url} has engine {upstream.engine!r} and "
+            f"parameters {sorted(named)}.",
+            next_step=f"Engines: {', '.join(filter(None, KINDS))}. Parameters: {', '.join(EXTRA)}.",
+        )
+    return KINDS[upstream.engine] | named
+
+
+def _model(settings: Settings, upstream: Upstream, name: str) -> ServedModel:
+    if upstream.tokenizer:
+        directory = Path(upstream.tokenizer)
+        if not directory.is_dir():
+            raise SettingError(
+                f"The tokenizer of upstream {name} is {directory}, which is not a directory.",
+                next_step="Give a model directory with a tokenizer.json.",
+            )
+        context = upstream.context_length or _UNKNOWN_CONTEXT
+        defaults = sampling_defaults(directory)
+        return ServedModel(name, load_codec(directory), context, 0, defaults=defaults)
+    if upstream.is_http and upstream.model != model_name(settings):
+        return ServedModel(name, None, upstream.context_length or _UNKNOWN_CONTEXT, 0)
+    if upstream.is_http and not settings.model:
+        return ServedModel(name, None, upstream.context_length or _UNKNOWN_CONTEXT, 0)
+    return served_model(settings, model_directory(settings))
+
+
+def _keys(settings: Settings, upstream: Upstream) -> ClientKeys | None:
+    """CURVE keys for a tcp:// upstream, if configured. File permissions protect ipc:// sockets."""
+    public_key = upstream.public_key or settings.engine_public_key
+    file = settings.engine_secret_key_file
+    if not public_key or not upstream.url.startswith("tcp://"):
+        return None
+    if file is None:
+        raise SettingError(
+            "TOLLHOUSE_ENGINE_PUBLIC_KEY is set, but the gateway has no key pair of its own.",
+            next_step="Set TOLLHOUSE_ENGINE_SECRET_KEY_FILE.",
+        )
+    try:
+        public, secret = zmq.auth.load_certificate(file)
+    except (OSError, ValueError) as error:
+        raise SettingError(
+            f"TOLLHOUSE_ENGINE_SECRET_KEY_FILE {file} cannot be read: {error}.",
+            next_step="Create a key pair with zmq.auth.create_certificates.",
+        ) from None
+    if secret is None:
+        raise SettingError(
+            f"TOLLHOUSE_ENGINE_SECRET_KEY_FILE {file} contains no secret key.",
+            next_step="Name the file with the secret key.",
+        )
+    return ClientKeys(public_key.encode(), public, secret)

@@ -1,0 +1,130 @@
+"""Parses TOLLHOUSE_UPSTREAMS: the engines, their addresses and their options.
+
+The value is a list of addresses separated by commas or spaces, a JSON list of objects, or the path
+of a file with one.
+"""
+
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from core.errors import SettingError
+
+WIRE = ("tcp://", "ipc://")
+HTTP = ("http://", "https://")
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """`model` is the public name (empty: TOLLHOUSE_MODEL's), `upstream_model` the server's name."""
+
+    url: str
+    name: str = ""  # of the replica; stays the same when its process restarts
+    model: str = ""
+    upstream_model: str = ""
+    api_key: str = ""
+    tokenizer: str = ""  # a model directory; empty: TOLLHOUSE_MODEL's if it is served, else none
+    context_length: int = 0  # 0: the tokenizer directory's, or 8192
+    public_key: str = ""  # CURVE, Z85; empty: TOLLHOUSE_ENGINE_PUBLIC_KEY
+    engine: str = ""  # vllm, sglang, llama.cpp, tgi, tensorrt-llm or dynamo
+    # Parameters that it supports beyond OpenAI's and those of its `engine`: top_k, min_p, …
+    parameters: tuple[str, ...] = ()
+    price: dict[str, Any] = field(default_factory=dict)  # in the form of `tollhouse price`
+    max_in_flight: int = 0  # concurrent requests of all gateway processes; 0: no limit
+    requests_per_minute: int = 0  # of all gateway processes; 0: no limit
+    capabilities: tuple[str, ...] = ()  # besides text: tools, json, embeddings, adapters
+
+    @property
+    def replica_name(self) -> str:
+        """The replica's name in usage events, metrics and commands."""
+        return (self.name or self.url)[:80]
+
+    @property
+    def is_http(self) -> bool:
+        return self.url.startswith(HTTP)
+
+
+def read_upstreams(setting: str) -> list[Upstream]:
+    text = setting.strip()
+    if not text:
+        return []
+    if text.startswith("["):
+        return _from_json(text, "TOLLHOUSE_UPSTREAMS")
+    if not text.startswith((*WIRE, *HTTP)) and Path(text).is_file():
+        return _from_json(Path(text).read_text(encoding="utf-8"), text)
+    return _checked([Upstream(url) for url in text.replace(",", " ").split()])
+
+
+def _from_json(text: str, where: str) -> list[Upstream]:
+    try:
+        listed = json.loads(text)
+    except ValueError as error:
+        raise _invalid(f"{where} is not JSON: {error}") from None
+    if not isinstance(listed, list):
+        raise _invalid(f"{where} is not a list of objects")
+    return _checked([_parse_entry(each, index) for index, each in enumerate(listed)])
+
+
+def _parse_entry(given: Any, index: int) -> Upstream:
+    if isinstance(given, str):
+        return Upstream(given)
+    if not isinstance(given, dict):
+        raise _invalid(f"entry {index} is not an object")
+    known = {each.name for each in fields(Upstream)}
+    for name in given:
+        if name not in known:
+            raise _invalid(f"entry {index} has the unknown field {name!r}; known: {sorted(known)}")
+    if not isinstance(given.get("url"), str):
+        raise _invalid(f"entry {index} has no url")
+    listed = {
+        name: _names(name, given[name]) for name in ("capabilities", "parameters") if name in given
+    }
+    upstream = Upstream(**{**given, **listed})
+    if not isinstance(upstream.price, dict) or any(
+        type(v) is float for v in upstream.price.values()
+    ):
+        raise _invalid(
+            f'the price of {upstream.url} is not like {{"input": "0.10", "output": "0.40"}}'
+        )
+    for name in ("max_in_flight", "requests_per_minute", "context_length"):
+        value = getattr(upstream, name)
+        if type(value) is not int or value < 0:
+            raise _invalid(f"{name} of {upstream.url} is {value!r}, not a whole number from 0")
+    return upstream
+
+
+def _names(field_name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise _invalid(f"{field_name} is not a list of names")
+    return tuple(value)
+
+
+def _checked(upstreams: list[Upstream]) -> list[Upstream]:
+    names: set[str] = set()
+    for each in upstreams:
+        if not each.url.startswith((*WIRE, *HTTP)):
+            raise _invalid(f"{each.url!r} does not begin with one of {', '.join((*WIRE, *HTTP))}")
+        name = each.name or each.url
+        if name in names:
+            raise _invalid(f"two entries have the name {name!r}")
+        names.add(name)
+    _check_prices(upstreams)
+    return upstreams
+
+
+def _check_prices(upstreams: list[Upstream]) -> None:
+    priced: dict[str, dict[str, Any]] = {}
+    for each in upstreams:
+        if each.price and priced.setdefault(each.model, each.price) != each.price:
+            raise _invalid(
+                f"two entries of the model {each.model!r} have different prices: give each its own "
+                "model name, and connect them with TOLLHOUSE_FALLBACKS"
+            )
+
+
+def _invalid(problem: str) -> SettingError:
+    return SettingError(
+        f"TOLLHOUSE_UPSTREAMS is invalid: {problem}.",
+        next_step='Write addresses, or [{"url": "tcp://host:5555"}]; see docs/operator.md.',
+    )

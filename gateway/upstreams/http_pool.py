@@ -1,0 +1,238 @@
+"""An HTTP/1.1 client for one server, with a connection pool. Responses are streamed to a receiver.
+
+It uses httptools rather than aiohttp because aiohttp's session, task and stream reader per call
+cost more than all of admission. It supports only what an engine's API needs: POST, without
+redirects, compression or proxies.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+CONNECT_S = 5.0
+_IDLE_S = 50.0  # servers usually close a connection that was idle for a minute
+
+
+class Receiver(Protocol):
+    """Callbacks for one call. `on_end` or `on_error` is the last."""
+
+    def on_headers(self, status: int, content_type: str) -> None: ...
+
+    def on_data(self, data: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_error(self, error: Exception) -> None: ...
+
+
+class ServerDisconnected(ConnectionError):
+    """The server closed the connection before the end of the response."""
+
+
+class HttpPool:
+    def __init__(self, url: str, headers: dict[str, str]) -> None:
+        """`url` is scheme, host, port and an optional path prefix; `headers` go with every call."""
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        self._prefix = parts.path.rstrip("/").encode("ascii")
+        all_headers = {
+            "host": parts.netloc.rpartition("@")[2],
+            "accept-encoding": "identity",
+            **headers,
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in all_headers.items())
+        if lines.count("\n") != len(all_headers):
+            raise ValueError("a header of an upstream holds a line break")
+        self._headers = lines.encode("latin-1")
+        self._idle: list[Connection] = []
+        self._connections: set[Connection] = set()
+        self.last_byte_at = 0.0  # monotonic time of the last byte received
+        self._retries: set[asyncio.Task[None]] = set()
+
+    async def post(self, path: str, body: bytes, receiver: Receiver) -> Callable[[], None]:
+        """Send a request whose response goes to `receiver`. Returns a function that cancels the call.
+
+        Raises OSError or TimeoutError if no connection can be made.
+        """
+        request = b"POST %b%b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (
+            self._prefix,
+            path.encode("ascii"),
+            self._headers,
+            len(body),
+            body,
+        )
+        call = Call(receiver, request)
+        self._dispatch(call, self._idle_connection() or await self._connect())
+        return call.terminate
+
+    def close(self) -> None:
+        for connection in list(self._connections):
+            connection.close()
+        for task in self._retries:
+            task.cancel()
+
+    def release(self, connection: "Connection") -> None:
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+
+    def discard(self, connection: "Connection") -> None:
+        self._connections.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def retry(self, call: "Call") -> None:
+        """Retry a call whose pooled connection was closed before the server received it."""
+        task = asyncio.ensure_future(self._retry(call))
+        self._retries.add(task)
+        task.add_done_callback(self._retries.discard)
+
+    async def _retry(self, call: "Call") -> None:
+        try:
+            connection = await self._connect()
+        except (OSError, TimeoutError) as error:
+            call.fail(error)
+            return
+        self._dispatch(call, connection)
+
+    def _dispatch(self, call: "Call", connection: "Connection") -> None:
+        if call.over:
+            self.release(connection)
+        else:
+            connection.send(call)
+
+    def _idle_connection(self) -> "Connection | None":
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()
+            if now - connection.idle_since < _IDLE_S and not connection.closing:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self) -> "Connection":
+        async with asyncio.timeout(CONNECT_S):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(self), self._host, self._port, ssl=self._tls
+            )
+        self._connections.add(connection)
+        return connection
+
+
+class Call:
+    """One request and the receiver of its response."""
+
+    def __init__(self, receiver: Receiver, request: bytes) -> None:
+        self.receiver = receiver
+        self.request = request
+        self.connection: Connection | None = None
+        self.over = False
+
+    def terminate(self) -> None:
+        """Cancel: close the connection; the receiver gets no more callbacks."""
+        self.over = True
+        if self.connection is not None:
+            self.connection.close()
+
+    def fail(self, error: Exception) -> None:
+        if not self.over:
+            self.over = True
+            self.receiver.on_error(error)
+
+
+class Connection(asyncio.Protocol):
+    """A connection, which carries one call at a time."""
+
+    def __init__(self, pool: HttpPool) -> None:
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._call: Call | None = None
+        self._served = 0
+        self._received = False  # a byte of the response was received
+        self._framed = False  # the response has a content-length or is chunked
+        self._content_type = ""
+        self.idle_since = 0.0
+
+    @property
+    def closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def send(self, call: Call) -> None:
+        assert self._transport is not None
+        self._call, call.connection = call, self
+        self._received = self._framed = False
+        self._transport.write(call.request)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
+
+    def data_received(self, data: bytes) -> None:
+        self._received = True
+        self._pool.last_byte_at = time.monotonic()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(ServerDisconnected(f"its answer is not HTTP ({error})"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.discard(self)
+        call, self._call = self._call, None
+        if call is None or call.over:
+            return
+        call.connection = None
+        if not self._received and self._served:
+            self._pool.retry(call)
+        elif self._received and not self._framed and exc is None:
+            call.over = True  # a response without a length ends with its connection
+            call.receiver.on_end()
+        else:
+            call.fail(ServerDisconnected(str(exc) if exc else "it closed the connection"))
+
+    def on_message_begin(self) -> None:
+        self._content_type = ""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        lowered = name.lower()
+        if lowered == b"content-type":
+            self._content_type = value.decode("latin-1").partition(";")[0].strip().lower()
+        elif lowered in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200 and self._call is not None and not self._call.over:
+            self._call.receiver.on_headers(status, self._content_type)
+
+    def on_body(self, data: bytes) -> None:
+        if self._call is not None and not self._call.over:
+            self._call.receiver.on_data(data)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:
+            return
+        call, self._call = self._call, None
+        self._served += 1
+        if self._parser.should_keep_alive() and call is not None and not self.closing:
+            self._pool.release(self)
+        else:
+            self.close()
+        if call is not None and not call.over:
+            call.over, call.connection = True, None
+            call.receiver.on_end()
+
+    def _fail(self, error: Exception) -> None:
+        call, self._call = self._call, None
+        self.close()
+        if call is not None:
+            call.fail(error)

@@ -1,0 +1,73 @@
+"""The engine processes that `serve` starts on this machine; all gateway processes share them."""
+
+import json
+import logging
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from core.errors import Unavailable
+from core.settings import Settings
+from gateway.catalog.model_files import model_directory, model_name
+from gateway.upstreams.local import EngineOptions, EngineProcess
+
+log = logging.getLogger("tollhouse.engine")
+_LOG_EVERY_S = 10.0
+
+
+class LocalEngines:
+    def __init__(self, settings: Settings) -> None:
+        # A short path: a Unix socket's path is limited to about 100 characters.
+        self._socket_dir = Path(tempfile.mkdtemp(prefix="tollhouse-"))
+        self._settings = settings
+        directory = model_directory(settings)
+        self.processes = [
+            EngineProcess(
+                EngineOptions(
+                    model=str(directory),
+                    address=f"ipc://{self._socket_dir}/engine-{slot}.sock",
+                    receipts=settings.data_dir / "receipts" / f"engine-{slot}.log",
+                    dtype=settings.dtype,
+                    kv_memory_mb=settings.kv_memory_mb,
+                )
+            )
+            for slot in range(settings.engines)
+        ]
+
+    def upstreams(self) -> str:
+        """A value of TOLLHOUSE_UPSTREAMS that names these engines, for the gateway processes."""
+        return json.dumps(
+            [
+                {"url": each.options.address, "name": f"local-{slot}"}
+                for slot, each in enumerate(self.processes)
+            ]
+        )
+
+    def start(self) -> None:
+        for each in self.processes:
+            each.start()
+
+    def wait_ready(self, timeout_s: float = 1800.0) -> float:
+        """Wait for all engines; returns the seconds it took. Raises Unavailable if one fails."""
+        began = time.monotonic()
+        for each in self.processes:
+            while not each.wait_ready(_LOG_EVERY_S):
+                waited = time.monotonic() - began
+                if each.problem:
+                    raise Unavailable(
+                        f"The engine cannot start: {each.problem}",
+                        next_step="Check TOLLHOUSE_MODEL, and see the engine's log above.",
+                    )
+                if waited > timeout_s:
+                    raise Unavailable(
+                        f"The engine was not ready after {waited:.0f} s.",
+                        next_step="See the engine's log above.",
+                    )
+                log.info("loading %s for %.0f s so far", model_name(self._settings), waited)
+        return time.monotonic() - began
+
+    def stop(self) -> None:
+        for each in self.processes:
+            each.stop()
+        shutil.rmtree(self._socket_dir, ignore_errors=True)

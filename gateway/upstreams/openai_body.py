@@ -1,0 +1,110 @@
+"""The request body for an OpenAI-compatible server, and the parameters that each server supports."""
+
+import hashlib
+from collections.abc import Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any
+
+from gateway.inference.request import InferenceRequest
+from gateway.upstreams.base import Job
+
+# Hints of ours for prompt order: removed, since some servers refuse unknown fields.
+GATEWAY_FIELDS = ("volatile", "rank")
+# OpenAI's own parameters, which every compatible server has.
+_OWN = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
+# Parameters beyond OpenAI's: the field of `InferenceRequest`, and its value when it is not set.
+EXTRA: Mapping[str, Any] = MappingProxyType(
+    {
+        "top_k": None,
+        "min_p": None,
+        "top_n_sigma": None,
+        "repetition_penalty": None,
+        "stop_token_ids": (),
+        "min_tokens": 0,
+        "ignore_eos": False,
+    }
+)
+_TUNING = (*_OWN, *EXTRA)
+_UNSET = (*(None for _ in _OWN), *EXTRA.values())
+_tuning = attrgetter(*_TUNING)
+_COMMON_EXTRA = frozenset(EXTRA) - {"top_n_sigma"}
+# Parameters beyond OpenAI's that each kind of server supports, from its documentation.
+KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "": frozenset(),
+        "vllm": _COMMON_EXTRA,
+        "sglang": _COMMON_EXTRA,
+        "tensorrt-llm": _COMMON_EXTRA,
+        "llama.cpp": frozenset(
+            ("top_k", "min_p", "top_n_sigma", "repetition_penalty", "ignore_eos")
+        ),
+        "dynamo": frozenset(("top_k", "repetition_penalty", "ignore_eos")),
+        "tgi": frozenset(),
+    }
+)
+_RENAMED = {("llama.cpp", "repetition_penalty"): "repeat_penalty"}
+
+
+def lora_name(digest: str) -> str:
+    """A name from the weights' digest, since two tenants may use one name for different adapters."""
+    return f"tollhouse-{digest[:32]}"
+
+
+def upstream_body(job: Job, model: str, kind: str = "") -> dict[str, Any]:
+    request, adapter = job.request, job.engine_request.adapter
+    named = lora_name(adapter) if adapter is not None else model
+    if request.inputs is not None:
+        return {"model": named, "input": request.inputs, **request.extra["embeddings"]}
+    body: dict[str, Any] = {"model": named, "stream": request.stream}
+    body["max_tokens"] = job.engine_request.sampling.max_tokens
+    if request.messages is not None:
+        _chat(request, body)
+    else:
+        body["prompt"] = request.prompts[0]
+        if request.logprobs is not None:
+            body["logprobs"] = request.logprobs
+    if (given := _tuning(request)) != _UNSET:
+        for name, value, unset in zip(_TUNING, given, _UNSET, strict=True):
+            if value != unset:
+                body[_RENAMED.get((kind, name), name)] = value
+    if request.n > 1:
+        body["n"] = request.n
+    if request.stop:
+        body["stop"] = list(request.stop)
+    if request.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in request.logit_bias.items()}
+    if request.stream:
+        body["stream_options"] = {"include_usage": True}
+    if kind == "vllm":
+        # Isolate tenants in its prefix cache: latency would reveal whether a prompt was seen before.
+        body["cache_salt"] = hashlib.sha256(job.engine_request.namespace.encode()).hexdigest()[:32]
+    return body
+
+
+def path_of(request: InferenceRequest) -> str:
+    if request.inputs is not None:
+        return "/v1/embeddings"
+    return "/v1/chat/completions" if request.messages is not None else "/v1/completions"
+
+
+def _chat(request: InferenceRequest, body: dict[str, Any]) -> None:
+    body["messages"] = [_without_gateway_fields(message) for message in request.messages or []]
+    if request.tools:
+        body["tools"] = request.tools
+        if request.single_tool_call:
+            body["parallel_tool_calls"] = False
+    body |= {name: value for name, value in request.engine_parameters.items() if name != "strict"}
+    if request.logprobs is not None:
+        body["logprobs"] = True
+        body["top_logprobs"] = request.logprobs
+
+
+def _without_gateway_fields(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [{k: v for k, v in part.items() if k not in GATEWAY_FIELDS} for part in content]
+        message = {**message, "content": parts}
+    if "volatile" in message:
+        message = {k: v for k, v in message.items() if k != "volatile"}
+    return message

@@ -1,0 +1,58 @@
+"""Ids sort by time, the fake clock only goes forward, and log lines hold no secret."""
+
+import json
+import logging
+
+import pytest
+
+from core import ids, logs
+from core.clock import FakeClock
+from core.tenants import secrets
+
+
+def test_ids_sort_by_time_and_do_not_repeat() -> None:
+    made = [ids.new_id(ids.REQUEST, millis) for millis in (1, 2, 1_700_000_000_000, 2**48 - 1)]
+    assert made == sorted(made)
+    assert len({ids.new_id(ids.REQUEST) for _ in range(10_000)}) == 10_000
+    assert ids.prefix_of(made[0]) == "req"
+
+
+def test_a_clock_does_not_run_backwards() -> None:
+    clock = FakeClock()
+    before = clock.now()
+    clock.advance(days=1)
+    assert (clock.now() - before).days == 1
+    with pytest.raises(ValueError, match="backwards"):
+        clock.advance(-1)
+
+
+def test_a_key_with_a_typo_is_refused_without_a_look_up() -> None:
+    secret = secrets.generate()
+    assert secrets.well_formed(secret)
+    for place in range(len(secret)):
+        other = "b" if secret[place] == "a" else "a"
+        assert not secrets.well_formed(secret[:place] + other + secret[place + 1 :])
+    for wrong in ("", "th_", secret + "a", secret[:-1], secret.replace("th_", "sk_"), "ä" * 41):
+        assert not secrets.well_formed(wrong)
+
+
+@pytest.mark.parametrize("shape", ["console", "json"])
+def test_log_lines_hold_no_secret(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    kept = root.handlers[:], root.level
+    secret = secrets.generate()
+    try:
+        logs.configure("info", shape)
+        logging.getLogger("t").info("key %s at postgresql://me:hunter2@host/db", secret)
+        try:
+            raise ValueError(f"refused {secret}")
+        except ValueError:
+            logging.getLogger("t").exception("failed")
+    finally:
+        root.handlers[:], root.level = kept[0], kept[1]
+    written = capsys.readouterr().err
+    assert secret not in written
+    assert "hunter2" not in written
+    assert secret[:7] in written
+    if shape == "json":
+        assert [json.loads(line)["level"] for line in written.splitlines()] == ["info", "error"]

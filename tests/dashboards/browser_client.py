@@ -1,0 +1,36 @@
+"""Browsers without a browser: signed-in HTTP clients of a served house, by role."""
+
+import httpx
+from sqlalchemy import select
+
+from core.tenants.keys import issue
+from core.tenants.models import Project
+from core.tenants.scope import scope_of_operator
+from tests.gateway.deployment import Deployment
+
+
+def browser(deployment: Deployment, secret: str | None = None) -> httpx.Client:
+    client = httpx.Client(
+        base_url=deployment.url,
+        follow_redirects=True,
+        timeout=60,
+        headers={"origin": deployment.url},
+    )
+    if secret is not None:
+        answer = client.post("/dashboard/sign-in", data={"secret": secret})
+        assert answer.status_code == 200, answer.text
+    return client
+
+
+def with_role(deployment: Deployment, role: str, tenant_id: str = "") -> str:
+    """The secret of a fresh key."""
+    services = deployment.services
+    scope = scope_of_operator(tenant_id or deployment.tenant_id)
+    with services.database.transaction() as session:
+        project = session.scalars(
+            select(Project.id).where(Project.tenant_id == scope.tenant_id)
+        ).first()
+        assert project is not None
+        return issue(
+            session, scope, services.clock, project_id=project, name=role, role=role
+        ).secret

@@ -1,0 +1,150 @@
+"""A whole house on a free port, in a thread: real sockets, real database, real spool."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from sqlalchemy import text
+
+from billing.prices import ensure_default_prices
+from core.clock import SystemClock
+from core.database import Database
+from core.settings import Settings
+from core.tenants.bootstrap import ensure_demo_tenant
+from engine.demo.paths import MODEL_DIR
+from gateway.app import create_app
+from gateway.catalog.catalog import ServedModel
+from gateway.http.http_protocol import BoundedHttp
+from gateway.prompts.tokenizing import load_codec
+from gateway.upstreams.clients import Engines
+from gateway.upstreams.fake import FakeEngine
+from gateway.wiring import Services, build
+from migrations.run import upgrade
+
+MODEL = "tiny"
+
+
+@dataclass
+class Deployment:
+    services: Services
+    engine: FakeEngine
+    url: str
+    key: str  # empty where the data directory had its tenant already
+    tenant_id: str
+    loop: asyncio.AbstractEventLoop
+    app: FastAPI
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"}
+
+    def call(self, act: Callable[[], object]) -> None:
+        """In the house's event loop."""
+        self.loop.call_soon_threadsafe(act)
+
+    def events(self, count: int, timeout_s: float = 60) -> list[dict[str, Any]]:
+        """The usage events, once there are at least so many."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self.services.database.read() as session:
+                query = text("select * from usage_events order by request_id")
+                rows = [dict(row) for row in session.execute(query).mappings()]
+            if len(rows) >= count:
+                return rows
+            assert time.monotonic() < deadline, f"{len(rows)} usage events, {count} were expected"
+            time.sleep(0.02)
+
+    def last_event(self, timeout_s: float = 60) -> dict[str, Any]:
+        """Of the request that reached the engine last."""
+        wanted = self.engine.submitted[-1].request_id
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = [e for e in self.events(0) if e["request_id"] == wanted]
+            if found:
+                return found[0]
+            assert time.monotonic() < deadline, f"no usage event of {wanted} came"
+            time.sleep(0.02)
+
+    def steps(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Fills with the names of the pipeline's steps as requests pass them."""
+        pipeline = self.services.pipeline
+        passed: list[str] = []
+        for owner, name in (
+            (pipeline.auth, "principal"),
+            (pipeline.admission, "reserve"),
+            (pipeline.moderator, "screen"),
+            (pipeline.spool, "open"),
+            (pipeline.spool, "close"),
+        ):
+            plain = getattr(owner, name)
+
+            def _seen(*given: Any, _plain: Any = plain, _name: str = name, **named: Any) -> Any:
+                passed.append(_name)
+                return _plain(*given, **named)
+
+            monkeypatch.setattr(owner, name, _seen)
+        return passed
+
+
+@contextmanager
+def running_deployment(
+    tmp_path: Path, *, token_delay_s: float = 0.0, send_buffer: int = 0, **wiring: Any
+) -> Iterator[Deployment]:
+    """`send_buffer` bounds the kernel's share of an answer that nobody reads, in bytes."""
+    settings = Settings(data_dir=tmp_path, **wiring.pop("settings", {}))
+    database = Database(settings.effective_database_url)
+    upgrade(database)
+    with database.transaction() as session:
+        demo = ensure_demo_tenant(session, SystemClock())
+        ensure_default_prices(session, SystemClock(), MODEL)
+    database.close()
+    codec = load_codec(MODEL_DIR)
+    engine = FakeEngine(
+        vocab_size=codec.vocab_size,
+        eos_token_ids=codec.eos_token_ids,
+        token_delay_s=token_delay_s,
+        context_length=512,
+    )
+    model = ServedModel(MODEL, codec, 512, 0)
+    wiring.setdefault("engines", Engines({MODEL: [engine]}, [model]))
+    services = build(settings, **wiring)
+    app = create_app(services)
+    with _listening(app, send_buffer) as (url, loop):
+        yield Deployment(services, engine, url, demo.secret or "", demo.tenant_id, loop, app)
+
+
+@contextmanager
+def _listening(app: FastAPI, send_buffer: int) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    if send_buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(app, http=BoundedHttp, log_config=None, timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(
+        target=lambda: loop.run_until_complete(server.serve(sockets=[listener])), daemon=True
+    )
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    deadline = time.monotonic() + 60
+    while not server.started:
+        assert thread.is_alive() and time.monotonic() < deadline, "the server did not start"
+        time.sleep(0.01)
+    assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
+    yield url, loop
+    server.should_exit = True
+    thread.join(60)
+    assert not thread.is_alive(), "the server did not stop"
+    loop.close()
+    listener.close()

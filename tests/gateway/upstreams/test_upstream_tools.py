@@ -1,0 +1,153 @@
+"""Tool calls and forms that an upstream can do: passed on, read back, guarded and counted."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from billing.prices import ensure_default_prices
+from core.clock import SystemClock
+from core.settings import Settings
+from gateway.upstreams.clients import make_engines
+from gateway.upstreams.config import read_upstreams
+from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.fake_upstream import Server, upstream
+
+PATH = "/v1/chat/completions"
+ASK: Any = [{"role": "user", "content": [{"type": "text", "text": "Hi", "rank": 1}]}]
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+USAGE = {"prompt_tokens": 7, "completion_tokens": 9, "total_tokens": 16}
+CALL = {
+    "id": "call_theirs",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Bern"}'},
+}
+
+
+def chunk(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+
+def piece(index: int, arguments: str, **named: Any) -> dict[str, Any]:
+    function = {"arguments": arguments, **({"name": "weather"} if named else {})}
+    return {"tool_calls": [{"index": index, "function": function, **named}]}
+
+
+STREAM = [
+    chunk({"role": "assistant", "content": "Let me see. "}),
+    chunk(piece(0, "", id="call_a", type="function")),
+    chunk(piece(0, '{"city": ')),
+    chunk(piece(0, '"Bern"}')),
+    chunk(piece(1, '{"city": "Brig"}', id="call_b", type="function")),
+    chunk({}, "tool_calls"),
+    {"choices": [], "usage": USAGE},
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with upstream() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def able_house(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    entry = {"url": server.url, "name": "u", "model": "able", "capabilities": ["tools", "json"]}
+    path = tmp_path_factory.mktemp("able")
+    settings = {"upstreams": json.dumps([entry])}
+    engines = make_engines(
+        Settings(data_dir=path),
+        read_upstreams(settings["upstreams"]),
+        lambda _receipt: None,
+        lambda _name, _events: None,
+    )
+    with running_deployment(path, settings=settings, engines=engines) as made:
+        with made.services.database.transaction() as session:
+            ensure_default_prices(session, SystemClock(), "able")
+        made.services.prices.refresh()
+        yield made
+
+
+@pytest.fixture
+def able(able_house: Deployment) -> Iterator[OpenAI]:
+    url = f"{able_house.url}/v1"
+    with OpenAI(base_url=url, api_key=able_house.key, max_retries=0, timeout=60) as made:
+        yield made
+
+
+def test_a_whole_answers_calls_come_back_with_their_ids(
+    able_house: Deployment, able: OpenAI, server: Server
+) -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    server.answers[PATH] = {"choices": [choice], "usage": USAGE}
+    before = len(able_house.events(0))
+    answer = able.chat.completions.create(
+        model="able", messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
+    sent = server.asked[-1][1]
+    assert sent["tool_choice"] == "required" and sent["parallel_tool_calls"] is False
+    assert sent["messages"][0]["content"] == [{"type": "text", "text": "Hi"}]
+    calls = answer.choices[0].message.tool_calls
+    assert calls is not None and calls[0].id == "call_theirs"
+    assert json.loads(calls[0].function.arguments) == {"city": "Bern"}
+    assert answer.choices[0].finish_reason == "tool_calls"
+    event = max(able_house.events(before + 1), key=lambda each: each["request_id"])
+    assert (event["input_tokens"], event["output_tokens"], event["waived_tokens"]) == (7, 9, 0)
+
+
+def test_pieces_of_a_stream_become_whole_calls(able: OpenAI, server: Server) -> None:
+    server.answers[PATH] = STREAM
+    with able.chat.completions.stream(model="able", messages=ASK, tools=TOOLS) as stream:
+        for _ in stream:
+            continue
+        final = stream.get_final_completion().choices[0]
+    assert final.message.content == "Let me see. " and final.finish_reason == "tool_calls"
+    calls = final.message.tool_calls
+    assert calls is not None and [call.id for call in calls] == ["call_a", "call_b"]
+    told = [json.loads(call.function.arguments)["city"] for call in calls]
+    assert told == ["Bern", "Brig"]
+
+
+def test_a_call_passes_the_guard_as_any_text(
+    able_house: Deployment, able: OpenAI, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moderator = able_house.services.pipeline.moderator
+    plain, seen = moderator.guard, []
+
+    def _guard(*given: Any, **named: Any) -> Any:
+        made = plain(*given, **named)
+        for each in made:
+            feed = each.feed
+            each.feed = lambda text, _feed=feed: (seen.append(text), _feed(text))[1]
+        return made
+
+    monkeypatch.setattr(moderator, "guard", _guard)
+    server.answers[PATH] = STREAM
+    able.chat.completions.create(model="able", messages=ASK, tools=TOOLS, stream=True).close()
+    list(able.chat.completions.create(model="able", messages=ASK, tools=TOOLS, stream=True))
+    assert "Bern" in "".join(seen) and "Brig" in "".join(seen)
+
+
+def test_forms_pass_to_an_upstream_that_can(able: OpenAI, server: Server) -> None:
+    message = {"role": "assistant", "content": '{"a": 1}'}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    server.answers[PATH] = {"choices": [choice], "usage": USAGE}
+    schema: Any = {"name": "x", "schema": {"type": "object"}, "strict": True}
+    form: Any = {"type": "json_schema", "json_schema": schema}
+    answer = able.chat.completions.create(model="able", messages=ASK, response_format=form)
+    assert answer.choices[0].message.content == '{"a": 1}'
+    assert server.asked[-1][1]["response_format"] == form
+    text: Any = {"format": {"type": "json_schema", **schema}}
+    told = able.responses.create(model="able", input="Hi", text=text)
+    assert told.output_text == '{"a": 1}'
+    assert server.asked[-1][1]["response_format"] == form
+    assert "strict" not in server.asked[-1][1]
+
+
+def test_what_it_did_not_declare_is_refused(able: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        able.embeddings.create(model="able", input="x")

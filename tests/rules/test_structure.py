@@ -1,0 +1,114 @@
+"""The house's own rules, read from the tree: one direction, small files, and who may make what."""
+
+import ast
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("core", "gateway", "engine", "billing", "moderation", "dashboards", "migrations")
+MOST_LINES = 400
+MEDIAN_LINES = 120
+
+
+def sources() -> list[Path]:
+    found = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    return [path for path in found if "versions" not in path.parts]
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_no_source_file_is_over_the_cap() -> None:
+    long = {str(p.relative_to(ROOT)): lines_of(p) for p in sources() if lines_of(p) > MOST_LINES}
+    assert not long, f"two nouns in one file? {long}"
+
+
+def test_the_median_source_file_is_short() -> None:
+    written = [lines_of(path) for path in sources() if path.name != "__init__.py"]
+    assert statistics.median(written) < MEDIAN_LINES
+
+
+def test_an_init_file_holds_no_logic() -> None:
+    for path in sources():
+        if path.name != "__init__.py":
+            continue
+        for node in ast.parse(path.read_text()).body:
+            allowed = isinstance(node, ast.Import | ast.ImportFrom) or (
+                isinstance(node, ast.Expr | ast.Assign) and "__all__" in ast.unparse(node)
+            )
+            docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            assert allowed or docstring, f"{path}: {ast.unparse(node)[:60]}"
+
+
+def test_the_layers_hold() -> None:
+    tool = Path(sys.executable).with_name("lint-imports")
+    result = subprocess.run(
+        [tool, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "gateway.app",
+        "gateway.cli.main",
+        "engine",
+        "engine.worker.server",
+        "dashboards.app",
+        "billing.tasks",
+    ],
+)
+def test_importing_it_loads_no_torch(module: str) -> None:
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
+    assert result.returncode == 0, result.stderr.decode()
+
+
+def _calls(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node.lineno
+
+
+def test_only_the_scope_file_makes_a_tenant_scope() -> None:
+    for path in sources():
+        if path.relative_to(ROOT).as_posix() == "core/tenants/scope.py":
+            continue
+        makers = [line for name, line in _calls(path) if name.endswith("TenantScope")]
+        assert not makers, f"{path}:{makers} makes a TenantScope"
+
+
+def test_only_the_clock_reads_the_system_time() -> None:
+    forbidden = {"datetime.now", "datetime.utcnow", "time.time", "date.today"}
+    for path in sources():
+        parts = path.relative_to(ROOT).parts
+        if parts[0] == "engine" or path.name in ("clock.py", "ids.py"):
+            continue  # the engine has no calendar; ids only sort
+        found = [(name, line) for name, line in _calls(path) if name in forbidden]
+        assert not found, f"{path} reads the clock itself: {found}"
+
+
+def test_pydantic_stays_at_the_edges() -> None:
+    for path in sources():
+        where = path.relative_to(ROOT).as_posix()
+        if where.startswith(("gateway/inference/", "gateway/api/", "gateway/app")) or where in (
+            "core/settings.py",
+        ):
+            continue
+        assert (
+            "import pydantic" not in path.read_text() and "from pydantic" not in path.read_text()
+        ), f"{where} uses pydantic inside the house"
+
+
+def test_across_packages_there_are_only_ids() -> None:
+    for path in (ROOT / "billing" / "models.py", ROOT / "moderation" / "models.py"):
+        text = path.read_text()
+        assert "relationship(" not in text
+        assert 'ForeignKey("tenants.' not in text
