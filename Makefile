@@ -3,12 +3,17 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# What `make serve` installs beside the base; on a GPU: make serve EXTRAS=gpu,pdf
+EXTRAS ?= engine,pdf
+# --no-compile: Python compiles the few modules that are imported, not the thousands that are installed.
+INSTALL := $(BIN)/pip install --no-compile -c constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: serve test check docs bench clean
+.PHONY: serve test check docs bench bare lock lock-check upgrade clean
 
+# make serve MODEL=… serves that model; a MODEL of the environment is somebody else's.
 serve: $(VENV)/.installed
-	$(BIN)/tollhouse serve
+	$(if $(filter command,$(firstword $(origin MODEL))),TOLLHOUSE_MODEL='$(MODEL)') $(BIN)/tollhouse serve
 
 test: $(VENV)/.installed-dev check
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
@@ -24,19 +29,39 @@ docs: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
 
+# The wheel alone in new environments, and `make serve` in a new clone.
+bare:
+	$(PYTHON) .ci/bare
+
+# Pins what is new in pyproject.toml; the other pins stay.
+lock:
+	$(PYTHON) .ci/lock.py
+
+lock-check:
+	$(PYTHON) .ci/lock.py --check
+
+# Newest versions that fit together, the suite on them, and what changed.
+upgrade:
+	$(PYTHON) .ci/lock.py --upgrade
+	$(MAKE) test
+	git --no-pager diff --stat -p constraints.txt
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # torch first and alone: a range asked for by another package would fetch its GPU build.
 $(VENV)/.torch: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt torch
+	@echo "== PyTorch (1 of 2) =="
+	$(INSTALL) torch
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install -q -c constraints.txt -e .
+	@echo "== Tollhouse with $(EXTRAS) (2 of 2) =="
+	$(INSTALL) -e ".[$(EXTRAS)]"
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
-	touch $@
+$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml
+	@echo "== Tollhouse with all that tests need (2 of 2) =="
+	$(INSTALL) -e ".[dev]"
+	touch $(VENV)/.installed $@

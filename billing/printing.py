@@ -8,6 +8,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from billing.periods import zone_of
+from core.errors import MissingExtra
+from core.extras import imports_of
 
 
 def as_html(document: dict[str, Any]) -> str:
@@ -16,7 +18,15 @@ def as_html(document: dict[str, Any]) -> str:
 
 
 def as_pdf(document: dict[str, Any]) -> bytes:
-    from weasyprint import HTML  # slow to import, and loads system libraries
+    # Imported here: it is heavy, loads system libraries, and few processes print.
+    with imports_of("pdf", "An invoice as PDF"):
+        try:
+            from weasyprint import HTML
+        except OSError as error:
+            raise MissingExtra(
+                f"WeasyPrint cannot load a system library: {error}".partition("\n")[0],
+                next_step="Install Pango (Debian: libpango-1.0-0 and libpangoft2-1.0-0).",
+            ) from None
 
     return bytes(HTML(string=as_html(document), base_url=".").write_pdf())
 

@@ -15,8 +15,9 @@ TollhouseError
 ├── PayloadTooLarge 413
 ├── RateLimited 429
 ├── InsufficientQuota 429   terminal: a retry cannot succeed
-└── Unavailable 503
-    └── DependencyDown
+├── Unavailable 503
+│   └── DependencyDown
+└── MissingExtra 501        an optional package is not installed here
 """
 
 from http import HTTPStatus
@@ -134,3 +135,8 @@ class Unavailable(TollhouseError):
 
 class DependencyDown(Unavailable):
     code = "dependency_down"
+
+
+class MissingExtra(TollhouseError):
+    status = HTTPStatus.NOT_IMPLEMENTED
+    code = "missing_extra"

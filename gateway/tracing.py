@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from core import logs
 from core.errors import SettingError, TollhouseError
 from core.events import UsageEvent
+from core.extras import imports_of
 from core.settings import Settings
 from gateway.http.exchange import Exchange
 from gateway.inference.surface import Surface
@@ -46,16 +47,11 @@ def make_tracer(settings: Settings) -> "Tracer | None":
     """None when TOLLHOUSE_TRACING_ENDPOINT is empty."""
     if not settings.tracing_endpoint:
         return None
-    try:
+    with imports_of("tracing", "TOLLHOUSE_TRACING_ENDPOINT", SettingError):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError:
-        raise SettingError(
-            "TOLLHOUSE_TRACING_ENDPOINT needs OpenTelemetry, which is not installed.",
-            next_step="Install tollhouse[tracing], or unset TOLLHOUSE_TRACING_ENDPOINT.",
-        ) from None
     provider = TracerProvider(resource=Resource.create({"service.name": "tollhouse"}))
     exporter = OTLPSpanExporter(endpoint=settings.tracing_endpoint)
     provider.add_span_processor(BatchSpanProcessor(exporter))

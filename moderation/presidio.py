@@ -1,12 +1,13 @@
 """Optional: Microsoft Presidio as another source of personal-data spans (names, places, dates).
 
-The operator installs Presidio and its language model; they are imported only by `make_analyzer`.
-Presidio reads whole texts, so it supports inputs and outputs in mode `full`, not windows.
+The operator installs the extra `presidio` and a spaCy model; they are imported only by
+`make_analyzer`. Presidio reads whole texts, so it supports inputs and outputs in mode `full`, not windows.
 """
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from core.extras import imports_of
 from moderation.errors import BadPolicy
 from moderation.verdict import Action, Span
 
@@ -33,15 +34,8 @@ class Analyzer(Protocol):
 
 def make_analyzer() -> Analyzer:
     """Return Presidio's engine. Raises an error that says what to install."""
-    try:
-        from presidio_analyzer import (  # type: ignore[import-not-found,unused-ignore]
-            AnalyzerEngine,
-        )
-    except ImportError:
-        raise BadPolicy(
-            "Presidio is not installed.",
-            next_step="Run: pip install presidio-analyzer, and install a spaCy model.",
-        ) from None
+    with imports_of("presidio", "Presidio", BadPolicy):
+        from presidio_analyzer import AnalyzerEngine
     engine: Analyzer = AnalyzerEngine()
     return engine
 

@@ -9,6 +9,7 @@ from billing.exports.focus_columns import COLUMNS as FOCUS_COLUMNS
 from billing.exports.formats import Column, Format, Row, encode
 from billing.exports.subjects import SUBJECTS, Period, Subject
 from core.errors import BadRequest
+from core.extras import require
 from core.tenants.scope import TenantScope
 
 NAMES = (*SUBJECTS, "focus")
@@ -34,12 +35,16 @@ def chunks_of(
 
 
 def format_of(name: str) -> Format:
+    """BadRequest for an unknown name, MissingExtra for one whose package is not installed."""
     try:
-        return Format(name)
+        form = Format(name)
     except ValueError:
         raise BadRequest(
             f"format is {name!r}; it must be one of {', '.join(Format)}.", param="format"
         ) from None
+    if form is Format.PARQUET:
+        require("pyarrow", "parquet", "An export as Parquet")
+    return form
 
 
 def check_name(what: str) -> None:

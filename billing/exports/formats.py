@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from core.extras import imports_of
 from core.money import decimal_of
 
 BATCH_ROWS = 5_000
@@ -110,8 +111,9 @@ def _jsonl(batches: Iterator[list[Row]], columns: Sequence[Column]) -> Iterator[
 
 
 def _parquet(batches: Iterator[list[Row]], columns: Sequence[Column]) -> Iterator[bytes]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    with imports_of("parquet", "An export as Parquet"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
     types = {
         Kind.TEXT: pa.string(),

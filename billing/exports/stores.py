@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from core.errors import BadRequest, TollhouseError
+from core.errors import BadRequest
+from core.extras import imports_of
 from core.settings import Settings
 
 _CONNECT_S, _READ_S = 5, 60
@@ -108,13 +109,9 @@ class S3Store:
         self._client().head_bucket(Bucket=self.bucket)
 
     def _client(self) -> Any:
-        try:
+        with imports_of("s3", "An S3 destination"):
             boto3 = importlib.import_module("boto3")
             config = importlib.import_module("botocore.config")
-        except ImportError:
-            raise TollhouseError(
-                "An S3 destination needs boto3.", next_step="pip install 'tollhouse[s3]'"
-            ) from None
         chosen = config.Config(
             connect_timeout=_CONNECT_S,
             read_timeout=_READ_S,

@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from billing.exports import schedules as schedules_of
-from billing.exports.encoding import chunks_of
+from billing.exports.encoding import chunks_of, format_of
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
 from billing.exports.views import schedule_json
@@ -114,7 +114,7 @@ def file(request: Request) -> Response:
     viewer, deps = viewer_of(request, "exports"), deps_of(request)
     span = date_range(request, deps.clock.now(), deps.clock.now().day)
     what = choice(request, "what", tuple(WHAT), "usage")
-    form = Format(choice(request, "form", tuple(FORMATS), "csv"))
+    form = format_of(choice(request, "form", tuple(FORMATS), "csv"))
     name = f"tollhouse-{what}-{span.first}-{span.last}.{form.value}"
     return StreamingResponse(
         _rows(deps, viewer.scope, what, form, Period(span.start, span.end)),

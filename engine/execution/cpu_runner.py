@@ -9,6 +9,7 @@ from engine.batch import Runner, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.decoding.sampling import host_samples
 from engine.execution.model_runner import ModelRunner
+from engine.extras import imports_of
 from engine.layers.host_memory import collapse_into_huge_pages, keep_freed_memory
 from engine.layers.step import StepPlanner, order_rows, token_ids
 from engine.lora.cpu_adapters import CpuAdapters
@@ -72,7 +73,8 @@ def load_runner(config: EngineConfig) -> Runner:
         keep_freed_memory()
         collapse_into_huge_pages()
         return CpuRunner(config, model)
-    from engine.execution.gpu_runner import GpuRunner  # needs Triton, which not every machine has
+    with imports_of("gpu", "A CUDA device"):
+        from engine.execution.gpu_runner import GpuRunner
 
     runner = GpuRunner(config, model)
     runner.warm_up()

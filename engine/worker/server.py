@@ -19,6 +19,7 @@ import zmq
 from engine.batch import Runner
 from engine.config import EngineConfig
 from engine.errors import AdapterError, EngineError, IntegrityError, RequestError
+from engine.extras import imports_of
 from engine.loop import Engine
 from engine.protocol import AdapterState, GenerateRequest, KvEvent, Refusal, StepOutput
 from engine.worker import wire
@@ -306,7 +307,9 @@ def make_runner(config: EngineConfig, fake: bool) -> Runner:
         from engine.execution.fake_runner import FakeRunner
 
         return FakeRunner(config)
-    runner: Runner = importlib.import_module("engine.execution.cpu_runner").load_runner(config)
+    with imports_of("engine", "The engine"):
+        loading = importlib.import_module("engine.execution.cpu_runner")
+    runner: Runner = loading.load_runner(config)
     return runner
 
 

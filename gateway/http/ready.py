@@ -5,8 +5,9 @@ import logging
 import shlex
 import sys
 import time
-
-import httpx
+import urllib.error
+import urllib.request
+from http.client import HTTPException
 
 from core.errors import Unavailable
 from core.settings import Settings
@@ -15,6 +16,7 @@ from gateway.http.startup import StartupInfo
 
 VERSION = "0.1.0"
 _WARM_UP_S = 120.0
+_ANSWER_S = 60.0
 _LOG_EVERY_S = 5.0
 log = logging.getLogger("tollhouse.start")
 
@@ -29,7 +31,7 @@ def warm_up(url: str, info: StartupInfo, model: str) -> None:
     while time.monotonic() < deadline:
         try:
             last = _probe(url, info, model)
-        except httpx.HTTPError as error:
+        except (OSError, HTTPException) as error:
             last = str(error)
         if not last:
             return
@@ -94,15 +96,26 @@ def _page(url: str, settings: Settings, info: StartupInfo, engine_s: float | Non
 
 def _probe(url: str, info: StartupInfo, model: str) -> str:
     """An empty string if the gateway answered, otherwise the reason why not."""
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
-        answer = client.get("/readyz")
-        if answer.status_code != 200 or not info.key:
-            return "" if answer.status_code == 200 else answer.text
-        body = {
-            "model": model,
-            "max_tokens": 1,
-            "messages": [{"role": "user", "content": "Hello"}],
-        }
-        headers = {"authorization": f"Bearer {info.key}"}
-        answer = client.post("/v1/chat/completions", json=body, headers=headers)
-        return "" if answer.status_code == 200 else answer.text
+    problem = _problem(urllib.request.Request(f"{url}/readyz"))
+    if problem or not info.key:
+        return problem
+    body = {
+        "model": model,
+        "max_tokens": 1,
+        "messages": [{"role": "user", "content": "Hello"}],
+    }
+    headers = {"Authorization": f"Bearer {info.key}", "Content-Type": "application/json"}
+    data = json.dumps(body).encode()
+    return _problem(urllib.request.Request(f"{url}/v1/chat/completions", data, headers))
+
+
+def _problem(request: urllib.request.Request) -> str:
+    """An empty string for 200, else the response body. Ignores proxies of the environment."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_ANSWER_S) as answer:
+            text = answer.read().decode(errors="replace")
+            return "" if answer.status == 200 else text or f"HTTP {answer.status}"
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.read().decode(errors="replace") or f"HTTP {error.code}"

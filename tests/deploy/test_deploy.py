@@ -4,6 +4,7 @@ import argparse
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,43 @@ def test_the_image_holds_every_package_that_ships() -> None:
         assert f"!{package}" in ignored
     for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
         assert f"!{name}" in ignored and name in text
+
+
+def image_stages() -> dict[str, str]:
+    """The text of each stage of the Dockerfile."""
+    parts = re.split(
+        r"^FROM \S+ AS (\w+)$", (DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE
+    )
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_the_gateway_s_image_is_without_torch_and_each_extra_exists() -> None:
+    stages = image_stages()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = re.findall(r"\.whl\)\[([\w,$]+)\]", stages["gateway"] + stages["engine"])
+    assert asked == ["pdf,parquet,s3,tracing", "$EXTRA"]
+    named = {*asked[0].split(","), *re.findall(r"EXTRA=(\w+)", stages["engine"])}
+    assert named <= set(project["optional-dependencies"]) and "engine" in named
+    assert "torch" not in stages["gateway"].lower()
+    assert stages["engine"].index(" torch\n") < stages["engine"].index("$EXTRA]")
+    for stage in ("gateway", "engine"):
+        assert stages[stage].count("-c /constraints.txt") == stages[stage].count("pip install")
+
+
+def test_only_the_engine_runs_in_the_engine_s_image() -> None:
+    services = compose()["services"]
+    assert services["engine"]["image"] == "tollhouse-engine"
+    assert services["engine"]["build"]["target"] == "engine"
+    assert services["migrate"]["build"]["target"] == "gateway"
+    assert {services[name]["image"] for name in ("migrate", "gateway", "worker")} == {"tollhouse"}
+    made = [document for name in TEMPLATES for document in render(name, values())]
+    images = {
+        (each["args"][0], each["image"]) for document in made for each in containers(document)
+    }
+    assert {command for command, image in images if image.startswith("tollhouse-engine:")} == {
+        "engine"
+    }
+    assert ("serve", "tollhouse:0.1.0") in images and ("worker", "tollhouse:0.1.0") in images
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

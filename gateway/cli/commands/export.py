@@ -12,7 +12,7 @@ from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedCol
 from sqlalchemy.orm import Session
 
 from billing import invoice_run
-from billing.exports.encoding import NAMES, chunks_of, columns_of
+from billing.exports.encoding import NAMES, chunks_of, columns_of, format_of
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
 from core.errors import BadRequest
@@ -72,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _chunks(session: Session, arguments: argparse.Namespace, period: Period) -> Iterator[bytes]:
     tenant = arguments.tenant
     scope = scope_of_operator(tenant_id_of(session, tenant), "command line") if tenant else None
-    return chunks_of(session, arguments.what, Format(arguments.format), scope, period)
+    return chunks_of(session, arguments.what, format_of(arguments.format), scope, period)
 
 
 def _write(path: Path, chunks: Iterator[bytes]) -> dict[str, object]:

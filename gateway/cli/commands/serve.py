@@ -8,6 +8,7 @@ from pathlib import Path
 from core import logs
 from core.clock import SystemClock
 from core.database import Database
+from core.extras import require
 from core.settings import Settings, load_settings
 from gateway.http import cpu_affinity, numpy_threads
 
@@ -38,6 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     from gateway.http.workers import serve_with_workers
     from gateway.wiring import make_counters
 
+    if not settings.upstreams:
+        require(
+            "torch", "engine", "A local engine", instead="or name engines in TOLLHOUSE_UPSTREAMS"
+        )
     make_counters(settings, SystemClock())  # raises on invalid settings before anything starts
     listener = listen(settings)
     url = url_of(listener, settings.host)

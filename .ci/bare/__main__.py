@@ -1,0 +1,184 @@
+"""What ships, installed alone: the wheel in new environments, then `make serve` in a new clone.
+
+    python3 .ci/bare [--source DIRECTORY]
+
+Nothing of the checkout is reachable: every command runs in an empty directory, without PYTHONPATH.
+A non-zero exit, a traceback in any output, a missing file or an undeclared dependency ends it.
+"""
+
+import argparse
+import json
+import shlex
+import signal
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+from shell import Background, Failed, Shell, environment, free_port, megabytes, say
+
+HERE = Path(__file__).parent
+BASE_MB, SERVE_MB = 350, 1300
+MODEL = "tollhouse-demo"
+READY_S = 150
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="install what ships alone, and use it")
+    parser.add_argument("--source", type=Path, default=HERE.parents[1], help="a git checkout")
+    source = parser.parse_args().source.resolve()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tollhouse-bare-") as folder:
+        try:
+            stages(source, Path(folder))
+        except Failed as failure:
+            say(f"{failure}\nbare: FAILED: {str(failure).splitlines()[0]}")
+            return 1
+    say(f"bare: passed in {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def stages(source: Path, home: Path) -> None:
+    clone(source, home / "source")
+    wheel = build(home)
+    served = new_environment(home / "served")
+    install(served, home, "torch")
+    install(served, home, f"{wheel}[engine]")
+    client = new_environment(home / "client")
+    install(client, home, "openai")
+    serve_alone(served, client, home)
+    check_size("the environment with the engine", served, None, SERVE_MB)
+    clone(source, home / "cloned")
+    make_serve(home / "cloned")
+
+
+def clone(source: Path, target: Path) -> None:
+    say(f"\n== a clone of {source.name}'s last commit ==")
+    Shell(target.parent).run("git", "clone", "-q", "--no-hardlinks", source, target)
+
+
+def build(home: Path) -> Path:
+    tool = new_environment(home / "build")
+    shell = Shell(home)
+    shell.run(tool / "python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", home, "./source")
+    return next(home.glob("tollhouse-*.whl"))
+
+
+def new_environment(path: Path) -> Path:
+    venv.create(path, with_pip=True, symlinks=True)
+    return path / "bin"
+
+
+def install(bin_: Path, home: Path, what: str, *, compiled: bool = False) -> None:
+    began = time.monotonic()
+    options = ["-q", "-c", home / "source/constraints.txt"] + ["--no-compile"] * (not compiled)
+    Shell(home).run(bin_ / "python", "-m", "pip", "install", *options, what, limit_s=400)
+    say(f"  {time.monotonic() - began:.0f} s")
+
+
+def check_size(what: str, bin_: Path, empty: Path | None, most_mb: int) -> None:
+    size = megabytes(bin_.parent) - (megabytes(empty.parent) if empty else 0)
+    say(f"  {what}: {size} MB (at most {most_mb})")
+    if size > most_mb:
+        raise Failed(f"{what} takes {size} MB, more than {most_mb}")
+
+
+def serve_alone(served: Path, client: Path, home: Path) -> None:
+    say("\n== the wheel with its engine ==")
+    directory = home / "empty"
+    directory.mkdir()
+    port = free_port()
+    shell = Shell(directory, environment(TOLLHOUSE_PORT=port))
+    shell.run(served / "python", "-m", "pip", "check")
+    with Background(shell, served / "tollhouse", "serve", terminal=True) as server:
+        paste(shell, server.wait_for("Ctrl-C to stop", READY_S))
+        shell.run(served / "tollhouse", "demo", "--seconds", "5")
+        audited(shell, served)
+        url = f"http://127.0.0.1:{port}"
+        key = (directory / "data/demo-key").read_text().strip()
+        ask(shell, client, url, key)
+        every_command(shell, served)
+        gateway_alone(client, home, url, key)
+        audited(shell, served)
+
+
+def paste(shell: Shell, screen: str) -> None:
+    line = next(line for line in screen.splitlines() if line.startswith("curl "))
+    said = shell.run(*shlex.split(line.replace("curl ", "curl -sS --fail-with-body ", 1)))
+    if not said.rstrip().endswith("data: [DONE]") or "Tollhouse" not in text_of(said):
+        raise Failed(f"the printed curl line got\n{said}")
+    say(f"  {text_of(said)}")
+
+
+def text_of(stream: str) -> str:
+    parts = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    return "".join(c["delta"].get("content") or "" for part in parts for c in part["choices"])
+
+
+def audited(shell: Shell, served: Path) -> None:
+    said = json.loads(shell.run(served / "tollhouse", "audit", "--json"))
+    figures = [said[name] for name in ("lost", "duplicated", "ledger_error")]
+    if [int(figure) for figure in figures] != [0, 0, 0] or said["differences"]:
+        raise Failed(f"audit: {said}")
+    say("  lost 0, duplicated 0, ledger error 0")
+
+
+def ask(shell: Shell, client: Path, url: str, key: str, *more: str) -> None:
+    script = HERE / "ask.py"
+    say(shell.run(client / "python", "-I", script, f"{url}/v1", key, MODEL, *more).rstrip())
+
+
+def every_command(shell: Shell, served: Path) -> None:
+    code = "from gateway.cli.main import command_names as names; print(*names())"
+    shell.run(served / "tollhouse", "--help")
+    for name in shell.run(served / "python", "-I", "-c", code).split():
+        shell.run(served / "tollhouse", name, "--help")
+
+
+def gateway_alone(client: Path, home: Path, url: str, key: str) -> None:
+    say("\n== the wheel without an engine ==")
+    wheel = next(home.glob("tollhouse-*.whl"))
+    bare = new_environment(home / "gateway")
+    install(bare, home, str(wheel), compiled=True)
+    check_size("the base install, as pip compiles it", bare, home / "build/bin", BASE_MB)
+    directory = home / "also-empty"
+    directory.mkdir()
+    port = free_port()
+    shell = Shell(directory, environment(TOLLHOUSE_PORT=port))
+    shell.run(bare / "python", "-m", "pip", "check")
+    every_command(shell, bare)
+    said = shell.run(bare / "tollhouse", "serve", code=1)
+    if "tollhouse[engine]" not in said:
+        raise Failed(f"serve without torch does not name the extra 'engine':\n{said}")
+    say(f"  {said.rstrip()}")
+    upstreams = json.dumps([{"url": f"{url}/v1", "api_key": key, "upstream_model": MODEL}])
+    shell.env["TOLLHOUSE_UPSTREAMS"] = upstreams
+    with Background(shell, bare / "tollhouse", "serve") as server:
+        server.wait_for('{"event": "ready"', READY_S)
+        own = (directory / "data/demo-key").read_text().strip()
+        # How many tokens a chunk of an upstream holds is not told, so the text is compared alone.
+        ask(shell, client, f"http://127.0.0.1:{port}", own, "text")
+        audited(shell, bare)
+
+
+def make_serve(directory: Path) -> None:
+    say("\n== make serve in a new clone ==")
+    port = free_port()
+    shell = Shell(directory, environment(TOLLHOUSE_PORT=port))
+    began = time.monotonic()
+    with Background(shell, "make", "serve") as server:
+        server.wait_for('{"event": "ready"', 420)
+        key = (directory / "data/demo-key").read_text().strip()
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "What is Tollhouse?"}]}
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        words = ["curl", "-sS", "--fail-with-body", url, "-d", json.dumps(body)]
+        words += ["-H", f"Authorization: Bearer {key}", "-H", "Content-Type: application/json"]
+        answer = json.loads(shell.run(*words))["choices"][0]["message"]["content"]
+        say(f"  {answer}\n  first answer after {time.monotonic() - began:.0f} s")
+    check_size("make serve's environment", directory / ".venv/bin", None, SERVE_MB)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Writes constraints.txt: the version of every distribution that any extra installs, dev included.
+
+    python3 .ci/lock.py              pins stay, what is missing is added, what nobody needs goes
+    python3 .ci/lock.py --upgrade    resolves anew, to the newest versions that fit together
+    python3 .ci/lock.py --check      writes nothing; exit 1 where the file is not what it should be
+
+pip resolves in an empty environment and installs nothing. torch comes first and alone: where the
+index has its CPU build, a range that another package asks for would take the GPU build. What only a
+GPU build asks for is left out, so that one file serves both.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "constraints.txt"
+GPU_BUILD = ("nvidia-", "cuda-")  # of torch's own GPU wheels, which bring them in fitting versions
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="pin every distribution of every extra")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--upgrade", action="store_true", help="resolve anew")
+    how.add_argument("--check", action="store_true", help="say what is missing; write nothing")
+    given = parser.parse_args()
+    found = resolve(LOCK.read_text().splitlines() if not given.upgrade else [])
+    written = LOCK.read_text().splitlines()
+    missing, surplus = sorted({*found} - {*written}), sorted({*written} - {*found})
+    for line in surplus:
+        print(f"- {line}")
+    for line in missing:
+        print(f"+ {line}")
+    if given.check:
+        if missing or surplus:
+            print("constraints.txt is not complete: run `make lock`", file=sys.stderr)
+        return 1 if missing or surplus else 0
+    LOCK.write_text("\n".join(found) + "\n")
+    print(f"constraints.txt: {len(found)} distributions")
+    return 0
+
+
+def resolve(pins: list[str]) -> list[str]:
+    """`name==version` lines of everything that pip would install, sorted."""
+    with tempfile.TemporaryDirectory(prefix="tollhouse-lock-") as folder:
+        home = Path(folder)
+        venv.create(home / "venv", with_pip=True)
+        torch = [line for line in pins if line.startswith("torch==")]
+        if not torch:
+            torch = [pin for pin in report(home, ["torch"], []) if pin.startswith("torch==")]
+        others = [line for line in pins if not line.startswith("torch==")]
+        found = report(home, requirements(), [*torch, *others])
+    kept = [pin for pin in found if not canonical(pin).startswith(GPU_BUILD)]
+    return sorted(kept, key=str.lower)
+
+
+def report(home: Path, wanted: list[str], pins: list[str]) -> list[str]:
+    (home / "wanted.txt").write_text("\n".join(wanted))
+    (home / "pins.txt").write_text("\n".join(pins))
+    out = home / "report.json"
+    command = [str(home / "venv/bin/python"), "-m", "pip", "install", "--quiet", "--dry-run"]
+    command += ["--ignore-installed", "--report", str(out)]
+    command += ["-r", str(home / "wanted.txt"), "-c", str(home / "pins.txt")]
+    if subprocess.run(command, check=False).returncode:
+        sys.exit("pip finds no versions that fit; `make upgrade` resolves without the pins")
+    installed = json.loads(out.read_text())["install"]
+    return [pin(each["metadata"]["name"], each["metadata"]["version"]) for each in installed]
+
+
+def pin(name: str, version: str) -> str:
+    """Without a local part (`+cpu`): the same version may be had as another build."""
+    return f"{name}=={version.partition('+')[0]}"
+
+
+def requirements() -> list[str]:
+    """Of the base and of every extra; an extra that names others adds none of its own."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    own = f"{project['name']}["
+    return sorted({line for lines in lists for line in lines if not line.startswith(own)})
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""Which extras of the distribution are installed here."""
+
+from importlib.util import find_spec
+
+from core.clock import Clock
+from core.settings import Settings
+from gateway.cli.doctor.check import Finding, good
+
+# An extra and the package that shows that it is installed.
+EXTRAS = {
+    "engine": "torch",
+    "gpu": "triton",
+    "pdf": "weasyprint",
+    "parquet": "pyarrow",
+    "s3": "boto3",
+    "tracing": "opentelemetry.sdk",
+    "presidio": "presidio_analyzer",
+}
+
+
+def extras(_settings: Settings, _clock: Clock) -> Finding:
+    """Never bad: what needs a missing extra says so itself."""
+    there = [extra for extra, package in EXTRAS.items() if _installed(package)]
+    missing = [extra for extra in EXTRAS if extra not in there]
+    found = f"installed: {', '.join(there) or 'none'}"
+    return good(f"{found}; not installed: {', '.join(missing)}" if missing else found)
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
