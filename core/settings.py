@@ -46,9 +46,12 @@ class Settings(BaseSettings):
     )
     model: str = Field(
         "",
-        description="Model directory in Hugging Face layout, or a hub id; empty: the demo model.",
+        description="Directory in Hugging Face layout, `.gguf` file, hub id (owner/name) or short "
+        "name (`tollhouse model known` lists them); empty is the demo model.",
     )
-    model_name: str = Field("", description="Public model name; empty: the directory's name.")
+    model_name: str = Field(
+        "", description="Public name of the model; empty is the name of its directory or file."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type in which the engine computes."
     )

@@ -7,6 +7,7 @@ from typing import Any
 from engine.errors import CheckpointError
 from engine.model_spec import ModelSpec
 from engine.models import gemma2, llama, mistral, qwen2, qwen3
+from engine.models.quantised import refuse_quantised
 
 FAMILIES = {module.ARCHITECTURE: module for module in (llama, mistral, qwen2, qwen3, gemma2)}
 
@@ -41,5 +42,6 @@ def model_spec(raw: dict[str, Any]) -> ModelSpec:
     for needed in ("num_hidden_layers", "model_type"):
         if needed not in raw:
             raise CheckpointError(f"config.json: {needed} is missing")
+    refuse_quantised(raw)
     spec: ModelSpec = family.spec(raw)
     return spec

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
+from engine.models.quantised import refuse_companions
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -90,6 +91,12 @@ def stored_dtype(directory: Path) -> torch.dtype:
 
 
 def _files_by_tensor(directory: Path) -> dict[str, Path]:
+    files = _listed(directory)
+    refuse_companions(files)
+    return files
+
+
+def _listed(directory: Path) -> dict[str, Path]:
     index = directory / _INDEX
     if index.exists():
         return _from_index(directory, index)

@@ -17,6 +17,7 @@ from gateway.inference.request import InferenceRequest
 from gateway.inference.responses.request import parse_responses
 from gateway.inference.sampling import Count
 from gateway.prompts.prompt import prepare
+from gateway.prompts.template_variables import checked
 from gateway.prompts.tokenizing import TextCodec
 
 router = APIRouter(tags=["tokens"])
@@ -29,6 +30,7 @@ class TokenizeBody(Body, kw_only=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeBody(Body, kw_only=True):
@@ -53,7 +55,13 @@ async def tokenize(request: Request, services: ServicesDep, caller: Caller) -> d
         )
     if body.messages is not None:
         messages = [parse_message(index, each) for index, each in enumerate(body.messages)]
-        ask = InferenceRequest(route="/tokenize", model=body.model, messages=messages, max_tokens=1)
+        ask = InferenceRequest(
+            route="/tokenize",
+            model=body.model,
+            messages=messages,
+            max_tokens=1,
+            chat_template_kwargs=checked(body.chat_template_kwargs),
+        )
         context = target.model.context_length
         ids = (await prepare(ask, codec, context, caller)).ids
     else:

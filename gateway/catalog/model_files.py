@@ -1,50 +1,35 @@
-"""Reads a model's name, context length and tokenizer from its directory, without the weights."""
+"""What a gateway needs to know of a model: names, context length, tokenizer, sampling defaults. No weights."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 from core.errors import SettingError
 from core.settings import Settings
-from engine.demo.paths import MODEL_DIR
 from gateway.catalog.catalog import ServedModel
-from gateway.prompts.tokenizing import load_codec
+from gateway.catalog.checkpoint import check_servable, read_checkpoint, read_generation
+from gateway.catalog.model_source import locate_configured, short_name
+from gateway.prompts.tokenizing import codec_of
 from gateway.upstreams.config import read_upstreams
 
 DEMO_NAME = "tollhouse-demo"
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
-
-
-def model_directory(settings: Settings) -> Path:
-    """Raises SettingError if TOLLHOUSE_MODEL is neither a directory nor a hub id that downloads."""
-    if not settings.model:
-        return MODEL_DIR
-    path = Path(settings.model)
-    if path.is_dir():
-        return path.resolve()
-    if path.is_absolute() or settings.model.startswith("."):
-        raise SettingError(
-            f"TOLLHOUSE_MODEL names {settings.model}, which is not a directory.",
-            next_step="Set it to a directory in Hugging Face layout, or to a hub id.",
-        )
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(settings.model, allow_patterns=_DOWNLOAD_PATTERNS))
-    except ImportError:
-        why = "huggingface_hub is not installed"
-    except Exception as error:
-        why = str(error).partition("\n")[0]
-    raise SettingError(
-        f"TOLLHOUSE_MODEL is {settings.model!r}: no such directory, and the download failed: {why}.",
-        next_step="Set it to a directory in Hugging Face layout.",
-    )
 
 
 def model_name(settings: Settings) -> str:
     if settings.model_name:
         return settings.model_name
-    return Path(settings.model.rstrip("/")).name if settings.model else DEMO_NAME
+    return short_name(settings.model) if settings.model else DEMO_NAME
+
+
+def resolved(settings: Settings) -> Settings:
+    """With the model's files in place of what names them, fetched where they must be, and checked:
+    the architecture, the tokenizer and the chat template are read, and no weights."""
+    path = locate_configured(settings)
+    check_servable(path)
+    served_model(settings, path)
+    if not settings.model:
+        return settings
+    return settings.model_copy(update={"model": str(path), "model_name": model_name(settings)})
 
 
 def served_names(settings: Settings) -> list[str]:
@@ -54,40 +39,35 @@ def served_names(settings: Settings) -> list[str]:
     return sorted(dict.fromkeys(result), key=lambda name: name != own)
 
 
-def served_model(settings: Settings, directory: Path) -> ServedModel:
-    config_file = directory / "config.json"
-    if not config_file.is_file():
+def served_model(settings: Settings, path: Path) -> ServedModel:
+    """`path` is a directory in Hugging Face layout or a `.gguf` file."""
+    files = read_checkpoint(path)
+    described = path if path.is_file() else path / "config.json"
+    if not files.context_length:
         raise SettingError(
-            f"{directory} has no config.json.",
-            next_step="Point TOLLHOUSE_MODEL at a directory in Hugging Face layout.",
+            f"{described} does not say the model's context (max_position_embeddings).",
+            next_step="Give a directory in Hugging Face layout, or a .gguf file.",
         )
-    try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-        context = int(config["max_position_embeddings"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise SettingError(
-            f"{config_file} cannot be read: {error!r}.", next_step="Replace it with a valid file."
-        ) from None
-    created = int(config_file.stat().st_mtime)
-    codec, defaults = load_codec(directory), sampling_defaults(directory)
-    return ServedModel(model_name(settings), codec, context, created, defaults=defaults)
+    return ServedModel(
+        model_name(settings),
+        codec_of(files),
+        files.context_length,
+        int(described.stat().st_mtime),
+        defaults=sampling_of(files.generation),
+    )
 
 
-def sampling_defaults(directory: Path) -> dict[str, float]:
-    """The publisher's defaults in generation_config.json, read as vLLM and transformers do."""
-    file = directory / "generation_config.json"
-    if not file.is_file():
-        return {}
-    try:
-        generation_config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SettingError(
-            f"{file} is not JSON: {error}.", next_step="Replace it with a valid file."
-        ) from None
+def sampling_defaults(path: Path) -> dict[str, float]:
+    """The publisher's own settings in generation_config.json, as vLLM and transformers read them."""
+    return sampling_of(read_generation(path))
+
+
+def sampling_of(generation_config: dict[str, Any]) -> dict[str, float]:
     result = {
         name: generation_config[name]
         for name in _SAMPLING
         if isinstance(generation_config.get(name), int | float)
+        and not isinstance(generation_config[name], bool)
     }
     if generation_config.get("do_sample") is False:
         result["temperature"] = 0.0

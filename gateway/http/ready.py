@@ -8,11 +8,13 @@ import time
 import urllib.error
 import urllib.request
 from http.client import HTTPException
+from typing import Any
 
 from core.errors import Unavailable
 from core.settings import Settings
-from gateway.catalog.model_files import served_names
+from gateway.catalog.model_files import DEMO_NAME, served_names
 from gateway.http.startup import StartupInfo
+from gateway.prompts.rendering import NO_CHAT_TEMPLATE
 
 VERSION = "0.1.0"
 _WARM_UP_S = 120.0
@@ -21,20 +23,28 @@ _LOG_EVERY_S = 5.0
 log = logging.getLogger("tollhouse.start")
 
 
-def warm_up(url: str, info: StartupInfo, model: str) -> None:
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def warm_up(url: str, info: StartupInfo, model: str) -> str:
     """Wait for a first answer through the whole pipeline; without a demo key, for /readyz alone.
 
-    Raises Unavailable after two minutes."""
+    Returns the route that answered: a model without a chat template has only completions. Raises
+    Unavailable after two minutes."""
+    route = CHAT
     deadline = time.monotonic() + _WARM_UP_S
     log_at = time.monotonic() + _LOG_EVERY_S
     last = ""
     while time.monotonic() < deadline:
         try:
-            last = _probe(url, info, model)
+            last = _probe(url, info, model, route)
         except (OSError, HTTPException) as error:
             last = str(error)
         if not last:
-            return
+            return route
+        if NO_CHAT_TEMPLATE in last:
+            route = COMPLETIONS
+            continue
         if time.monotonic() > log_at:
             log_at += _LOG_EVERY_S
             log.warning("not ready yet: %s", last)
@@ -42,12 +52,14 @@ def warm_up(url: str, info: StartupInfo, model: str) -> None:
     raise Unavailable(f"The gateway did not become ready: {last}", next_step="See the log above.")
 
 
-def announce(url: str, settings: Settings, info: StartupInfo, engine_s: float | None) -> None:
+def announce(
+    url: str, settings: Settings, info: StartupInfo, engine_s: float | None, route: str = CHAT
+) -> None:
     """Print a page for a terminal; otherwise one line of JSON, without the key."""
     if not sys.stdout.isatty():
         sys.stdout.write(ready_line(url) + "\n")
     else:
-        sys.stdout.write(_page(url, settings, info, engine_s))
+        sys.stdout.write(_page(url, settings, info, engine_s, route))
     sys.stdout.flush()
 
 
@@ -55,23 +67,32 @@ def ready_line(url: str) -> str:
     return json.dumps({"event": "ready", "url": url, "dashboard": f"{url}/dashboard"})
 
 
-def curl_line(url: str, key: str, model: str) -> str:
-    body = {
-        "model": model,
-        "stream": True,
-        "messages": [{"role": "user", "content": "What is Tollhouse?"}],
-    }
-    parts = ["curl", "-N", f"{url}/v1/chat/completions"]
+def curl_line(url: str, key: str, model: str, route: str = CHAT) -> str:
+    asked = "What is Tollhouse?" if model == DEMO_NAME else "Write a haiku about the sea."
+    body = {"model": model, "stream": True, **_prompt(route, asked)}
+    parts = ["curl", "-N", f"{url}{route}"]
     parts += ["-H", f"Authorization: Bearer {key}", "-H", "Content-Type: application/json"]
     return shlex.join([*parts, "-d", json.dumps(body)])
 
 
-def _page(url: str, settings: Settings, info: StartupInfo, engine_s: float | None) -> str:
+def _prompt(route: str, text: str) -> dict[str, Any]:
+    if route == COMPLETIONS:
+        return {"prompt": text}
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def _page(
+    url: str, settings: Settings, info: StartupInfo, engine_s: float | None, route: str
+) -> str:
     mode = "embedded" if info.embedded else "production"
     model = served_names(settings)[0]
     lines = [f"Tollhouse {VERSION}  {mode}  data in {settings.data_dir}", ""]
     waited = f", ready in {engine_s:.1f} s" if engine_s is not None else ""
-    lines.append(f"  model      {model}{waited}")
+    lines.append(f"  serving    {model} at {url}/v1{waited}")
+    if settings.model:
+        lines.append(f"  files      {settings.model}")
+    if info.adapters:
+        lines.append(f"  adapters   {', '.join(f'{model}:{each}' for each in info.adapters)}")
     if info.key:
         credit = ", $10.00 credit" if info.fresh else ""
         lines += [
@@ -81,10 +102,11 @@ def _page(url: str, settings: Settings, info: StartupInfo, engine_s: float | Non
             "",
             "Try it:",
             "",
-            curl_line(url, info.key, model),
+            curl_line(url, info.key, model, route),
         ]
     lines += [
         "",
+        "  chat       tollhouse chat",
         f"  dashboard  {url}/dashboard",
         f"  docs       {url}/docs",
         f"  metrics    {url}/metrics",
@@ -94,19 +116,15 @@ def _page(url: str, settings: Settings, info: StartupInfo, engine_s: float | Non
     return "\n".join(lines)
 
 
-def _probe(url: str, info: StartupInfo, model: str) -> str:
+def _probe(url: str, info: StartupInfo, model: str, route: str) -> str:
     """An empty string if the gateway answered, otherwise the reason why not."""
     problem = _problem(urllib.request.Request(f"{url}/readyz"))
     if problem or not info.key:
         return problem
-    body = {
-        "model": model,
-        "max_tokens": 1,
-        "messages": [{"role": "user", "content": "Hello"}],
-    }
+    body = {"model": model, "max_tokens": 1, **_prompt(route, "Hello")}
     headers = {"Authorization": f"Bearer {info.key}", "Content-Type": "application/json"}
     data = json.dumps(body).encode()
-    return _problem(urllib.request.Request(f"{url}/v1/chat/completions", data, headers))
+    return _problem(urllib.request.Request(f"{url}{route}", data, headers))
 
 
 def _problem(request: urllib.request.Request) -> str:

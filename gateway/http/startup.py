@@ -20,13 +20,14 @@ from core.settings import Settings
 from core.tenants import bootstrap, epochs, keys
 from core.tenants.models import Adapter, Tenant
 from core.tenants.scope import scope_of_operator
-from engine.demo.paths import ADAPTERS
 from gateway.catalog.adapter_files import read_adapter
+from gateway.catalog.known_models import shipped_adapters
 from gateway.catalog.model_files import model_name, served_names
 from gateway.upstreams.config import read_upstreams
 from migrations.run import upgrade
 
 DEMO_CREDIT = Money(units_of("10"), "USD")
+_SYSTEM = "system"  # made what a start makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class StartupInfo:
     tenant: str  # the demo tenant's name; empty if there is none
     key: str  # the demo owner's API key
     fresh: bool  # whether this start created the demo tenant
+    adapters: tuple[str, ...] = ()  # shipped with the model
 
 
 def prepare(settings: Settings, database: Database, clock: Clock) -> StartupInfo:
@@ -63,10 +65,12 @@ def prepare(settings: Settings, database: Database, clock: Clock) -> StartupInfo
                 at=clock.now(),
                 note="demo credit",
             )
-        if not settings.model and model_name(settings) in names:
-            _ensure_demo_adapters(session, clock, demo_tenant.tenant_id, model_name(settings))
+        shipped = shipped_adapters(settings.model) if model_name(settings) in names else {}
+        _ensure_adapters(session, clock, demo_tenant.tenant_id, model_name(settings), shipped)
         key = _ensure_demo_key(session, clock, settings.data_dir, demo_tenant)
-    return StartupInfo(embedded, bootstrap.NAME, key, demo_tenant.secret is not None)
+    return StartupInfo(
+        embedded, bootstrap.NAME, key, demo_tenant.secret is not None, tuple(shipped)
+    )
 
 
 def _ensure_price(session: Session, clock: Clock, settings: Settings, name: str) -> None:
@@ -124,34 +128,23 @@ def _ensure_demo_key(
     return issued.secret
 
 
-def _ensure_demo_adapters(session: Session, clock: Clock, tenant_id: str, base: str) -> None:
-    """Register the demo adapters, and update the digest of any whose files changed."""
+def _ensure_adapters(
+    session: Session, clock: Clock, tenant_id: str, base: str, shipped: dict[str, Path]
+) -> None:
+    """Register the shipped adapters for the demo tenant, and update any whose files or base changed.
+    An adapter that the tenant registered under the same name is left alone."""
     query = select(Adapter).where(Adapter.tenant_id == tenant_id)
     demo_tenant_id = {row.name: row for row in session.scalars(query)}
-    for name, path in ADAPTERS.items():
+    for name, path in shipped.items():
         files = read_adapter(path)
         row = demo_tenant_id.get(name)
-        if row is not None:
-            row.digest, row.path, row.rank, row.bytes = (
-                files.digest,
-                str(files.path),
-                files.rank,
-                files.bytes,
-            )
+        if row is None:
+            row = Adapter(id=new_id(ADAPTER), tenant_id=tenant_id, name=name)
+            row.created_at, row.created_by = clock.now(), _SYSTEM
+            session.add(row)
+        elif row.created_by != _SYSTEM:
             continue
-        session.add(
-            Adapter(
-                id=new_id(ADAPTER),
-                tenant_id=tenant_id,
-                name=name,
-                base_model=base,
-                digest=files.digest,
-                path=str(files.path),
-                rank=files.rank,
-                bytes=files.bytes,
-                created_at=clock.now(),
-                created_by="system",
-            )
-        )
+        row.base_model, row.digest, row.path = base, files.digest, str(files.path)
+        row.rank, row.bytes = files.rank, files.bytes
     if session.new or session.dirty:
         epochs.advance(session)  # running processes reload the adapters

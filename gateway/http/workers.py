@@ -16,7 +16,7 @@ from types import FrameType
 from core.settings import PREFIX, Settings
 
 log = logging.getLogger("tollhouse.workers")
-_PASSED_NAMES = ("upstreams", "host", "port", "workers", "data_dir", "model")
+_PASSED_NAMES = ("upstreams", "host", "port", "workers", "data_dir", "model", "model_name")
 _LONGEST_PAUSE_S = 10.0
 
 

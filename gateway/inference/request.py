@@ -37,6 +37,7 @@ class InferenceRequest(Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     echo: bool = False
     end_user: str | None = None
     truncation: str = "disabled"

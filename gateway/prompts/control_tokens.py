@@ -35,6 +35,7 @@ class EscapedChat:
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     mark: str
+    variables: dict[str, Any]  # of the template, by the client
 
 
 class ControlTokens:
@@ -59,23 +60,28 @@ class ControlTokens:
         self._lock = threading.Lock()
 
     def occur_in(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: dict[str, Any] | None = None,
     ) -> bool:
         """Whether a string of the client contains a control token. Join the parts of a message's
         content first: a token can be split over two parts."""
-        serialized = orjson.dumps((messages, tools))
+        serialized = orjson.dumps((messages, tools, variables))
         if self._finder.find_matches_as_indexes(serialized):
             return True
         return self._normalizes and self._occur_when_normalized(serialized.decode())
 
     def escape(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        variables: dict[str, Any] | None = None,
     ) -> EscapedChat:
-        used = set(json.dumps((messages, tools), ensure_ascii=False))
+        used = set(json.dumps((messages, tools, variables), ensure_ascii=False))
         mark = next(chr(point) for point in _PRIVATE if chr(point) not in used)
-        return EscapedChat(
-            self._escape_value(messages, mark), self._escape_value(tools, mark), mark
-        )
+        hidden = [self._escape_value(each, mark) for each in (messages, tools, variables or {})]
+        return EscapedChat(hidden[0], hidden[1], mark, hidden[2])
 
     def encode(self, rendered: str, mark: str) -> list[int]:
         """The token ids of a rendered `EscapedChat` chat. The first call blocks for seconds with a large

@@ -10,11 +10,8 @@ from gateway.inference.request import InferenceRequest
 from gateway.prompts.prefix_tokens import MIN_TEXT, Pieces
 from gateway.prompts.tokenizing import TextCodec
 
-_GATEWAY_MARKS = (
-    "cache_control",
-    "volatile",
-    "rank",
-)  # marks for the gateway, which the template must not see
+NO_CHAT_TEMPLATE = "no_chat_template"
+_GATEWAY_MARKS = ("cache_control", "volatile", "rank")  # hidden from the template
 
 
 class RenderedPrompt(Struct, frozen=True):
@@ -43,7 +40,9 @@ def render_prompt(request: InferenceRequest, codec: TextCodec) -> RenderedPrompt
         (prompt,) = request.prompts
         assert isinstance(prompt, str)
         return RenderedPrompt(codec, prompt, raw=True)
-    return render_chat(request.model, request.messages, request.tools, codec)
+    return render_chat(
+        request.model, request.messages, request.tools, codec, request.chat_template_kwargs
+    )
 
 
 def render_chat(
@@ -51,25 +50,29 @@ def render_chat(
     given: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
     codec: TextCodec,
+    variables: dict[str, Any] | None = None,
 ) -> RenderedPrompt:
+    """`variables` are the client's chat_template_kwargs."""
     template = codec.template
     if template is None:
         raise BadRequest(
             f"The model {model} has no chat template.",
             next_step="Use /v1/completions, or a model with a chat template.",
             param="messages",
+            code=NO_CHAT_TEMPLATE,
         )
+    variables = variables or {}
+    template.check_variables(variables)
     messages = [_template_message(message) for message in given]
     if tools and not template.supports_tools:
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         messages.insert(0, {"role": "system", "content": f"Tools:\n{listed}"})
         tools = None
-    if not codec.control.occur_in(messages, tools):
-        return RenderedPrompt(codec, template.render(messages, tools=tools))
-    escaped = codec.control.escape(messages, tools)
-    return RenderedPrompt(
-        codec, template.render(escaped.messages, tools=escaped.tools), mark=escaped.mark
-    )
+    if not codec.control.occur_in(messages, tools, variables):
+        return RenderedPrompt(codec, template.render(messages, tools=tools, **variables))
+    escaped = codec.control.escape(messages, tools, variables)
+    text = template.render(escaped.messages, tools=escaped.tools, **escaped.variables)
+    return RenderedPrompt(codec, text, mark=escaped.mark)
 
 
 def _template_message(message: dict[str, Any]) -> dict[str, Any]:

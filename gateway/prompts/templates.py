@@ -1,35 +1,54 @@
 """Chat templates in Jinja2's immutable sandbox, with the extras that published templates use."""
 
 import json
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from core.clock import SystemClock
 from core.errors import BadRequest, SettingError
 
+DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers gives a meaning
+
+
+class GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}`, which marks answers for training: the body is written
+    as it is. Variables that it sets stay inside, as in transformers."""
+
+    tags = {"generation"}  # noqa: RUF012, an instance variable of the base class
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
 
 class ChatTemplate:
-    def __init__(self, source: str, tokens: dict[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = _strftime_now
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+    """A model's templates by name: `tool_use`, where there is one, writes chats with tools."""
+
+    def __init__(self, sources: str | Mapping[str, str], tokens: dict[str, str]) -> None:
+        named = {DEFAULT: sources} if isinstance(sources, str) else sources
+        if DEFAULT not in named and TOOL_USE not in named:
             raise SettingError(
-                f"The model's chat template does not parse: {error}.",
-                next_step="Correct chat_template in tokenizer_config.json.",
-            ) from None
-        # Jinja copies the globals on each render, and a plain dict copies faster than its ChainMap.
-        self._template.globals = dict(self._template.globals)
+                f"The model's chat templates are named {', '.join(named)}: none is {DEFAULT!r}.",
+                next_step=f"Name one of them {DEFAULT!r} in tokenizer_config.json.",
+            )
+        environment = _environment()
+        self._template = _compiled(environment, named.get(DEFAULT) or named[TOOL_USE])
+        tool_use = named.get(TOOL_USE)
+        self._with_tools = self._template
+        if tool_use is not None and DEFAULT in named:
+            self._with_tools = _compiled(environment, tool_use)
         self._tokens = tokens
-        self.supports_tools = "tools" in source
+        self.supports_tools = tool_use is not None or "tools" in named[DEFAULT]
+        self.reserved = frozenset(
+            {"messages", "tools", "add_generation_prompt", *tokens, *environment.globals}
+        )
 
     def render(
         self,
@@ -39,26 +58,71 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **extra: Any,
     ) -> str:
+        """`extra` are further variables of the template, such as `enable_thinking`."""
+        template = self._with_tools if tools else self._template
         try:
-            return self._template.render(
+            return template.render(
+                **extra,
+                **self._tokens,
                 messages=messages,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
-                **self._tokens,
-                **extra,
             )
         except BadRequest:
             raise
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError, ArithmeticError) as error:
             raise BadRequest(
                 f"The model's chat template cannot render these messages: {error}.",
                 next_step="Use roles and content parts that the model supports.",
                 param="messages",
             ) from None
 
+    def check_variables(self, names: Mapping[str, Any]) -> None:
+        """BadRequest for a name that is the request's or the template language's own."""
+        for name in names:
+            if name in self.reserved:
+                raise BadRequest(
+                    f"chat_template_kwargs may not set {name!r}.",
+                    next_step=f"Leave out {name}; it comes from the request or the model.",
+                    param=f"chat_template_kwargs.{name}",
+                    code="invalid_value",
+                )
 
-def _to_json(value: Any, indent: int | None = None, **_options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _compiled(environment: ImmutableSandboxedEnvironment, source: str) -> jinja2.Template:
+    try:
+        template = environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise SettingError(
+            f"The model's chat template does not parse: {error}.",
+            next_step="Correct chat_template in tokenizer_config.json, or chat_template.jinja.",
+        ) from None
+    # They are copied at each rendering: of the chain of maps that Jinja keeps, item by item.
+    template.globals = dict(template.globals)
+    return template
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter of transformers: Jinja's own escapes HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _refuse(message: str) -> NoReturn:

@@ -1,17 +1,16 @@
-"""Converts text to token ids and back, for a model directory in Hugging Face layout.
+"""Text to token ids and back, for one model.
 
 Decoding is incremental: text is emitted only as complete UTF-8, and a token's text is the difference
 between two decodings of a short window, which is correct for every decoder, including those that
 strip or join spaces.
 """
 
-import json
 from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from core.errors import SettingError
+from gateway.catalog.checkpoint import Checkpoint, read_checkpoint
 from gateway.prompts.control_tokens import ControlTokens
 from gateway.prompts.prefix_tokens import PrefixTokenCache
 from gateway.prompts.templates import ChatTemplate
@@ -98,49 +97,14 @@ class Detokenizer:
         return new
 
 
-def load_codec(directory: Path) -> TextCodec:
-    """Reads tokenizer.json, tokenizer_config.json and the chat template of a model directory."""
-    file = directory / "tokenizer.json"
-    if not file.is_file():
-        raise SettingError(
-            f"{directory} has no tokenizer.json.",
-            next_step="Point TOLLHOUSE_MODEL at a directory in Hugging Face layout.",
-        )
-    tokenizer = Tokenizer.from_file(str(file))
-    config = _read_json(directory / "tokenizer_config.json")
-    tokens = {
-        name: _token_text(config[name])
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-        if config.get(name)
-    }
-    template_file = directory / "chat_template.jinja"
-    source = template_file.read_text() if template_file.is_file() else config.get("chat_template")
-    template = ChatTemplate(source, tokens) if isinstance(source, str) else None
-    return TextCodec(tokenizer, template, _eos_ids(directory, tokenizer, tokens))
+def load_codec(path: Path) -> TextCodec:
+    """Of a directory in Hugging Face layout (tokenizer.json is enough), or of a `.gguf` file."""
+    return codec_of(read_checkpoint(path))
 
 
-def _eos_ids(directory: Path, tokenizer: Tokenizer, tokens: dict[str, str]) -> tuple[int, ...]:
-    ids: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        value = _read_json(directory / name).get("eos_token_id")
-        ids += value if isinstance(value, list) else [value] if isinstance(value, int) else []
-    if "eos_token" in tokens:
-        eos = tokenizer.token_to_id(tokens["eos_token"])
-        ids += [eos] if eos is not None else []
-    return tuple(dict.fromkeys(ids))
-
-
-def _token_text(value: object) -> str:
-    return str(value["content"]) if isinstance(value, dict) else str(value)
-
-
-def _read_json(file: Path) -> dict[str, object]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SettingError(
-            f"{file} is not JSON: {error}.", next_step="Replace it with a complete copy."
-        ) from None
-    return content if isinstance(content, dict) else {}
+def codec_of(files: Checkpoint) -> TextCodec:
+    """SettingError where the chat template does not parse."""
+    template = None
+    if files.templates:
+        template = ChatTemplate(files.templates, files.special_tokens)
+    return TextCodec(files.tokenizer, template, files.eos_ids)

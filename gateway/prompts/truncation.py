@@ -63,7 +63,9 @@ def _counters(request: InferenceRequest, codec: TextCodec, tenant_id: str) -> tu
     length = cache(lambda text: len(codec.encode(text)))
 
     def _exact(messages: list[Message]) -> int:
-        text = render_chat(request.model, messages, request.tools, codec)
+        text = render_chat(
+            request.model, messages, request.tools, codec, request.chat_template_kwargs
+        )
         return len((text.pieces(tenant_id) or text).ids())
 
     def _rough(messages: list[Message]) -> int:

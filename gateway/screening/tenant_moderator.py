@@ -13,6 +13,7 @@ from core.clock import Clock
 from core.tenants.keys import Principal
 from gateway.http.exchange import Headers
 from gateway.inference.request import InferenceRequest
+from gateway.prompts.template_variables import texts_of_variables, with_texts
 from gateway.prompts.truncation import texts_of
 from gateway.screening.decisions import DecisionLog
 from gateway.screening.moderator import PromptBlocked, ScreeningResult
@@ -235,6 +236,8 @@ def _texts_of(request: InferenceRequest) -> list[ScreenedText]:
             texts.append(ScreenedText(role, content))
         elif isinstance(content, list):
             texts += [ScreenedText(role, part["text"]) for part in content]
+    if request.chat_template_kwargs:
+        texts += [ScreenedText("user", t) for t in texts_of_variables(request.chat_template_kwargs)]
     return texts
 
 
@@ -256,7 +259,8 @@ def _with_texts(request: InferenceRequest, texts: Sequence[str]) -> InferenceReq
             messages.append({**message, "content": parts})
         else:
             messages.append(message)
-    return replace(request, messages=messages)
+    variables = with_texts(request.chat_template_kwargs, remaining)
+    return replace(request, messages=messages, chat_template_kwargs=variables)
 
 
 def _count_check(direction: str, verdict: Verdict) -> None:

@@ -16,7 +16,8 @@ from core.settings import Settings
 from engine.protocol import KvEvent, Receipt
 from engine.worker.curve import ClientKeys
 from gateway.catalog.catalog import ServedModel
-from gateway.catalog.model_files import model_directory, model_name, sampling_defaults, served_model
+from gateway.catalog.model_files import model_name, sampling_defaults, served_model
+from gateway.catalog.model_source import locate_configured
 from gateway.prompts.tokenizing import load_codec
 from gateway.upstreams.base import EngineClient
 from gateway.upstreams.config import Upstream
@@ -98,20 +99,21 @@ def _parameters(upstream: Upstream) -> frozenset[str] | None:
 
 def _model(settings: Settings, upstream: Upstream, name: str) -> ServedModel:
     if upstream.tokenizer:
-        directory = Path(upstream.tokenizer)
-        if not directory.is_dir():
+        path = Path(upstream.tokenizer)
+        if not (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
             raise SettingError(
-                f"The tokenizer of upstream {name} is {directory}, which is not a directory.",
-                next_step="Give a model directory with a tokenizer.json.",
+                f"The tokenizer of upstream {name} is {path}, which is neither a directory nor a "
+                ".gguf file.",
+                next_step="Give a model directory with a tokenizer.json, or a .gguf file.",
             )
         context = upstream.context_length or _UNKNOWN_CONTEXT
-        defaults = sampling_defaults(directory)
-        return ServedModel(name, load_codec(directory), context, 0, defaults=defaults)
+        defaults = sampling_defaults(path)
+        return ServedModel(name, load_codec(path), context, 0, defaults=defaults)
     if upstream.is_http and upstream.model != model_name(settings):
         return ServedModel(name, None, upstream.context_length or _UNKNOWN_CONTEXT, 0)
     if upstream.is_http and not settings.model:
         return ServedModel(name, None, upstream.context_length or _UNKNOWN_CONTEXT, 0)
-    return served_model(settings, model_directory(settings))
+    return served_model(settings, locate_configured(settings, weights=False))
 
 
 def _keys(settings: Settings, upstream: Upstream) -> ClientKeys | None:

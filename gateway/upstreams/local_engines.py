@@ -9,7 +9,8 @@ from pathlib import Path
 
 from core.errors import Unavailable
 from core.settings import Settings
-from gateway.catalog.model_files import model_directory, model_name
+from gateway.catalog.model_files import model_name
+from gateway.catalog.model_source import locate_configured
 from gateway.upstreams.local import EngineOptions, EngineProcess
 
 log = logging.getLogger("tollhouse.engine")
@@ -21,11 +22,11 @@ class LocalEngines:
         # A short path: a Unix socket's path is limited to about 100 characters.
         self._socket_dir = Path(tempfile.mkdtemp(prefix="tollhouse-"))
         self._settings = settings
-        directory = model_directory(settings)
+        model = locate_configured(settings)
         self.processes = [
             EngineProcess(
                 EngineOptions(
-                    model=str(directory),
+                    model=str(model),
                     address=f"ipc://{self._socket_dir}/engine-{slot}.sock",
                     receipts=settings.data_dir / "receipts" / f"engine-{slot}.log",
                     dtype=settings.dtype,

@@ -23,6 +23,7 @@ EXTRA: Mapping[str, Any] = MappingProxyType(
         "stop_token_ids": (),
         "min_tokens": 0,
         "ignore_eos": False,
+        "chat_template_kwargs": {},
     }
 )
 _TUNING = (*_OWN, *EXTRA)
@@ -37,7 +38,14 @@ KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
         "sglang": _COMMON_EXTRA,
         "tensorrt-llm": _COMMON_EXTRA,
         "llama.cpp": frozenset(
-            ("top_k", "min_p", "top_n_sigma", "repetition_penalty", "ignore_eos")
+            (
+                "top_k",
+                "min_p",
+                "top_n_sigma",
+                "repetition_penalty",
+                "ignore_eos",
+                "chat_template_kwargs",
+            )
         ),
         "dynamo": frozenset(("top_k", "repetition_penalty", "ignore_eos")),
         "tgi": frozenset(),

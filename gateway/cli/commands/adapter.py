@@ -7,10 +7,10 @@ from core.errors import BadRequest
 from core.tenants import adapters
 from gateway.catalog.adapter_files import AdapterFiles
 from gateway.catalog.adapter_store import AdapterStore
-from gateway.catalog.model_files import model_name
 from gateway.cli.commands._tenant_options import add_tenant, scope_named
 from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, show
+from gateway.http.serving_record import names_here
 
 HELP = "add, list and remove a tenant's LoRA adapters"
 
@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = verbs.add_parser("add", help="copy an adapter to the data directory and register it")
     add.add_argument("name")
     add.add_argument("path", type=Path, help="a PEFT directory, or a tar or zip of one")
-    add.add_argument("--base-model", default="", help="default: TOLLHOUSE_MODEL")
+    add.add_argument("--base-model", default="", help="default: the served model")
     add.set_defaults(run=_add)
     remove = verbs.add_parser("remove", help="remove an adapter")
     remove.add_argument("name")
@@ -53,7 +53,7 @@ def _add(arguments: argparse.Namespace) -> int:
             scope,
             tools.clock,
             name=arguments.name,
-            base_model=arguments.base_model or model_name(tools.settings),
+            base_model=_base_model(tools, arguments.base_model),
             digest=files.digest,
             path=str(files.path.resolve()),
             rank=files.rank,
@@ -62,6 +62,21 @@ def _add(arguments: argparse.Namespace) -> int:
         shown = adapters.describe(adapter)
     show(shown, as_json=arguments.json, title="adapter")
     return 0
+
+
+def _base_model(tools: CommandContext, name: str) -> str:
+    """The one that is named, or the only one that is served."""
+    known = names_here(tools.settings)
+    if not name and len(known) == 1:
+        return known[0]
+    if name not in known:
+        raise BadRequest(
+            f"There is no base model {name[:120]!r}; known: {', '.join(known)}."
+            if name
+            else f"Several models are served: {', '.join(known)}.",
+            next_step="Name one of them with --base-model.",
+        )
+    return name
 
 
 def _remove(arguments: argparse.Namespace) -> int:

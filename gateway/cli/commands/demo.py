@@ -11,10 +11,13 @@ from sqlalchemy import func, select
 from billing import invoice_run
 from billing.models import Charge
 from core.money import decimal_of
-from gateway.catalog.model_files import model_name
+from core.tenants import bootstrap
+from core.tenants.models import Adapter, Tenant
+from gateway.catalog.model_files import DEMO_NAME
 from gateway.cli.context import CommandContext, command_context
 from gateway.cli.demo import server, traffic, workload
 from gateway.cli.output import add_json, show
+from gateway.http.serving_record import names_here
 from gateway.metering.spool_watch import wait_until_shipped
 
 HELP = "send mixed traffic of several tenants; show tokens, cached share, cost and limits hit"
@@ -28,12 +31,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with command_context() as tools:
-        script = workload.load_workload()
         with server.running_server(tools.settings) as url:
+            model = names_here(tools.settings)[0]
+            script = _script(tools, model)
             keys = workload.issue_keys(
                 tools.database, tools.clock, [part.tenant for part in script.parts]
             )
-            tallies = _send(url, tools, script, keys, arguments.seconds)
+            tallies = _send((url, model), script, keys, arguments.seconds)
         rows = [
             _row(tools, tenant, tally)
             for tenant, tally in _wait_until_rated(tools, tallies).items()
@@ -42,9 +46,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if all(row["failed"] == 0 for row in rows) else 1
 
 
+def _script(tools: CommandContext, model: str) -> workload.Workload:
+    if model == DEMO_NAME:
+        return workload.load_workload()
+    with tools.database.read() as session:
+        query = select(Adapter.name).join(Tenant, Tenant.id == Adapter.tenant_id)
+        query = query.where(Tenant.name == bootstrap.NAME, Adapter.base_model == model)
+        adapters = session.scalars(query.where(Adapter.removed_at.is_(None)).order_by(Adapter.name))
+        return workload.general_script(list(adapters))
+
+
 def _send(
-    url: str, tools: CommandContext, script: workload.Workload, keys: dict[str, str], seconds: float
+    server: tuple[str, str], script: workload.Workload, keys: dict[str, str], seconds: float
 ) -> dict[str, traffic.Tally]:
+    """`server` is its address and the model to ask."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task("0 answers", total=seconds)
@@ -53,8 +68,7 @@ def _send(
             answers = sum(tally.answered for tally in tallies.values())
             progress.update(bar, advance=1, description=f"{answers} answers")
 
-        model = model_name(tools.settings)
-        return asyncio.run(traffic.send(url, model, script, keys, seconds, _on_progress))
+        return asyncio.run(traffic.send(*server, script, keys, seconds, _on_progress))
 
 
 def _wait_until_rated(

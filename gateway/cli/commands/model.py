@@ -5,13 +5,16 @@ from typing import Any
 
 from core import engine_drains
 from core.errors import NotFound, TollhouseError
-from core.settings import Settings
-from gateway.catalog.model_files import model_directory, model_name, served_model
+from core.settings import Settings, load_settings
+from gateway.catalog.known_models import KNOWN, WheelModel
+from gateway.catalog.model_files import model_name, served_model
+from gateway.catalog.model_source import local_copy, locate
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
+from gateway.http.startup import make_data_dir
 from gateway.upstreams.config import read_upstreams
 
-HELP = "show the models served; drain and resume engines"
+HELP = "show and fetch models; drain and resume engines"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +22,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     listing = verbs.add_parser("list", help="list models, their engines and prices")
     add_json(listing)
     listing.set_defaults(run=_list)
+    fetch = verbs.add_parser("fetch", help="download a model, check it and print its path")
+    fetch.add_argument("model", help=f"a hub id (owner/name), or one of: {', '.join(KNOWN)}")
+    add_json(fetch)
+    fetch.set_defaults(run=_fetch)
+    known = verbs.add_parser("known", help="models with a short name: source, licence and size")
+    add_json(known)
+    known.set_defaults(run=_known)
     engines = verbs.add_parser("engines", help="list engines and whether they are drained")
     add_json(engines)
     engines.set_defaults(run=_engines)
@@ -48,6 +58,35 @@ def _list(arguments: argparse.Namespace) -> int:
             except TollhouseError:
                 price = None
             rows.append({"model": name, "engine": where, "context": context, "price": price})
+    show(rows, as_json=arguments.json, title="models")
+    return 0
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    settings = load_settings()
+    make_data_dir(settings.data_dir)
+    path = locate(arguments.model, settings.data_dir, refresh=True)
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    told = {
+        "model": arguments.model,
+        "path": str(path),
+        "bytes": sum(each.stat().st_size for each in files),
+    }
+    show(told, as_json=arguments.json, title="model")
+    return 0
+
+
+def _known(arguments: argparse.Namespace) -> int:
+    rows = [
+        {
+            "name": each.name,
+            "source": each.source,
+            "licence": each.licence,
+            "bytes": each.bytes,
+            "sha256": each.sha256 if isinstance(each, WheelModel) else None,
+        }
+        for each in KNOWN.values()
+    ]
     show(rows, as_json=arguments.json, title="models")
     return 0
 
@@ -95,6 +134,8 @@ def _served(settings: Settings) -> list[tuple[str, str, Any]]:
             (each.model or model_name(settings), each.url, each.context_length)
             for each in read_upstreams(settings.upstreams)
         ]
-    directory = model_directory(settings)
-    model = served_model(settings, directory)
-    return [(model.name, str(directory), model.context_length)]
+    path = local_copy(settings.model, settings.data_dir)
+    if path is None:
+        return [(model_name(settings), f"not fetched: {settings.model}", None)]
+    model = served_model(settings, path)
+    return [(model.name, str(path), model.context_length)]

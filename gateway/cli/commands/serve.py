@@ -20,7 +20,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port; 0 takes a free one (TOLLHOUSE_PORT)")
     parser.add_argument("--workers", type=int, help="gateway processes (TOLLHOUSE_WORKERS)")
     parser.add_argument("--data-dir", type=Path, help="data directory (TOLLHOUSE_DATA_DIR)")
-    parser.add_argument("--model", help="directory or hub id (TOLLHOUSE_MODEL)")
+    parser.add_argument(
+        "--model", help="directory, .gguf file, hub id or short name (TOLLHOUSE_MODEL)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -33,9 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
         cpu_affinity.pin_to_core(0)
     numpy_threads.load_numpy()
 
-    from gateway.catalog.model_files import served_names
+    from gateway.catalog.model_files import resolved, served_names
     from gateway.http import ready, startup
     from gateway.http.serving import listen, serve_on, url_of
+    from gateway.http.serving_record import write_record
     from gateway.http.workers import serve_with_workers
     from gateway.wiring import make_counters
 
@@ -49,14 +52,18 @@ def run(arguments: argparse.Namespace) -> int:
     database = Database(settings.effective_database_url)
     try:
         database.ping() if settings.database_url else None
+        startup.make_data_dir(settings.data_dir)
+        served = settings if settings.upstreams else resolved(settings)
         startup_info = startup.prepare(settings, database, SystemClock())
     finally:
         database.close()
-    with _engines(settings) as (settings, engine_s):
+    given_settings = settings
+    with _engines(served) as (settings, engine_s):
 
         def _ready() -> None:
-            ready.warm_up(url, startup_info, served_names(settings)[0])
-            ready.announce(url, settings, startup_info, engine_s)
+            route = ready.warm_up(url, startup_info, served_names(settings)[0])
+            write_record(given_settings, url)
+            ready.announce(url, settings, startup_info, engine_s, route)
 
         if settings.workers > 1:
             return serve_with_workers(listener, settings, _ready)

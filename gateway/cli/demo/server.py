@@ -12,6 +12,7 @@ from urllib.error import URLError
 
 from core.errors import Unavailable
 from core.settings import Settings
+from gateway.http.serving_record import read_record
 
 START_S = 180
 
@@ -19,10 +20,12 @@ START_S = 180
 @contextmanager
 def running_server(settings: Settings) -> Iterator[str]:
     """Yield the server's URL. A server that was started here is stopped gracefully."""
-    url = f"http://127.0.0.1:{settings.port}"
-    if _is_ready(url):
-        yield url
-        return
+    record = read_record(settings.data_dir)
+    candidates = [record.url] if record is not None and record.is_live else []
+    for url in (*candidates, f"http://127.0.0.1:{settings.port}"):
+        if _is_ready(url):
+            yield url
+            return
     process = subprocess.Popen(
         [sys.executable, "-m", "gateway.cli.main", "serve"],
         env={**os.environ, "TOLLHOUSE_PORT": "0"},

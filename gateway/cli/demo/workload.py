@@ -15,9 +15,20 @@ from core.tenants import keys, organisations
 from core.tenants.bootstrap import NAME as DEMO
 from core.tenants.models import Project, Tenant
 from core.tenants.scope import scope_of_operator
-from engine.demo.paths import MODEL_DIR
+from engine.demo.paths import PROMPTS
 
 Body = dict[str, Any]
+# Short, for a model may have a context of a few hundred tokens; the system prompt is a prefix that
+# requests of a tenant share.
+_SYSTEM = (
+    "You answer for {name}. Be brief and friendly. Use plain words. Say so when you do not know."
+)
+_QUESTIONS = [
+    "Write a greeting for a new customer.",
+    "Name three colours.",
+    "Why is the sky blue?",
+    "Give one tip for a good night's sleep.",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +48,8 @@ class Workload:
 
 
 def load_workload() -> Workload:
-    prompts = json.loads((MODEL_DIR.parent / "prompts.json").read_text())
+    """For the demo model, which answers questions about Tollhouse."""
+    prompts = json.loads(PROMPTS.read_text())
     parts = [
         TenantTraffic(each["name"], _plain_bodies(each["questions"], each["system"]), 1)
         for each in prompts["tenants"]
@@ -46,6 +58,22 @@ def load_workload() -> Workload:
     noisy = prompts["noisy_neighbour"]
     parts.append(
         TenantTraffic(noisy["name"], _plain_bodies(noisy["questions"], noisy["system"]), 8, 0.0)
+    )
+    return Workload(tuple(parts), _body(prompts["blocked"]))
+
+
+def general_script(adapters: list[str]) -> Workload:
+    """For any other model: everyday questions, and each of the demo tenant's adapters in turn."""
+    prompts = json.loads(PROMPTS.read_text())
+    parts = [
+        TenantTraffic(each["name"], _plain_bodies(_QUESTIONS, _SYSTEM.format(name=each["name"])), 1)
+        for each in prompts["tenants"]
+    ]
+    questions_by_adapter = dict.fromkeys(["", *adapters], _QUESTIONS)
+    parts.append(TenantTraffic(DEMO, _adapter_bodies(questions_by_adapter), 2))
+    noisy = prompts["noisy_neighbour"]["name"]
+    parts.append(
+        TenantTraffic(noisy, _plain_bodies(_QUESTIONS, _SYSTEM.format(name=noisy)), 8, 0.0)
     )
     return Workload(tuple(parts), _body(prompts["blocked"]))
 

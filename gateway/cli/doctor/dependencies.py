@@ -2,6 +2,7 @@
 
 import json
 import socket
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import redis
@@ -61,9 +62,16 @@ def model(settings: Settings, _clock: Clock) -> Finding:
     """Check that the checkpoint's files are present, without loading it."""
     if settings.upstreams:
         return unused("engines run elsewhere")
-    from gateway.catalog.model_files import model_directory
+    from gateway.catalog.model_source import local_copy
 
-    directory = model_directory(settings)
+    directory = local_copy(settings.model, settings.data_dir)
+    if directory is None:
+        return bad(
+            f"{settings.model} is not on this machine",
+            f"Run `tollhouse model fetch {settings.model}`, or let `tollhouse serve` fetch it.",
+        )
+    if directory.is_file():
+        return _gguf(directory)
     expected = ("config.json", "tokenizer.json")
     missing = [name for name in expected if not (directory / name).is_file()]
     if not any(directory.glob("*.safetensors")):
@@ -80,6 +88,13 @@ def model(settings: Settings, _clock: Clock) -> Finding:
         )
     kind = ", ".join(config.get("architectures", ["unknown architecture"]))
     return good(f"{directory.name}: {kind}")
+
+
+def _gguf(file: Path) -> Finding:
+    from gateway.catalog.checkpoint import read_config
+
+    config = read_config(file)
+    return good(f"{file.name}: {', '.join(config.get('architectures', ['unknown architecture']))}")
 
 
 def upstreams(settings: Settings, _clock: Clock) -> Finding:

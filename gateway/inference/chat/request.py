@@ -17,6 +17,7 @@ from gateway.inference.sampling import (
     check_stream_options,
     sampling_of,
 )
+from gateway.prompts.template_variables import checked
 
 ROUTE = "/v1/chat/completions"
 MAX_MESSAGES = 10_000
@@ -86,6 +87,7 @@ class ChatBody(SamplingBody, kw_only=True):
     parallel_tool_calls: bool | None = None
     response_format: Any = None
     truncation: Literal["auto", "disabled", "oldest", "ranked"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     safety_identifier: str | None = None
@@ -143,6 +145,7 @@ def parse_chat(raw: bytes) -> InferenceRequest:
         end_user=check_label("user", body.user or body.safety_identifier),
         single_tool_call=body.parallel_tool_calls is False,
         engine_parameters=engine_parameters_of(body.tool_choice, body.response_format, tools),
+        chat_template_kwargs=checked(body.chat_template_kwargs),
         **sampling_of(body),
     )
 

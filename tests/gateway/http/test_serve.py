@@ -66,6 +66,14 @@ def test_the_printed_curl_line_reads_a_stream_back(screen: str) -> None:
     assert done.stdout.rstrip().endswith("data: [DONE]")
 
 
+def test_the_screen_says_what_is_served_where_and_one_line_to_paste(
+    screen: str, data_dir: Path
+) -> None:
+    assert len([line for line in screen.splitlines() if line.startswith("curl ")]) == 1
+    assert re.search(r"^  serving    tollhouse-demo at http://127\.0\.0\.1:\d+/v1", screen, re.M)
+    assert str(data_dir / "demo-key") in screen and "tollhouse-demo:pirate" in screen
+
+
 def test_the_page_names_live_addresses(screen: str) -> None:
     for name in ("docs", "metrics"):
         found = re.search(rf"^  {name} +(http\S+)$", screen, re.MULTILINE)

@@ -1,0 +1,183 @@
+"""A model's files as the gateway reads them: configuration, tokenizer and templates, no weights.
+
+One view for a directory in Hugging Face layout and for a `.gguf` file.
+"""
+
+import json
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from core.errors import SettingError
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    path: Path
+    tokenizer: Tokenizer
+    special_tokens: dict[str, str]  # bos_token, eos_token, …
+    templates: dict[str, str]  # chat templates by name; `default` is the usual one
+    eos_ids: tuple[int, ...]
+    config: dict[str, Any] = field(default_factory=dict)  # config.json; empty where there is none
+    generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json
+    context_length: int = 0  # tokens; 0 where the configuration does not say
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """SettingError names the file at fault."""
+    return _of_gguf(path) if path.is_file() else _of_directory(path)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration alone, in the form of config.json."""
+    if path.is_file():
+        return dict(_described(path).config)
+    return _json(path / "config.json")
+
+
+def read_generation(path: Path) -> dict[str, Any]:
+    """generation_config.json; empty where there is none, as in a `.gguf` file."""
+    return {} if path.is_file() else _json(path / "generation_config.json")
+
+
+def check_servable(path: Path) -> None:
+    """SettingError where the engine does not serve this architecture or weight format."""
+    from engine.errors import CheckpointError
+    from engine.models.registry import model_spec
+
+    config = read_config(path)
+    if not config:
+        raise SettingError(f"{path} has no config.json.", next_step=_NEXT)
+    try:
+        model_spec(config)
+    except CheckpointError as error:
+        raise SettingError(
+            f"{path} cannot be served: {error.message}.",
+            next_step="Choose a model of a family that is served.",
+        ) from None
+
+
+def _of_directory(path: Path) -> Checkpoint:
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise SettingError(f"{path} has no tokenizer.json.", next_step=_NEXT)
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise SettingError(
+            f"{file} is not a tokenizer: {error}.", next_step="Fetch the file again."
+        ) from None
+    written = _json(path / "tokenizer_config.json")
+    tokens = {n: _token_text(written[n]) for n in _NAMED_TOKENS if written.get(n)}
+    config = _json(path / "config.json")
+    generation = read_generation(path)
+    found = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
+    if "eos_token" in tokens:
+        named = tokenizer.token_to_id(tokens["eos_token"])
+        found += [named] if named is not None else []
+    return Checkpoint(
+        path=path,
+        tokenizer=tokenizer,
+        special_tokens=tokens,
+        templates=_templates(path, written.get("chat_template")),
+        eos_ids=tuple(dict.fromkeys(found)),
+        config=config,
+        generation=generation,
+        context_length=_context(path, config),
+    )
+
+
+def _of_gguf(path: Path) -> Checkpoint:
+    model = _described(path)
+    return Checkpoint(
+        path=path,
+        tokenizer=model.tokenizer,
+        special_tokens=dict(model.special_tokens),
+        templates={_DEFAULT: model.chat_template} if model.chat_template else {},
+        eos_ids=tuple(model.eos_ids),
+        config=dict(model.config),
+        context_length=int(model.context_length),
+    )
+
+
+def _described(path: Path) -> Any:
+    """The engine's reading of a `.gguf` file."""
+    from engine.errors import CheckpointError
+
+    try:
+        return import_module("engine.models.gguf").describe(path)
+    except (CheckpointError, OSError, ValueError, LookupError) as error:
+        why = error.message if isinstance(error, CheckpointError) else str(error)
+        raise SettingError(
+            f"{path} cannot be read: {why}.", next_step="Give a whole .gguf file."
+        ) from None
+
+
+def _templates(path: Path, written: object) -> dict[str, str]:
+    """As transformers reads them: chat_template.jinja wins over tokenizer_config.json, which has
+    one string or a list of names and templates; further ones lie in additional_chat_templates."""
+    found: dict[str, str] = {}
+    if isinstance(written, str):
+        found[_DEFAULT] = written
+    elif isinstance(written, list):
+        for each in written:
+            if not (isinstance(each, dict) and isinstance(each.get("template"), str)):
+                raise SettingError(
+                    f"{path / 'tokenizer_config.json'} has a chat_template that is neither a "
+                    "string nor a list of objects with name and template.",
+                    next_step="Correct chat_template.",
+                )
+            found[str(each.get("name"))] = each["template"]
+    elif isinstance(written, dict):
+        found |= {str(name): str(template) for name, template in written.items()}
+    if (file := path / "chat_template.jinja").is_file():
+        found[_DEFAULT] = _text(file)
+    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        found[file.stem] = _text(file)
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"{file} cannot be read: {error}.", next_step="Replace it.") from None
+
+
+def _ids(value: object) -> list[int]:
+    return value if isinstance(value, list) else [value] if isinstance(value, int) else []
+
+
+def _context(path: Path, config: dict[str, Any]) -> int:
+    value = config.get("max_position_embeddings", 0)
+    if not isinstance(value, int):
+        raise SettingError(
+            f"{path / 'config.json'} has max_position_embeddings {value!r}, not a whole number.",
+            next_step="Replace it with a whole one.",
+        )
+    return value
+
+
+def _token_text(value: object) -> str:
+    return str(value["content"]) if isinstance(value, dict) else str(value)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingError(
+            f"{file} is not JSON: {error}.", next_step="Replace the file with a whole one."
+        ) from None
+    return content if isinstance(content, dict) else {}
+
+
+_NEXT = "Give a directory in Hugging Face layout, or a .gguf file."

@@ -1,0 +1,55 @@
+"""What runs on a data directory, written down for the commands that are used beside it."""
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from core.settings import Settings
+from gateway.catalog.model_files import served_names
+
+_FILE = "serving.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRecord:
+    url: str
+    pid: int
+    models: tuple[str, ...]  # public names, the one for newcomers first
+    source: str  # as TOLLHOUSE_MODEL or --model had it; empty is the demo model
+
+    @property
+    def is_live(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+
+def write_record(settings: Settings, url: str) -> None:
+    """`settings` are as they were given, before names are resolved to files."""
+    record = ServingRecord(url, os.getpid(), tuple(served_names(settings)), settings.model)
+    beside = settings.data_dir / f".{_FILE}-{os.getpid()}"
+    beside.write_text(json.dumps(asdict(record)), encoding="utf-8")
+    beside.replace(settings.data_dir / _FILE)
+
+
+def read_record(data_dir: Path) -> ServingRecord | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        told = json.loads((data_dir / _FILE).read_text(encoding="utf-8"))
+        url, pid = str(told["url"]), int(told["pid"])
+        return ServingRecord(url, pid, tuple(map(str, told["models"])), str(told["source"]))
+    return None
+
+
+def names_here(settings: Settings) -> tuple[str, ...]:
+    """Models of the running server; without one, those of the settings, else the last ones served."""
+    record = read_record(settings.data_dir)
+    explicit = settings.model or settings.model_name or settings.upstreams
+    if record is not None and (record.is_live or not explicit):
+        return record.models
+    return tuple(served_names(settings))

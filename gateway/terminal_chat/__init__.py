@@ -1,0 +1,1 @@
+"""A chat in the terminal, over the public REST API."""

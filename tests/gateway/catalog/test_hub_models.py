@@ -1,0 +1,161 @@
+"""`tollhouse model fetch owner/name` with the real hub client against a hub on this machine."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.catalog.stub_hub import REPOSITORY, StubHub, stub_hub
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.slow
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 16,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+WEIGHTS = bytes(range(256)) * 400
+FILES = {
+    "config.json": json.dumps(CONFIG).encode(),
+    "tokenizer.json": b"{}",
+    "tokenizer_config.json": b"{ }",
+    "chat_template.jinja": b"x",
+    "model.safetensors": WEIGHTS,
+    "pytorch_model.bin": b"pickle",
+    "consolidated.safetensors": b"a second copy",
+    "original/model.safetensors": b"a third copy",
+    "onnx/model.onnx": b"onnx",
+    "README.md": b"card",
+}
+
+
+@pytest.fixture
+def hub() -> Iterator[StubHub]:
+    with stub_hub(dict(FILES)) as made:
+        yield made
+
+
+def fetch(
+    tmp_path: Path, url: str, model: str = REPOSITORY, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    own = {
+        "TOLLHOUSE_DATA_DIR": str(tmp_path / "data"),
+        "HF_HOME": str(tmp_path / "hub"),
+        "HF_ENDPOINT": url,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        **environment,
+    }
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TOLLHOUSE_", "HF_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "gateway.cli.main", "model", "fetch", model, "--json"],
+        cwd=ROOT,
+        env=kept | own,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def refusal(done: "subprocess.CompletedProcess[str]") -> str:
+    """The one line that says what is wrong, and the one that says what to do."""
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("tollhouse: ")]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_only_the_files_that_serving_needs_are_fetched(hub: StubHub, tmp_path: Path) -> None:
+    done = fetch(tmp_path, hub.url)
+    assert done.returncode == 0, done.stderr
+    path = Path(json.loads(done.stdout)["path"])
+    assert (path / "model.safetensors").read_bytes() == WEIGHTS
+    assert sorted(hub.fetched) == sorted(list(FILES)[:5])
+
+
+def test_what_is_fetched_serves_without_the_network(hub: StubHub, tmp_path: Path) -> None:
+    first = fetch(tmp_path, hub.url)
+    hub.fetched.clear()
+    again = fetch(tmp_path, hub.url, HF_HUB_OFFLINE="1")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == json.loads(first.stdout) and not hub.fetched
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised as fp8"),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_refused_before_its_weights_are_fetched(
+    hub: StubHub, tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    hub.files["config.json"] = json.dumps(CONFIG | changes).encode()
+    said = refusal(fetch(tmp_path, hub.url))
+    assert named in said
+    assert "model.safetensors" not in hub.fetched
+    if "architectures" in changes:
+        assert "served are" in said and "LlamaForCausalLM" in said
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (404, "RepoNotFound", "has no model repository someone/tiny"),
+        (401, "", "private or gated"),
+        (401, "GatedRepo", "gated"),
+        (403, "GatedRepo", "gated"),
+        (403, "", "gated or private"),
+        (429, "", "429"),
+        (503, "", "503"),
+    ],
+)
+def test_each_refusal_of_the_hub_is_one_clear_line(
+    hub: StubHub, tmp_path: Path, status: int, code: str, said: str
+) -> None:
+    hub.status, hub.error_code = status, code
+    line = refusal(fetch(tmp_path, hub.url))
+    assert said in line and REPOSITORY in line
+
+
+def test_no_network_is_said(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert "the hub does not answer" in refusal(fetch(tmp_path, f"http://127.0.0.1:{port}"))
+
+
+def test_offline_mode_is_named(tmp_path: Path, hub: StubHub) -> None:
+    assert "HF_HUB_OFFLINE" in refusal(fetch(tmp_path, hub.url, HF_HUB_OFFLINE="1"))
+
+
+def test_a_cut_download_leaves_no_weights_under_their_name(hub: StubHub, tmp_path: Path) -> None:
+    hub.cut = True
+    refusal(fetch(tmp_path, hub.url))
+    assert not list((tmp_path / "hub").rglob("snapshots/*/model.safetensors"))
+    hub.cut = False
+    assert fetch(tmp_path, hub.url).returncode == 0
+
+
+def test_a_repository_without_safetensors_is_refused(hub: StubHub, tmp_path: Path) -> None:
+    del hub.files["model.safetensors"], hub.files["original/model.safetensors"]
+    del hub.files["consolidated.safetensors"]
+    assert "no safetensors weights" in refusal(fetch(tmp_path, hub.url))
+
+
+@pytest.mark.parametrize("model", ["smolm2", "a/b/c", "no-such-dir/", "./nowhere", "x.gguf"])
+def test_a_name_that_is_nothing_is_told_what_there_is(tmp_path: Path, model: str) -> None:
+    done = fetch(tmp_path, "http://127.0.0.1:9", model)
+    assert model in refusal(done) and "smollm2" in done.stderr
