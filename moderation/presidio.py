@@ -1,7 +1,8 @@
 """Optional: Microsoft Presidio as another source of personal-data spans (names, places, dates).
 
 The operator installs the extra `presidio` and a spaCy model; they are imported only by
-`make_analyzer`. Presidio reads whole texts, so it supports inputs and outputs in mode `full`, not windows.
+`make_analyzer`. Presidio reads whole texts, so it supports inputs and outputs in mode `full`, not
+windows.
 """
 
 from collections.abc import Mapping

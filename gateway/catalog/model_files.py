@@ -1,4 +1,4 @@
-"""What a gateway needs to know of a model: names, context length, tokenizer, sampling defaults. No weights."""
+"""What a gateway needs to know of a model: names, context, tokenizer and sampling defaults."""
 
 from pathlib import Path
 from typing import Any
