@@ -12,7 +12,7 @@ FAIRNESS = ("vtc", "fcfs")
 class EngineConfig:
     """Sizes are in tokens unless the name says bytes, blocks or seconds."""
 
-    model: str  # a directory in Hugging Face layout, or a hub id
+    model: str  # a directory in Hugging Face layout, a .gguf file, or a hub id
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: int | None = None  # CPU threads; None: one per physical core
@@ -72,7 +72,7 @@ _MAY_BE_ZERO = {
 
 def _check(config: EngineConfig) -> None:
     if not config.model:
-        raise ConfigError("model is empty: set a checkpoint directory or a hub id")
+        raise ConfigError("model is empty: set a checkpoint directory, a .gguf file or a hub id")
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype is {config.dtype!r}: use one of {', '.join(DTYPES)}")
     if config.fairness not in FAIRNESS:

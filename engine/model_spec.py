@@ -8,8 +8,8 @@ from engine.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding: `kind` is default, linear, dynamic, yarn or llama3; `values` holds its
-    parameters."""
+    """Rotary embedding: `kind` is default, linear, dynamic, yarn, llama3 or divided (each
+    frequency by a number of its own, as GGUF files have it); `values` its numbers."""
 
     theta: float
     kind: str
@@ -89,7 +89,7 @@ def base_spec(raw: dict[str, Any]) -> ModelSpec:
         eps=float(raw.get("rms_norm_eps", 1e-6)),
         tied=bool(raw.get("tie_word_embeddings", False)),
         eos=eos_ids(raw.get("eos_token_id")),
-        rope=_rope(raw),
+        rope=_rope(raw, head_dim),
         windows=(None,) * layers,
         activation=_activation(raw),
         query_scale=head_dim**-0.5,
@@ -138,6 +138,7 @@ def _activation(raw: dict[str, Any]) -> str:
 
 _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "default": (),
+    "divided": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
     "yarn": ("factor",),
@@ -145,7 +146,7 @@ _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _rope(raw: dict[str, Any]) -> RopeSpec:
+def _rope(raw: dict[str, Any], head_dim: int) -> RopeSpec:
     values = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in _ROPE_NEEDS:
@@ -155,6 +156,8 @@ def _rope(raw: dict[str, Any]) -> RopeSpec:
     for name in _ROPE_NEEDS[kind]:
         if not isinstance(values.get(name), int | float) or values[name] <= 0:
             raise CheckpointError(f"config.json: rope {kind} needs {name} above 0")
+    if kind == "divided" and len(values.get("divisors") or ()) != head_dim // 2:
+        raise CheckpointError(f"config.json: rope divided needs {head_dim // 2} divisors")
     if values.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
         raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
     theta = values.get("rope_theta", raw.get("rope_theta", 10000.0))

@@ -13,7 +13,7 @@ from benchmarks.cpu.work import home
 from benchmarks.report import progress
 
 _INSTALL_S = 3600
-_SCRIPTS = Path(__file__).parent.parent / "peers"
+SCRIPTS = Path(__file__).parent.parent / "peers"
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,17 @@ PEERS = {
 def peer(name: str, work: Path, threads: int) -> Iterator[list[Contender]]:
     """One contender for each of its processes that could be started; the reasons on stderr."""
     chosen = PEERS[name]
-    python = _ready(chosen)
+    python = ready(chosen)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     with contextlib.ExitStack() as stack:
         started = []
         for part in chosen.parts if python is not None else ():
-            command = [str(python), str(_SCRIPTS / chosen.script), str(work), *part]
+            command = [str(python), str(SCRIPTS / chosen.script), str(work), *part]
             started.append(stack.enter_context(contender(name, command, environment, cwd=home())))
         yield [each for each in started if each is not None]
 
 
-def _ready(peer: Peer) -> Path | None:
+def ready(peer: Peer) -> Path | None:
     """The environment's Python, made on the first call."""
     where = home() / peer.environment
     python, mark = where / "bin" / "python", where / ".ready"

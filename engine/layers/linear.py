@@ -71,7 +71,7 @@ class Linear:
         self.packed = False
         if fits_half(weight):
             self._half = torch.ops.quantized.linear_prepack_fp16(weight, bias)
-            weight = weight[:0]
+            weight = _emptied(weight)
         elif can_pack(weight):
             self.packed = True
             weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
@@ -127,7 +127,7 @@ class GatedLinear(Linear):
         if can_pack(gate) or fits_half(gate):
             biases = (None, None) if bias is None else bias.chunk(2)
             self._halves = Linear(gate, biases[0]), Linear(up, biases[1])
-            self.packed, self.weight, self.bias = True, weight[:0], None
+            self.packed, self.weight, self.bias = True, _emptied(weight), None
         else:
             super().__init__(weight, bias)
 
@@ -149,6 +149,11 @@ class GatedLinear(Linear):
             gate, up = self.halves(x)
             return activate(gate, activation).mul_(up)
         return self._halves[1].times(x, self._halves[0].activated(x, activation))
+
+
+def _emptied(weight: torch.Tensor) -> torch.Tensor:
+    """No rows, for the shape and type; a slice of the weight would keep all of its memory."""
+    return weight.new_empty((0, *weight.shape[1:]))
 
 
 def activate(x: torch.Tensor, activation: str) -> torch.Tensor:

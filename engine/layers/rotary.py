@@ -56,6 +56,8 @@ def _plain(theta: float, dim: int) -> torch.Tensor:
 def _inverse_frequencies(rope: RopeSpec, dim: int, native: int) -> tuple[torch.Tensor, float]:
     if rope.kind == "linear":
         return _plain(rope.theta, dim) / rope.values["factor"], 1.0
+    if rope.kind == "divided":
+        return _plain(rope.theta, dim) / torch.tensor(rope.values["divisors"]), 1.0
     if rope.kind == "yarn":
         return _yarn(rope, dim, native)
     if rope.kind == "llama3":

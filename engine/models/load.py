@@ -1,85 +1,54 @@
 """Loads a model: finds its directory, and chooses dtype, device and context length."""
 
-import hashlib
-import json
-import os
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import CheckpointError, ConfigError
+from engine.errors import ConfigError
 from engine.layers.linear import multiplies_bfloat16
-from engine.model_spec import ModelSpec, eos_ids
+from engine.model_spec import ModelSpec
+from engine.models.checkpoint import model_path, open_checkpoint
 from engine.models.decoder import Decoder
-from engine.models.registry import model_spec, read_config
-from engine.models.weights import Weights, stored_dtype
+from engine.models.registry import model_spec
+from engine.models.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     name: str
-    digest: str  # of the configuration and the weight files
+    digest: str  # of the configuration and the weights
     spec: ModelSpec
     native_context: int  # the checkpoint's context length; `spec.context` is the served one
     dtype: torch.dtype
     device: torch.device
     decoder: Decoder
-    bytes: int  # of the weight files
+    bytes: int  # of the weights as they are served
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
-    """Raises CheckpointError naming the file at fault, or ConfigError for a wrong setting."""
-    directory = model_directory(config.model)
-    raw = read_config(directory)
-    spec = model_spec(raw)
-    generation_eos = _generation_eos(directory)
-    spec = replace(spec, eos=tuple(dict.fromkeys((*generation_eos, *spec.eos))))
-    native = spec.context
-    spec = replace(spec, context=served_context(spec, config.max_context))
-    device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, stored_dtype(directory), device)
-    with closing(Weights(directory, dtype, device)) as weights:
-        decoder = Decoder(spec, weights)
+    """Raises CheckpointError naming the file at fault, ConfigError for a wrong setting."""
+    checkpoint = open_checkpoint(model_path(config.model))
+    with closing(checkpoint.source) as source:
+        spec = model_spec(checkpoint.config)
+        spec = replace(spec, eos=tuple(dict.fromkeys((*checkpoint.eos, *spec.eos))))
+        native = spec.context
+        spec = replace(spec, context=served_context(spec, config.max_context))
+        device = choose_device(config.device)
+        dtype = choose_dtype(config.dtype, source.stored_dtype(), device)
+        with closing(Weights(source, dtype, device)) as weights:
+            decoder = Decoder(spec, weights)
     return LoadedModel(
         name=config.model,
-        digest=_digest(directory),
+        digest=checkpoint.digest,
         spec=spec,
         native_context=native,
         dtype=dtype,
         device=device,
         decoder=decoder,
-        bytes=sum(path.stat().st_size for path in directory.glob("*.safetensors")),
+        bytes=checkpoint.bytes,
     )
-
-
-def model_directory(name: str) -> Path:
-    """`name` if it is a directory; otherwise the snapshot of the hub id `name`, from the local
-    cache if it is there."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise CheckpointError(
-            f"{name} is not a directory: use one in Hugging Face layout, or a hub id"
-        )
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise CheckpointError(
-            f"{name} is not a directory; to download it as a hub id, pip install huggingface_hub"
-        ) from None
-    patterns = ["*.json", "*.safetensors", "*.jinja"]
-    with suppress(Exception):  # not in the cache; the exception depends on the library's version
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True))
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:
-        raise CheckpointError(
-            f"{name} is not a directory and cannot be downloaded from the hub: {error}"
-        ) from None
 
 
 def choose_device(name: str) -> torch.device:
@@ -122,31 +91,3 @@ def served_context(spec: ModelSpec, requested: int | None) -> int:
     if requested > longest:
         raise ConfigError(f"max_context is {requested}: the model's context length is {longest}")
     return requested
-
-
-def _generation_eos(directory: Path) -> tuple[int, ...]:
-    """The end ids in generation_config.json, where chat models store theirs."""
-    try:
-        raw = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
-        return eos_ids(raw.get("eos_token_id"))
-    except (OSError, ValueError, AttributeError):
-        return ()
-
-
-def _digest(directory: Path) -> str:
-    """A SHA-256 over names, sizes and content; of large files, only the first and last MiB.
-
-    This tells checkpoints apart without reading tens of gigabytes twice.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(directory.glob("*")):
-        if path.suffix not in (".json", ".safetensors") or not path.is_file():
-            continue
-        size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(1 << 20))
-            if size > 2 << 20:
-                file.seek(-(1 << 20), os.SEEK_END)
-                digest.update(file.read())
-    return digest.hexdigest()

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.execution.cpu_runner import load_runner
-from engine.models.load import choose_dtype, model_directory
+from engine.models.checkpoint import model_path
+from engine.models.load import choose_dtype
 from tests.engine.checkpoints import save_checkpoint
 
 WEIGHTS = "model.safetensors"
@@ -123,10 +124,10 @@ def test_directories_and_names(tmp_path: Path, checkpoint: Path) -> None:
     assert "config.json" in refused(checkpoint)
     (checkpoint / "config.json").write_text("{")
     assert "config.json" in refused(checkpoint)
-    with pytest.raises(CheckpointError, match="not a directory"):
-        model_directory(str(tmp_path / "nowhere"))
-    with pytest.raises(CheckpointError, match="not a directory"):
-        model_directory("just-a-word")
+    with pytest.raises(CheckpointError, match="no directory"):
+        model_path(str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match="no directory"):
+        model_path("just-a-word")
 
 
 def test_a_context_beyond_the_model(checkpoint: Path) -> None:

@@ -71,6 +71,19 @@ def test_only_what_gains_is_packed() -> None:
     assert not can_pack(torch.zeros(64, 64, device="meta"))
 
 
+@pytest.mark.parametrize("kind", [Linear, GatedLinear])
+@pytest.mark.parametrize("stored", [torch.float16, torch.float32, torch.bfloat16])
+def test_a_packed_weight_keeps_nothing_of_the_plain_one(
+    kind: type[Linear], stored: torch.dtype
+) -> None:
+    weight = computed(torch.randn(2048, 1024, generator=torch.Generator().manual_seed(2)), stored)
+    linear = kind(weight)
+    kept = [linear, *(getattr(linear, "_halves", None) or ())]
+    plain = [each.weight for each in kept if each.weight.layout == torch.strided]
+    used = sum(each.numel() * each.itemsize for each in plain)
+    assert sum(each.untyped_storage().nbytes() for each in plain) == used
+
+
 def test_float16_keeps_only_weights_that_lose_nothing_by_it() -> None:
     if torch.backends.quantized.engine not in ("x86", "fbgemm"):
         pytest.skip("this build of torch has no product of float32 rows and float16 weights")

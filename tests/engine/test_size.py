@@ -12,9 +12,9 @@ WORKER = {path.stem for path in (ROOT / "worker").glob("[a-z]*.py")}
 LIBRARY = [
     path
     for path in sorted(ROOT.rglob("*.py"))
-    if path.parent.name != "demo" and path.stem not in WORKER
+    if "demo" not in path.relative_to(ROOT).parts and path.stem not in WORKER
 ]
-MOST = 6000
+MOST = 7000
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER,
@@ -49,7 +49,7 @@ def test_lines_are_counted_as_said() -> None:
     assert code_lines('"""Doc\nover two."""\n\n# why\nx = (\n    1,  # one\n)\n') == 3
 
 
-def test_the_library_with_its_kernels_is_under_6000_lines() -> None:
+def test_the_library_with_its_kernels_is_under_7000_lines() -> None:
     assert sum(code_lines(path.read_text()) for path in LIBRARY) < MOST
 
 

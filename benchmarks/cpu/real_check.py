@@ -1,0 +1,125 @@
+"""Whether our engine answers as llama.cpp does on the same GGUF file: ids, then greedy tokens."""
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cpu.environments import PEERS, SCRIPTS, ready
+from benchmarks.report import progress
+from engine.config import EngineConfig
+from engine.execution.cpu_runner import load_runner
+from engine.loop import Engine
+from engine.models.gguf import describe
+from engine.protocol import GenerateRequest, SamplingParams
+
+_TIMEOUT_S = 3600
+# Logits of two float32 implementations differ by the order of their sums.
+_FLOAT32_GAP = 0.02
+_QUESTIONS = (
+    "What is the capital of France?", "Explain gravity in simple words.", "Write a haiku about rain.",
+    "What is 12 + 30?", "List three fruits.", "Who wrote Hamlet?", "How do I boil an egg?",
+    "Translate 'good morning' to French.", "What is a database?", "Tell me a joke.",
+    "Why is the sky blue?", "Name the planets.", "What is HTTP?", "Define entropy.",
+    "How many days are in 3 weeks?", "What is Python used for?", "Describe a whale.",
+    "Give me advice for a job interview.", "What does a bank do?", "Summarise the story of Icarus.",
+)  # fmt: skip
+_TEXTS = (
+    "x 1  22   333 4444", "in 2024, 3.14159 and 1,000,000", "tabs\t\tand\n\nlines\r\n end",
+    "don't WON'T I'll", "naïve café МОСКВА 日本語 中文 12", "🙂 ½ Ⅷ ²³ ١٢٣", "a<|im_end|> 7", "   ",
+)  # fmt: skip
+
+
+def check(model: Path, home: Path, threads: int, tokens: int = 64) -> bool:
+    """Reports every difference on stderr. False where one is more than rounding."""
+    described = describe(model)
+    encode = described.tokenizer.encode
+    prompts = [
+        encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n").ids
+        for text in _QUESTIONS
+    ]
+    work = {
+        "model": str(model),
+        "threads": threads,
+        "texts": [*_TEXTS, *_random_texts(200)],
+        "prompts": prompts,
+        "answers": _greedy(model, prompts, threads, tokens),
+    }
+    found = _llama_cpp(work, home)
+    same = _compare_ids(work["texts"], [encode(text).ids for text in work["texts"]], found["ids"])
+    return _compare_tokens(work["answers"], found) and same
+
+
+def _random_texts(count: int) -> list[str]:
+    draw = random.Random(3)
+    letters = list("ab cD 12 3\n\t.,!'s é日🙂-_/\\()\r  ")
+    return ["".join(draw.choices(letters, k=draw.randrange(1, 60))) for _ in range(count)]
+
+
+def _greedy(model: Path, prompts: list[list[int]], threads: int, tokens: int) -> list[list[int]]:
+    config = EngineConfig(
+        model=str(model), dtype="float32", threads=threads, kv_memory_bytes=1 << 30
+    )
+    engine = Engine(config, load_runner(config))
+    sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        engine.submit(GenerateRequest(str(number), "check", prompt, sampling, None), "check")
+    answers: list[list[int]] = [[] for _ in prompts]
+    while engine.busy:
+        engine.step()
+        for outbox in engine.take_outboxes().values():
+            for chunk in outbox.chunks:
+                answers[int(chunk.request_id)] += chunk.tokens
+    return answers
+
+
+def _llama_cpp(work: dict[str, Any], home: Path) -> dict[str, Any]:
+    python = ready(PEERS["llama-cpp-python"])
+    if python is None:
+        raise SystemExit("llama.cpp could not be installed")
+    asked, told = home / "check.json", home / "check-answers.json"
+    asked.write_text(json.dumps(work), encoding="utf-8")
+    script = str(SCRIPTS / "run_llama_cpp_file.py")
+    command = [str(python), script, str(asked), str(told), str(home / "check-f32.gguf")]
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    subprocess.run(
+        command, check=True, timeout=_TIMEOUT_S, env=environment, stderr=subprocess.DEVNULL
+    )
+    found: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+    return found
+
+
+def _compare_ids(texts: list[str], ours: list[list[int]], theirs: list[list[int]]) -> bool:
+    other = [n for n, (own, their) in enumerate(zip(ours, theirs, strict=True)) if own != their]
+    for n in other:
+        progress(f"ids of {texts[n]!r}: ours {ours[n]}, llama.cpp {theirs[n]}")
+    progress(f"ids: {len(texts) - len(other)} of {len(texts)} texts are the same")
+    return not other
+
+
+def _compare_tokens(answers: list[list[int]], found: dict[str, Any]) -> bool:
+    """On the file, a token may differ by what llama.cpp's own eight-bit activations move a logit."""
+    pairs = [
+        (number, place, ours, here, wide)
+        for number, answer in enumerate(answers)
+        for place, (ours, here, wide) in enumerate(
+            zip(answer, found["file"][number], found["float32"][number], strict=True)
+        )
+    ]
+    rounding = max(abs(here[2] - wide[2]) for *_, here, wide in pairs)
+    right = True
+    for kind, pick, most in (("the file", 3, 2 * rounding), ("float32", 4, _FLOAT32_GAP)):
+        differing = [pair for pair in pairs if pair[pick][0] != pair[2]]
+        for number, place, ours, *both in differing:
+            best, logit, own = both[pick - 3]
+            progress(
+                f"{kind}: prompt {number}, token {place}: ours {ours} has {own:.4f}, llama.cpp's "
+                f"{best} has {logit:.4f}: apart by {logit - own:.4f} (rounding: {most:.4f})"
+            )
+            right = right and logit - own <= most
+        progress(
+            f"{kind}: {len(pairs) - len(differing)} of {len(pairs)} greedy tokens are the same"
+        )
+    return right

@@ -1,0 +1,120 @@
+"""A checkpoint on disk: a directory in Hugging Face layout, or one GGUF file."""
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.model_spec import eos_ids
+from engine.models.gguf.describe import config_of
+from engine.models.gguf.header import read_header
+from engine.models.gguf.weights import GgufSource, loaded_bytes
+from engine.models.registry import read_config
+from engine.models.safetensors_source import SafetensorsSource
+from engine.models.weights import TensorSource
+
+_MIB = 1 << 20
+_WANTED = ["*.json", "*.safetensors", "*.jinja"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    config: dict[str, Any]
+    source: TensorSource
+    eos: tuple[int, ...]  # end ids beside those of the configuration
+    digest: str  # of the configuration and the weights
+    bytes: int  # of the weights as they are served
+
+
+def model_path(name: str) -> Path:
+    """A directory or a .gguf file as it is; anything else is a hub id, looked for in the local cache
+    first."""
+    path = Path(name).expanduser()
+    if path.is_dir() or is_gguf(path):
+        return path
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise CheckpointError(
+            f"{name} is no directory and no .gguf file: give a directory in Hugging Face layout, "
+            "a .gguf file, or a hub id"
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise CheckpointError(
+            f"{name} is no directory; to fetch it as a hub id, pip install huggingface_hub"
+        ) from None
+    with suppress(Exception):  # not in the cache, whatever the library calls that
+        return Path(snapshot_download(name, allow_patterns=_WANTED, local_files_only=True))
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED))
+    except Exception as error:
+        raise CheckpointError(
+            f"{name} is no directory and cannot be fetched from the hub: {error}"
+        ) from None
+
+
+def is_gguf(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() == ".gguf"
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Raises CheckpointError naming the file at fault. The source is the caller's to close."""
+    return _open_gguf(path) if path.is_file() else _open_directory(path)
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    header = read_header(path)
+    config = config_of(header)
+    digest = hashlib.sha256()
+    _add_content(digest, path)
+    size = loaded_bytes(header, torch.float16)
+    return Checkpoint(config, GgufSource(header), (), digest.hexdigest(), size)
+
+
+def _open_directory(directory: Path) -> Checkpoint:
+    config = read_config(directory)
+    weights = directory.glob("*.safetensors")
+    return Checkpoint(
+        config=config,
+        source=SafetensorsSource(directory),
+        eos=_generation_eos(directory),
+        digest=_directory_digest(directory),
+        bytes=sum(path.stat().st_size for path in weights),
+    )
+
+
+def _generation_eos(directory: Path) -> tuple[int, ...]:
+    """End ids of generation_config.json, which chat models keep there."""
+    try:
+        raw = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
+        return eos_ids(raw.get("eos_token_id"))
+    except (OSError, ValueError, AttributeError):
+        return ()
+
+
+def _directory_digest(directory: Path) -> str:
+    """Over names, sizes and content of the configuration and the weight files."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.glob("*")):
+        if path.suffix in (".json", ".safetensors") and path.is_file():
+            digest.update(f"{path.name}\0".encode())
+            _add_content(digest, path)
+    return digest.hexdigest()
+
+
+def _add_content(digest: "hashlib._Hash", path: Path) -> None:
+    """Of a large file its size and its first and last MiB: enough to tell checkpoints apart without
+    reading tens of gigabytes twice."""
+    size = path.stat().st_size
+    digest.update(f"{size}\0".encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_MIB))
+        if size > 2 * _MIB:
+            file.seek(-_MIB, os.SEEK_END)
+            digest.update(file.read())

@@ -1,0 +1,103 @@
+"""A checkpoint's tensors in one or several safetensors files, with an index beside several."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import CheckpointError
+from engine.models.quantised import refuse_companions
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class SafetensorsSource:
+    """Implements `engine.models.weights.TensorSource`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory
+        self._files = _files_by_tensor(directory)
+        refuse_companions(self._files)
+        self._open: dict[Path, Any] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def place(self, name: str) -> str:
+        return f"{self._files[name]}: {name}"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice(name).get_shape())
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        tensor: torch.Tensor = self._slice(name)[:]
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{self.place(name)} is {tensor.dtype}: float weights are served only"
+            )
+        return tensor.to(dtype)
+
+    def stored_dtype(self) -> torch.dtype:
+        """The type that most of the checkpoint's first file is written in."""
+        path = next(iter(self._files.values()))
+        with safe_open(path, framework="pt") as file:
+            kinds = Counter(file.get_slice(name).get_dtype() for name in file.keys())  # noqa: SIM118
+        most = kinds.most_common(1)[0][0]
+        if most not in _DTYPES:
+            raise CheckpointError(f"{path}: weights are stored as {most}: use F32, BF16 or F16")
+        return _DTYPES[most]
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def _slice(self, name: str) -> Any:
+        path = self._files[name]
+        try:
+            if path not in self._open:
+                self._open.clear()  # one file mapped at a time
+                self._open[path] = safe_open(path, framework="pt")
+            return self._open[path].get_slice(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{self.place(name)} cannot be read: {error}") from None
+
+
+def _files_by_tensor(directory: Path) -> dict[str, Path]:
+    index = directory / _INDEX
+    if index.exists():
+        return _from_index(directory, index)
+    single = directory / _SINGLE
+    if not single.exists():
+        raise CheckpointError(f"{directory} holds neither {_SINGLE} nor {_INDEX}")
+    return dict.fromkeys(_names(single), single)
+
+
+def _from_index(directory: Path, index: Path) -> dict[str, Path]:
+    try:
+        mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = {name: directory / Path(file).name for name, file in mapping.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} cannot be read: {error!r}") from None
+    for path in sorted(set(files.values())):
+        present = set(_names(path))
+        absent = [name for name, file in files.items() if file == path and name not in present]
+        if absent:
+            raise CheckpointError(f"{index} places {absent[0]} in {path.name}, which lacks it")
+    return files
+
+
+def _names(path: Path) -> list[str]:
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from None
