@@ -69,7 +69,7 @@ def test_who_repeats_at_once_finds_the_answer_kept(
         time.sleep(0.3)
         swift(*told)
 
-    monkeypatch.setattr(idempotency, "keep", _slow)
+    monkeypatch.setattr(idempotency, "store_response", _slow)
     key, body = fresh(), {**GOOD, "stream": stream}
     first, again = post(deployment, key, body), post(deployment, key, body)
     assert (first.status_code, again.status_code) == (200, 200), again.text
@@ -225,7 +225,7 @@ def test_claims_on_both_databases(database: Database, monkeypatch: pytest.Monkey
             session, name, idempotency.StoredResponse(200, [("a", "b")], b"z")
         )
     assert claim(database, "k")[1] == idempotency.StoredResponse(200, [("a", "b")], b"z")
-    monkeypatch.setattr(idempotency, "MOST_KEYS", 2)
+    monkeypatch.setattr(idempotency, "MAX_KEYS", 2)
     claim(database, "k2")
     with pytest.raises(RateLimited):
         claim(database, "k3")

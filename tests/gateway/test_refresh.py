@@ -38,7 +38,7 @@ class View:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(refresh, "LOOK_S", 0.001)
+    monkeypatch.setattr(refresh, "POLL_S", 0.001)
     yield
 
 

@@ -143,8 +143,8 @@ def test_cancelling(database: Database, clock: FakeClock) -> None:
 def test_bounds_of_a_tenant(
     database: Database, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "MOST_OPEN", 2)
-    monkeypatch.setattr(files, "MOST_FILES", 3)
+    monkeypatch.setattr(jobs, "MAX_OPEN", 2)
+    monkeypatch.setattr(files, "MAX_FILES", 3)
     batch(database, clock)
     batch(database, clock)
     with pytest.raises(BadRequest) as told:

@@ -70,7 +70,7 @@ def test_other_texts_and_tokenizers_are_left_alone() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_cache, "_MOST_WORDS", 20)
+    monkeypatch.setattr(word_cache, "_MAX_WORDS", 20)
     words = WordCache(TOKENIZERS["demo"])
     for number in range(50):
         words.encode(f"w{number} is {'long' * 20}{number}")

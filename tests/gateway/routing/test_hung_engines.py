@@ -82,7 +82,7 @@ def test_the_only_replica_keeps_what_it_has(two: tuple[Deployment, list[FakeEngi
 async def test_a_server_that_takes_calls_and_answers_none_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(openai, "_PROMPT_S", 0.1)
+    monkeypatch.setattr(openai, "_SILENT_AFTER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         engine = OpenAIEngine(Upstream(f"http://127.0.0.1:{deaf.getsockname()[1]}"), "m")
         await engine.start()
