@@ -109,20 +109,6 @@ def balance(session: Session, tenant_id: str, kind: AccountKind, currency: str) 
     return found or 0
 
 
-def summed_balance(session: Session, tenant_id: str, kind: AccountKind, currency: str) -> int:
-    """`balance`, summed from the entries, for comparison."""
-    found = session.scalar(
-        select(func.coalesce(func.sum(LedgerEntry.units), 0))
-        .join(LedgerAccount, LedgerAccount.id == LedgerEntry.account_id)
-        .where(
-            LedgerAccount.tenant_id == tenant_id,
-            LedgerAccount.kind == kind.value,
-            LedgerAccount.currency == currency,
-        )
-    )
-    return int(found or 0)
-
-
 def posted_to(session: Session, reference: str, kind: AccountKind) -> int:
     """Picounits that the transaction with this reference posted to accounts of this kind."""
     found = session.scalar(

@@ -59,7 +59,3 @@ def floor_id(prefix: str, at: datetime) -> str:
 
 def _encode_millis(moment: int) -> str:
     return "".join([_PAIRS[(moment >> shift) & 1023] for shift in (40, 30, 20, 10, 0)])
-
-
-def prefix_of(identifier: str) -> str:
-    return identifier.rpartition("_")[0]

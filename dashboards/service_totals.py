@@ -40,13 +40,6 @@ class ServiceTotals:
         counts = [self.sums[name] for name in SPEED_COLUMNS]
         return percentile(counts, TOKENS_A_SECOND, 1 - share)
 
-    def within_ms(self, bound: int) -> float | None:
-        """Share of first tokens within `bound` ms, a bucket bound of the histogram."""
-        classes = [self.sums[name] for name in FIRST_COLUMNS]
-        if not sum(classes):
-            return None
-        return sum(classes[: FIRST_TOKEN_MS.index(bound) + 1]) / sum(classes)
-
 
 def read(
     session: Session,

@@ -20,7 +20,6 @@ class Viewer:
     tenant_name: str
     name: str  # name of the member or the key
     role: str  # owner | admin | finance | developer | viewer | operator
-    session_id: str
     currency: str = "USD"
     operator: bool = False
 

@@ -59,12 +59,6 @@ class StreamGuard:
         # Released text cannot be recalled: in this mode the strictest action is annotate.
         return replace(verdict, action=min(verdict.action, Action.ANNOTATE))
 
-    @property
-    def all_blocked(self) -> bool:
-        """Whether every choice with text is blocked, so that the engine can be aborted."""
-        spoken = {choice for choice, _ in self._channels}
-        return bool(spoken) and spoken <= self._blocked
-
     def _channel(self, choice: int, name: Hashable) -> Channel:
         key = (choice, name)
         if key not in self._channels:
@@ -76,12 +70,3 @@ class StreamGuard:
         if release.blocked:
             self._blocked.add(choice)
         return release
-
-
-def check_output(screener: Screener, text: str, policy: Policy) -> Verdict:
-    """Judge a whole answer exactly as a stream. `texts` has it redacted, or "" if blocked."""
-    guard = StreamGuard(policy, screener)
-    kept = guard.feed(0, text).text + guard.finish(0).text
-    verdict = guard.verdict()
-    blocked = verdict.action is Action.BLOCK
-    return replace(verdict, texts=("" if blocked else kept,))

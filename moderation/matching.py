@@ -1,10 +1,9 @@
-"""The interface of span rules: hits in a view, and the index from which hits are not final.
+"""Hits of span rules: deny lists, entity recognisers and tenant patterns.
 
-A hit is final once no continuation of the text can change it; `hold` returns the first index from
-which that is not so. The streaming guard holds all text from there on.
+Each rule has `find(text, start)`, its hits as if the text were complete, and `hold(text, start)`,
+the first index where a hit may still begin or grow. The streaming guard holds all text from there
+on.
 """
-
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -25,20 +24,3 @@ class Hit(Struct, frozen=True):
     rule: str
     action: Action
     least: int = 0
-
-
-class Matcher(Protocol):
-    """A deny list, a set of recognisers or a tenant's pattern."""
-
-    @property
-    def strictest_action(self) -> Action:
-        """The strictest action of this matcher's hits."""
-        ...
-
-    def find(self, text: str, start: int = 0) -> list[Hit]:
-        """Return the hits that begin at `start` or later, as if the text were complete."""
-        ...
-
-    def hold(self, text: str, start: int = 0) -> int:
-        """Return the first index at or after `start` where a hit may still begin or grow."""
-        ...

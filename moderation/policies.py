@@ -10,6 +10,8 @@ from core.clock import Clock
 from core.errors import BadRequest, NotFound
 from core.tenants import audit
 from core.tenants.scope import TenantScope
+from moderation.categories import ENTITY_KINDS, RETIRED_ENTITY_KINDS
+from moderation.errors import BadPolicy
 from moderation.models import PolicyVersion
 from moderation.policy import Policy, default_policy
 
@@ -27,6 +29,7 @@ def put(
 ) -> Policy:
     """Validate a document and activate it at once; the active policy of that level is retired."""
     policy = Policy.from_dict(document)
+    _check_entity_kinds(policy)
     target_id = _target_id(scope, level, target)
     before = _current(session, scope, level, target_id)
     if before is not None and before.version == policy.version:
@@ -100,6 +103,16 @@ def version(session: Session, scope: TenantScope, digest: str) -> Policy:
     if row is None:
         raise NotFound(f"No policy version {digest}.", next_step="List the policies.")
     return Policy.from_dict(row.document)
+
+
+def _check_entity_kinds(policy: Policy) -> None:
+    for name, screen in (("input", policy.input), ("output", policy.output)):
+        for kind in sorted(screen.entities.keys() & set(RETIRED_ENTITY_KINDS)):
+            raise BadPolicy(
+                f"{name}.entities: nothing detects {kind!r}",
+                next_step=f"Use one of: {', '.join(ENTITY_KINDS)}.",
+                param=f"{name}.entities.{kind}",
+            )
 
 
 def _target_id(scope: TenantScope, level: str, target: str | None) -> str:

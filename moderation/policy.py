@@ -228,8 +228,3 @@ def default_policy() -> Policy:
     )
     screen = Screen(categories=thresholds, entities=entities)
     return Policy(input=screen, output=screen)
-
-
-def off_policy() -> Policy:
-    """Screens nothing: for operators who moderate elsewhere."""
-    return Policy(name="off", roles=frozenset(), mode=Mode.OFF)

@@ -5,7 +5,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from moderation.categories import ENTITY_KINDS, SCORED
+from moderation.categories import ENTITY_KINDS, RETIRED_ENTITY_KINDS, SCORED
 from moderation.errors import BadPolicy
 from moderation.patterns import DEFAULT_MATCH_LENGTH, MAX_MATCH_LENGTH, compile_pattern
 from moderation.policy import (
@@ -201,7 +201,7 @@ def _screen(value: Any, path: str) -> Screen:
     categories = fields.get("categories", usual["categories"])
     entities = fields.get("entities", usual["entities"])
     _object(categories, f"{path}.categories", dict.fromkeys(SCORED))
-    _object(entities, f"{path}.entities", dict.fromkeys(ENTITY_KINDS))
+    _object(entities, f"{path}.entities", dict.fromkeys((*ENTITY_KINDS, *RETIRED_ENTITY_KINDS)))
     deny = _list(fields.get("deny", []), f"{path}.deny", MOST_TERMS)
     allow = _list(fields.get("allow", []), f"{path}.allow", MOST_TERMS)
     patterns = _list(fields.get("patterns", []), f"{path}.patterns", MAX_PATTERNS)

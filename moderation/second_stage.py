@@ -7,13 +7,11 @@ guard fails, misses the deadline or answers unreadably, the policy's failure mod
 import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as Late
 
 from msgspec.structs import replace
 
 from moderation.categories import PROMPT_ATTACK
-from moderation.guards.base import Complete, CompleteLater, Guard, Opinion
+from moderation.guards.base import CompleteLater, Guard, Opinion
 from moderation.guards.llama_guard import LlamaGuard
 from moderation.guards.qwen3_guard import Qwen3Guard
 from moderation.guards.remote import RemoteModeration
@@ -49,25 +47,6 @@ def reviews_answers(policy: Policy) -> bool:
     stage = policy.second_stage
     notes = policy.shadow or policy.mode in (Mode.OFF, Mode.ASYNC)
     return stage is not None and stage.answers and not notes
-
-
-def consult(
-    guard: Guard, complete: Complete, text: str, policy: Policy, verdict: Verdict, role: str
-) -> Verdict:
-    """Call the guard in threads, so that a callable that hangs costs at most the deadline."""
-    if policy.second_stage is None:
-        return verdict
-    questions = guard.questions(text, role)
-    pool = ThreadPoolExecutor(len(questions), thread_name_prefix="tollhouse-guard")
-    try:
-        asked = [pool.submit(complete, question) for question in questions]
-        left = policy.second_stage.deadline_ms / 1000
-        opinion = guard.read([answer.result(timeout=left) for answer in asked])
-    except (Exception, Late) as error:
-        return without_opinion(verdict, policy, guard, error)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-    return merged(verdict, opinion, policy, role)
 
 
 async def consult_guard(

@@ -10,7 +10,6 @@ from core.tenants.access import THE_OPERATOR, Actor, scope_for
 from core.tenants.models import ApiKey, Member, Tenant
 from core.tenants.operator import is_operator_token
 from core.tenants.roles import Roles
-from core.tenants.secrets import digest
 from dashboards.viewer import SignedIn, Viewer
 from gateway.auth.attempts import FailedAttempts
 
@@ -103,7 +102,6 @@ class DashboardAuth:
             tenant_name=tenant.display_name,
             name=_name_of(session, actor),
             role=actor.role,
-            session_id=digest(cookie)[:16],
             currency=tenant.currency,
             operator=actor is THE_OPERATOR,
         )

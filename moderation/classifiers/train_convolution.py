@@ -1,6 +1,5 @@
 """Fits the convolutional half: word vectors with sub-words, phrases of one to three words, pooled."""
 
-import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -219,9 +218,3 @@ def arrays(fitted: Fitted) -> dict[str, NDArray[np.float32]]:
         found[name] = layer.weight.detach().numpy().T
         found[f"{name}_bias"] = layer.bias.detach().numpy()
     return {name: np.ascontiguousarray(value, dtype=np.float32) for name, value in found.items()}
-
-
-def seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-Complete = Callable[[str], str]
 CompleteLater = Callable[[str], Awaitable[str]]
 
 
@@ -37,7 +36,7 @@ class Guard(Protocol):
         ...
 
     def read(self, answers: Sequence[str]) -> Opinion:
-        """Read the completions, in the order of the questions, or raise UnreadableAnswer."""
+        """Read the completions, in the order of the questions, or raise InvalidGuardOutput."""
         ...
 
 

@@ -163,6 +163,9 @@ def test_a_wrong_policy_is_not_stored(
         with pytest.raises(BadPolicy, match="violense"):
             wrong = {"input": {"categories": {"violense": {"block": 1.0}}}}
             policies.put(session, scope, clock, wrong)
+        with pytest.raises(BadPolicy, match="nothing detects 'person'"):
+            undetected = {"output": {"entities": {"person": "redact"}}}
+            policies.put(session, scope, clock, undetected)
         with pytest.raises(BadRequest, match="level"):
             policies.put(session, scope, clock, {}, level="planet", target="earth")
         assert policies.history(session, scope) == []

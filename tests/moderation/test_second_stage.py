@@ -1,19 +1,18 @@
-"""Guards: every template is read, the grey band is kept, a deadline holds, failures close."""
+"""Guards: every template is read, the grey band applies, a deadline holds, failures block."""
 
 import asyncio
 import json
-import threading
 
 import pytest
 
-from moderation.guards.base import Guard, InvalidGuardOutput
+from moderation.guards.base import CompleteLater, Guard, InvalidGuardOutput
 from moderation.guards.llama_guard import LlamaGuard
 from moderation.guards.qwen3_guard import Qwen3Guard
 from moderation.guards.remote import RemoteModeration
 from moderation.guards.shield_gemma import ShieldGemma
 from moderation.policy import Policy
 from moderation.screener import Screener
-from moderation.second_stage import consult, consult_guard, find_guard, in_grey_band
+from moderation.second_stage import consult_guard, find_guard, in_grey_band
 from moderation.verdict import Action, ScreenedText, Verdict
 from tests.moderation.helpers import WordClassifier
 
@@ -28,6 +27,13 @@ def policy(**more: object) -> Policy:
 def unsure(score: float = 0.6, **more: object) -> Verdict:
     scores = {"violence": score, "hate": 0.0, "prompt_attack": 0.99}
     return Verdict(Action.ANNOTATE, Action.ANNOTATE, "pol_x", scores, ("violence",), **more)  # type: ignore[arg-type]
+
+
+def says(answer: str) -> CompleteLater:
+    async def complete(_: str) -> str:
+        return answer
+
+    return complete
 
 
 REMOTE = json.dumps({"results": [{"category_scores": {"violence": 0.8, "illicit": None}}]})
@@ -87,43 +93,30 @@ def test_the_grey_band_counts_harms_and_not_prompt_attacks() -> None:
     assert not in_grey_band(unsure(), policy(second_stage=None))
 
 
-def test_the_guards_opinion_replaces_the_first_score() -> None:
-    cleared = consult(LlamaGuard(), lambda _: "safe", "text", policy(), unsure(), "user")
+async def test_the_guards_opinion_replaces_the_first_score() -> None:
+    cleared = await consult_guard(LlamaGuard(), says("safe"), "text", policy(), unsure(), "user")
     assert (cleared.action, cleared.flagged) == (Action.ALLOW, ())
-    worse = consult(LlamaGuard(), lambda _: "unsafe\nS10", "text", policy(), unsure(), "user")
+    unsafe = says("unsafe\nS10")
+    worse = await consult_guard(LlamaGuard(), unsafe, "text", policy(), unsure(), "user")
     assert (worse.action, worse.flagged) == (Action.BLOCK, ("hate",))
     assert worse.scores["prompt_attack"] == 0.99
 
 
-def test_the_guard_cannot_clear_what_a_rule_found() -> None:
+async def test_the_guard_cannot_clear_what_a_rule_found() -> None:
     screener = Screener(WordClassifier())
     rules = Policy.from_dict({"input": {"deny": [{"text": "zebra", "action": "redact"}]}})
     first = screener.check_input([ScreenedText("user", "a zebra")], rules)
-    after = consult(LlamaGuard(), lambda _: "safe", "a zebra", policy(), first, "user")
+    after = await consult_guard(LlamaGuard(), says("safe"), "a zebra", policy(), first, "user")
     assert (after.action, after.flagged) == (Action.REDACT, ("deny_list",))
 
 
-def test_a_guard_that_is_late_closes_the_door_in_time() -> None:
-    verdict_is_there = threading.Event()
-
-    def _hangs(_: str) -> str:
-        assert verdict_is_there.wait(60), "the verdict waited for the guard"
-        return "safe"
-
-    try:
-        verdict = consult(LlamaGuard(), _hangs, "text", policy(), unsure(), "user")
-    finally:
-        verdict_is_there.set()
-    assert (verdict.action, "guard_failed" in verdict.flagged) == (Action.BLOCK, True)
-
-
-def test_an_open_policy_lets_it_pass_marked_unscanned() -> None:
+async def test_an_open_policy_lets_it_pass_marked_unscanned() -> None:
     opened = policy(on_error={"guard": "open"})
-    verdict = consult(LlamaGuard(), lambda _: "huh", "text", opened, unsure(), "user")
+    verdict = await consult_guard(LlamaGuard(), says("huh"), "text", opened, unsure(), "user")
     assert (verdict.action, verdict.unscanned) == (Action.ANNOTATE, ("guard",))
 
 
-async def test_the_async_form_cancels_at_the_deadline() -> None:
+async def test_a_late_guard_is_cancelled_at_the_deadline_and_blocks() -> None:
     cancelled = []
 
     async def hangs(_: str) -> str:
@@ -137,14 +130,6 @@ async def test_the_async_form_cancels_at_the_deadline() -> None:
     verdict = await consult_guard(ShieldGemma(), hangs, "text", policy(), unsure(), "user")
     assert verdict.action is Action.BLOCK
     assert len(cancelled) == 4
-
-
-async def test_the_async_form_merges_like_the_other() -> None:
-    async def answers(_: str) -> str:
-        return "Safety: Unsafe\nCategories: Violent"
-
-    verdict = await consult_guard(Qwen3Guard(), answers, "text", policy(), unsure(), "user")
-    assert (verdict.action, verdict.flagged) == (Action.BLOCK, ("violence",))
 
 
 def test_an_unknown_guard_is_refused_with_the_names() -> None:

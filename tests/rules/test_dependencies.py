@@ -24,7 +24,6 @@ ENTRIES = {
             "engine.worker.server",
             "engine.worker.client",
             "moderation.screener",
-            "moderation.presidio",
         ),
     ],
     "engine": ["engine.execution.cpu_runner"],
@@ -99,7 +98,7 @@ def test_the_rest_is_declared_for_training() -> None:
 
 def test_a_lazy_import_is_of_the_base_or_of_an_extra() -> None:
     lazy = [each for name in modules() for each in foreign(name) if each.lazy]
-    assert {"pyarrow", "weasyprint", "boto3", "presidio_analyzer"} <= {each.top for each in lazy}
+    assert {"pyarrow", "weasyprint", "boto3"} <= {each.top for each in lazy}
     assert not undeclared(lazy, "all")
 
 
@@ -118,5 +117,5 @@ def test_an_undeclared_import_is_found() -> None:
 def test_the_base_is_without_what_the_extras_bring() -> None:
     heavy = {"torch", "triton", "pyarrow", "weasyprint", "boto3", "opentelemetry-sdk"}
     assert not heavy & declared("base")
-    assert heavy | {"presidio-analyzer"} <= declared("all")
+    assert heavy <= declared("all")
     assert "triton" not in declared("engine")

@@ -32,11 +32,7 @@ def _offences(pattern: str) -> list[str]:
     wanted = re.compile(pattern)
     found = []
     for path in tracked():
-        if (
-            path.suffix not in TEXT
-            or path.name == Path(__file__).name
-            or path.stat().st_size > 2_000_000
-        ):
+        if path.suffix not in TEXT or path == Path(__file__) or path.stat().st_size > 2_000_000:
             continue
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
             if wanted.search(line):

@@ -14,7 +14,6 @@ EXTRAS = {
     "parquet": "pyarrow",
     "s3": "boto3",
     "tracing": "opentelemetry.sdk",
-    "presidio": "presidio_analyzer",
 }
 
 
