@@ -1,6 +1,6 @@
-"""The counting-house on PostgreSQL: `python -m benchmarks.billing`, one figure a row of the table in
+"""Billing on PostgreSQL: `python -m benchmarks.billing`, one figure a row of the table in
 billing/README.md. At full size (10 million events, 1,000 tenants) it takes about a quarter of an hour
-on two cores and 10 GB of the database's disk; `--scale 0.02` is a look of half a minute.
+on two cores and 10 GB of the database's disk; `--scale 0.02` takes half a minute.
 
 It makes two databases of its own, one with little history and one with much, and drops them. What an
 event costs is timed on both in turns, so that a busy machine slows both alike.
@@ -239,7 +239,7 @@ def main() -> int:
 
 
 def _millis(bench: Bench) -> Callable[[], int]:
-    """Ids of the fake clock's time, each a millisecond later, as a live house makes them."""
+    """Ids of the fake clock's time, each a millisecond later, as live traffic makes them."""
     made = [0]
 
     def _next() -> int:

@@ -40,14 +40,14 @@ RESULTS = Path(__file__).parent / "results" / "chaos.jsonl"
 
 def play(site: Site, faults: list[Fault]) -> dict[str, Any]:
     """One round: load, faults, recovery, audit."""
-    assert site.house is not None
+    assert site.gateway is not None
     at = time.monotonic()
     timers = [later(fault.after_s, lambda one=fault: strike(site, one)) for fault in faults]
     # Until the last pause or outage has ended by itself.
     ends = time.monotonic() + faults[-1].after_s + LONGEST_S + 0.2
     seen: list[StreamResult] = []
     while time.monotonic() < ends:
-        seen += asyncio.run(streams(site.house, STREAMS, max_tokens=TOKENS))
+        seen += asyncio.run(streams(site.gateway, STREAMS, max_tokens=TOKENS))
         time.sleep(0.2)  # a gateway that is down refuses at once
     for timer in timers:
         timer.join()
@@ -72,8 +72,8 @@ def play(site: Site, faults: list[Fault]) -> dict[str, Any]:
 
 def _answers(site: Site) -> bool:
     site.start_all()
-    assert site.house is not None
-    return asyncio.run(streams(site.house, 1, max_tokens=4))[0].usage is not None
+    assert site.gateway is not None
+    return asyncio.run(streams(site.gateway, 1, max_tokens=4))[0].usage is not None
 
 
 def _settled(site: Site) -> bool:

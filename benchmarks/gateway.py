@@ -1,4 +1,4 @@
-"""The door beside its peers: everything on here, nothing on there, one static upstream for all.
+"""The gateway beside its peers: every feature on here, none there, one static upstream for all.
 
     python -m benchmarks.gateway [--peers bare,litellm,portkey,tensorzero|none] [--rounds 5]
 
@@ -6,8 +6,8 @@ Needs nginx and wrk. The figures of two and four workers need Redis (and Postgre
 standard local ports: TOLLHOUSE_BENCH_HOME names where the peers' environments are made.
 
 All stand side by side and are loaded in turn, some seconds each, round after round; a figure is
-that of the round with the median ratio (`door/rounds.py`). Settings say what share of the processor
-the host took meanwhile.
+that of the round with the median ratio (`gateway_load/rounds.py`). Settings say what share of the
+processor the host took meanwhile.
 
 Every server is asked once, and its answer compared with the upstream's, before it is loaded. What
 does not start, answers wrongly or fails under the load has no figure; stderr says why.
@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.gateway_load.load import Rate
 from benchmarks.gateway_load.mock import CHUNKS, mock
-from benchmarks.gateway_load.own import GatewayProcess, own_house
+from benchmarks.gateway_load.own import GatewayProcess, own_gateway
 from benchmarks.gateway_load.peers import PEERS, Peer
 from benchmarks.gateway_load.rounds import Contender, beside, rounds
 from benchmarks.report import figure, progress
@@ -87,23 +87,23 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(bench: Bench) -> None:
-    progress("our house, one worker, everything on")
-    with own_house(bench.home / "whole", bench.whole) as house:
-        own = Contender("own", house.server)
+    progress("our gateway, one worker, everything on")
+    with own_gateway(bench.home / "whole", bench.whole) as gateway:
+        own = Contender("own", gateway.server)
         _one_worker(bench, own)
-        _memory(bench, house, own)
+        _memory(bench, gateway, own)
         if _answers(6379):
             _two_workers(bench)
             _four_workers(bench, own)
         else:
             progress("Redis does not answer on 127.0.0.1:6379: no figures of several workers")
-        _audited(house, own)
+        _audited(gateway, own)
 
 
 def _one_worker(bench: Bench, own: Contender) -> None:
     with contextlib.ExitStack() as stack:
-        house = stack.enter_context(own_house(bench.home / "stream", bench.stream))
-        streams = Contender("own", house.server, stream=True)
+        gateway = stack.enter_context(own_gateway(bench.home / "stream", bench.stream))
+        streams = Contender("own", gateway.server, stream=True)
         started = {name: bench.peer(stack, name) for name in ("bare", "portkey", "litellm")}
         found = {name: Contender(name, peer.whole) for name, peer in started.items() if peer}
         told = bench.rounds(16, own, *found.values())
@@ -123,21 +123,21 @@ def _one_worker(bench: Bench, own: Contender) -> None:
         if chunks is not None:
             name = "gateway.chunks_per_s"
             figure(name, chunks[0], "chunks/s", True, "litellm", chunks[1], 30, 60, told)
-        _audited(house, streams)
+        _audited(gateway, streams)
 
 
 def _two_workers(bench: Bench) -> None:
-    progress("our house, two workers on Redis")
+    progress("our gateway, two workers on Redis")
     settings = {"TOLLHOUSE_REDIS_URL": REDIS}
     with contextlib.ExitStack() as stack:
-        house = stack.enter_context(
-            own_house(bench.home / "two", bench.whole, workers=2, settings=settings)
+        gateway = stack.enter_context(
+            own_gateway(bench.home / "two", bench.whole, workers=2, settings=settings)
         )
-        two, peer = Contender("own", house.server), bench.peer(stack, "tensorzero")
+        two, peer = Contender("own", gateway.server), bench.peer(stack, "tensorzero")
         theirs = Contender("tensorzero", peer.whole) if peer is not None else None
         told = bench.rounds(16, two, theirs)
         _rate("two_workers_requests_per_s", two, theirs, "tensorzero", 0.35, 0.6, told)
-        _audited(house, two)
+        _audited(gateway, two)
 
 
 def _four_workers(bench: Bench, one: Contender) -> None:
@@ -146,12 +146,12 @@ def _four_workers(bench: Bench, one: Contender) -> None:
         if url is None:
             progress("PostgreSQL does not answer on 127.0.0.1:5432: no figure of four workers")
             return
-        progress("our house, four workers on Redis and PostgreSQL")
+        progress("our gateway, four workers on Redis and PostgreSQL")
         settings = {"TOLLHOUSE_REDIS_URL": REDIS, "TOLLHOUSE_DATABASE_URL": url}
-        house = stack.enter_context(
-            own_house(bench.home / "four", bench.whole, workers=4, settings=settings)
+        gateway = stack.enter_context(
+            own_gateway(bench.home / "four", bench.whole, workers=4, settings=settings)
         )
-        four = Contender("four workers", house.server)
+        four = Contender("four workers", gateway.server)
         cores = min(4, _cores())
         told = bench.rounds(32, four, one) | {"cores": cores}
         found = beside(four, one, _per_s)
@@ -159,7 +159,7 @@ def _four_workers(bench: Bench, one: Contender) -> None:
             name, peer = "gateway.four_workers_per_core", "one worker, embedded"
             rate = found[0] / cores
             figure(name, rate, "requests/s", True, peer, found[1], 0.6, 0.8, told)
-        _audited(house, four)
+        _audited(gateway, four)
 
 
 def _loaded(bench: Bench, own: Contender, answers: int, longest_s: float) -> bool:
@@ -173,14 +173,14 @@ def _loaded(bench: Bench, own: Contender, answers: int, longest_s: float) -> boo
     return True
 
 
-def _memory(bench: Bench, house: GatewayProcess, own: Contender) -> None:
+def _memory(bench: Bench, gateway: GatewayProcess, own: Contender) -> None:
     """Growth of the resident memory from MEMORY_FROM answers to MEMORY_TO."""
     if not _loaded(bench, own, MEMORY_FROM, MEMORY_S):
         return
-    begun, before = own.answers, house.resident_kib()
+    begun, before = own.answers, gateway.resident_kib()
     if not _loaded(bench, own, MEMORY_TO, MEMORY_S):
         return
-    growth = (house.resident_kib() - before) / before * 100
+    growth = (gateway.resident_kib() - before) / before * 100
     told = {
         "from_requests": begun,
         "to_requests": own.answers,
@@ -190,13 +190,13 @@ def _memory(bench: Bench, house: GatewayProcess, own: Contender) -> None:
     figure("gateway.memory_growth", growth, "%", False, None, None, 5, 0, told)
 
 
-def _audited(house: GatewayProcess, own: Contender) -> None:
+def _audited(gateway: GatewayProcess, own: Contender) -> None:
     """The chain is whole, and every answer has its usage event."""
-    report = house.audit()
+    report = gateway.audit()
     wrong = report["lost"] + report["duplicated"] + report["parked"]
     exact = 0 if report["ledger_error"] in (0, "0") else 1
     figure("gateway.audit_differences", wrong + exact, "differences", False, at_least=0, aim=0)
-    events = house.events()
+    events = gateway.events()
     # The warm-up of the start has an event too; a load's end cuts off what is in flight.
     missing = max(0, own.answers - events) + max(0, events - own.answers - own.cut_off - 2 * _CREW)
     told = {"answers": own.answers, "events": events, "cut_off_at_most": own.cut_off}

@@ -77,7 +77,7 @@ async def measure(url: str, tenant: str, data: Path, turns: int) -> dict[str, li
     transport = httpx.ASGITransport(app=make_dashboard(services))  # type: ignore[arg-type]
     times: dict[str, list[float]] = {page: [] for page in PAGES}
     async with httpx.AsyncClient(
-        transport=transport, base_url="http://house", headers={"origin": "http://house"}
+        transport=transport, base_url="http://tollhouse", headers={"origin": "http://tollhouse"}
     ) as client:
         answer = await client.post("/sign-in", data={"secret": services.operator_token})
         assert answer.status_code == 303, answer.text

@@ -1,5 +1,7 @@
-"""A house with a month of usage for the pages benchmark, made by PostgreSQL itself: events, charges of
-the last day (pages join them for the newest requests only), and the roll-ups that the events sum to.
+"""A deployment with a month of usage for the pages benchmark, made by PostgreSQL itself.
+
+Events, charges of the last day (pages join them for the newest requests only), and the roll-ups
+that the events sum to.
 """
 
 from collections.abc import Callable
@@ -158,14 +160,14 @@ def _roll_ups() -> list[str]:
         f" project_id, key_id, member_id, model, adapter, kind, price_version, currency, {added}"
         " from service_hourly group by 1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
     )
-    house = (
-        "insert into usage_house_daily (at, tenant_id, model, currency,"
+    by_tenant = (
+        "insert into usage_tenant_daily (at, tenant_id, model, currency,"
         f" {', '.join(TENANT_DAILY_SUMS)})"
         " select at, tenant_id, model, currency,"
         f" {', '.join(f'sum({name})' for name in TENANT_DAILY_SUMS)}"
         " from usage_daily group by 1, 2, 3, 4"
     )
-    return [hourly, daily, *(_usage(table, source) for table, source in _USAGE), house]
+    return [hourly, daily, *(_usage(table, source) for table, source in _USAGE), by_tenant]
 
 
 _USAGE = (("usage_hourly", "service_hourly"), ("usage_daily", "service_daily"))

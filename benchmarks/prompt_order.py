@@ -1,7 +1,7 @@
 """What prompt order saves: the cached share of input tokens with `off`, `safe` and `full`.
 
 Agents call again and again, each with tools whose order and keys come shuffled (as sets and hash maps
-give them) and a system prompt that opens with the date and time. The bodies go through the door's own
+give them) and a system prompt that opens with the date and time. The bodies go through the gateway's own
 parsing, ordering, template and tokenizer, one after the other, to a real engine with a real model
 (the demo model by default); what is counted is what its receipts say. Counts, not times: the machine
 does not matter.

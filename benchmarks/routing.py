@@ -216,7 +216,7 @@ class Run:
         engine.runner.now = max(engine.runner.now, self.now)
         sampling = SamplingParams(turn.output, temperature=0.0, ignore_eos=True)
         asked = GenerateRequest(name, turn.tenant, turn.prompt, sampling, turn.adapter)
-        engine.engine.submit(asked, "door")
+        engine.engine.submit(asked, "gateway")
 
     def _choose(self, turn: Turn) -> tuple[int, Route | None]:
         if self.policy == "round robin":

@@ -206,7 +206,7 @@ def _tenant_days_and_days(session: Session) -> list[Difference]:
     for tenant_id in days.keys() | tenant_days.keys():
         want, have = days.get(tenant_id, ()), tenant_days.get(tenant_id, ())
         if want != have:
-            message = f"usage_house_daily sums to {have}, usage_daily to {want}"
+            message = f"usage_tenant_daily sums to {have}, usage_daily to {want}"
             units = (have[-1] if have else 0) - (want[-1] if want else 0)
             found.append(amount("charges/roll-ups", message, units, tenant_id=tenant_id))
     return found

@@ -4,6 +4,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
+
+OLD_OPERATOR = "house"  # the value of `paid_by` for the operator in records of older versions
 
 
 class UsageKind(StrEnum):
@@ -94,11 +97,11 @@ class UsageEvent(Struct, frozen=True):
     truncated: str | None = None  # parts dropped to fit the context: "turns=2, blocks=1"
     batch_job: str | None = None
     routed: str | None = None  # why this engine was chosen, and which failed before it
-    paid_by: str | None = (
-        None  # tenant or house: who pays for output that the policy blocked or cut
-    )
+    paid_by: str | None = None  # tenant or operator: who pays for what the policy blocked or cut
 
     def __post_init__(self) -> None:
+        if self.paid_by == OLD_OPERATOR:  # from a spool that an older version wrote
+            force_setattr(self, "paid_by", "operator")
         counts = (self.input_tokens, self.cached_tokens, self.output_tokens, self.waived_tokens)
         for count in counts:
             if type(count) is not int or count < 0:

@@ -37,8 +37,8 @@ limit_queue_seconds = Histogram(
     ["reason"],
     buckets=LATENCY_BUCKETS,
 )
-limit_queue_place = Histogram(
-    "tollhouse_limit_queue_place",
+limit_queue_position = Histogram(
+    "tollhouse_limit_queue_position",
     "Requests ahead in the queue when a request joins it.",
     buckets=(0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000),
 )

@@ -1,1 +1,1 @@
-"""A whole production house of real processes, and what strikes its parts."""
+"""A production deployment of real processes, and the faults injected into it."""

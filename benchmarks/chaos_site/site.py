@@ -57,7 +57,7 @@ class Site:
     places: list[str] = field(
         default_factory=lambda: [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
     )
-    house: RunningGateway | None = None
+    gateway: RunningGateway | None = None
     running: dict[str, "subprocess.Popen[str]"] = field(default_factory=dict)
     paused: set[int] = field(default_factory=set)
 
@@ -98,8 +98,8 @@ class Site:
     def stop_all(self) -> None:
         for pid in list(self.paused):
             send(pid, signal.SIGCONT)
-        if self.house is not None:
-            self.house.stop()
+        if self.gateway is not None:
+            self.gateway.stop()
         for name, process in self.running.items():
             if process.poll() is None:
                 if name == "worker":
@@ -113,8 +113,8 @@ class Site:
         for name, server in self.servers.items():
             if server.process is not None and server.runs:
                 found[name] = server.process.pid
-        if self.house is not None and self.house.process.poll() is None:
-            found["gateway"] = self.house.process.pid
+        if self.gateway is not None and self.gateway.process.poll() is None:
+            found["gateway"] = self.gateway.process.pid
         return found
 
     def _start(self, name: str, start: Callable[[], "subprocess.Popen[str]"]) -> None:
@@ -129,11 +129,11 @@ class Site:
         self.running[name] = start()
 
     def _start_gateway(self) -> None:
-        if self.house is not None and self.house.process.poll() is None:
+        if self.gateway is not None and self.gateway.process.poll() is None:
             return
-        if self.house is not None:
-            self.house.kill()  # it is dead: this closes what is left of it here
-        self.house = serve(self.command)
+        if self.gateway is not None:
+            self.gateway.kill()  # closes its pipes
+        self.gateway = serve(self.command)
 
 
 @contextlib.contextmanager
@@ -186,7 +186,7 @@ def _servers(place: Path, own: bool) -> dict[str, Server]:
 @contextlib.contextmanager
 def _database(admin: str) -> Iterator[str]:
     """An empty one; gone afterwards, with its server if that is the site's own."""
-    name = f"tollhouse_fire_{uuid.uuid4().hex[:8]}"
+    name = f"tollhouse_chaos_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(admin, autocommit=True, connect_timeout=5) as link:
         link.execute(f"create database {name}")
     yield admin.rpartition("/")[0] + f"/{name}"

@@ -1,1 +1,1 @@
-"""Parts of the gateway benchmark: the mock upstream, the load, our house, its peers."""
+"""Parts of the gateway benchmark: the mock upstream, the load, our gateway, its peers."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CHUNKS = 100
-WHOLE_TEXT = "A toll is paid at the door, once."
+WHOLE_TEXT = "A toll is paid at the gate, once."
 _PASSAGE = (
     "The keeper of the old bridge took one coin from every traveller who came that way and wrote it"
     " down in a long book with a blue cover. In summer the line of carts reached back to the mill,"

@@ -1,4 +1,4 @@
-"""Our house with everything on: key, limits over four scopes, a budget, moderation, prompt order,
+"""Our gateway with everything on: key, limits over four scopes, a budget, moderation, prompt order,
 durable metering; its engine is the mock upstream."""
 
 import contextlib
@@ -79,7 +79,7 @@ class GatewayProcess:
 
 
 @contextlib.contextmanager
-def own_house(
+def own_gateway(
     home: Path, upstream: str, *, workers: int = 1, settings: dict[str, str] | None = None
 ) -> Iterator[GatewayProcess]:
     home.mkdir(parents=True, exist_ok=True)
@@ -108,9 +108,9 @@ def own_house(
         if not line:
             raise RuntimeError("our gateway did not start")
         key = (home / "demo-key").read_text().strip()
-        house = GatewayProcess(json.loads(line)["url"], key, process.pid, environment)
-        _open_wide(house.database_url)
-        yield house
+        gateway = GatewayProcess(json.loads(line)["url"], key, process.pid, environment)
+        _open_wide(gateway.database_url)
+        yield gateway
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)

@@ -22,7 +22,7 @@ def _attention(state: Any) -> None:
 
 
 def _small(state: Any) -> None:
-    """Qwen3-0.6B's shape: room for all requests of the workload at their full length."""
+    """Qwen3-0.6B's shape: memory for all requests of the workload at their full length."""
     model = models.random_model(models.QWEN3_06B, DTYPE, DEVICE)
     runner = models.make_runner(model, blocks=34_000, most_running=256, enable_lora=False)
     runner.pool.data.normal_()

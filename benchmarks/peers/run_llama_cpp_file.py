@@ -118,8 +118,10 @@ def _forced(model: Any, work: dict[str, Any]) -> list[list[list[float]]]:
 
 def _ids(vocab: Any, text: str) -> list[int]:
     raw = text.encode()
-    room = (lc.llama_token * (len(raw) + 8))()
-    return list(room[: lc.llama_tokenize(vocab, raw, len(raw), room, len(raw) + 8, False, True)])
+    buffer = (lc.llama_token * (len(raw) + 8))()
+    return list(
+        buffer[: lc.llama_tokenize(vocab, raw, len(raw), buffer, len(raw) + 8, False, True)]
+    )
 
 
 def _context(model: Any, sequences: int, length: int, threads: int, exact: bool = False) -> Any:

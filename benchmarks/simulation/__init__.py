@@ -1,1 +1,1 @@
-"""The whole counting-house in one process, on a fake clock, with faults that a seed decides."""
+"""All of billing in one process, on a fake clock, with faults that a seed decides."""

@@ -3,13 +3,25 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, Index, String, Text, text
+from sqlalchemy import BigInteger, CheckConstraint, Index, String, Text, TypeDecorator, text
+from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import Mapped, mapped_column
 
 from billing.tables.columns import CURRENCY, ID, NAME, ORDERED_ID, Amounts, Quantities
 from core.database import Base, BigKey, Json, Units, UtcDateTime
+from core.events import OLD_OPERATOR
 
 WRONG = text("status >= 400")
+
+
+class PaidBy(TypeDecorator[str]):
+    """`tenant` or `operator`; rows of older versions hold the operator's old value."""
+
+    impl = String(10)
+    cache_ok = True
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        return "operator" if value == OLD_OPERATOR else value
 
 
 class UsageBatch(Base):
@@ -88,7 +100,7 @@ class UsageEventRow(Base):
     truncated: Mapped[str | None] = mapped_column(String(40))
     batch_job: Mapped[str | None] = mapped_column(ID)
     routed: Mapped[str | None] = mapped_column(String(120))
-    paid_by: Mapped[str | None] = mapped_column(String(10))
+    paid_by: Mapped[str | None] = mapped_column(PaidBy)
 
 
 class ParkedEvent(Base):
@@ -178,7 +190,7 @@ class DailyUsage(_Rollup, Base):
 class DailyTenantUsage(Base):
     """Daily usage by tenant, model and currency, for pages that cover all tenants."""
 
-    __tablename__ = "usage_house_daily"
+    __tablename__ = "usage_tenant_daily"
 
     at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)  # start of the day
     tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)

@@ -14,7 +14,7 @@ from engine.protocol import AdapterState
 class Shortage(StrEnum):
     """What a waiting sequence lacks to run."""
 
-    RUNNING_SLOTS = "seats"  # max_running is reached
+    RUNNING_SLOTS = "running slots"  # max_running is reached
     ADAPTER_SLOT = "slot"  # for its adapter
     BLOCKS = "blocks"
     WEIGHTS = "weights"  # still being read from disk

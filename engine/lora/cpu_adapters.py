@@ -42,7 +42,7 @@ class CpuAdapters(AdapterMemory[AdapterWeights]):
         self._stacks: dict[int, LoraStack] = {}
         self._slots: dict[int, _StackLocation] = {}
         self._stack_slots: dict[int, list[_StackLocation | None]] = {}  # by rank
-        self._warm: list[tuple[int, int]] = []  # (rank, seat), oldest first
+        self._warm: list[tuple[int, int]] = []  # (rank, slot), oldest first
 
     def _prepare(self, weights: AdapterWeights) -> tuple[AdapterWeights, int]:
         needed = stack_bytes(self._spec, weights.rank, self._dtype)

@@ -47,7 +47,7 @@ class CountedUsage(Struct, frozen=True):
 
 class PlannedBuckets(Struct, frozen=True):
     bucket_request: BucketRequest
-    rules: tuple[LimitRule, ...]  # parallel to wish.takes
+    rules: tuple[LimitRule, ...]  # parallel to request.takes
 
 
 @dataclass(frozen=True, slots=True)

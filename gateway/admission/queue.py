@@ -57,7 +57,7 @@ class TenantQueues:
         cost = request.prompt_tokens + (request.max_output_tokens or request.plan.expected_output)
         ticket = tenant_queue.queue.push(request.key_id, 1, cost, waiter)
         metrics.limit_queue.inc()
-        metrics.limit_queue_place.observe(tenant_queue.queue.position(ticket))
+        metrics.limit_queue_position.observe(tenant_queue.queue.position(ticket))
         started = self._clock.monotonic()
         tenant_queue.start(lambda: self._queues.pop(request.tenant_id, None))
         bound = min(request.plan.queue_wait_s, request.deadline_s or request.plan.queue_wait_s)

@@ -138,7 +138,7 @@ class Meter:
     def _event(self, ending: Ending, receipt: Receipt | None) -> UsageEvent:
         counts = counts_of(self.opened.prompt_tokens, ending, receipt)
         if self.opened.batch_job is not None and ending.status == _CLIENT_CLOSED_REQUEST:
-            counts, ending = waive_all(counts), replace(ending, paid_by="house", quantity=0)
+            counts, ending = waive_all(counts), replace(ending, paid_by="operator", quantity=0)
         duration_ms = round((self._clock.monotonic() - self._started) * 1000)
         return usage_event(
             self.opened,
@@ -226,7 +226,7 @@ def usage_event(
 
 
 def engine_count(event: UsageEvent, receipt: Receipt | None) -> EngineCount | None:
-    if receipt is None or (event.batch_job is not None and event.paid_by == "house"):
+    if receipt is None or (event.batch_job is not None and event.paid_by == "operator"):
         return None
     return EngineCount(
         event.request_id,

@@ -160,7 +160,7 @@ def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: dateti
         status=200 if complete else 499,
         settled_by=SettledBy.RECEIPT,
         quantity=int(opened.batch_job is None),
-        paid_by="house" if opened.batch_job is not None else None,
+        paid_by="operator" if opened.batch_job is not None else None,
         queue_ms=round(receipt.queue_s * 1000),
         duration_ms=round((receipt.queue_s + receipt.prefill_s + receipt.decode_s) * 1000),
     )

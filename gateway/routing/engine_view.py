@@ -43,7 +43,7 @@ class EngineView:
         return parts
 
     def describe(self) -> list[dict[str, Any]]:
-        """Engines with the load that they last reported; `under_way` counts this process's requests."""
+        """Engines with the load that they last reported; `in_flight` counts this process's requests."""
         rows = []
         for replica in self._router.replicas():
             models = [model for model, replicas in self._router.models() if replica in replicas]
@@ -56,7 +56,8 @@ class EngineView:
             }
             rows.append(
                 {"engine": replica.name, "models": models, **_status(replica), **load}
-                | {"under_way": replica.under_way, "adapters": len(replica.client.adapters())}
+                | {"in_flight": replica.under_way, "adapters": len(replica.client.adapters())}
+                | {"under_way": replica.under_way}  # the old name of in_flight
                 | {"indexed_blocks": self._router.index.blocks(replica.name)}
             )
         return rows

@@ -21,7 +21,7 @@ class ScreeningResult(Struct, frozen=True):
 
 
 class PromptBlocked(ContentBlocked):
-    """`paid_by` says who pays for the prompt under the policy: `tenant` or `house` (the operator)."""
+    """`paid_by` says who pays for the prompt under the policy: `tenant` or `operator`."""
 
     def __init__(self, message: str, *, paid_by: str, next_step: str, param: str) -> None:
         super().__init__(message, next_step=next_step, param=param)

@@ -48,7 +48,7 @@ class OutputGuard(Protocol):
 
     @property
     def cut_paid_by(self) -> str:
-        """Who pays for the delivered part of a blocked choice: `tenant` or `house` (the operator)."""
+        """Who pays for the delivered part of a blocked choice: `tenant` or `operator`."""
 
     def feed(self, text: str) -> str: ...
 

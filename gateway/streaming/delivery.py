@@ -323,7 +323,7 @@ class Delivery:
         ]
         paid_by = cut[0][0].cut_paid_by if cut else None
         billed = delivered
-        if paid_by == "house":
+        if paid_by == "operator":
             billed -= sum(choice.delivered for _, choice in cut)
         return Ending(billed, received, reason, status, prompt_done=delivered > 0, paid_by=paid_by)
 

@@ -93,7 +93,7 @@ def test_a_correction_that_is_not_in_the_roll_ups_is_found(deployment: Deploymen
     assert any("usage_daily" in each.message for each in report.differences)
 
 
-def test_the_roll_up_of_the_house_holds_what_its_days_hold(deployment: Deployment) -> None:
+def test_the_daily_roll_up_by_tenant_equals_the_daily_roll_up(deployment: Deployment) -> None:
     with deployment.database.transaction() as session:
         rerating.post_all(session, deployment.clock, wrongly_priced(deployment))
         days = rollups.stored(session, rollups.DAILY)
@@ -108,7 +108,7 @@ def test_the_roll_up_of_the_house_holds_what_its_days_hold(deployment: Deploymen
         session.execute(rollups.TENANT_DAILY.delete())
     with deployment.database.read() as session:
         report = reconcile.audit(session)
-    assert any("usage_house_daily" in each.message for each in report.differences)
+    assert any("usage_tenant_daily" in each.message for each in report.differences)
 
 
 def test_a_budget_gives_back_what_a_correction_gives_back(

@@ -2,7 +2,7 @@
 
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import inspect
+from sqlalchemy import inspect, text
 
 from core.database import Database
 from migrations.run import current, downgrade, head, upgrade
@@ -42,3 +42,18 @@ def test_every_step_goes_back_and_forward_again(database_url: str) -> None:
 def test_a_second_upgrade_changes_nothing(database: Database) -> None:
     upgrade(database)
     assert current(database) == head()
+
+
+def test_the_old_name_of_the_daily_roll_up_stays_readable(database: Database) -> None:
+    row = "('2026-03-01', 'acme', 'demo', 'USD', 2, 10, 0, 5, 70)"
+    with database.transaction() as session:
+        session.execute(text(f"insert into usage_tenant_daily values {row}"))
+    with database.read() as session:
+        found = session.execute(text("select tenant_id, amount from usage_house_daily")).all()
+    assert [tuple(each) for each in found] == [("acme", 70)]
+    downgrade(database, "0003_moderation")
+    with database.read() as session:
+        assert session.execute(text("select amount from usage_house_daily")).scalar() == 70
+    upgrade(database)
+    with database.read() as session:
+        assert session.execute(text("select amount from usage_tenant_daily")).scalar() == 70

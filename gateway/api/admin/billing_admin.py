@@ -18,7 +18,7 @@ from gateway.api.admin import billing_schemas as bodies
 from gateway.api.admin.access import OperatorContext, RequireOperator
 from gateway.api.admin.billing import describe_account
 
-router = APIRouter(prefix="/admin/v1", tags=["counting-house"])
+router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])
 ReadAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "read"))]
 WriteAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "write"))]
 _PLAN_MONEY = ("base_fee", "seat_fee", "included_usage", "minimum_commitment")

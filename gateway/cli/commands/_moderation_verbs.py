@@ -38,7 +38,9 @@ def configure(verbs: Any) -> None:
     ruling.set_defaults(run=_rule)
     suspended = verbs.add_parser("suspensions", help="list keys that the strike rule suspended")
     suspended.set_defaults(run=_suspensions)
-    lift = verbs.add_parser("free", help="lift the suspension of a key")
+    lift = verbs.add_parser(
+        "lift-suspension", aliases=["free"], help="lift the suspension of a key"
+    )
     lift.add_argument("key", help="the key's id")
     lift.set_defaults(run=_lift)
     for each in (decisions, listing, appeal_verb, ruling, suspended, lift):

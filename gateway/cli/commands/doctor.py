@@ -24,7 +24,7 @@ CHECKS: dict[str, Check] = {
     "payments": dependencies.payments,
     "payment queue": payments.queue,
     "spool": storage.spools,
-    "set aside": storage.failed_items,
+    "failed items": storage.failed_items,
     "exports": storage.exports,
     "port": dependencies.port,
 }

@@ -41,7 +41,7 @@ def test_an_answer_in_the_spool_is_not_bought_again(tmp_path: Path) -> None:
         assert done.usage.input_tokens == sum(e["input_tokens"] for e in bills)
 
 
-def test_a_line_that_the_engine_ran_for_a_dead_gateway_is_on_the_house() -> None:
+def test_a_line_that_the_engine_ran_for_a_dead_gateway_is_paid_by_the_operator() -> None:
     now = SystemClock().now()
     opened = OpenedRequest(
         "req_1", "org", "proj", "key", UsageKind.GENERATION, "/v1/completions", "m", None, None,
@@ -52,7 +52,7 @@ def test_a_line_that_the_engine_ran_for_a_dead_gateway_is_on_the_house() -> None
     )
     event = event_of_receipt(opened, receipt, now)
     assert (event.input_tokens, event.output_tokens, event.quantity) == (0, 0, 0)
-    assert (event.waived_tokens, event.paid_by) == (5, "house")
+    assert (event.waived_tokens, event.paid_by) == (5, "operator")
 
 
 def test_a_line_given_back_at_a_shutdown_is_billed_once(tmp_path: Path) -> None:

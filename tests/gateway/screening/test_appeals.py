@@ -172,7 +172,10 @@ def test_the_same_by_command(own: Deployment, capsys: pytest.CaptureFixture[str]
     assert ruled["status"] == "denied"
     assert apply_rules(own) == [key_id]
     assert [row["key_id"] for row in run(capsys, "policy", "suspensions")] == [key_id]
-    assert run(capsys, "policy", "free", key_id) == {"key_id": key_id, "suspended": False}
+    assert run(capsys, "policy", "lift-suspension", key_id) == {
+        "key_id": key_id,
+        "suspended": False,
+    }
     assert run(capsys, "policy", "suspensions") == []
     assert main(["policy", "export", "--tenant", "demo"]) == 0
     assert request_ids[0] in capsys.readouterr().out

@@ -84,7 +84,7 @@ def metric(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
-@pytest.mark.parametrize(("payer", "tenant_pays"), [("house", False), ("tenant", True)])
+@pytest.mark.parametrize(("payer", "tenant_pays"), [("operator", False), ("tenant", True)])
 def test_the_policy_says_who_pays_for_a_blocked_prompt(
     deployment: Deployment, put: Any, payer: str, tenant_pays: bool
 ) -> None:
@@ -106,7 +106,7 @@ def test_the_policy_says_who_pays_for_a_blocked_prompt(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("payer", "tenant_pays"), [("tenant", True), ("house", False)])
+@pytest.mark.parametrize(("payer", "tenant_pays"), [("tenant", True), ("operator", False)])
 def test_the_policy_says_who_pays_for_a_cut_answer(
     deployment: Deployment, put: Any, payer: str, tenant_pays: bool, stream: bool
 ) -> None:

@@ -328,7 +328,7 @@ def test_an_answer_in_the_grey_band_is_held_until_it_is_judged(
         events = sorted(deployment.events(4), key=lambda event: event["request_id"])
         assert [event["output_tokens"] for event in events] == [4, 0, 0, 4]
         assert [event["waived_tokens"] for event in events] == [0, 4, 4, 0]
-        assert [event["paid_by"] for event in events] == [None, "tenant", "house", None]
+        assert [event["paid_by"] for event in events] == [None, "tenant", "operator", None]
         assert events[3]["moderation"] == "unscanned"
 
 
