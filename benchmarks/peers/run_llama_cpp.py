@@ -14,7 +14,7 @@ from typing import Any
 import gguf
 import llama_cpp as lc
 import numpy as np
-from asked import answer
+from protocol import answer
 
 _BATCH = 2048
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import openvino
 import openvino_genai
-from asked import answer
+from protocol import answer
 
 
 def main() -> None:

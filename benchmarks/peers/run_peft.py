@@ -8,8 +8,8 @@ import sys
 import time
 
 import torch
-from asked import answer
 from peft import PeftModel
+from protocol import answer
 from transformers import AutoModelForCausalLM
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 
 import torch
-from asked import answer
+from protocol import answer
 from transformers import AutoModelForCausalLM
 
 

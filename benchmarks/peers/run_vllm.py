@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from asked import answer
+from protocol import answer
 
 
 def main() -> None:

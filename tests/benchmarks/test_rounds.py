@@ -10,7 +10,7 @@ PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 SCRIPT = """
 import sys
 sys.path.insert(0, {peers!r})
-from asked import answer
+from protocol import answer
 print("noise of a library")
 answer({{"base": lambda: 2.5, "dies": lambda: sys.exit("of it"), "one": lambda: 1.0}})
 """

@@ -154,7 +154,7 @@ def test_under_random_faults_nothing_is_done_twice(
 ) -> None:
     customer = provider.open_customer(Customer("acme", "Acme"), Attempt("customer"))
     leave_card(fake.books, customer)
-    fake.faults.chance.seed(seed)
+    fake.faults.rng.seed(seed)
     fake.faults.rate = 0.15
     attempts = {name: Attempt(name) for name in ("invoice", "collect", "refund")}
     for _ in range(80):

@@ -209,7 +209,7 @@ def test_a_stripe_that_is_away_is_not_asked_for_every_command(till: Till) -> Non
     till.deployment.clock.advance(days=40)
     assert not invoice_run.run(till.deployment.database, till.deployment.clock).failed
     till.stripe.faults.rate = 1.0
-    till.stripe.faults.chance.choice = lambda _: Fault.LOST  # type: ignore[method-assign]
+    till.stripe.faults.rng.choice = lambda _: Fault.LOST  # type: ignore[method-assign]
     before = len(till.stripe.calls)
     assert till.push().later == leases.MAX_UNANSWERED
     assert len(till.stripe.calls) - before == leases.MAX_UNANSWERED

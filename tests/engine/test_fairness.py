@@ -49,7 +49,7 @@ class Trace:
         if not self.engine.step():
             self.pass_time()
         for name, request in requests.items():
-            self.served[request.ask.namespace] += self._cost(request) - before[name]
+            self.served[request.inputs.namespace] += self._cost(request) - before[name]
         self.found.take(self.engine)
 
     @staticmethod
@@ -280,7 +280,7 @@ def test_charges_are_what_the_receipts_say(overlapped: bool) -> None:
         + r.generated * config.output_price
         for r in found.receipts.values()
     )
-    assert engine.scheduler.waiting._levels.of("acme") == pytest.approx(cost / 2.0)
+    assert engine.scheduler.waiting._counters.of("acme") == pytest.approx(cost / 2.0)
 
 
 def test_a_higher_priority_takes_the_place_of_a_lower_one() -> None:
@@ -338,4 +338,4 @@ def test_counters_of_long_idle_tenants_are_let_go(monkeypatch: pytest.MonkeyPatc
     for number in range(300):
         trace.submit(f"t{number}", 4, 2)
         trace.step()
-    assert len(trace.engine.scheduler.waiting._levels) < 120
+    assert len(trace.engine.scheduler.waiting._counters) < 120

@@ -146,7 +146,7 @@ def _choice(body: CountBody) -> dict[str, Any]:
     engine_parameters = {"tool_choice": forced} if forced else {}
     return {
         "single_tool_call": given.get("disable_parallel_tool_use") is True,
-        "beyond": engine_parameters,
+        "engine_parameters": engine_parameters,
     }
 
 

@@ -22,7 +22,7 @@ def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     environment["PYTHONPATH"] = str(root)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", Path(__file__).with_name("ahead.py")],
+        [sys.executable, "-W", "ignore", Path(__file__).with_name("aot_compile.py")],
         capture_output=True, text=True, env=environment, cwd=root, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -72,7 +72,7 @@ def run(
     want = y.clone()
     lora_reference(want, x, arena, site, step)
     if way == "apart":
-        mid = kernels.room(x, site, step).fill_(float("nan"))
+        mid = kernels.shrink_buffer(x, site, step).fill_(float("nan"))
         kernels.shrink(x, arena, site, step, mid)
         kernels.expand(y, mid, arena, site, step)
     else:

@@ -81,7 +81,7 @@ def _die_with_bills(directory: Path) -> None:
     jobs.LEASE_S = 0.3  # over before the next one starts
     with running_deployment(directory, settings={"batch_concurrency": 3}) as deployment:
         deployment.services.shipper._drain = lambda reader: None  # type: ignore[method-assign]
-        plain = deployment.services.batches._note
+        plain = deployment.services.batches._save_answers
 
         def _note(batch_id: str, found: list[jobs.LineResult]) -> object:
             if found:
@@ -94,7 +94,7 @@ def _die_with_bills(directory: Path) -> None:
                 signal.raise_signal(signal.SIGKILL)
             return plain(batch_id, found)
 
-        deployment.services.batches._note = _note  # type: ignore[assignment, method-assign]
+        deployment.services.batches._save_answers = _note  # type: ignore[assignment, method-assign]
         with OpenAI(
             base_url=f"{deployment.url}/v1", api_key=deployment.key, max_retries=0
         ) as client:

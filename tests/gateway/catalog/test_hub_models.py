@@ -108,7 +108,7 @@ def test_a_model_that_cannot_be_served_is_refused_before_its_weights_are_fetched
     assert named in said
     assert "model.safetensors" not in hub.fetched
     if "architectures" in changes:
-        assert "served are" in said and "LlamaForCausalLM" in said
+        assert "supported are" in said and "LlamaForCausalLM" in said
 
 
 @pytest.mark.parametrize(

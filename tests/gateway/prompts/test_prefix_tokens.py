@@ -74,7 +74,7 @@ def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
         assert prefix_tokens.bytes <= 20_000
     last = f"{number}" + chat(4)
     assert prefix_tokens.pieces("t1", last).new_characters < len(last)
-    assert "first" not in "".join(piece for _, piece in prefix_tokens._kept)
+    assert "first" not in "".join(piece for _, piece in prefix_tokens._entries)
 
 
 @pytest.mark.parametrize(

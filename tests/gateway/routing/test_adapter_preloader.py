@@ -40,7 +40,7 @@ class Bench:
         self.keeper = AdapterPreloader(self.router, self.catalog, self.database, self.clock)
 
     def held(self) -> list[set[str]]:
-        return [set(engine.lora.registry()) for engine in self.engines]
+        return [set(engine.adapters()) for engine in self.engines]
 
 
 @pytest.fixture

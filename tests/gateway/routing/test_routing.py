@@ -119,7 +119,7 @@ def test_failures_open_the_breaker_and_the_metric_says_so(
     two: tuple[Deployment, list[FakeEngine]],
 ) -> None:
     deployment, (left, _) = two
-    for place in deployment.services.router.places():
+    for place in deployment.services.router.replicas():
         if place.name == "left":
             for _ in range(3):
                 place.failed("it does not answer")
@@ -147,8 +147,8 @@ async def test_the_request_goes_where_its_prefix_is() -> None:
     router.index.apply("right", [KvEvent("stored", keys[:20])])
     plain = InferenceRequest("/v1/completions", MODEL, prompts=(ids,))
     route = router.route(query(ids, plain))
-    assert route.next() is not None and route.place is not None
-    assert route.place.name == "right"
+    assert route.next() is not None and route.replica is not None
+    assert route.replica.name == "right"
     assert "320 tokens cached" in route.why()
     stranger = router.route(query(ids, plain, tenant="t2"))
     stranger.next()
@@ -183,7 +183,7 @@ def test_block_keys_are_those_of_the_engine() -> None:
 
 
 def test_a_conversation_is_found_by_what_was_said_before() -> None:
-    known = Conversations(kept=2)
+    known = Conversations(max_entries=2)
     first = [{"role": "user", "content": "Hello"}]
     known.note(prefix_hashes("t", "m", None, first), "left")
     second = [*first, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "More"}]

@@ -44,7 +44,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Deployment, dict[str, subprocess.Pope
         with running_deployment(
             tmp_path, engines=None, settings={"upstreams": f"[{entries}]"}
         ) as deployment:
-            until(lambda: all(p.client.healthy() for p in deployment.services.router.places()))
+            until(lambda: all(p.client.healthy() for p in deployment.services.router.replicas()))
             yield deployment, processes
     finally:
         for process in processes.values():
@@ -97,7 +97,7 @@ def test_an_engine_killed_with_the_request_in_it_is_replaced_and_billed_once(
     prompt = list(range(5, 105))
     thread = threading.Thread(target=lambda: answers.append(ask(deployment, prompt)))
     thread.start()
-    until(lambda: [p.under_way for p in deployment.services.router.places()] == [1, 0])
+    until(lambda: [p.running for p in deployment.services.router.replicas()] == [1, 0])
     processes["left"].kill()
     thread.join(30)
     (answer,) = answers
@@ -114,7 +114,7 @@ def test_an_engine_that_hangs_with_its_socket_open_gets_nothing_new_and_loses_no
     pair: tuple[Deployment, dict[str, subprocess.Popen[str]]],
 ) -> None:
     deployment, processes = pair
-    left, right = deployment.services.router.places()
+    left, right = deployment.services.router.replicas()
     prompt = list(range(5, 105))
     os.kill(processes["left"].pid, signal.SIGSTOP)
     answers: list[httpx.Response] = []
@@ -155,7 +155,7 @@ def test_the_pages_see_the_engines_their_adapters_and_who_is_drained(
     path.mkdir()
     (path / "adapter_config.json").write_text('{"r": 4}')
     (path / "adapter_model.safetensors").write_bytes(b"weights")
-    left = next(p for p in deployment.services.router.places() if p.name == "left")
+    left = next(p for p in deployment.services.router.replicas() if p.name == "left")
     loading = asyncio.run_coroutine_threadsafe(
         left.client.load_adapter(str(path), ""), deployment.loop
     )
@@ -181,7 +181,7 @@ def test_the_only_engine_killed_with_the_request_in_it_answers_when_it_is_back(
         with running_deployment(
             tmp_path, engines=None, settings={"upstreams": entry}
         ) as deployment:
-            (place,) = deployment.services.router.places()
+            (place,) = deployment.services.router.replicas()
             until(place.client.healthy)
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGSTOP)

@@ -288,12 +288,12 @@ async def test_adapters_are_loaded_by_its_endpoints_under_their_weights_name() -
         digest = "ab" * 32
         await engine.load_adapter("/adapters/a", digest)
         assert server.adapters == [lora_name(digest)]
-        assert digest in engine.lora.registry()
+        assert digest in engine.adapters()
         await (await engine.generate(job("r1", adapter=digest))).ended(10)
         assert server.bodies[-1]["model"] == lora_name(digest)
         server.adapters.clear()  # it was started anew
         engine._list(await engine._get("/v1/models"))
-        assert digest not in engine.lora.registry(), "so it is loaded again"
+        assert digest not in engine.adapters(), "so it is loaded again"
         stats = engine.stats()
         async with asyncio.timeout(60):
             while stats is None or stats.waiting != 4:

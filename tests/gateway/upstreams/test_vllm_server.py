@@ -164,7 +164,7 @@ def test_adapters_are_loaded_into_it_and_answer_each_in_their_own_way(vllm: Vllm
         )
     engine = next(iter(vllm.deployment.services.router.engines()))
     deadline = time.monotonic() + 20
-    while engine.lora.registry():
+    while engine.adapters():
         assert time.monotonic() < deadline, "what the server lost is still believed to be there"
         time.sleep(0.1)
     again = ask(vllm, f"{MODEL}:pirate")
