@@ -23,6 +23,7 @@ from billing.models import (
 from billing.prices import version_of
 from billing.pricing import Component
 from billing.tables.columns import AMOUNT_COLUMNS
+from billing.tiers import Scope, scope_of, total_of
 
 E, C, R, A = UsageEventRow, Charge, EngineReceipt, Adjustment
 # The quantity of each component in a row of charges or of a roll-up.
@@ -130,7 +131,9 @@ def events_and_charges(session: Session) -> list[Difference]:
 
 
 def charges_and_prices(session: Session) -> list[Difference]:
-    """The charges of a period sum to the price of its total quantity, by component."""
+    """The charges of a period sum to the price of its total quantity, by component. Versions of the
+    same model and adapter share their tiers.
+    """
     counts = {name: count(C) for name, count in _COUNTS.items()}
     sums: list[Any] = []
     for component in Component:
@@ -150,29 +153,40 @@ def charges_and_prices(session: Session) -> list[Difference]:
         )
     )
     positions = {tuple(row[:3]): row[3] for row in placed}
-    totals: dict[tuple[str, str, str, Component], list[int]] = {}
+    unknown = ("", "")
+    used: dict[tuple[str, str, Component, Scope], dict[str, list[int]]] = {}
     for period_id, version_id, tenant_id, tokens, *values in rows:
+        scope = scope_of(versions[version_id]) if version_id in versions else unknown
         for index, component in enumerate(Component):
             quantity, units = int(values[2 * index]), int(values[2 * index + 1])
             if not tokens and component not in (Component.GPU_SECOND, Component.MODERATION):
                 quantity = 0  # counted but not priced
-            entry = totals.setdefault((period_id, version_id, tenant_id, component), [0, 0])
+            place = used.setdefault((period_id, tenant_id, component, scope), {})
+            entry = place.setdefault(version_id, [0, 0])
             entry[0] += quantity
             entry[1] += units
     found = []
-    for (period_id, version_id, tenant_id, component), (quantity, units) in totals.items():
-        version = versions.get(version_id)
-        expected = version.total(component, quantity) if version else 0
-        place = positions.get((period_id, version_id, component.value), quantity)
-        if expected == units and place == quantity:
+    for (period_id, tenant_id, component, scope), by_version in used.items():
+        priced = [(versions[v], sums[0]) for v, sums in by_version.items() if scope != unknown]
+        expected = total_of(component, priced)
+        units = sum(sums[1] for sums in by_version.values())
+        placed_right = all(
+            positions.get((period_id, version_id, component.value), quantity) == quantity
+            for version_id, (quantity, _) in by_version.items()
+        )
+        if expected == units and placed_right:
             continue
         ids = session.scalars(
             select(C.request_id)
-            .where(and_(C.usage_period_id == period_id, C.price_version == version_id))
+            .where(and_(C.usage_period_id == period_id, C.price_version.in_(by_version)))
             .order_by(C.request_id)
             .limit(20)
         )
-        message = f"{quantity} {component} at {version_id} cost {expected}, but {units} is charged"
+        quantity = sum(sums[0] for sums in by_version.values())
+        message = (
+            f"{quantity} {component} at {', '.join(sorted(by_version))} cost {expected}, "
+            f"but {units} is charged"
+        )
         found.append(amount("charges/prices", message, units - expected, ids, tenant_id))
     return found
 

@@ -1,7 +1,7 @@
 """Credit notes: they reverse part or all of a final invoice, which itself never changes.
 
 A credit note includes the tax on its net amount. It first lowers the open amount; the rest goes to
-the wallet, or to the payer if the payment is refunded.
+the wallet, or to the payer as far as payments cover it.
 """
 
 from datetime import datetime
@@ -9,7 +9,7 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing import credits, settlement
+from billing import credits, open_amounts
 from billing.accounts import lock_account
 from billing.invoices import FINAL, PAID
 from billing.ledger import AccountKind, Entry, Transaction, post
@@ -31,8 +31,8 @@ def issue(
     at: datetime,
     refund: bool = False,
 ) -> CreditNote:
-    """Issue one note per reference. With `refund` the paid part is left to a refund of the
-    payment; otherwise it goes to the wallet.
+    """Issue one note per reference. With `refund` what payments brought in is left to a refund of
+    those payments; what was paid from the wallet returns to it.
     """
     known = session.scalar(select(CreditNote).where(CreditNote.reference == reference))
     if known is not None:
@@ -48,8 +48,7 @@ def issue(
     _refuse_too_much(session, invoice, net_minor)
     tax_minor = _tax_share(session, invoice, net_minor)
     gross = net_minor + tax_minor
-    lowers = min(gross, max(0, settlement.open_minor(invoice)))
-    rest = gross - lowers
+    lowers, refunded, to_wallet = _shares(invoice, gross, refund)
     currency = invoice.currency
     transaction_id = new_id(TRANSACTION)
     entries = [
@@ -69,25 +68,32 @@ def issue(
             id=transaction_id,
         ),
     )
-    to_wallet = rest > 0 and not refund
-    invoice.credited_minor += lowers if to_wallet else gross
+    invoice.credited_minor += lowers + refunded
     if to_wallet:
         credits.grant(
             session,
             tenant_id=invoice.tenant_id,
             kind=credits.PREPAID,
-            money=Money(units_of_minor(rest, currency), currency),
+            money=Money(units_of_minor(to_wallet, currency), currency),
             reference=f"credit-note:{reference}",
             at=at,
             note=f"credit note on invoice {invoice.label}",
             funded_by=AccountKind.RECEIVABLE,
         )
-    if invoice.status == FINAL and settlement.open_minor(invoice) <= 0:
-        invoice.status, invoice.settled_at = PAID, at
-    outcome = DUE if rest == 0 else BALANCE if to_wallet else REFUND
+    open_amounts.settle(invoice, at)
+    outcome = REFUND if refunded else BALANCE if to_wallet else DUE
     return _write(
         session, invoice, net_minor, tax_minor, outcome, reason, reference, at, transaction_id
     )
+
+
+def _shares(invoice: Invoice, gross: int, refund: bool) -> tuple[int, int, int]:
+    """Minor units that lower the open amount, that a refund repays, and that go to the wallet."""
+    unpaid = open_amounts.open_minor(invoice)
+    lowers = min(gross, max(0, unpaid))
+    repayable = invoice.paid_minor - max(0, -unpaid)  # less what earlier notes left to refunds
+    refunded = min(gross - lowers, max(0, repayable)) if refund else 0
+    return lowers, refunded, gross - lowers - refunded
 
 
 def _refuse_too_much(session: Session, invoice: Invoice, net_minor: int) -> None:

@@ -1,4 +1,4 @@
-"""Prepaid and promotional credit: grants, draws by priority and expiry, and expiration.
+"""Prepaid and promotional credit: grants, and draws by priority and expiry.
 
 The remaining credit of a tenant's grants of a kind equals the balance of that kind's ledger account.
 """
@@ -6,8 +6,9 @@ The remaining credit of a tenant's grants of a kind equals the balance of that k
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import ColumnElement, func, insert, select
 from sqlalchemy.orm import Session
 
 from billing.accounts import lock_account
@@ -25,6 +26,16 @@ class Draw:
     grant_id: str
     kind: str  # prepaid | promo
     units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Why used credit returns to the wallet, and the account that pays for it."""
+
+    reference: str
+    at: datetime
+    note: str
+    funded_by: AccountKind
 
 
 def grant(
@@ -83,7 +94,9 @@ def grant(
 def open_grants(
     session: Session, tenant_ids: Iterable[str], at: datetime
 ) -> dict[str, list[CreditGrant]]:
-    """By tenant, in order of use: priority, expiry, promo before prepaid, age."""
+    """Grants that pay for usage at this time, by tenant, in order of use: priority, expiry, promo
+    before prepaid, age.
+    """
     rows = session.scalars(
         select(CreditGrant)
         .where(CreditGrant.tenant_id.in_(set(tenant_ids)), CreditGrant.remaining > 0)
@@ -110,6 +123,70 @@ def draw(
             units -= part
             taken.append(Draw(each.id, each.kind, part))
     return taken
+
+
+def draw_in_time(grants: list[CreditGrant], usage: Iterable[tuple[datetime, int]]) -> list[Draw]:
+    """Draw for amounts with the times at which they were used. A grant pays for what was used before
+    its expiry, the earliest first.
+    """
+    left: list[Any] = [[at, units] for at, units in sorted(usage)]
+    owed = sum(units for _, units in left)
+    taken = []
+    for each in grants:
+        covers = [item for item in left if each.expires_at is None or item[0] < each.expires_at]
+        part = min(owed, each.remaining, sum(units for _, units in covers))
+        if part <= 0:
+            continue
+        each.remaining -= part
+        owed -= part
+        taken.append(Draw(each.id, each.kind, part))
+        for item in covers:
+            used = min(part, max(0, item[1]))
+            item[1] -= used
+            part -= used
+    return taken
+
+
+def give_back(
+    session: Session,
+    used: Iterable[Draw],
+    cause: Return,
+    most: int | None = None,
+) -> int:
+    """Return used credit as new grants with the kind, priority and expiry of those it came from, at
+    most `most` picounits; what was used last returns first. Returns the picounits given back.
+    """
+    found = 0
+    for number, each in enumerate(reversed(list(used))):
+        units = each.units if most is None else min(each.units, most - found)
+        if units <= 0:
+            continue
+        origin = session.get_one(CreditGrant, each.grant_id)
+        grant(
+            session,
+            tenant_id=origin.tenant_id,
+            kind=origin.kind,
+            money=Money(units, origin.currency),
+            reference=f"{cause.reference}:{number}",
+            at=cause.at,
+            priority=origin.priority,
+            expires_at=origin.expires_at,
+            note=cause.note,
+            funded_by=cause.funded_by,
+        )
+        found += units
+    return found
+
+
+def uses_in(session: Session, *where: ColumnElement[bool]) -> list[Draw]:
+    """Uses of credit by grant, in the order of their first use."""
+    rows = session.execute(
+        select(CreditUse.grant_id, CreditUse.kind, func.sum(CreditUse.units))
+        .where(*where)
+        .group_by(CreditUse.grant_id, CreditUse.kind)
+        .order_by(func.min(CreditUse.id))
+    )
+    return [Draw(grant_id, kind, int(units)) for grant_id, kind, units in rows]
 
 
 def draw_whole(grants: list[CreditGrant], units: int, kind: str) -> list[Draw]:
@@ -157,43 +234,6 @@ def insert_uses(session: Session, uses: list[dict[str, object]]) -> None:
     """Insert the rows in one statement."""
     if uses:
         session.execute(insert(CreditUse), uses)
-
-
-def expire(session: Session, now: datetime) -> int:
-    """Expire grants: promo credit reverses its cost, prepaid credit becomes revenue."""
-    due = session.execute(
-        select(CreditGrant.tenant_id, CreditGrant.id)
-        .where(
-            CreditGrant.expires_at <= now,
-            CreditGrant.expired_at.is_(None),
-            CreditGrant.remaining > 0,
-        )
-        .order_by(CreditGrant.tenant_id, CreditGrant.id)
-    ).all()
-    for tenant_id, grant_id in due:
-        lock_account(session, tenant_id)
-        each = session.get(CreditGrant, grant_id, populate_existing=True)
-        if each is None or each.remaining == 0 or each.expired_at is not None:
-            continue
-        left = each.remaining
-        returns_to = AccountKind.PROMOTION if each.kind == PROMO else AccountKind.REVENUE
-        entries = transfer(AccountKind(each.kind), returns_to, Money(left, each.currency))
-        created = post(session, Transaction(tenant_id, "expiry", f"expiry:{each.id}", now, entries))
-        session.execute(
-            update(CreditGrant)
-            .where(CreditGrant.id == each.id)
-            .values(remaining=CreditGrant.remaining - left, expired_at=now)
-        )
-        uses = uses_of(
-            [Draw(each.id, each.kind, left)],
-            tenant_id=tenant_id,
-            purpose="expiry",
-            bill_period_id=None,
-            transaction_id=created,
-            at=now,
-        )
-        insert_uses(session, uses)
-    return len(due)
 
 
 def _order_of_use(each: CreditGrant) -> tuple[int, bool, float, bool, datetime, str]:

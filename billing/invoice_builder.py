@@ -8,12 +8,20 @@ from typing import Any
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from billing import credits, invoice_lines
+from billing import credits, expiry, invoice_lines
 from billing.accounts import lock_accounts
 from billing.credits import Draw
 from billing.invoice_inputs import InvoiceInputs, last_moment, read_inputs
 from billing.invoice_totals import Totals, net_of, totals_of
-from billing.models import BillingAccount, BillingPeriod, Invoice, InvoiceLine, Plan, Seller
+from billing.models import (
+    BillingAccount,
+    BillingPeriod,
+    CreditGrant,
+    Invoice,
+    InvoiceLine,
+    Plan,
+    Seller,
+)
 from billing.subscriptions import plan_at
 from billing.taxes import Tax, TaxService
 from core.ids import INVOICE, new_id
@@ -71,7 +79,7 @@ class InvoiceBuilder:
         promo, prepaid = (
             self.inputs.used.get((period.id, kind), 0) for kind in (credits.PROMO, credits.PREPAID)
         )
-        grants = self.inputs.grants.get(account.tenant_id, []) if closing else []
+        grants = self._grants(period) if closing else []
         owed = sum(line.exact for line in computed_lines) - promo - prepaid
         draws = credits.draw(grants, max(0, owed))
         promo += sum(each.units for each in draws if each.kind == credits.PROMO)
@@ -83,6 +91,24 @@ class InvoiceBuilder:
         tax_draws = credits.draw_whole(grants, units_of_minor(tax_minor, currency), credits.PREPAID)
         totals = totals_of(net, tax_items, prepaid, tax_minor if tax_draws else 0)
         return InvoiceDraft(invoice, computed_lines, tax_items, totals, draws + tax_draws)
+
+    def revive_credit(self, periods: Sequence[BillingPeriod]) -> None:
+        """Bring back credit that has expired since these periods ended: it pays for their fees."""
+        ended = {period.tenant_id: last_moment(period) for period in periods}
+        first = min(ended.values(), default=self.now)
+        found = expiry.expired_since(self.session, ended, first, self.now)
+        expired = {
+            tenant_id: [each for each in grants if _lasts(each, ended[tenant_id])]
+            for tenant_id, grants in found.items()
+        }
+        if any(expired.values()):
+            expiry.revive(self.session, expired, self.now)
+            self.inputs.grants |= credits.open_grants(self.session, expired, first)
+
+    def _grants(self, period: BillingPeriod) -> list[CreditGrant]:
+        """Grants that pay for the period: those that lasted until its end."""
+        grants = self.inputs.grants.get(period.tenant_id, [])
+        return [each for each in grants if _lasts(each, last_moment(period))]
 
     def write(self, drafts: Sequence[InvoiceDraft]) -> None:
         """Store totals and lines of the drafts, replacing earlier lines."""
@@ -150,6 +176,10 @@ def open_builder(
     return InvoiceBuilder(
         session, now, periods, accounts, read_inputs(session, periods, now), taxes
     )
+
+
+def _lasts(grant: CreditGrant, at: datetime) -> bool:
+    return grant.expires_at is None or grant.expires_at > at
 
 
 def _put_figures(invoice: Invoice, totals: Totals) -> None:

@@ -9,7 +9,7 @@ from billing import credits
 from billing.invoice_builder import InvoiceDraft
 from billing.invoice_totals import Totals
 from billing.ledger import AccountKind, Entry, Transaction, post_many, transfer
-from billing.models import Invoice
+from billing.models import CreditUse, Invoice
 from core.ids import TRANSACTION, new_id
 from core.money import Money, units_of_minor
 
@@ -63,21 +63,30 @@ def _entries(draft: InvoiceDraft) -> list[Entry]:
 
 
 def _return_surplus(session: Session, invoice: Invoice, totals: Totals, now: datetime) -> None:
-    """Return surplus credit: promotional credit first, the rest as prepaid credit."""
-    surplus = -units_of_minor(totals.due_minor, invoice.currency)
-    gift = min(surplus, units_of_minor(max(0, totals.net.promo_minor), invoice.currency))
-    for kind, units in ((credits.PROMO, gift), (credits.PREPAID, surplus - gift)):
-        if units:
-            credits.grant(
-                session,
-                tenant_id=invoice.tenant_id,
-                kind=kind,
-                money=Money(units, invoice.currency),
-                reference=f"surplus:{kind}:{invoice.id}",
-                at=now,
-                note="credit exceeded the invoice amount",
-                funded_by=AccountKind.RECEIVABLE,
-            )
+    """Return surplus credit: promotional credit first, then prepaid credit, each with its expiry; what
+    is left was paid in money, and is new prepaid credit.
+    """
+    currency = invoice.currency
+    surplus = -units_of_minor(totals.due_minor, currency)
+    gift = min(surplus, units_of_minor(max(0, totals.net.promo_minor), currency))
+    note = "credit exceeded the invoice amount"
+    period = CreditUse.bill_period_id == invoice.period_id
+    returned = 0
+    for kind, most in ((credits.PROMO, gift), (credits.PREPAID, surplus)):
+        used = credits.uses_in(session, period, CreditUse.kind == kind)
+        cause = credits.Return(f"surplus:{kind}:{invoice.id}", now, note, AccountKind.RECEIVABLE)
+        returned += credits.give_back(session, used, cause, min(most, surplus - returned))
+    if surplus > returned:
+        credits.grant(
+            session,
+            tenant_id=invoice.tenant_id,
+            kind=credits.PREPAID,
+            money=Money(surplus - returned, currency),
+            reference=f"surplus:{invoice.id}",
+            at=now,
+            note=note,
+            funded_by=AccountKind.RECEIVABLE,
+        )
     invoice.prepaid_minor += totals.due_minor
     invoice.due_minor = 0
     session.flush()

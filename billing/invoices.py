@@ -59,6 +59,7 @@ def finalise_all(builder: InvoiceBuilder, periods: list[BillingPeriod]) -> list[
     """
     found: list[Invoice] = []
     drafts: list[InvoiceDraft] = []
+    builder.revive_credit([period for period in periods if period.closed_at is None])
     for period in periods:
         if period.closed_at is not None:
             found += (

@@ -53,6 +53,11 @@ class Rate:
     package: int = 1  # units per package
     free: int = 0  # free units per period
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether each unit costs the same, whatever was used before."""
+        return self.scheme is Scheme.FLAT and self.free == 0
+
     def total(self, quantity: int) -> int:
         """Picounits for the total quantity of a period."""
         billable = max(0, quantity - self.free)
@@ -63,9 +68,17 @@ class Rate:
         if self.scheme is Scheme.PACKAGE:
             return -(-billable // self.package) * self.tiers[0].unit
         if self.scheme is Scheme.VOLUME:
-            reached = next(t for t in self.tiers if t.up_to is None or billable <= t.up_to)
+            reached = self._reached(billable)
             return reached.flat + billable * reached.unit
         return self._graduated(billable)
+
+    def volume_part(self, before: int, quantity: int, whole: int) -> int:
+        """Picounits for `quantity` after `before` others, in the volume tier of the whole."""
+        billable = max(0, before + quantity - self.free) - max(0, before - self.free)
+        return billable * self._reached(max(0, whole - self.free)).unit
+
+    def _reached(self, billable: int) -> Tier:
+        return next(t for t in self.tiers if t.up_to is None or billable <= t.up_to)
 
     def _graduated(self, billable: int) -> int:
         total, below = 0, 0
@@ -97,13 +110,15 @@ class Counts:
         return Counts(
             counted(
                 event.kind,
-                event.input_tokens,
-                event.cached_tokens,
-                event.output_tokens,
-                event.waived_tokens,
-                bool(event.adapter),
-                event.quantity,
-                event.status,
+                (
+                    event.input_tokens,
+                    event.cached_tokens,
+                    event.output_tokens,
+                    event.waived_tokens,
+                ),
+                answered=0 if event.status >= 500 else event.quantity,
+                adapter=bool(event.adapter),
+                quantity=event.quantity,
             )
         )
 
@@ -120,40 +135,36 @@ class Counts:
         return Counts(
             counted(
                 UsageKind.GENERATION,
-                input_tokens,
-                cached_tokens,
-                output_tokens,
-                waived_tokens,
-                adapter,
-                1,
-                status,
+                (input_tokens, cached_tokens, output_tokens, waived_tokens),
+                answered=0 if status >= 500 else 1,
+                adapter=adapter,
             )
         )
 
 
 def counted(
     kind: str,
-    input_tokens: int,
-    cached_tokens: int,
-    output_tokens: int,
-    waived_tokens: int,
+    tokens: tuple[int, int, int, int],
+    *,
+    answered: int,
     adapter: bool,
-    quantity: int,
-    status: int,
+    quantity: int = 1,
 ) -> tuple[tuple[Component, int], ...]:
-    """Quantities by component. A 5xx status costs no request fee; delivered tokens count."""
+    """Quantities by component. `tokens` are input with cached, cached, output and waived tokens;
+    `answered` requests pay a fee, those with a 5xx status do not. Delivered tokens count always.
+    """
     if kind == UsageKind.GPU_SECONDS:
         return ((Component.GPU_SECOND, quantity),)
-    fee = 0 if status >= 500 else quantity
     if kind == UsageKind.MODERATION:
-        return ((Component.MODERATION, fee),)
+        return ((Component.MODERATION, answered),)
+    input_tokens, cached_tokens, output_tokens, waived_tokens = tokens
     return (
         (Component.INPUT, input_tokens - cached_tokens),
         (Component.CACHED_INPUT, cached_tokens),
         (Component.OUTPUT, output_tokens),
         (Component.WAIVED, waived_tokens),
-        (Component.REQUEST, fee),
-        (Component.ADAPTER, fee if adapter else 0),
+        (Component.REQUEST, answered),
+        (Component.ADAPTER, answered if adapter else 0),
     )
 
 
@@ -182,13 +193,23 @@ class PriceVersion:
     def marginal(self, component: Component, before: int, quantity: int) -> int:
         return self.total(component, before + quantity) - self.total(component, before)
 
+    def part(self, component: Component, before: int, quantity: int, whole: int) -> int:
+        """Picounits for `quantity` after `before` others of a period, `whole` in all. A volume tier
+        is that of the whole; any other tier is reached in turn.
+        """
+        rate = self.rates.get(component)
+        if rate is None or rate.scheme is not Scheme.VOLUME:
+            return self.marginal(component, before, quantity)
+        full = rate.volume_part(before, quantity, whole)
+        return full - full * self.discount_ppm // PPM
+
     @cached_property
     def linear(self) -> MappingProxyType[Component, int]:
         """Picounits per unit of the components whose price does not depend on earlier usage."""
         found = {}
         for component, rate in self.rates.items():
             kept = rate.tiers[0].unit * (PPM - self.discount_ppm)
-            if rate.scheme is Scheme.FLAT and rate.free == 0 and kept % PPM == 0:
+            if rate.is_linear and kept % PPM == 0:
                 found[component] = kept // PPM
         return MappingProxyType(found)
 

@@ -7,12 +7,12 @@ behind, and the next worker rates the batches again.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Table, select, update
+from sqlalchemy import Select, Table, select, update
 from sqlalchemy.orm import Session
 
-from billing import credits, rollups, service_rollups
+from billing import credits, expiry, rollups, service_rollups
 from billing.accounts import Periods, ensure_accounts, lock_accounts
 from billing.batch_claims import claim_batches
 from billing.ledger import AccountKind, Transaction, post_many, transfer
@@ -25,10 +25,9 @@ from billing.models import (
     UsageBatch,
     UsageEventRow,
 )
-from billing.prices import version_of
-from billing.pricing import Component, PriceVersion, counted
+from billing.pricing import Component, counted
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
-from billing.tiers import Positions
+from billing.tiers import Positions, Versions, load_versions
 from core import bulk_insert
 from core.clock import Clock
 from core.database import insert_new
@@ -38,35 +37,45 @@ from core.money import Money
 
 CHARGES: Table = Charge.__table__  # type: ignore[assignment]
 _EVENT = UsageEventRow
-_READ = (
-    _EVENT.request_id,
-    _EVENT.tenant_id,
-    _EVENT.project_id,
-    _EVENT.key_id,
-    _EVENT.kind,
-    _EVENT.model,
-    _EVENT.adapter,
-    _EVENT.price_version,
-    _EVENT.occurred_at,
-    _EVENT.input_tokens,
-    _EVENT.cached_tokens,
-    _EVENT.output_tokens,
-    _EVENT.waived_tokens,
-    _EVENT.quantity,
-    _EVENT.status,
-)
+
+
+class Event(NamedTuple):
+    """A stored usage event, as far as its charge and the roll-ups depend on it."""
+
+    request_id: str
+    tenant_id: str
+    project_id: str
+    key_id: str
+    kind: str
+    model: str
+    adapter: str | None
+    price_version: str
+    occurred_at: datetime
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    waived_tokens: int
+    quantity: int
+    status: int
+
+
+class ChargeHead(NamedTuple):
+    """The first columns of a charge; its quantities and amounts follow."""
+
+    request_id: str
+    tenant_id: str
+    price_version: str
+    currency: str
+    usage_period_id: str
+    bill_period_id: str
+    transaction_id: str
+
+
+_READ = tuple(getattr(_EVENT, name) for name in Event._fields)
 _SLOT = {component: index for index, component in enumerate(Component)}
-_CHARGE_COLUMNS = (
-    "request_id",
-    "tenant_id",
-    "price_version",
-    "currency",
-    "usage_period_id",
-    "bill_period_id",
-    "transaction_id",
-    *QUANTITY_COLUMNS,
-    *AMOUNT_COLUMNS,
-)
+_CHARGE_COLUMNS = (*ChargeHead._fields, *QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
+_BILL_PERIOD = ChargeHead._fields.index("bill_period_id")
+_TOTAL = len(_SLOT)  # index of the sum among the amounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ class _RatingContext:
 
     accounts: dict[str, BillingAccount]
     periods: Periods
-    versions: dict[str, PriceVersion]
+    versions: Versions
     positions: Positions
     now: datetime
     bills: dict[tuple[str, str], _PeriodCharge] = field(default_factory=dict)
@@ -105,7 +114,7 @@ def rate(session: Session, clock: Clock, *, most_events: int = 20_000) -> Rated:
     batches = claim_batches(session, UsageBatch.rated_at.is_(None), most_events=most_events)
     if not batches:
         return Rated()
-    events: list[Any] = list(session.execute(select(*_READ).where(_EVENT.batch_id.in_(batches))))
+    events = _events(session, select(*_READ).where(_EVENT.batch_id.in_(batches)))
     _rate_events(session, events, clock.now(), f"{batches[0]}")
     session.execute(
         update(UsageBatch).where(UsageBatch.id.in_(batches)).values(rated_at=clock.now())
@@ -119,20 +128,19 @@ def release_stored(session: Session, clock: Clock) -> int:
         ParkedEvent.released_at.is_(None), ParkedEvent.dismissed_by.is_(None)
     )
     known = select(PriceVersionRow.id)
-    events: list[Any] = list(
-        session.execute(
-            select(*_READ)
-            .outerjoin(Charge, Charge.request_id == _EVENT.request_id)
-            .where(
-                _EVENT.request_id.in_(parked),
-                _EVENT.price_version.in_(known),
-                Charge.request_id.is_(None),
-            )
-        )
+    events = _events(
+        session,
+        select(*_READ)
+        .outerjoin(Charge, Charge.request_id == _EVENT.request_id)
+        .where(
+            _EVENT.request_id.in_(parked),
+            _EVENT.price_version.in_(known),
+            Charge.request_id.is_(None),
+        ),
     )
     now = clock.now()
     done = _rate_events(session, events, now, new_id("late")) if events else 0
-    service_rollups.add_released(session, [event[0] for event in events])
+    service_rollups.add_released(session, [event.request_id for event in events])
     charged = select(Charge.request_id)
     session.execute(
         update(ParkedEvent)
@@ -143,33 +151,39 @@ def release_stored(session: Session, clock: Clock) -> int:
     return done
 
 
-def _rate_events(session: Session, events: list[Any], now: datetime, reference: str) -> int:
+def _events(session: Session, query: Select[Any]) -> list[Event]:
+    return [Event._make(row) for row in session.execute(query)]
+
+
+def _rate_events(session: Session, events: list[Event], now: datetime, reference: str) -> int:
     context = _prepare(session, events, now)
     good = [event for event in events if _ratable(context, event)]
     charges = [_charge(context, event) for event in good]
     bulk_insert.insert_all(session, CHARGES, _CHARGE_COLUMNS, charges)
-    context.positions.store(session)
+    context.positions.store()
     rollups.add_charges(session, zip(good, charges, strict=True))
-    _post(session, context, reference)
+    late = _late_credit(session, context, good, charges)
+    _post(session, context, reference, late)
     if len(good) != len(events):
         _park(session, [event for event in events if not _ratable(context, event)], now)
     return len(good)
 
 
-def _ratable(context: _RatingContext, event: Any) -> bool:
-    version = context.versions.get(event[7])
-    return version is not None and version.currency == context.accounts[event[1]].currency
+def _ratable(context: _RatingContext, event: Event) -> bool:
+    version = context.versions.by_id.get(event.price_version)
+    return version is not None and version.currency == context.accounts[event.tenant_id].currency
 
 
-def _park(session: Session, events: list[Any], now: datetime) -> None:
+def _park(session: Session, events: list[Event], now: datetime) -> None:
     """Park events whose price is unknown or in another currency, so that the others are rated."""
     rows = [
         {
-            "request_id": event[0],
-            "tenant_id": event[1],
+            "request_id": event.request_id,
+            "tenant_id": event.tenant_id,
             "code": "unknown_price",
-            "reason": f"price version {event[7]!r} is unknown, or not in the account's currency",
-            "payload": {"request_id": event[0]},
+            "reason": f"price version {event.price_version!r} is unknown, or not in the account's "
+            "currency",
+            "payload": {"request_id": event.request_id},
             "parked_at": now,
         }
         for event in events
@@ -177,76 +191,96 @@ def _park(session: Session, events: list[Any], now: datetime) -> None:
     insert_new(session, ParkedEvent.__table__, rows, "request_id")  # type: ignore[arg-type]
 
 
-def _prepare(session: Session, events: Iterable[Any], now: datetime) -> _RatingContext:
+def _prepare(session: Session, events: Iterable[Event], now: datetime) -> _RatingContext:
     tenants = {event.tenant_id for event in events}
     ensure_accounts(session, tenants, now)
     accounts = lock_accounts(session, tenants)
     periods = Periods(session)
     periods.load(tenants, min((event.occurred_at for event in events), default=now))
-    version_ids = {event.price_version for event in events}
-    rows = session.scalars(select(PriceVersionRow).where(PriceVersionRow.id.in_(version_ids)))
-    versions = {row.id: version_of(row) for row in rows}
-    return _RatingContext(accounts, periods, versions, Positions(session), now)
+    versions = load_versions(session, {event.price_version for event in events}, tenants)
+    return _RatingContext(accounts, periods, versions, Positions(session, versions), now)
 
 
-def _charge(context: _RatingContext, event: Any) -> tuple[Any, ...]:
-    request_id, tenant_id, _, _, kind, _, adapter, version_id, at = event[:9]
-    input_tokens, cached, output, waived, quantity, status = event[9:]
-    counts = (input_tokens, cached, output, waived)
+def _charge(context: _RatingContext, event: Event) -> tuple[Any, ...]:
+    tenant_id, kind, quantity = event.tenant_id, event.kind, event.quantity
     account = context.accounts[tenant_id]
-    usage = context.periods.around(account, at)
+    usage = context.periods.around(account, event.occurred_at)
     billed = context.billed_in.get(usage.id)
     if billed is None:
         billed = context.billed_in[usage.id] = context.periods.billed_in(
             account, usage, context.now
         )
-    version = context.versions[version_id]
+    version = context.versions.by_id[event.price_version]
     bill = context.bills.get((tenant_id, billed.id))
     if bill is None:
         bill = _PeriodCharge(new_id(TRANSACTION), version.currency)
         context.bills[(tenant_id, billed.id)] = bill
-    quantities = _quantities(kind, counts, bool(adapter), quantity, status)
-    amounts = [0] * 9
-    used = counted(kind, input_tokens, cached, output, waived, bool(adapter), quantity, status)
+    tokens = event[9:13]
+    adapter, answered = bool(event.adapter), 0 if event.status >= 500 else quantity
+    amounts = [0] * (_TOTAL + 1)
+    linear = context.versions.linear(tenant_id, version)
+    used = counted(kind, tokens, answered=answered, adapter=adapter, quantity=quantity)
     for component, count in used:
         if count == 0:
             continue
-        unit = version.linear.get(component)
+        unit = linear.get(component)
         if unit is None:
             units = context.positions.charge(tenant_id, usage.id, version, component, count)
         else:
             units = unit * count
         amounts[_SLOT[component]] = units
-        amounts[8] += units
-    bill.amount += amounts[8]
+        amounts[_TOTAL] += units
+    bill.amount += amounts[_TOTAL]
     return (
-        request_id,
+        event.request_id,
         tenant_id,
-        version_id,
+        version.id,
         version.currency,
         usage.id,
         billed.id,
         bill.transaction_id,
-        *quantities,
+        *_quantities(kind, tokens, answered, adapter=adapter, quantity=quantity),
         *amounts,
     )
 
 
 def _quantities(
-    kind: str, counts: tuple[int, ...], adapter: bool, quantity: int, status: int
+    kind: str, tokens: tuple[int, ...], answered: int, *, adapter: bool, quantity: int
 ) -> tuple[int, ...]:
     """In the order of QUANTITY_COLUMNS. A 5xx request does not count as a billable request."""
-    answered = 0 if status >= 500 else quantity
     if kind == UsageKind.GPU_SECONDS:
-        return (0, *counts, 0, quantity, 0)
+        return (0, *tokens, 0, quantity, 0)
     if kind == UsageKind.MODERATION:
-        return (0, *counts, 0, 0, answered)
-    return (answered, *counts, answered if adapter else 0, 0, 0)
+        return (0, *tokens, 0, 0, answered)
+    return (answered, *tokens, answered if adapter else 0, 0, 0)
 
 
-def _post(session: Session, context: _RatingContext, first_batch: str) -> None:
+_Timed = dict[tuple[str, str], list[tuple[datetime, int]]]
+
+
+def _late_credit(
+    session: Session, context: _RatingContext, events: list[Event], charges: list[tuple[Any, ...]]
+) -> _Timed:
+    """Brings back credit that expired after usage of these events. Returns the tenants' amounts with
+    their times, by tenant and bill period; empty, as almost always, if no such credit has expired.
+    """
     tenants = {tenant_id for tenant_id, _ in context.bills}
-    grants = credits.open_grants(session, tenants, context.now)
+    first = min((event.occurred_at for event in events), default=context.now)
+    expired = expiry.expired_since(session, tenants, first, context.now)
+    expiry.revive(session, expired, context.now)
+    timed: _Timed = {}
+    if expired:
+        for event, charge in zip(events, charges, strict=True):
+            if event.tenant_id in expired:
+                key = (event.tenant_id, charge[_BILL_PERIOD])
+                timed.setdefault(key, []).append((event.occurred_at, charge[-1]))
+    return timed
+
+
+def _post(session: Session, context: _RatingContext, first_batch: str, late: _Timed) -> None:
+    tenants = {tenant_id for tenant_id, _ in context.bills}
+    earliest = min((at for usage in late.values() for at, _ in usage), default=context.now)
+    grants = credits.open_grants(session, tenants, earliest)
     transactions: list[Transaction] = []
     uses: list[dict[str, object]] = []
     for (tenant_id, period_id), bill in context.bills.items():
@@ -254,7 +288,11 @@ def _post(session: Session, context: _RatingContext, first_batch: str) -> None:
             continue
         money = Money(bill.amount, bill.currency)
         entries = list(transfer(AccountKind.RECEIVABLE, AccountKind.REVENUE, money))
-        draws = credits.draw(grants.get(tenant_id, []), max(0, bill.amount))
+        usage = late.get((tenant_id, period_id))
+        if usage is None:
+            draws = credits.draw(grants.get(tenant_id, []), max(0, bill.amount))
+        else:
+            draws = credits.draw_in_time(grants.get(tenant_id, []), usage)
         entries += credits.draw_entries(draws, bill.currency)
         reference = f"rate:{first_batch}:{tenant_id}:{period_id}"
         transactions.append(

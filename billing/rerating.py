@@ -1,8 +1,8 @@
 """Re-rating: prices past usage again and posts adjustments. Charges are never changed.
 
-The difference is computed per tenant, billing period and component, on the total quantity that was
-pinned to the wrong version. Earlier re-ratings of the same usage count as charged, so repeating a
-request posts nothing.
+The difference is computed per tenant, billing period and component, on all usage that shares a position
+with the usage in question (`rerating_totals`), and split over projects and models. What earlier
+re-ratings posted counts as charged, so repeating a request posts nothing.
 """
 
 from collections import defaultdict
@@ -18,24 +18,17 @@ from billing.ledger import AccountKind, Transaction, post_many, transfer
 from billing.models import Adjustment, BillingPeriod, Charge, Rerate, UsageEventRow
 from billing.prices import get_version
 from billing.pricing import Component, PriceVersion
+from billing.rerating_totals import COUNTS, Move, differences
 from billing.tables.columns import AMOUNT_COLUMNS
+from billing.tiers import ONLY
 from core.clock import Clock
 from core.errors import BadRequest
 from core.ids import TRANSACTION, new_id
 from core.money import Money
 
 _C, _E = Charge, UsageEventRow
-_COUNTS = {
-    Component.INPUT: _C.input_tokens - _C.cached_tokens,
-    Component.CACHED_INPUT: _C.cached_tokens,
-    Component.OUTPUT: _C.output_tokens,
-    Component.WAIVED: _C.waived_tokens,
-    Component.REQUEST: _C.requests,
-    Component.ADAPTER: _C.adapter_requests,
-    Component.GPU_SECOND: _C.gpu_seconds,
-    Component.MODERATION: _C.moderation_calls,
-}
-_ONLY = {"gpu_seconds": Component.GPU_SECOND, "moderation": Component.MODERATION}
+# Tenant, project, model, usage period and component.
+_Place = tuple[str, str, str, str, Component]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +115,69 @@ def post_all(session: Session, clock: Clock, wanted: Request) -> list[Change]:
             id=new_id(TRANSACTION),
         )
         transactions.append(transaction)
-        rows.append(_row(change, rerate, usage, billed, transaction.id, now, wanted.reason))
+        rows.append(
+            {
+                **_row(change, usage, wanted.reason),
+                "rerate_id": rerate.id,
+                "bill_period_id": billed.id,
+                "transaction_id": transaction.id,
+                "created_at": now,
+            }
+        )
     post_many(session, transactions)
     session.execute(insert(Adjustment), rows)
     rollups.add_adjustments(session, rows)
     return changes
 
 
+@dataclass(slots=True)
+class _Usage:
+    """What one project used of a model in a period, as charged and at the right version."""
+
+    quantity: int = 0
+    charged: int = 0  # picounits
+    after: int = 0
+
+    def add(self, quantity: int, charged: int, after: int) -> None:
+        self.quantity += quantity
+        self.charged += charged
+        self.after += after
+
+
 def _changes(session: Session, wanted: Request, right: PriceVersion) -> list[Change]:
+    usage = _usage(session, wanted, right)
+    earlier = _earlier(session, wanted)
+    move = Move(
+        wanted.from_version,
+        wanted.to_version,
+        wanted.starts_at,
+        wanted.ends_at,
+        wanted.tenant_id,
+    )
+    owed = differences(session, move, {(where[0], where[3]) for where in usage})
+    groups: dict[tuple[str, str, Component], list[_Place]] = defaultdict(list)
+    for where in usage:
+        groups[(where[0], where[3], where[4])].append(where)
+    found = []
+    for group, places in groups.items():
+        largest = max(places, key=lambda each: usage[each].quantity)
+        known = {each: usage[each].charged + earlier.get(each, 0) for each in places}
+        # A tier shared by several projects leaves a remainder.
+        rest = owed.get(group, 0) - sum(usage[each].after - known[each] for each in places)
+        for each in places:
+            after = usage[each].after + (rest if each == largest else 0)
+            if after != known[each]:
+                found.append(
+                    Change(*each, usage[each].quantity, known[each], after, right.currency)
+                )
+    return found
+
+
+def _usage(session: Session, wanted: Request, right: PriceVersion) -> dict[_Place, _Usage]:
     key = (_C.tenant_id, _E.project_id, _E.model, _C.usage_period_id, _E.kind)
     sums = []
     for component, column in zip(Component, AMOUNT_COLUMNS, strict=False):
-        sums += [func.sum(_COUNTS[component]), func.sum(getattr(_C, column))]
+        sums += [func.sum(COUNTS[component]), func.sum(getattr(_C, column))]
     query = (
         select(*key, *sums)
         .join(_E, _E.request_id == _C.request_id)
@@ -147,34 +191,19 @@ def _changes(session: Session, wanted: Request, right: PriceVersion) -> list[Cha
     )
     if wanted.tenant_id:
         query = query.where(_C.tenant_id == wanted.tenant_id)
-    earlier = _earlier(session, wanted)
     position: dict[tuple[str, str, Component], int] = defaultdict(int)
-    found: dict[tuple[str, str, str, str, Component], list[int]] = {}
+    found: dict[_Place, _Usage] = {}
     for tenant_id, project_id, model, period_id, kind, *values in session.execute(query):
         for index, component in enumerate(Component):
             quantity, units = int(values[2 * index]), int(values[2 * index + 1])
-            only = _ONLY.get(kind)
-            if quantity == 0 or (only is not None and component is not only):
+            if quantity == 0 or ONLY.get(kind, component) is not component:
                 continue
             place = (tenant_id, period_id, component)
             after = right.marginal(component, position[place], quantity)
             position[place] += quantity
-            sums_of = found.setdefault(
-                (tenant_id, project_id, model, period_id, component), [0] * 3
-            )
-            for slot, value in enumerate((quantity, units, after)):
-                sums_of[slot] += value
-    return [
-        Change(
-            *where,
-            quantity,
-            units + earlier.get(where, 0),
-            after,
-            right.currency,
-        )
-        for where, (quantity, units, after) in found.items()
-        if units + earlier.get(where, 0) != after
-    ]
+            where = (tenant_id, project_id, model, period_id, component)
+            found.setdefault(where, _Usage()).add(quantity, units, after)
+    return found
 
 
 def _refuse_half_overlaps(session: Session, wanted: Request) -> None:
@@ -192,7 +221,7 @@ def _refuse_half_overlaps(session: Session, wanted: Request) -> None:
             )
 
 
-def _earlier(session: Session, wanted: Request) -> dict[tuple[str, str, str, str, Component], int]:
+def _earlier(session: Session, wanted: Request) -> dict[_Place, int]:
     """Picounits that earlier re-ratings of the same usage added."""
     key = (
         Adjustment.tenant_id,
@@ -214,19 +243,10 @@ def _earlier(session: Session, wanted: Request) -> dict[tuple[str, str, str, str
     return {(row[0], row[1], row[2], row[3], Component(row[4])): int(row[5]) for row in rows}
 
 
-def _row(
-    change: Change,
-    rerate: Rerate,
-    usage: BillingPeriod,
-    billed: BillingPeriod,
-    transaction_id: str,
-    now: datetime,
-    reason: str,
-) -> dict[str, object]:
+def _row(change: Change, usage: BillingPeriod, reason: str) -> dict[str, object]:
     text = f"{change.model}, {change.component.value.replace('_', ' ')}: price corrected"
     text += f" for {usage.starts_at:%Y-%m-%d} to {usage.ends_at:%Y-%m-%d}"
     return {
-        "rerate_id": rerate.id,
         "tenant_id": change.tenant_id,
         "project_id": change.project_id,
         "model": change.model,
@@ -235,8 +255,5 @@ def _row(
         "currency": change.currency,
         "amount": change.difference,
         "usage_period_id": change.usage_period_id,
-        "bill_period_id": billed.id,
-        "transaction_id": transaction_id,
         "reason": f"{text}. {reason}".strip(". ") + ".",
-        "created_at": now,
     }

@@ -7,37 +7,45 @@ from sqlalchemy.orm import Session
 
 from billing import credits, webhooks
 from billing.accounts import lock_account
-from billing.invoices import DRAFT, FINAL, PAID, UNCOLLECTIBLE, VOID
+from billing.invoices import FINAL, PAID, UNCOLLECTIBLE, VOID
 from billing.ledger import (
     AccountKind,
     Entry,
     Transaction,
     balance,
     post,
-    posted_to,
     transfer,
 )
 from billing.models import (
     CreditUse,
-    Invoice,
     LedgerAccount,
     LedgerEntry,
     LedgerTransaction,
     Payment,
     Refund,
 )
-from core.errors import BadRequest, Conflict, NotFound
+from billing.open_amounts import cover, locked_invoice, open_minor
+from billing.withdrawals import Withdrawal, reverse_withdrawal, withdraw
+from core.errors import BadRequest, Conflict
 from core.ids import new_id
 from core.money import Money, format_minor, units_of_minor
 
 PENDING, SUCCEEDED, FAILED = "pending", "succeeded", "failed"
-
-
-def open_minor(invoice: Invoice) -> int:
-    """The open amount in minor units."""
-    if invoice.status in (DRAFT, VOID, UNCOLLECTIBLE):
-        return 0
-    return invoice.due_minor - invoice.paid_minor - invoice.credited_minor
+__all__ = [
+    "FAILED",
+    "PENDING",
+    "SUCCEEDED",
+    "begin_payment",
+    "cash_by_reference",
+    "fail",
+    "open_minor",
+    "refund",
+    "refund_failed",
+    "succeed",
+    "void",
+    "wallet",
+    "write_off",
+]
 
 
 def begin_payment(
@@ -94,15 +102,10 @@ def succeed(session: Session, payment: Payment, at: datetime) -> None:
     session.flush()
     rest = payment.amount_minor
     if payment.invoice_id is not None:
-        invoice = _locked(session, payment.invoice_id)
-        part = min(rest, max(0, open_minor(invoice)))
+        part, entries = cover(locked_invoice(session, payment.invoice_id), rest, at)
         if part:
-            money = Money(units_of_minor(part, payment.currency), payment.currency)
-            entries = transfer(AccountKind.CASH, AccountKind.RECEIVABLE, money)
             reference = f"payment:{payment.id}"
             post(session, Transaction(payment.tenant_id, "payment", reference, at, entries))
-            invoice.paid_minor += part
-            _settle(invoice, at)
             rest -= part
     if rest:
         credits.grant(
@@ -151,10 +154,11 @@ def refund(
     reason: str = "",
     external_id: str | None = None,
     status: str = SUCCEEDED,
+    beyond_wallet: bool = False,
 ) -> Refund:
-    """Post a refund, once per reference. A top-up is refunded from the wallet; an invoice becomes
-    open again, unless a credit note covers the amount. A pending refund is posted too, so that its
-    money cannot be spent; `refund_failed` reverses it.
+    """Post a refund, once per reference; `withdrawals.withdraw` says where its money is taken from.
+    A pending refund is posted too, so that its money cannot be spent; `refund_failed` reverses it.
+    With `beyond_wallet` the money has already left at the provider.
     """
     known = session.scalar(select(Refund).where(Refund.reference == reference))
     if known is not None:
@@ -168,7 +172,8 @@ def refund(
             f"{max(0, left) if payment.status == SUCCEEDED else 0} minor units can be refunded.",
             next_step="Refund at most that amount.",
         )
-    withdraw(session, payment, amount_minor, f"refund:{reference}", at, reason=reason)
+    cause = Withdrawal(f"refund:{reference}", at, reason=reason, beyond_wallet=beyond_wallet)
+    withdraw(session, payment, amount_minor, cause)
     payment.refunded_minor += amount_minor
     record = Refund(
         id=new_id("ref"),
@@ -202,66 +207,9 @@ def refund_failed(session: Session, record: Refund, reason: str, at: datetime) -
     session.flush()
 
 
-def withdraw(
-    session: Session,
-    payment: Payment,
-    amount_minor: int,
-    reference: str,
-    at: datetime,
-    *,
-    kind: str = "refund",
-    reason: str = "",
-    beyond_wallet: bool = False,
-) -> None:
-    """Post money of a payment that leaves again. With `beyond_wallet` (disputes), whatever the wallet
-    no longer holds is written off as bad debt. Hold the account's lock.
-    """
-    money = Money(units_of_minor(amount_minor, payment.currency), payment.currency)
-    if payment.invoice_id is None:
-        _take_from_wallet(session, payment.tenant_id, money, reference, at, kind, beyond_wallet)
-        return
-    invoice = _locked(session, payment.invoice_id)
-    entries = transfer(AccountKind.RECEIVABLE, AccountKind.CASH, money)
-    post(session, Transaction(payment.tenant_id, kind, reference, at, entries, reason))
-    invoice.paid_minor -= amount_minor
-    _settle(invoice, at)
-    session.flush()
-
-
-def reverse_withdrawal(
-    session: Session, payment: Payment, amount_minor: int, reference: str, at: datetime
-) -> None:
-    """Reverse the withdrawal posted under the reference. Hold the account's lock."""
-    currency = payment.currency
-    money = Money(units_of_minor(amount_minor, currency), currency)
-    again = f"back:{reference}"
-    if payment.invoice_id is not None:
-        invoice = _locked(session, payment.invoice_id)
-        entries = transfer(AccountKind.CASH, AccountKind.RECEIVABLE, money)
-        post(session, Transaction(payment.tenant_id, "reversal", again, at, entries))
-        invoice.paid_minor += amount_minor
-        _settle(invoice, at)
-        session.flush()
-        return
-    lost = posted_to(session, reference, AccountKind.BAD_DEBT)
-    if lost:
-        entries = transfer(AccountKind.CASH, AccountKind.BAD_DEBT, Money(lost, currency))
-        post(session, Transaction(payment.tenant_id, "reversal", again, at, entries))
-    if money.units > lost:
-        credits.grant(
-            session,
-            tenant_id=payment.tenant_id,
-            kind=credits.PREPAID,
-            money=Money(money.units - lost, currency),
-            reference=again,
-            at=at,
-            note="withdrawn payment returned",
-        )
-
-
 def write_off(session: Session, invoice_id: str, at: datetime) -> None:
     """Write off the open amount: final -> uncollectible."""
-    invoice = _locked(session, invoice_id)
+    invoice = locked_invoice(session, invoice_id)
     left = open_minor(invoice)
     if invoice.status != FINAL or left <= 0:
         raise Conflict(
@@ -279,7 +227,7 @@ def write_off(session: Session, invoice_id: str, at: datetime) -> None:
 
 def void(session: Session, invoice_id: str, at: datetime, reason: str) -> None:
     """Void an invoice: reverse its postings and return used credit as new grants."""
-    invoice = _locked(session, invoice_id)
+    invoice = locked_invoice(session, invoice_id)
     touched = invoice.paid_minor or invoice.credited_minor or invoice.prepaid_minor < 0
     if invoice.status not in (FINAL, PAID) or touched:
         raise Conflict(
@@ -288,38 +236,28 @@ def void(session: Session, invoice_id: str, at: datetime, reason: str) -> None:
             next_step="Refund its payments and issue a credit note instead.",
         )
     currency = invoice.currency
-    used = session.execute(
-        select(CreditUse.kind, CreditUse.units).where(
-            CreditUse.bill_period_id == invoice.period_id, CreditUse.purpose == "usage"
-        )
-    ).all()
-    promo = sum(units for kind, units in used if kind == credits.PROMO)
-    prepaid = sum(units for kind, units in used if kind == credits.PREPAID)
+    used = credits.uses_in(
+        session,
+        CreditUse.bill_period_id == invoice.period_id,
+        CreditUse.purpose == "usage",
+    )
+    credit = sum(each.units for each in used)
     due = units_of_minor(invoice.due_minor, currency)
     tax = units_of_minor(invoice.tax_minor, currency)
-    rounding = due + promo + prepaid - invoice.exact - tax
+    rounding = due + credit - invoice.exact - tax
     entries = [
         Entry(AccountKind.REVENUE, Money(invoice.exact, currency)),
         Entry(AccountKind.TAX, Money(tax, currency)),
         Entry(AccountKind.ROUNDING, Money(rounding, currency)),
-        Entry(AccountKind.RECEIVABLE, Money(-(due + promo + prepaid), currency)),
+        Entry(AccountKind.RECEIVABLE, Money(-(due + credit), currency)),
     ]
     reference = f"void:{invoice.id}"
     shown = tuple(entry for entry in entries if entry.money.units)
     if shown:
         post(session, Transaction(invoice.tenant_id, "void", reference, at, shown, reason))
-    for kind, units in ((credits.PROMO, promo), (credits.PREPAID, prepaid)):
-        if units > 0:
-            credits.grant(
-                session,
-                tenant_id=invoice.tenant_id,
-                kind=kind,
-                money=Money(units, currency),
-                reference=f"void:{kind}:{invoice.id}",
-                at=at,
-                note=f"credit of void invoice {invoice.label}",
-                funded_by=AccountKind.RECEIVABLE,
-            )
+    note = f"credit of void invoice {invoice.label}"
+    cause = credits.Return(f"void:{invoice.id}", at, note, AccountKind.RECEIVABLE)
+    credits.give_back(session, used, cause)
     invoice.status, invoice.settled_at = VOID, at
     session.flush()
 
@@ -339,62 +277,3 @@ def cash_by_reference(session: Session) -> dict[str, int]:
         .group_by(LedgerTransaction.reference)
     )
     return {reference: int(units) for reference, units in rows}
-
-
-def _take_from_wallet(
-    session: Session,
-    tenant_id: str,
-    money: Money,
-    reference: str,
-    at: datetime,
-    kind: str,
-    beyond: bool,
-) -> None:
-    grants = credits.open_grants(session, [tenant_id], at).get(tenant_id, [])
-    draws = credits.draw(grants, money.units, (credits.PREPAID,))
-    taken = sum(each.units for each in draws)
-    if taken != money.units and not beyond:
-        raise Conflict(
-            f"The wallet holds {taken} of {money.units} units to be refunded.",
-            next_step="Refund at most what is left in the wallet.",
-        )
-    parts = ((AccountKind.PREPAID, taken), (AccountKind.BAD_DEBT, money.units - taken))
-    entries = [
-        entry
-        for account, units in parts
-        if units
-        for entry in transfer(account, AccountKind.CASH, Money(units, money.currency))
-    ]
-    record = post(session, Transaction(tenant_id, kind, reference, at, tuple(entries)))
-    uses = credits.uses_of(
-        draws,
-        tenant_id=tenant_id,
-        purpose=kind,
-        bill_period_id=None,
-        transaction_id=record,
-        at=at,
-    )
-    credits.insert_uses(session, uses)
-
-
-def _settle(invoice: Invoice, at: datetime) -> None:
-    """Set final or paid according to the open amount."""
-    if invoice.status == FINAL and open_minor(invoice) <= 0:
-        invoice.status, invoice.settled_at = PAID, at
-    elif invoice.status == PAID and open_minor(invoice) > 0:
-        invoice.status, invoice.settled_at = FINAL, None
-
-
-def _locked(session: Session, invoice_id: str) -> Invoice:
-    invoice = session.scalar(
-        select(Invoice)
-        .where(Invoice.id == invoice_id)
-        .with_for_update()
-        .execution_options(populate_existing=True)
-    )
-    if invoice is None:
-        raise NotFound(
-            f"There is no invoice {invoice_id!r}.",
-            next_step="List invoices with: tollhouse invoice list",
-        )
-    return invoice

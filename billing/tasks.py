@@ -6,8 +6,8 @@ from typing import Any
 
 from billing import (
     budgets,
-    credits,
     dunning,
+    expiry,
     invoice_run,
     invoices,
     outbox,
@@ -65,7 +65,7 @@ def drop_old_usage(context: TaskContext, months: int = 13) -> int:
 @task("billing.expire_credit", queue="rating", every_s=600.0)
 def expire_credit(context: TaskContext) -> int:
     with context.database.transaction() as session:
-        return credits.expire(session, context.clock.now())
+        return expiry.expire(session, context.clock.now())
 
 
 @task("billing.rebuild_roll_ups", queue="rating", time_limit_s=3600)

@@ -18,6 +18,7 @@ from benchmarks.simulation.gateway import Books, Engine, Gateway
 from benchmarks.simulation.payment_provider import Bank
 from billing import (
     credits,
+    expiry,
     invoice_run,
     prices,
     rating,
@@ -222,7 +223,7 @@ class World:
             invoice_run.run(self.database, self.clock, current=False)
         elif message[0] == "expire":
             with self.database.transaction() as session:
-                credits.expire(session, self.clock.now())
+                expiry.expire(session, self.clock.now())
         else:
             with self.database.transaction() as session:
                 usage.release(session, self.clock)

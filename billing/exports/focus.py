@@ -15,9 +15,11 @@ from sqlalchemy.orm import Session
 
 from billing.exports.focus_columns import NAMES
 from billing.exports.formats import Row
+from billing.exports.list_prices import ListPrices
 from billing.exports.subjects import Period
 from billing.invoice_inputs import SUMS
 from billing.models import CreditNote, DailyUsage, Invoice, InvoiceLine, Seller
+from billing.prices import load_price_book
 from core.money import split, units_of_minor
 from core.tenants.models import Project, Tenant
 from core.tenants.scope import TenantScope
@@ -87,6 +89,7 @@ class _InvoiceData:
     lines: dict[str, list[InvoiceLine]]
     notes: dict[str, list[CreditNote]]
     days: dict[_Key, list[_Day]]
+    list_prices: ListPrices
 
 
 def focus_rows(session: Session, scope: TenantScope | None, period: Period) -> Iterator[Row]:
@@ -99,11 +102,12 @@ def focus_rows(session: Session, scope: TenantScope | None, period: Period) -> I
     if scope is not None:
         query = query.where(Invoice.tenant_id == scope.tenant_id)
     ids = session.scalars(query.order_by(Invoice.period_start, Invoice.id)).all()
+    list_prices = ListPrices(load_price_book(session))
     for first in range(0, len(ids), INVOICES_AT_ONCE):
         some = ids[first : first + INVOICES_AT_ONCE]
         chosen = select(Invoice).where(Invoice.id.in_(some))
         invoices = session.scalars(chosen.order_by(Invoice.period_start, Invoice.id)).all()
-        data = _load(session, invoices)
+        data = _load(session, invoices, list_prices)
         for invoice in invoices:
             yield from _invoice_rows(data, invoice)
             yield from _credit_note_rows(data, invoice)
@@ -147,12 +151,25 @@ def _shares(data: _InvoiceData, invoice: Invoice, line: InvoiceLine) -> list[_Sh
         if sums[at] > 0 or sums[at + 1] != 0
     ]
     exact = [day[3] for day in days]
-    weights = exact if sum(exact) > 0 else [day[2] for day in days]
-    billed = split(whole, weights) if sum(weights) > 0 else [0] * len(days)
+    billed = _split(whole, exact, [day[2] for day in days])
     return [
         _Share(day, day + _DAY, key_id, quantity, part, own)
         for (day, key_id, quantity, own), part in zip(days, billed, strict=True)
     ]
+
+
+def _split(whole: int, exact: list[int], quantities: list[int]) -> list[int]:
+    """Split a rounded amount over days in proportion to their exact amounts. A day's amount may be
+    negative: usage that reaches a cheaper volume tier lowers the price of the days before. Then each
+    day has its exact amount, and the rounding difference is split by quantity.
+    """
+    if not exact:
+        return []
+    by_quantity = quantities if sum(quantities) > 0 else [1] * len(exact)
+    if min(exact) >= 0:
+        return split(whole, exact if sum(exact) > 0 else by_quantity)
+    rounding = split(whole - sum(exact), by_quantity)
+    return [units + part for units, part in zip(exact, rounding, strict=True)]
 
 
 def _synthetic_line(
@@ -231,6 +248,9 @@ def _rows(
     for share in shares:
         quantity, exact = None if taxed else share.quantity, share.exact
         price = exact // quantity if metered and quantity and exact % quantity == 0 else None
+        list_price, list_cost = price, exact
+        if metered and quantity:
+            list_price, list_cost = data.list_prices.price(line, share.start, quantity, exact)
         differs = (
             share.billed,
             share.start,
@@ -239,8 +259,8 @@ def _rows(
             exact,
             price,
             exact,
-            exact,
-            price,
+            list_cost,
+            list_price,
             quantity,
             share.key_id,
         )
@@ -250,7 +270,7 @@ def _rows(
         yield row
 
 
-def _load(session: Session, invoices: Sequence[Invoice]) -> _InvoiceData:
+def _load(session: Session, invoices: Sequence[Invoice], list_prices: ListPrices) -> _InvoiceData:
     ids = [invoice.id for invoice in invoices]
     tenants = {invoice.tenant_id for invoice in invoices}
     sellers = select(Seller).where(Seller.id.in_({invoice.seller_id for invoice in invoices}))
@@ -263,6 +283,7 @@ def _load(session: Session, invoices: Sequence[Invoice]) -> _InvoiceData:
         defaultdict(list),
         defaultdict(list),
         _days(session, [invoice.period_id for invoice in invoices]),
+        list_prices,
     )
     line, note = InvoiceLine, CreditNote
     lines = select(line).where(line.invoice_id.in_(ids)).order_by(line.invoice_id, line.position)

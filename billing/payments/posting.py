@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing import settlement
+from billing import settlement, withdrawals
 from billing.accounts import lock_account
 from billing.models import (
     BillingAccount,
@@ -105,6 +105,7 @@ def refund(session: Session, name: str, state: RefundState, at: datetime) -> Non
             reason="created at the provider",
             external_id=state.external_id,
             status=state.status.value,
+            beyond_wallet=True,
         )
     made.external_id = made.external_id or state.external_id or None
     if state.status is Status.FAILED:
@@ -142,18 +143,11 @@ def dispute(session: Session, name: str, state: DisputeState, at: datetime) -> N
         session.add(found)
     reference = f"dispute:{found.external_id}"
     if state.withdrawn and not found.withdrawn:
-        settlement.withdraw(
-            session,
-            paid,
-            state.amount_minor,
-            reference,
-            at,
-            kind="dispute",
-            reason="withdrawn by the customer's bank",
-            beyond_wallet=True,
-        )
+        reason = "withdrawn by the customer's bank"
+        cause = withdrawals.Withdrawal(reference, at, withdrawals.DISPUTE, reason, True)
+        withdrawals.withdraw(session, paid, state.amount_minor, cause)
     elif found.withdrawn and not state.withdrawn:
-        settlement.reverse_withdrawal(session, paid, found.amount_minor, reference, at)
+        withdrawals.reverse_withdrawal(session, paid, found.amount_minor, reference, at)
     found.withdrawn, found.status = state.withdrawn, state.status
     if state.status != "open":
         found.closed_at = found.closed_at or at

@@ -61,47 +61,82 @@ class ByHand:
         default_factory=lambda: defaultdict(list)
     )
     corrected: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
+    adjusted: dict[tuple[str, datetime], int] = field(default_factory=dict)
 
     def saw(self, event: UsageEvent) -> None:
         self.events[event.request_id] = event
 
     def correct(self, wrong: str, right: str, seen: Iterable[str]) -> None:
-        """What was seen so far of one version is to cost what another says; the last word counts."""
-        self.corrected[wrong] = (right, frozenset(seen))
+        """What was seen so far of one version is to cost what another says; the last word counts.
+        The months in which there is some of it are priced anew as a whole.
+        """
+        seen = frozenset(seen)
+        self.corrected[wrong] = (right, seen)
+        hit = [e for e in self.events.values() if e.price_version == wrong and e.request_id in seen]
+        for tenant, month in {(e.tenant_id, month_of(e.occurred_at)[0]) for e in hit}:
+            there = [
+                e
+                for e in self._of(tenant)
+                if month_of(e.occurred_at)[0] == month and e.request_id in seen
+            ]
+            meant = self._priced((e, self._meant(e)) for e in there)
+            as_pinned = self._priced((e, e.price_version) for e in there)
+            self.adjusted[(tenant, month)] = meant - as_pinned
+
+    def _meant(self, event: UsageEvent) -> str:
+        right, seen = self.corrected.get(event.price_version, ("", frozenset()))
+        return right if event.request_id in seen else event.price_version
 
     def usage(self, tenant: str) -> int:
-        """Picounits of all usage: the price of the whole quantity of each month and version."""
+        """Picounits of all usage: the price of the whole quantity of each month, along its versions."""
         return self._priced((e, e.price_version) for e in self._of(tenant))
 
     def corrections(self, tenant: str) -> int:
-        total = 0
-        for wrong, (right, seen) in self.corrected.items():
-            those = [
-                e for e in self._of(tenant) if e.price_version == wrong and e.request_id in seen
-            ]
-            total += self._priced((e, right) for e in those)
-            total -= self._priced((e, wrong) for e in those)
-        return total
+        return sum(units for (who, _), units in self.adjusted.items() if who == tenant)
 
     def _of(self, tenant: str) -> list[UsageEvent]:
         return [event for event in self.events.values() if event.tenant_id == tenant]
 
     def _priced(self, events: Iterable[tuple[UsageEvent, str]]) -> int:
-        quantities: dict[tuple[datetime, str, str], int] = defaultdict(int)
+        """Versions follow each other in the order of `prices`, each where the one before ended."""
+        quantities: dict[tuple[datetime, str], dict[str, int]] = defaultdict(
+            lambda: dict.fromkeys(self.prices, 0)
+        )
         for event, version in events:
             month = month_of(event.occurred_at)[0]
             for component, quantity in self._counts(event).items():
-                quantities[(month, version, component)] += quantity
+                quantities[(month, component)][version] += quantity
         total = 0
-        for (_, version, component), quantity in quantities.items():
-            written, discount = self.prices[version]
-            if component not in written:
-                continue
-            tokens = component in ("input", "cached_input", "output", "waived")
-            full = price_by_hand(written[component], quantity, tokens) * 10**12
-            assert full.denominator == 1
-            total += int(full) - int(full) * int(discount * MILLION) // MILLION
+        for (_, component), by_version in quantities.items():
+            whole, before = sum(by_version.values()), 0
+            for version, quantity in by_version.items():
+                total += self._part(version, component, (before, quantity, whole))
+                before += quantity
         return total
+
+    def _part(self, version: str, component: str, place: tuple[int, int, int]) -> int:
+        before, quantity, whole = place
+        written, discount = self.prices[version]
+        if component not in written or quantity == 0:
+            return 0
+        rule = written[component]
+        tokens = component in ("input", "cached_input", "output", "waived")
+        if isinstance(rule, dict) and rule.get("scheme") == "volume":
+            free = rule.get("free", 0)
+            paid = sum(1 for unit in range(before, before + quantity) if unit >= free)
+            tier = next(
+                t for t in rule["tiers"] if t["up_to"] is None or max(0, whole - free) <= t["up_to"]
+            )
+            full = paid * Fraction(tier["price"]) / (MILLION if tokens else 1)
+            return self._less(full, discount)
+        upto = self._less(price_by_hand(rule, before + quantity, tokens), discount)
+        return upto - self._less(price_by_hand(rule, before, tokens), discount)
+
+    @staticmethod
+    def _less(full: Fraction, discount: Fraction) -> int:
+        units = full * 10**12
+        assert units.denominator == 1
+        return int(units) - int(units) * int(discount * MILLION) // MILLION
 
     @staticmethod
     def _counts(event: UsageEvent) -> dict[str, int]:

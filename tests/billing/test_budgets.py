@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from sqlalchemy import select
 
-from billing import budgets, credits, outbox
+from billing import budgets, credits, expiry, outbox
 from billing.accounts import lock_account
 from billing.models import OutboxMessage
 from core.errors import BadRequest
@@ -81,7 +81,7 @@ def test_a_wallet_s_figures_only_rise(lite: Deployment) -> None:
         lite.clock.advance(days=1)
         seen.append(limits(lite)["wallet"])
         with lite.database.transaction() as session:
-            credits.expire(session, lite.clock.now())
+            expiry.expire(session, lite.clock.now())
         seen.append(limits(lite)["wallet"])
     for before, after in itertools.pairwise(seen):
         assert before.cap_units <= after.cap_units

@@ -15,6 +15,7 @@ from sqlalchemy import func, select
 
 from billing import (
     credits,
+    expiry,
     invoice_run,
     prices,
     reconcile,
@@ -152,7 +153,7 @@ class Story:
 
     def _expire(self) -> None:
         with self.deployment.database.transaction() as session:
-            credits.expire(session, self.deployment.clock.now())
+            expiry.expire(session, self.deployment.clock.now())
 
     def _plan(self, tenant: str, number: int, seats: int) -> None:
         self.deployment.clock.advance(seconds=1)

@@ -243,3 +243,68 @@ def test_a_wrong_query_names_its_field(
     with pytest.raises(BadRequest) as refused, lite.database.read() as session:
         usage_buckets(session, scope_of_operator("acme"), BucketQuery(**given))
     assert refused.value.param == field
+
+
+TIERS = [{"up_to": 1_000_000, "price": "2.00"}, {"up_to": None, "price": "1.00"}]
+
+
+def test_a_tenant_that_crosses_a_volume_tier_ends_nobodys_export(lite: Deployment) -> None:
+    """The day that reaches the cheaper tier charges less than nothing."""
+    lite.tenant("birch")
+    version = lite.price({"output": {"scheme": "volume", "tiers": TIERS}}, model="bulk")
+    plain = {"model": "bulk", "price_version": version.id, "input_tokens": 0, "cached_tokens": 0}
+    for tokens in (900_000, 200_000):  # 1.80, then 1.10 in all
+        lite.record(
+            lite.event(**plain, output_tokens=tokens),
+            lite.event(tenant_id="birch", output_tokens=1_000_000),
+        )
+        lite.clock.advance(days=1)
+        lite.rate()
+    lite.clock.advance(days=40)
+    assert len(invoice_run.run(lite.database, lite.clock, current=False).finalised) == 2
+    found = focus(lite)
+    assert {row["BillingAccountId"] for row in found} == {"acme", "birch"}
+    bulk = [row for row in found if row["SkuId"] == "bulk/output"]
+    assert [row["EffectiveCost"] for row in bulk] == [1_800_000_000_000, -700_000_000_000]
+    assert sum(row["BilledCost"] for row in bulk) == 1_100_000_000_000
+
+
+@pytest.mark.parametrize("by", ["discount", "price"])
+def test_list_cost_is_at_the_list_price(lite: Deployment, by: str) -> None:
+    """0.60 a million on the list; a fifth less, or 0.30, for this tenant."""
+    if by == "discount":
+        own = lite.price({"output": "0.60"}, tenant_id="acme", discount_percent="20")
+    else:
+        own = lite.price({"output": "0.30"}, tenant_id="acme")
+    lite.record(
+        lite.event(price_version=own.id, input_tokens=0, cached_tokens=0, output_tokens=1_000_000)
+    )
+    lite.rate()
+    lite.clock.advance(days=40)
+    invoice_run.run(lite.database, lite.clock, current=False)
+    (row,) = [row for row in focus(lite) if row["SkuMeter"] == "output"]
+    paid = 480_000 if by == "discount" else 300_000  # picounits a token
+    assert (row["ListUnitPrice"], row["ListCost"]) == (600_000, 600_000_000_000)
+    assert (row["ContractedUnitPrice"], row["ContractedCost"]) == (paid, paid * 1_000_000)
+    assert row["EffectiveCost"] == paid * 1_000_000
+
+
+def test_the_list_cost_of_a_tiered_price_is_before_the_discount(lite: Deployment) -> None:
+    rule = {"scheme": "graduated", "tiers": TIERS}
+    lite.price({"output": rule}, model="bulk")
+    own = lite.price({"output": rule}, model="bulk", tenant_id="acme", discount_percent="25")
+    lite.record(
+        lite.event(
+            model="bulk",
+            price_version=own.id,
+            input_tokens=0,
+            cached_tokens=0,
+            output_tokens=1_500_000,
+        )
+    )
+    lite.rate()
+    lite.clock.advance(days=40)
+    invoice_run.run(lite.database, lite.clock, current=False)
+    (row,) = [row for row in focus(lite) if row["SkuMeter"] == "output"]
+    assert (row["ListUnitPrice"], row["ListCost"]) == (None, 2_500_000_000_000)
+    assert row["EffectiveCost"] == 1_875_000_000_000

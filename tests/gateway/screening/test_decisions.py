@@ -98,7 +98,12 @@ def test_the_policy_says_who_pays_for_a_blocked_prompt(
     assert (found["finish_reason"], found["status"]) == ("content_filter", 400)
     assert (found["input_tokens"] > 0, found["quantity"] > 0) == (tenant_pays, tenant_pays)
     used = dict(
-        counted("generation", found["input_tokens"], 0, 0, 0, False, found["quantity"], 400)
+        counted(
+            "generation",
+            (found["input_tokens"], 0, 0, 0),
+            answered=found["quantity"],
+            adapter=False,
+        )
     )
     assert (used[Component.INPUT] > 0, used[Component.REQUEST] > 0) == (tenant_pays, tenant_pays)
     assert decisions(deployment, answer, 1)["input"].action == "block"
