@@ -117,9 +117,14 @@ def _sqlite() -> list[str]:
             begin select raise(abort, 'the lines of a final invoice do not change'); end"""
         )
     for table in APPEND_ONLY:
-        made += [
-            f"""create trigger append_only_{table}_{action} before {action} on {table}
-            begin select raise(abort, '{table} is append-only: correct it with a new row'); end"""
-            for action in ("update", "delete")
-        ]
+        made += sqlite_append_only(table)
     return made
+
+
+def sqlite_append_only(table: str) -> list[str]:
+    """DDL of one table's triggers. A migration that copies the table must create them again."""
+    return [
+        f"""create trigger append_only_{table}_{action} before {action} on {table}
+        begin select raise(abort, '{table} is append-only: correct it with a new row'); end"""
+        for action in ("update", "delete")
+    ]

@@ -1,11 +1,12 @@
 """Stores usage events in bulk, each once, and never drops one.
 
-Events that cannot be rated (in the future, unknown price, wrong currency, invalid counts) are parked
-with the reason, listed by `parked`, and retried by `release`.
+Events that cannot be stored or rated (refused by the database, in the future, unknown price, wrong
+currency, invalid counts) are parked with the reason, listed by `parked`, and retried by `release`.
 """
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,7 +15,8 @@ from typing import Any
 
 import msgspec
 from msgspec import structs
-from sqlalchemy import String, Table, bindparam, delete, select, text, update
+from sqlalchemy import Table, bindparam, delete, select, text, update
+from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.orm import Session
 
 from billing.accounts import ensure_accounts
@@ -24,11 +26,13 @@ from billing.models import (
     UsageBatch,
     UsageEventRow,
 )
-from core import bulk_insert
+from core import bulk_insert, lengths
 from core.clock import Clock, SystemClock
 from core.database import insert_new
 from core.events import UsageEvent
 from core.ids import REQUEST
+
+log = logging.getLogger("tollhouse.billing")
 
 # Tolerated clock difference between machines.
 SKEW = timedelta(minutes=5)
@@ -38,11 +42,10 @@ PARKED: Table = ParkedEvent.__table__  # type: ignore[assignment]
 RECEIPTS: Table = EngineReceipt.__table__  # type: ignore[assignment]
 _FIELDS = UsageEvent.__struct_fields__
 _COLUMNS = (*_FIELDS, "batch_id")
-_LENGTHS = {
-    column.name: column.type.length
-    for column in EVENTS.columns
-    if isinstance(column.type, String) and column.type.length and column.name in _FIELDS
-}
+_REFUSED_LENGTHS = tuple(
+    (name, length) for name, length in lengths.EVENT.items() if name not in lengths.CUT
+)
+_CUT_LENGTHS = tuple((name, lengths.EVENT[name]) for name in lengths.CUT)
 _row = attrgetter(*_FIELDS)
 _KNOWN = text(
     "select 'account', tenant_id, currency from billing_accounts where tenant_id in :tenants"
@@ -54,7 +57,7 @@ _PARKED_COLUMNS = ("request_id", "tenant_id", "code", "reason", "payload", "park
 
 @dataclass(frozen=True, slots=True)
 class ParkReason:
-    code: str  # future | unknown_price | currency | invalid
+    code: str  # future | unknown_price | currency | invalid | refused | too_old
     reason: str
 
 
@@ -69,11 +72,38 @@ def record(session: Session, events: Sequence[UsageEvent], clock: Clock | None =
     for event in events:
         problem = validator.problem(event)
         if problem is None:
-            good.append(_row(event))
+            good.append(_row(_cut(event)))
         else:
             bad.append((event, problem))
     new = _store(session, good, now)
     return new + _park(session, bad, now)
+
+
+def _cut(event: UsageEvent) -> UsageEvent:
+    """The event with its descriptions cut to their columns' lengths."""
+    changes = {
+        name: value[:length]
+        for name, length in _CUT_LENGTHS
+        if (value := getattr(event, name)) and len(value) > length
+    }
+    return structs.replace(event, **changes) if changes else event
+
+
+def _too_long(event: UsageEvent) -> str | None:
+    for name, length in _REFUSED_LENGTHS:
+        value = getattr(event, name, None)
+        if value and len(value) > length:
+            return f"{name} is longer than {length} characters"
+    return None
+
+
+def park_refused(
+    session: Session, events: Sequence[UsageEvent], reason: str, clock: Clock | None = None
+) -> int:
+    """Park events that the database refuses to store; returns how many are new. Texts are made
+    storable: PostgreSQL stores no NUL."""
+    problem = ParkReason("refused", reason.replace("\0", ""))
+    return _park(session, [(event, problem) for event in events], (clock or SystemClock()).now())
 
 
 def record_raw(session: Session, payloads: Iterable[Any], clock: Clock | None = None) -> int:
@@ -125,25 +155,40 @@ def parked(session: Session) -> list[ParkedEvent]:
 
 
 def release(session: Session, clock: Clock) -> int:
-    """Retry every parked event; returns how many were stored."""
-    released = []
+    """Retry every parked event; returns how many were stored. One that the database refuses stays."""
+    now = clock.now()
+    waiting: list[tuple[ParkedEvent, UsageEvent]] = []
     for row in parked(session):
         try:
             event = _from_json(row.payload)
         except ValueError:
             continue
-        validator = _Validator.of(session, [event], clock.now())
-        if validator.problem(event) is None:
-            released.append(event)
-    if not released:
+        if _Validator.of(session, [event], now).problem(event) is None:
+            waiting.append((row, event))
+    try:
+        return _release(session, waiting, now)
+    except (DataError, IntegrityError):
+        return sum(_release_one(session, row, event, now) for row, event in waiting)
+
+
+def _release_one(session: Session, row: ParkedEvent, event: UsageEvent, now: datetime) -> int:
+    try:
+        return _release(session, [(row, event)], now)
+    except (DataError, IntegrityError) as error:
+        log.warning("the parked event %s cannot be released: %s", row.request_id, error.orig)
         return 0
-    now = clock.now()
-    stored = _store(session, [_row(event) for event in released], now)
-    session.execute(
-        update(ParkedEvent)
-        .where(ParkedEvent.request_id.in_([event.request_id for event in released]))
-        .values(released_at=now)
-    )
+
+
+def _release(
+    session: Session, waiting: Sequence[tuple[ParkedEvent, UsageEvent]], now: datetime
+) -> int:
+    with session.begin_nested():
+        stored = _store(session, [_row(_cut(event)) for _, event in waiting], now)
+        session.execute(
+            update(ParkedEvent)
+            .where(ParkedEvent.request_id.in_([row.request_id for row, _ in waiting]))
+            .values(released_at=now)
+        )
     return stored
 
 
@@ -182,6 +227,9 @@ class _Validator:
         billed_in = self.account_currency[event.tenant_id]
         if currency != billed_in:
             return ParkReason("currency", f"its price is in {currency}, the account in {billed_in}")
+        too_long = _too_long(event)
+        if too_long is not None:
+            return ParkReason("invalid", too_long)
         if event.quantity < 0:
             return ParkReason("invalid", f"quantity is {event.quantity}")
         if event.request_id < self.dropped_below and event.request_id.startswith(REQUEST):
@@ -220,7 +268,14 @@ def _store(session: Session, rows: list[tuple[Any, ...]], now: datetime) -> int:
 
 def _park(session: Session, refused: list[tuple[UsageEvent, ParkReason]], now: datetime) -> int:
     rows = [
-        (event.request_id, event.tenant_id, problem.code, problem.reason, _to_json(event), now)
+        (
+            event.request_id[: lengths.ID].replace("\0", ""),
+            event.tenant_id[: lengths.ID].replace("\0", ""),
+            problem.code,
+            problem.reason,
+            _to_json(event),
+            now,
+        )
         for event, problem in refused
     ]
     return _insert_parked(session, rows)
@@ -235,7 +290,10 @@ def _to_json(event: UsageEvent) -> dict[str, Any]:
     shown = structs.asdict(event)
     for name in ("occurred_at", "finished_at"):
         shown[name] = shown[name].isoformat()
-    return shown
+    return {
+        name: value.replace("\0", "") if isinstance(value, str) else value
+        for name, value in shown.items()
+    }
 
 
 def _from_json(payload: Any) -> UsageEvent:
@@ -244,9 +302,9 @@ def _from_json(payload: Any) -> UsageEvent:
     for name in ("occurred_at", "finished_at"):
         if getattr(event, name).tzinfo is None:
             raise ValueError(f"{name} has no time zone")
-    for name, length in _LENGTHS.items():
-        if len(getattr(event, name) or "") > length:
-            raise ValueError(f"{name} is longer than {length} characters")
+    too_long = _too_long(event)
+    if too_long is not None:
+        raise ValueError(too_long)
     if not event.request_id:
         raise ValueError("request_id is empty")
     return event

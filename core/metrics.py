@@ -75,6 +75,14 @@ parked_exports = Gauge(
     "tollhouse_parked_exports", "Scheduled exports that failed and need attention."
 )
 spool_waiting = Gauge("tollhouse_spool_records", "Spool records not yet shipped to the database.")
+spool_parked = Gauge(
+    "tollhouse_spool_parked_records",
+    "Spool records that cannot be read, settled or stored and need attention.",
+)
+spool_parked_adopted = Gauge(
+    "tollhouse_spool_parked_adopted_records",
+    "Parked records of spool files that processes left behind and this process adopted.",
+)
 spool_age_seconds = Gauge(
     "tollhouse_spool_age_seconds",
     "How long shipping to the database has been failing; 0 if it succeeds.",

@@ -46,7 +46,15 @@ class DashboardBackend:
         services = self._services
         result = [_engine_part(each) for each in self.engines()]
         waiting = services.shipper.backlog()
-        result.append(ComponentStatus("spool", "good", f"{waiting} records waiting to be shipped"))
+        parked = services.spool.file.parked() + services.recovery.parked()
+        result.append(
+            ComponentStatus(
+                "spool",
+                "bad" if parked else "good",
+                f"{waiting} records waiting to be shipped, {parked} parked",
+                "`tollhouse usage parked list` shows the reasons." if parked else "",
+            )
+        )
         if services.pipeline.draining:
             result.append(
                 ComponentStatus(

@@ -190,3 +190,6 @@ class _TracedSink:
         started_ns = time.time_ns()
         self._usage_sink.record(batch)
         self._request_tracer.recorded(batch, started_ns)
+
+    def park(self, batch: OutboxBatch, reason: str) -> None:
+        self._usage_sink.park(batch, reason)

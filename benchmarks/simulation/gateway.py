@@ -18,7 +18,7 @@ from gateway.metering.shipper import ship_file
 from gateway.metering.spool import (
     OutboxBatch,
     SpoolFile,
-    delete_shipped,
+    Statement,
     insert_opened,
     move_to_outbox,
 )
@@ -64,6 +64,9 @@ class Books:
             if self._faults.strike("shipment reordered"):
                 self._faults.chance.shuffle(batch.usage)
             self._books.record(batch)
+
+    def park(self, batch: OutboxBatch, reason: str) -> None:
+        self._books.park(batch, reason)
 
 
 @dataclass
@@ -152,14 +155,14 @@ class Gateway:
             return
         file = self.file
 
-        def _forget(last: int) -> None:
+        def _forget(statements: list[Statement]) -> None:
             if self.faults.strike("gateway dies before it forgets", 0.05):
                 raise Crash
-            file.commit([delete_shipped(last)])
+            file.commit(statements)
 
         ship_file(file.connection, books, _forget)
 
-    def _commit(self, statements: list[tuple[str, tuple[object, ...]]]) -> None:
+    def _commit(self, statements: list[Statement]) -> None:
         assert self.file is not None
         self.file.commit(statements)
 

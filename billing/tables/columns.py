@@ -3,13 +3,14 @@
 from sqlalchemy import BigInteger, String
 from sqlalchemy.orm import Mapped, mapped_column
 
+from core import lengths
 from core.database import Units
 
-ID = String(40)
-NAME = String(120)
+ID = String(lengths.ID)
+NAME = String(lengths.NAME)
 CURRENCY = String(3)
 # Byte order, so that time-ordered ids fall into monthly partitions.
-ORDERED_ID = String(40).with_variant(String(40, collation="C"), "postgresql")
+ORDERED_ID = String(lengths.ID).with_variant(String(lengths.ID, collation="C"), "postgresql")
 
 
 class Quantities:

@@ -8,6 +8,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import Mapped, mapped_column
 
 from billing.tables.columns import CURRENCY, ID, NAME, ORDERED_ID, Amounts, Quantities
+from core import lengths
 from core.database import Base, BigKey, Json, Units, UtcDateTime
 from core.events import OLD_OPERATOR
 
@@ -17,7 +18,7 @@ WRONG = text("status >= 400")
 class PaidBy(TypeDecorator[str]):
     """`tenant` or `operator`; rows of older versions hold the operator's old value."""
 
-    impl = String(10)
+    impl = String(lengths.PAID_BY)
     cache_ok = True
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
@@ -70,11 +71,11 @@ class UsageEventRow(Base):
     tenant_id: Mapped[str] = mapped_column(ID)
     project_id: Mapped[str] = mapped_column(ID)
     key_id: Mapped[str] = mapped_column(ID)
-    kind: Mapped[str] = mapped_column(String(20))
-    route: Mapped[str] = mapped_column(String(80))
+    kind: Mapped[str] = mapped_column(String(lengths.KIND))
+    route: Mapped[str] = mapped_column(String(lengths.ROUTE))
     model: Mapped[str] = mapped_column(NAME)
     adapter: Mapped[str | None] = mapped_column(NAME)
-    adapter_digest: Mapped[str | None] = mapped_column(String(64))
+    adapter_digest: Mapped[str | None] = mapped_column(String(lengths.DIGEST))
     price_version: Mapped[str] = mapped_column(ID)
     occurred_at: Mapped[datetime] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime] = mapped_column(UtcDateTime)
@@ -82,24 +83,24 @@ class UsageEventRow(Base):
     cached_tokens: Mapped[int]
     output_tokens: Mapped[int]
     waived_tokens: Mapped[int]
-    finish_reason: Mapped[str] = mapped_column(String(40))
+    finish_reason: Mapped[str] = mapped_column(String(lengths.FINISH_REASON))
     status: Mapped[int]
-    settled_by: Mapped[str] = mapped_column(String(20))
+    settled_by: Mapped[str] = mapped_column(String(lengths.KIND))
     quantity: Mapped[int] = mapped_column(BigInteger)
     streamed: Mapped[bool]
     first_token_ms: Mapped[int | None]
     duration_ms: Mapped[int]
     queue_ms: Mapped[int]
-    engine_id: Mapped[str] = mapped_column(String(80))
+    engine_id: Mapped[str] = mapped_column(String(lengths.ENGINE))
     member_id: Mapped[str | None] = mapped_column(ID)
-    end_user: Mapped[str | None] = mapped_column(String(200))
-    client_request_id: Mapped[str | None] = mapped_column(String(200))
-    moderation: Mapped[str | None] = mapped_column(String(20))
-    prompt_order: Mapped[str | None] = mapped_column(String(40))
+    end_user: Mapped[str | None] = mapped_column(String(lengths.END_USER))
+    client_request_id: Mapped[str | None] = mapped_column(String(lengths.CLIENT_REQUEST_ID))
+    moderation: Mapped[str | None] = mapped_column(String(lengths.MODERATION))
+    prompt_order: Mapped[str | None] = mapped_column(String(lengths.PROMPT_ORDER))
     reordered_cached_tokens: Mapped[int]
-    truncated: Mapped[str | None] = mapped_column(String(40))
+    truncated: Mapped[str | None] = mapped_column(String(lengths.TRUNCATED))
     batch_job: Mapped[str | None] = mapped_column(ID)
-    routed: Mapped[str | None] = mapped_column(String(120))
+    routed: Mapped[str | None] = mapped_column(String(lengths.ROUTED))
     paid_by: Mapped[str | None] = mapped_column(PaidBy)
 
 
@@ -136,7 +137,7 @@ class EngineReceipt(Base):
     __tablename__ = "engine_receipts"
 
     request_id: Mapped[str] = mapped_column(ORDERED_ID, primary_key=True)
-    engine_id: Mapped[str] = mapped_column(String(80))
+    engine_id: Mapped[str] = mapped_column(String(lengths.ENGINE))
     prompt_tokens: Mapped[int]
     cached_tokens: Mapped[int]
     generated_tokens: Mapped[int]

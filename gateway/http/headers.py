@@ -4,6 +4,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
+from core import lengths
 from core.errors import BadRequest, TollhouseError
 from core.tenants.plans import Plan
 from gateway.admission.headers import (
@@ -37,9 +38,10 @@ def read_options(exchange: Exchange, max_timeout_s: float) -> RequestOptions:
             )
         timeout_s = min(max_timeout_s, int(value) / 1000)
     client_id = exchange.header(b"x-request-id")
-    if client_id is not None and (len(client_id) > 128 or not client_id.isprintable()):
+    longest = lengths.CLIENT_REQUEST_ID
+    if client_id is not None and (len(client_id) > longest or not client_id.isprintable()):
         raise BadRequest(
-            "x-request-id must be at most 128 printable characters.",
+            f"x-request-id must be at most {longest} printable characters.",
             param="x-request-id",
             code="invalid_value",
         )

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from core import lengths
 from core.errors import BadRequest, UnsupportedParameter
 
 Body = TypeVar("Body")
@@ -74,7 +75,7 @@ def check_range(name: str, value: float | None, low: float, high: float) -> None
         )
 
 
-def check_label(name: str, value: str | None, max_length: int = 256) -> str | None:
+def check_label(name: str, value: str | None, max_length: int = lengths.END_USER) -> str | None:
     """Validates a client string that is stored as a label: printable, at most `max_length` characters."""
     if value is None:
         return None

@@ -8,24 +8,27 @@ that were already inserted are recognised by their request ids.
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct
-from sqlalchemy.exc import DBAPIError, OperationalError
 
 from core import logs
 from core.clock import SystemClock
 from core.database import Database
 from gateway.http import cpu_affinity
-from gateway.metering.spool import OutboxBatch, connect, read_outbox
+from gateway.metering.refusals import is_permanent
+from gateway.metering.spool import OutboxBatch, connect, decode_outbox, read_outbox
+
+log = logging.getLogger("tollhouse.shipper")
 
 
 class UsageSink(Protocol):
@@ -33,10 +36,13 @@ class UsageSink(Protocol):
 
     def record(self, batch: OutboxBatch) -> None: ...
 
+    def park(self, batch: OutboxBatch, reason: str) -> None:
+        """Keep usage events that `record` refused permanently in the database, for an operator."""
+
 
 class ShippedBatch(Struct, frozen=True):
     """The outbox rows that were read, from `first` to `last` (0 if there were none), and the CPU time
-    that it took. `refused` is the reason if the database refused them permanently."""
+    that it took. `refused` is the reason if the rows can never be stored."""
 
     first: int
     last: int
@@ -59,16 +65,48 @@ class InlineShipper:
 
     def ship(self, after: int, limit: int) -> ShippedBatch:
         began = time.thread_time()
-        batch, refused = read_outbox(self._reader, limit, after=after), ""
-        if batch.last:
-            try:
-                self._sink.record(batch)
-            except OperationalError:
+        rows, refused, shipped = read_outbox(self._reader, limit, after=after), "", 0
+        if not rows:
+            return ShippedBatch(0, 0, 0, 0.0)
+        batch: OutboxBatch | None = None
+        try:
+            batch = decode_outbox(rows)
+            shipped = len(batch.usage) + len(batch.moderation) + len(batch.lines)
+            self._sink.record(batch)
+        except Exception as error:
+            if not is_permanent(error):
                 raise
-            except (DBAPIError, ValueError, LookupError) as error:
-                refused = brief(error)
-        rows = len(batch.usage) + len(batch.moderation) + len(batch.lines)
-        return ShippedBatch(batch.first, batch.last, rows, time.thread_time() - began, refused)
+            refused = brief(error)
+            if len(rows) == 1 and batch is not None and batch.usage:
+                refused = self._park(batch, refused)
+        spent = time.thread_time() - began
+        return ShippedBatch(rows[0][0], rows[-1][0], shipped, spent, refused)
+
+    def _park(self, batch: OutboxBatch, reason: str) -> str:
+        """Park the event in the database, where every operator sees it; "" if that succeeds."""
+        try:
+            self._sink.park(batch, reason)
+        except Exception as error:
+            if not is_permanent(error):
+                raise
+            return reason
+        log.error(
+            "the database refused the usage event %s; it is parked there: %s",
+            batch.usage[0].request_id,
+            reason,
+        )
+        return ""
+
+
+def refused_rows(shipper: BatchShipper, batch: ShippedBatch) -> Iterator[tuple[int, str]]:
+    """Ship the rows of a refused batch singly; yields the number and the reason of each row that
+    can never be stored."""
+    log.error("a batch of usage was refused; shipping its rows singly: %s", batch.refused)
+    for seq in range(batch.first, batch.last + 1):
+        single = shipper.ship(seq - 1, 1)
+        if single.last == seq and single.refused:
+            log.error("a record was refused for good; it is parked: %s", single.refused)
+            yield seq, single.refused
 
 
 class ProcessShipperFailed(Exception):

@@ -8,19 +8,22 @@ lifetime has passed.
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
+from core import metrics
 from core.clock import Clock
 from core.errors import TollhouseError
 from core.events import OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import FinishReason, Receipt
 from gateway.metering.batch_shippers import UsageSink
 from gateway.metering.meter import Counts, engine_count, usage_event, waive_all
+from gateway.metering.parked_records import retry_parked
 from gateway.metering.shipper import ship_file
-from gateway.metering.spool import SpoolFile, delete_shipped, move_to_outbox
+from gateway.metering.spool import SpoolFile, move_to_outbox, park_opened
 from gateway.upstreams.base import RequestStillRunning
 
 log = logging.getLogger("tollhouse.recovery")
@@ -54,6 +57,7 @@ class Recovery:
         self._on_settled = on_settled
         self._longest_life = timedelta(seconds=longest_life_s + 60)
         self._adopted: dict[Path, SpoolFile] = {}
+        self._unreadable: set[Path] = set()  # already logged
         self.first_round_done = (
             asyncio.Event()
         )  # set after the first round: older records are in the database
@@ -70,19 +74,28 @@ class Recovery:
             await asyncio.sleep(every_s)
 
     async def round(self) -> int:
-        """Adopt orphaned files and settle what can be settled; returns the number of requests."""
+        """Adopt orphaned files and settle what can be settled; returns the number of requests.
+        A file that fails is retried in the next round and does not hold up the others."""
         self._adopt()
         settled = 0
         for path, file in list(self._adopted.items()):
-            settled += await self._settle(file)
-            await asyncio.to_thread(self._ship, file)
-            if file.is_empty():
-                file.close(remove=True)
-                del self._adopted[path]
+            try:
+                settled += await self._settle(file)
+                await asyncio.to_thread(self._ship, file)
+                if file.is_empty():
+                    file.close(remove=True)
+                    del self._adopted[path]
+            except Exception as error:
+                log.warning("cannot recover %s; retrying in the next round: %s", path.name, error)
+        metrics.spool_parked_adopted.set(self.parked())
         return settled
 
     def waiting(self) -> int:
         return sum(len(file.open_requests()) for file in self._adopted.values())
+
+    def parked(self) -> int:
+        """Parked records of the adopted files."""
+        return sum(file.parked() for file in self._adopted.values())
 
     def close(self) -> None:
         for file in self._adopted.values():
@@ -95,34 +108,50 @@ class Recovery:
                 continue
             try:
                 file = SpoolFile(path)
+                retry_parked(file)
             except OSError:  # locked: its process is alive
+                continue
+            except sqlite3.DatabaseError as error:
+                if path not in self._unreadable:
+                    log.error("%s cannot be read: %s; move it away and keep it", path, error)
+                self._unreadable.add(path)
                 continue
             log.info("adopted %s, left by a process that exited", path.name)
             self._adopted[path] = file
 
     def _ship(self, file: SpoolFile) -> None:
-        ship_file(file.connection, self._sink, lambda last: file.commit([delete_shipped(last)]))
+        ship_file(file.connection, self._sink, file.commit)
 
     async def _settle(self, file: SpoolFile) -> int:
-        settled: list[tuple[UsageEvent, Receipt | None]] = []
-        receipts: list[str] = []
-        for opened in file.open_requests():
+        """Settle the open requests, each in a commit of its own: one bad record ends nothing."""
+        return sum([await self._settle_one(file, each) for each in file.open_requests()])
+
+    async def _settle_one(self, file: SpoolFile, opened: OpenedRequest) -> int:
+        try:
             settlement = await self._settled(opened)
-            if settlement is not None:
-                settled.append(settlement)
-                receipts += opened.engine_request_ids if settlement[1] is not None else ()
-        if settled:
-            file.commit(
-                [
-                    statement
-                    for event, receipt in settled
-                    for statement in move_to_outbox(event, engine_count(event, receipt))
-                ]
+        except ValueError as error:
+            log.error("the open request %s is parked: %s", opened.request_id, error)
+            file.commit(park_opened(opened.request_id, str(error)))
+            return 0
+        if settlement is None:
+            return 0
+        event, receipt = settlement
+        file.commit(move_to_outbox(event, engine_count(event, receipt)))
+        if receipt is not None:
+            await self._follow_up(
+                "acknowledge the receipt of",
+                event,
+                self._receipts.acknowledge(list(opened.engine_request_ids)),
             )
-            await self._receipts.acknowledge(receipts)
-            for event, _ in settled:
-                await self._on_settled(event)
-        return len(settled)
+        await self._follow_up("release the reservation of", event, self._on_settled(event))
+        return 1
+
+    async def _follow_up(self, what: str, event: UsageEvent, work: Awaitable[None]) -> None:
+        """Do what follows a settled request. The record is durable, and what fails here expires."""
+        try:
+            await work
+        except Exception as error:
+            log.warning("could not %s %s: %s", what, event.request_id, error)
 
     async def _settled(self, opened: OpenedRequest) -> tuple[UsageEvent, Receipt | None] | None:
         now = self._clock.now()

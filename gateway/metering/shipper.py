@@ -2,8 +2,8 @@
 child process.
 
 Shipping is idempotent: rows are inserted by request id, and a batch leaves the spool only after its
-commit. While the database is down the spool grows and the shipper retries. A record that the database
-refuses permanently is parked with the reason, so that it does not block the others.
+commit. While the database is down the spool grows and the shipper retries. A record that can never be
+stored is parked with the reason, so that it does not block the others.
 """
 
 import logging
@@ -17,11 +17,11 @@ from gateway.metering.batch_shippers import (
     BatchShipper,
     InlineShipper,
     ProcessShipper,
-    ShippedBatch,
     UsageSink,
     brief,
+    refused_rows,
 )
-from gateway.metering.spool import Spool, connect, read_outbox
+from gateway.metering.spool import Spool, Statement, connect, delete_shipped, move_to_parked
 
 log = logging.getLogger("tollhouse.shipper")
 BATCH = 5000
@@ -105,6 +105,7 @@ class Shipper:
         if waiting and self._failing_since is None:
             self._failing_since = now
         metrics.spool_waiting.set(waiting)
+        metrics.spool_parked.set(self._spool.file.parked())
         metrics.spool_age_seconds.set(now - self._failing_since if self._failing_since else 0)
 
     def _drain(self, reader: sqlite3.Connection, *, whole: bool) -> None:
@@ -123,34 +124,29 @@ class Shipper:
             self._cpu_s += shipped_batch.cpu_s
             self._under_load |= shipped_batch.rows >= _MANY
             if shipped_batch.refused:
-                log.error(
-                    "the database refused a batch; shipping rows singly: %s", shipped_batch.refused
-                )
-                self._one_by_one(shipper, shipped_batch)
+                for seq, reason in refused_rows(shipper, shipped_batch):
+                    self._spool.park(seq, reason)
             self._shipped = shipped_batch.last
             self._spool.forget_shipped(shipped_batch.last)
             reader.execute("pragma wal_checkpoint(passive)")
             if not whole and shipped_batch.last - shipped_batch.first + 1 < BATCH:
                 return
 
-    def _one_by_one(self, shipper: BatchShipper, batch: ShippedBatch) -> None:
-        for seq in range(batch.first, batch.last + 1):
-            single = shipper.ship(seq - 1, 1)
-            if single.last == seq and single.refused:
-                log.error("the database refused a record; it is parked: %s", single.refused)
-                self._spool.park(seq, single.refused)
-
 
 def ship_file(
-    connection: sqlite3.Connection, sink: UsageSink, forget: Callable[[int], None]
+    connection: sqlite3.Connection,
+    sink: UsageSink,
+    commit: Callable[[list[Statement]], None],
 ) -> int:
-    """Ship the whole outbox of an adopted file; returns the number of rows."""
+    """Ship the whole outbox of an adopted file; returns the number of records that were shipped."""
     total, after = 0, 0
-    while True:
-        batch = read_outbox(connection, BATCH, after=after)
-        if not batch.last:
-            return total
-        sink.record(batch)
-        forget(batch.last)
+    shipper = InlineShipper(connection, sink)
+    while (batch := shipper.ship(after, BATCH)).last:
+        statements: list[Statement] = []
+        if batch.refused:
+            for seq, reason in refused_rows(shipper, batch):
+                statements += move_to_parked(seq, reason)
+        commit([*statements, delete_shipped(batch.last)])
         after = batch.last
-        total += len(batch.usage) + len(batch.moderation)
+        total += batch.rows
+    return total

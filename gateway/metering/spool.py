@@ -4,7 +4,7 @@ at the end of the request.
 Records of one turn of the event loop share a commit, which takes tens of microseconds because WAL in
 `normal` mode leaves the fsync to the checkpoint. A killed process loses nothing; a power failure may
 lose what was written since the last checkpoint. `opened` holds running requests, `outbox` holds
-records to ship to the database, and `parked` holds records that the database refused.
+records to ship to the database, and `parked` holds records that cannot be read, settled or stored.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ USAGE = "usage"
 _RETRY_S = 1.0
 MODERATION = "moderation"
 LINE = "line"
+OPENED = "opened"  # of a parked record: an open request that cannot be settled
 _SCHEMA = """
 create table if not exists opened (request_id text primary key, body blob not null) without rowid;
 create table if not exists outbox (
@@ -47,6 +48,7 @@ _line = msgspec.msgpack.Decoder(tuple[str, LineResult])
 _encode = msgspec.msgpack.Encoder().encode
 
 Statement = tuple[str, tuple[object, ...]]
+OutboxRow = tuple[int, str, bytes]  # number, topic, body
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,12 @@ class SpoolFile:
         except OSError:
             os.close(self._lock)
             raise
-        self.connection = connect(path)
-        self.connection.executescript(_SCHEMA)
+        try:
+            self.connection = connect(path)
+            self.connection.executescript(_SCHEMA)
+        except sqlite3.Error:
+            os.close(self._lock)
+            raise
         # Row numbers must not be reused while the file is open. `autoincrement` would ensure that
         # with a table of its own, which is a third of what a request writes.
         [(last,)] = self.connection.execute("select coalesce(max(seq), 0) from outbox")
@@ -93,8 +99,18 @@ class SpoolFile:
             raise
 
     def open_requests(self) -> list[OpenedRequest]:
-        rows = self.connection.execute("select body from opened order by request_id")
-        return [_opened.decode(body) for (body,) in rows]
+        """The open requests. A record that cannot be read is parked."""
+        found = []
+        rows = self.connection.execute("select request_id, body from opened order by request_id")
+        for request_id, body in rows.fetchall():
+            try:
+                found.append(_opened.decode(body))
+            except ValueError as error:
+                self.commit(park_opened(request_id, f"cannot be read: {error}"))
+        return found
+
+    def parked(self) -> int:
+        return int(self.connection.execute("select count(*) from parked").fetchone()[0])
 
     def is_empty(self) -> bool:
         row = self.connection.execute(
@@ -119,10 +135,14 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def read_outbox(connection: sqlite3.Connection, limit: int, *, after: int = 0) -> OutboxBatch:
-    rows = connection.execute(
+def read_outbox(connection: sqlite3.Connection, limit: int, *, after: int = 0) -> list[OutboxRow]:
+    return connection.execute(
         "select seq, topic, body from outbox where seq > ? order by seq limit ?", (after, limit)
     ).fetchall()
+
+
+def decode_outbox(rows: Sequence[OutboxRow]) -> OutboxBatch:
+    """Raises ValueError if a record cannot be read."""
     settled = [_settled.decode(body) for _, topic, body in rows if topic == USAGE]
     return OutboxBatch(
         first=rows[0][0] if rows else 0,
@@ -137,6 +157,20 @@ def read_outbox(connection: sqlite3.Connection, limit: int, *, after: int = 0) -
         ],
         lines=[_line.decode(body) for _, topic, body in rows if topic == LINE],
     )
+
+
+def request_id_of(topic: str, body: bytes) -> str:
+    """The request of a record, or "" if it has none or cannot be read."""
+    try:
+        if topic == USAGE:
+            return _settled.decode(body)[0].request_id
+        if topic == OPENED:
+            return _opened.decode(body).request_id
+        if topic == MODERATION:
+            return _moderation.decode(body)[0].request_id
+    except (ValueError, IndexError):
+        pass
+    return ""
 
 
 def insert_opened(record: OpenedRequest) -> Statement:
@@ -175,6 +209,18 @@ def move_to_parked(seq: int, reason: str) -> list[Statement]:
             (reason, seq),
         ),
         ("delete from outbox where seq = ?", (seq,)),
+    ]
+
+
+def park_opened(request_id: str, reason: str) -> list[Statement]:
+    """Move an open request that cannot be settled to `parked`."""
+    return [
+        (
+            "insert into parked (topic, body, reason) select ?, body, ? from opened"
+            " where request_id = ?",
+            (OPENED, reason, request_id),
+        ),
+        ("delete from opened where request_id = ?", (request_id,)),
     ]
 
 

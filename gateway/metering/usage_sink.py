@@ -28,3 +28,7 @@ class SqlUsageSink:
                 ingest(session, batch.moderation)
             if batch.receipts:
                 usage.store_receipts(session, [_receipt_row(each) for each in batch.receipts])
+
+    def park(self, batch: OutboxBatch, reason: str) -> None:
+        with self._database.transaction() as session:
+            usage.park_refused(session, batch.usage, reason, self._clock)

@@ -119,7 +119,7 @@ def _parked(session: Session, now: datetime) -> ComponentStatus:
     open_ = (ParkedEvent.released_at.is_(None), ParkedEvent.dismissed_by.is_(None))
     count = session.scalar(select(func.count()).where(*open_)) or 0
     does = (
-        "`tollhouse usage parked` shows the reason; `tollhouse usage release` retries."
+        "`tollhouse usage parked list` shows the reason; `tollhouse usage parked release` retries."
         if count
         else ""
     )

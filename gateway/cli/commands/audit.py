@@ -42,6 +42,8 @@ def _run(arguments: argparse.Namespace) -> int:
             with tools.database.read() as session:
                 report = reconcile.audit(session, more=more, steps=steps)
     shown = report.as_json()
+    clean = report.clean and not spool.parked
+    shown["clean"] = clean
     shown["spool"] = {
         "running": spool.running,
         "unshipped": spool.unshipped,
@@ -49,16 +51,17 @@ def _run(arguments: argparse.Namespace) -> int:
     }
     if arguments.json:
         show(shown, as_json=True)
-        return 0 if report.clean else 1
+        return 0 if clean else 1
     show([{"step": name, **sums} for name, sums in _fill_columns(report.steps)], as_json=False)
     for each in report.differences:
         ids = ", ".join(each.request_ids)
         say(f"{each.check}: {each.message} ({each.count}). {ids}")
     say(
         f"lost {report.lost}, duplicated {report.duplicated}, ledger error "
-        f"{shown['ledger_error']}; waiting {report.pending}, parked {report.parked}"
+        f"{shown['ledger_error']}; waiting {report.pending}, parked {report.parked}, "
+        f"parked in spools {spool.parked}"
     )
-    return 0 if report.clean else 1
+    return 0 if clean else 1
 
 
 def _provider_snapshot(

@@ -13,6 +13,7 @@ from billing.models import DailyUsage
 from core.errors import BadRequest
 from core.money import decimal_of
 from gateway.api.datetimes import parse_datetime
+from gateway.cli.commands import _parked_usage
 from gateway.cli.commands._tenants import tenant_id_of
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
@@ -33,17 +34,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     import_verb = verbs.add_parser("import", help="import usage events from JSON Lines")
     import_verb.add_argument("file", help="one event per line; `-` is stdin")
     import_verb.set_defaults(run=_import)
-    parked = verbs.add_parser("parked", help="list events that cannot be rated, with the reason")
-    parked.set_defaults(run=_parked)
+    parked = verbs.add_parser(
+        "parked", help="list, release or drop events that cannot be stored or rated"
+    )
+    _parked_usage.configure(parked)
     release = verbs.add_parser("release", help="retry the parked events")
-    release.set_defaults(run=_release)
+    release.set_defaults(run=_parked_usage.release)
     dismiss = verbs.add_parser("dismiss", help="close a parked event without billing it")
     dismiss.add_argument("request_id")
     dismiss.add_argument("--by", required=True, help="who decides; recorded with the event")
     dismiss.set_defaults(run=_dismiss)
     rebuild = verbs.add_parser("rebuild", help="rebuild the roll-ups from the charges")
     rebuild.set_defaults(run=_rebuild)
-    for each in (days, import_verb, parked, release, dismiss, rebuild):
+    for each in (days, import_verb, release, dismiss, rebuild):
         add_json(each)
 
 
@@ -104,29 +107,6 @@ def _json(line: str) -> Any:
         return json.loads(line)
     except ValueError:
         return {"line": line}
-
-
-def _parked(arguments: argparse.Namespace) -> int:
-    with command_context() as tools, tools.database.read() as session:
-        rows = [
-            {
-                "request_id": row.request_id,
-                "tenant_id": row.tenant_id,
-                "code": row.code,
-                "reason": row.reason,
-                "parked_at": row.parked_at.isoformat(),
-            }
-            for row in usage.parked(session)
-        ]
-    show(rows, as_json=arguments.json, title="parked events")
-    return 0
-
-
-def _release(arguments: argparse.Namespace) -> int:
-    with command_context() as tools, tools.database.transaction() as session:
-        released = usage.release(session, tools.clock)
-    show({"released": released}, as_json=arguments.json)
-    return 0
 
 
 def _dismiss(arguments: argparse.Namespace) -> int:

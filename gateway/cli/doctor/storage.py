@@ -80,7 +80,10 @@ def spools(settings: Settings, clock: Clock) -> Finding:
         f"{counts.parked} parked"
     )
     if counts.parked:
-        return bad(summary, "The database refused the parked records; see the gateway's log.")
+        return bad(
+            summary,
+            "`tollhouse usage parked list` shows the reasons; `tollhouse usage parked release` retries.",
+        )
     if counts.oldest is not None and clock.now().timestamp() - counts.oldest > MOST_SPOOL_AGE_S:
         return warn(summary, "Start a gateway with this data directory; it ships the records.")
     return good(summary)

@@ -74,6 +74,9 @@ class Books:
             self.times.append(event.request_id)
             self.got[event.request_id] = event
 
+    def park(self, batch: OutboxBatch, reason: str) -> None:
+        raise ValueError(reason)
+
 
 class Receipts:
     def __init__(self) -> None:
