@@ -9,6 +9,9 @@ from engine.protocol import AdapterState, EngineInfo, SamplingParams
 # (overlapped stepping). The runner knows it, the scheduler does not yet.
 LAST_SAMPLED = -1
 
+# In `Sampled.token`: the row's logits were not finite, so no token was chosen.
+NOT_FINITE = -1
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterHandle:

@@ -47,6 +47,8 @@ COUNTERS = {
     "delivered_tokens": ("Output tokens sent to gateways", None),
     "recomputed_tokens": ("Tokens computed again after a preemption, not charged", None),
     "discarded_tokens": ("Tokens sampled and discarded, not charged", None),
+    "voided_tokens": ("Prompt tokens computed with logits not finite, not charged", None),
+    "not_finite": ("Requests ended because their logits were not finite", None),
     "prefix_queries": ("Prefix cache look-ups, in tokens", "vllm:prefix_cache_queries_total"),
     "prefix_hits": ("Prefix cache hits, in tokens", "vllm:prefix_cache_hits_total"),
     "preemptions": ("Sequences preempted", "vllm:num_preemptions_total"),

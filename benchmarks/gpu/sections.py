@@ -8,7 +8,7 @@ import torch
 from benchmarks.gpu import attention, ceilings, decode, models, workload
 from engine.config import EngineConfig
 
-DEVICE = torch.device("cuda")
+DEVICE = torch.device("cuda", 0)
 DTYPE = torch.bfloat16
 
 

@@ -1,32 +1,28 @@
 """Changes to logits before temperature: repetition, frequency, presence, bias, min_tokens."""
 
-from dataclasses import dataclass
-
+import numpy as np
 import torch
 
 from engine.batch import Row
-from engine.layers.transfer import on_device
+from engine.layers.transfer import on_device, send
 from engine.protocol import SamplingParams
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Token counts of one sequence."""
-
-    prompt: torch.Tensor  # bool [vocab]: ids that the prompt contains
-    output: torch.Tensor  # float32 [vocab]: how often each id was generated
-    outputs: int  # generated ids counted in `output`
-
-
 class Penalties:
-    """Applies penalties. Counts stay on the device and are updated with each sampled id; they are
-    rebuilt from the history when their number of outputs differs from the row's."""
+    """Applies penalties. Counts stay on the device, where one launch adds the sampled ids of all
+    rows. A sequence's are rebuilt from its history when their number differs from the row's."""
 
     def __init__(self, vocab: int, eos: tuple[int, ...], device: torch.device) -> None:
         self._vocab = vocab
         self._eos = eos
         self._device = device
-        self._counts: dict[int, _Counts] = {}
+        self._slots: dict[int, int] = {}  # sequence -> its row in the counts
+        self._outputs: dict[int, int] = {}  # sequence -> generated ids that its row counts
+        self._free = [0]
+        # [slots, vocab]: the ids that the prompt contains, and how often each was generated.
+        self._prompt = torch.zeros(1, vocab, dtype=torch.bool, device=device)
+        self._output = torch.zeros(1, vocab, device=device)
+        self._one = torch.ones((), device=device)
 
     def apply_(self, rows: list[Row], logits: torch.Tensor) -> None:
         """Changes float32 logits [rows, vocab] in place; rows without penalties stay the same."""
@@ -50,20 +46,27 @@ class Penalties:
 
     def count(self, rows: list[Row], tokens: torch.Tensor) -> None:
         """Adds the tokens just sampled, [rows]."""
-        for n, row in enumerate(rows):
-            counts = self._counts.get(row.seq)
-            if counts is not None:
-                counts.output.index_add_(0, tokens[n : n + 1], counts.output.new_ones(1))
-                counts.outputs += 1
+        counted = [n for n, row in enumerate(rows) if row.seq in self._slots]
+        if not counted:
+            return
+        for n in counted:
+            self._outputs[rows[n].seq] += 1
+        slots = on_device([self._slots[rows[n].seq] for n in counted], self._device)
+        if len(counted) < len(rows):
+            tokens = tokens[on_device(counted, self._device)]
+        self._output.index_put_((slots, tokens), self._one, accumulate=True)
 
     def forget(self, seq: int) -> None:
-        self._counts.pop(seq, None)
+        slot = self._slots.pop(seq, None)
+        if slot is not None:
+            del self._outputs[seq]
+            self._free.append(slot)
 
     def _penalise_(self, rows: list[Row], logits: torch.Tensor, which: list[int]) -> None:
-        counts = [self._of(rows[n]) for n in which]
         params = [rows[n].sampling for n in which]
-        output = torch.stack([c.output for c in counts])
-        seen = torch.stack([c.prompt for c in counts]) | (output > 0)
+        slots = on_device([self._slot_of(rows[n]) for n in which], self._device)
+        output = self._output[slots]
+        seen = self._prompt[slots] | (output > 0)
         index = on_device(which, self._device)
         penalised = logits[index]
         repetition = self._column([p.repetition_penalty for p in params])
@@ -76,17 +79,29 @@ class Penalties:
         penalised -= self._column([p.presence_penalty for p in params]) * (output > 0)
         logits[index] = penalised
 
-    def _of(self, row: Row) -> _Counts:
+    def _slot_of(self, row: Row) -> int:
         outputs = _position(row) - row.prompt_len
-        counts = self._counts.get(row.seq)
-        if counts is None or counts.outputs != outputs:
-            history = torch.tensor(row.history[: row.prompt_len + outputs], dtype=torch.int64)
-            prompt = torch.zeros(self._vocab, dtype=torch.bool)
-            prompt[history[: row.prompt_len]] = True
-            output = torch.bincount(history[row.prompt_len :], minlength=self._vocab).float()
-            counts = _Counts(prompt.to(self._device), output.to(self._device), outputs)
-            self._counts[row.seq] = counts
-        return counts
+        slot = self._slots.get(row.seq)
+        if slot is None:
+            slot = self._slots[row.seq] = self._free_slot()
+        elif self._outputs[row.seq] == outputs:
+            return slot
+        self._outputs[row.seq] = outputs
+        history = np.array(row.history[: row.prompt_len + outputs], np.int64)
+        prompt = np.zeros(self._vocab, np.bool_)
+        prompt[history[: row.prompt_len]] = True
+        output = np.bincount(history[row.prompt_len :], minlength=self._vocab)
+        self._prompt[slot] = send(torch.from_numpy(prompt), self._device)
+        self._output[slot] = send(torch.from_numpy(output.astype(np.float32)), self._device)
+        return slot
+
+    def _free_slot(self) -> int:
+        if not self._free:
+            size = len(self._output)
+            self._free = list(range(2 * size - 1, size - 1, -1))
+            self._prompt = torch.cat((self._prompt, torch.zeros_like(self._prompt)))
+            self._output = torch.cat((self._output, torch.zeros_like(self._output)))
+        return self._free.pop()
 
     def _column(self, values: list[float]) -> torch.Tensor:
         return on_device(values, self._device)[:, None]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.batch import Row, Sampled
+from engine.batch import NOT_FINITE, Row, Sampled
 from engine.decoding.penalties import Penalties
 from engine.decoding.splitmix import mix
 from engine.decoding.truncation import draw
@@ -24,7 +24,7 @@ _STRIPE = 128
 class Choice:
     """Sampled tokens, still on the device."""
 
-    tokens: torch.Tensor  # [rows]
+    tokens: torch.Tensor  # [rows]; NOT_FINITE for a row whose logits are
     logprobs: torch.Tensor | None  # of the sampled token: [rows]
     top: tuple[torch.Tensor, torch.Tensor] | None  # values and ids: [rows, largest `logprobs`]
 
@@ -44,7 +44,10 @@ class Sampler:
         tokens = self._choose(rows, logits, stochastic)
         self._penalties.count(rows, tokens)
         logprobs, top = _logprobs(rows, logits, tokens)
-        return Choice(tokens, logprobs, top)
+        # The greatest logit is NaN or infinite wherever one of the row is. For a greedy row it is
+        # the chosen one, whose look-up costs less than another pass over the vocabulary.
+        greatest = logits.amax(-1) if stochastic else _chosen(logits, tokens)
+        return Choice(refuse_not_finite(tokens, greatest), logprobs, top)
 
     def forget(self, seq: int) -> None:
         self._penalties.forget(seq)
@@ -71,6 +74,15 @@ class Sampler:
             key = mix(seed ^ mix(row.choice + 1))
         position = row.start + len(row.tokens)
         return float(mix(key + 0x9E3779B97F4A7C15 * position) >> 12) * 2.0**-52
+
+
+def refuse_not_finite(tokens: torch.Tensor, greatest: torch.Tensor) -> torch.Tensor:
+    """`tokens`, with NOT_FINITE in the rows whose greatest logit is not a finite number."""
+    return tokens.masked_fill(~torch.isfinite(greatest), NOT_FINITE)
+
+
+def _chosen(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return logits.gather(-1, tokens[:, None])[:, 0]
 
 
 def best_ids(logits: torch.Tensor) -> torch.Tensor:

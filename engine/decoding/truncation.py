@@ -16,8 +16,10 @@ def draw(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[floa
     Returns ids [rows], by inversion of each row's cumulative distribution.
     """
     device = logits.device
-    u = on_device(uniforms, device, torch.float64)
-    scaled = logits / on_device([p.temperature for p in params], device)[:, None]
+    # One copy for both: float64 holds a temperature exactly, too.
+    table = on_device([uniforms, [p.temperature for p in params]], device, torch.float64)
+    u = table[0]
+    scaled = logits / table[1, :, None].float()
     _mask_low_(scaled, params)
     ranked = [n for n, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
     if not ranked:
@@ -62,6 +64,10 @@ def _draw_ranked(
     limits = on_device([p.top_k or vocab for p in params], device)[:, None]
     masses = on_device([p.top_p for p in params], device)[:, None]
     width = min(vocab, max(_CANDIDATES, *(p.top_k for p in params)))
+    # Whether the candidates are too few is known only on the device, and reading it would make the
+    # host wait for the step: on a GPU top-p without top-k sorts the whole vocabulary.
+    if device.type != "cpu" and any(p.top_k == 0 for p in params):
+        width = vocab
     while True:
         values, ids = scaled.topk(width, -1)
         beyond = torch.arange(width, device=device) >= limits

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from engine.batch import Runner, Sampled, StepBatch
+from engine.batch import Row, Runner, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.decoding.sampling import host_samples
 from engine.execution.model_runner import ModelRunner
@@ -35,6 +35,7 @@ class CpuRunner(ModelRunner):
             self.pool.copy(batch.copies)
         if not batch.rows:
             return []
+        self._clear_unwritten(batch.rows)
         self.adapters.compact(batch.rows)
         decodes, prefills = order_rows(batch.rows, self.adapters.sort_key)
         rows = decodes + prefills
@@ -47,6 +48,16 @@ class CpuRunner(ModelRunner):
         sampled = host_samples(rows_to_sample, self._sampler(rows_to_sample, logits))
         self._last.update((sample.seq, sample.token) for sample in sampled)
         return sampled
+
+    def _clear_unwritten(self, rows: list[Row]) -> None:
+        """Clears the rest of every block that these rows begin and do not fill: its last holder's
+        keys and values."""
+        size = self.pool.block_size
+        for row in rows:
+            end = row.start + len(row.tokens)
+            last, filled = divmod(end, size)
+            if filled and last * size >= row.start:
+                self.pool.clear(row.blocks[last], filled)
 
     def collect(self, ticket: list[Sampled]) -> list[Sampled]:
         return ticket

@@ -46,7 +46,7 @@ class DecodeGraphs:
         self.sizes = token_sizes(max_tokens)
         self._adapters = sorted({1, *(n for n in (2, 4, 8, 16, 32) if n < slots), max(1, slots)})
         self._record = record
-        self._graphs: dict[GraphKey, tuple[list[int], Recorded]] = {}
+        self._graphs: dict[GraphKey, tuple[list[tuple[int, int]], Recorded]] = {}
 
     def key(self, tokens: int, adapters: int, max_rank: int) -> GraphKey | None:
         """The smallest graph that fits, or None when none is large enough."""
@@ -77,8 +77,8 @@ class DecodeGraphs:
         recorded = self._graphs.get(key)
         if recorded is None:
             log.debug("recording a graph for %s", key)
-            recorded = self._graphs[key] = step.addresses, self._record(lambda: forward(step))
-        elif recorded[0] != step.addresses:
+            recorded = self._graphs[key] = step.layout, self._record(lambda: forward(step))
+        elif recorded[0] != step.layout:
             raise RuntimeError(f"the step's memory moved after the graph for {key} was recorded")
         return recorded[1].replay()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.batch import Row, Sampled, StepBatch
 from engine.config import EngineConfig
-from engine.decoding.sampling import Choice, host_samples
+from engine.decoding.sampling import Choice, host_samples, refuse_not_finite
 from engine.execution.cuda_graphs import CHUNK_ROWS, CudaGraph, DecodeGraphs, GraphKey, PlainReplay
 from engine.execution.gpu_tuning import fastest_tiles
 from engine.execution.model_runner import ModelRunner
@@ -93,7 +93,7 @@ class GpuRunner(ModelRunner):
             # Waited for all the same: the scheduler's timing needs the true duration of steps.
             return GpuStep([], None, self._completion_event())
         choice = self._sample(rows_to_sample, logits)
-        self._last.index_copy_(0, sampled_rows.long(), choice.tokens)
+        self._last.index_copy_(0, sampled_rows.long(), choice.tokens.clamp(min=0))
         return self._copy_to_host(rows_to_sample, choice)
 
     def collect(self, ticket: GpuStep) -> list[Sampled]:
@@ -169,7 +169,8 @@ class GpuRunner(ModelRunner):
 
     def _sample(self, rows: list[Row], logits: Tensor) -> Choice:
         if all(self._is_greedy(row) for row in rows):
-            return Choice(logits.argmax(-1), None, None)
+            greatest, tokens = logits.max(-1)
+            return Choice(refuse_not_finite(tokens, greatest), None, None)
         logits = logits.float()
         cap = self._model.spec.logit_cap
         if cap is not None:

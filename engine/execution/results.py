@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.batch import Row, Sampled
+from engine.batch import NOT_FINITE, Row, Sampled
 from engine.cache.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.errors import IntegrityError
@@ -55,9 +55,12 @@ class OutputProcessor:
             if seq.status is SequenceStatus.FINISHED:
                 self._discard(seq, result, now)
                 continue
+            if result is not None and result.token == NOT_FINITE:
+                self._end_not_finite(seq.request, now)
+                continue
             self._cache_filled_blocks(seq, row)
             if result is not None:
-                seq.pending = 0
+                seq.pending -= 1
                 self._take_token(seq, result, now)
 
     def fail(self, launched: LaunchedStep, message: str, now: float) -> None:
@@ -71,6 +74,16 @@ class OutputProcessor:
                 self._discard(seq, None, now)
             else:
                 self.end_request(seq.request, FinishReason.ERROR, now, message)
+
+    def _end_not_finite(self, request: Request, now: float) -> None:
+        """Nothing is charged if no token was delivered. What was delivered before stays charged, or
+        an adapter that overflows at its last token would answer for nothing."""
+        source = "the model" if request.inputs.adapter is None else "the model with its adapter"
+        request.voided = not request.delivered
+        self.metrics.add("not_finite")
+        self.end_request(
+            request, FinishReason.ERROR, now, f"{source} computed logits that are not finite"
+        )
 
     def end_request(
         self, request: Request, reason: FinishReason, now: float, message: str = ""
@@ -194,6 +207,7 @@ class OutputProcessor:
         self.metrics.add("prompt_tokens", receipt.prompt)
         self.metrics.add("cached_tokens", receipt.cached)
         self.metrics.add("unprocessed_tokens", receipt.unprocessed)
+        self.metrics.add("voided_tokens", request.computed - receipt.computed)
         self.metrics.finish(receipt.finish_reason.value)
         self.metrics.observe("queue_seconds", receipt.queue_s)
         self.metrics.observe("request_seconds", now - request.arrived)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.kernels.lora_reference import UNIT, LoraSite
 from engine.layers.matrices import PARTS, SITES, part_shape
-from engine.layers.transfer import send
+from engine.layers.transfer import on_device, send
 from engine.model_spec import ModelSpec
 
 Matrices = Mapping[tuple[int, str], tuple[Tensor, Tensor]]
@@ -103,7 +103,7 @@ class AdapterTable:
         return LoraSite(
             rows=self.rows[:, layer, which],
             ranks=self.ranks[:, layer, which],
-            spans=torch.tensor(spans, dtype=torch.int32, device=self.rows.device),
+            spans=on_device(spans, self.rows.device, torch.int32),
             inputs=inputs,
             widest=max(widths),
         )

@@ -12,6 +12,7 @@ from engine.kernels.attention_reference import AttentionStep
 from engine.kernels.lora_reference import LoraStep
 from engine.kernels.pointwise_reference import RotaryStep
 from engine.layers.step import positions_and_slots, token_ids
+from engine.layers.transfer import pinned
 
 Ints = NDArray[np.int32]
 _ALIGN = 16  # elements: Triton recompiles for a pointer that is not aligned to 16 bytes
@@ -54,7 +55,7 @@ class DeviceStep:
     sampled_rows: Tensor
     lora: LoraStep | None
     splits: int  # of the keys of decoding sequences
-    addresses: list[int]  # of every tensor that a recorded graph reads
+    layout: list[tuple[int, int]]  # where its arrays begin in the buffer, and their lengths
 
 
 def host_step(
@@ -108,7 +109,6 @@ class StepBuffer:
         arrays = 11
         size = 7 * max_tokens + 6 * max_sequences + arrays * (_ALIGN + 1)
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
-        self._pinned = device.type == "cuda"
 
     def send(self, step: HostStep, tables: Tensor, splits: int) -> DeviceStep:
         lora = step.lora
@@ -123,11 +123,11 @@ class StepBuffer:
         for array in arrays:
             starts.append(end)
             end += -(-len(array) // _ALIGN) * _ALIGN
-        host = torch.empty(end, dtype=torch.int32, pin_memory=self._pinned)
-        view = host.numpy()
+        host = np.zeros(end, np.int32)
         for start, array in zip(starts, arrays, strict=True):
-            view[start : start + len(array)] = array
-        self._device[:end].copy_(host, non_blocking=True)
+            host[start : start + len(array)] = array
+        copied = pinned(torch.from_numpy(host), self._device.device)
+        self._device[:end].copy_(copied, non_blocking=True)
         parts = [
             self._device[start : start + len(array)]
             for start, array in zip(starts, arrays, strict=True)
@@ -142,7 +142,7 @@ class StepBuffer:
             if lora is None
             else LoraStep(parts[8], parts[9].view(-1, 3), lora.chunk_rows, lora.max_rank),
             splits=splits,
-            addresses=[memory.data_ptr() for memory in (tables, *parts)],
+            layout=[(start, len(array)) for start, array in zip(starts, arrays, strict=True)],
         )
 
 

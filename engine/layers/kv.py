@@ -50,6 +50,14 @@ class KvPool:
         source, target = on_device(pairs, self.data.device).unbind(1)
         self.data[target] = self.data[source]
 
+    def clear(self, block: int, offset: int) -> None:
+        """Zeroes a block's positions from `offset` on, in all layers.
+
+        On a CPU attention multiplies whole blocks and masks the positions beyond the sequence. A
+        mask does not stop the infinities and NaNs that another sequence may have left there.
+        """
+        self.data[block, :, :, offset:].zero_()
+
     def lend(self, blocks: list[int]) -> None:
         """Returns the memory of blocks to the system, because adapters use as much elsewhere.
 

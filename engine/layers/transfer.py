@@ -16,6 +16,9 @@ def on_device(
 
 def send(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Like `on_device`, for a tensor on the host."""
-    if device.type == "cuda":
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True)
+    return pinned(host, device).to(device, non_blocking=True)
+
+
+def pinned(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy in pinned memory if the device is a GPU, otherwise the tensor itself."""
+    return host.pin_memory() if device.type == "cuda" else host

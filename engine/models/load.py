@@ -52,8 +52,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
 
 def choose_device(name: str) -> torch.device:
+    """A CUDA device has its index, which torch and Triton need to make it the current one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -62,7 +63,14 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"device is {name!r}: use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device is {name!r}, but torch finds no CUDA device: use cpu")
-    return device
+    if device.type == "cpu":
+        return torch.device("cpu")
+    count, index = torch.cuda.device_count(), device.index or 0
+    if index >= count:
+        raise ConfigError(
+            f"device is {name!r}: torch finds {count}, use cuda:0 to cuda:{count - 1}"
+        )
+    return torch.device("cuda", index)
 
 
 def choose_dtype(name: str, stored: torch.dtype, device: torch.device) -> torch.dtype:

@@ -256,7 +256,7 @@ class Scheduler:
         self.waiting.charge(seq, self.cost_of(seq, row))
         seq.computed = end
         seq.in_flight += 1
-        seq.pending = int(sample)
+        seq.pending += int(sample)
         self._budget -= count
         self.rows.append((seq, row))
 

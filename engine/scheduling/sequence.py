@@ -29,7 +29,7 @@ class Sequence:
     keys: list[bytes] = field(default_factory=list)  # of the full blocks of history
     handle: AdapterHandle | None = None
     in_flight: int = 0  # steps launched and not collected
-    pending: int = 0  # 1 while the last token is only on the device
+    pending: int = 0  # tokens sampled by steps in flight, which the host does not know yet
     overtaken: int = 0  # later requests of the tenant that went first because of their prefix
     bypassed: int = 0  # admissions that bypassed it while it lacked blocks
     last_token_at: float = 0.0
@@ -59,6 +59,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     forked: bool = False
     settled: bool = False
+    voided: bool = False  # ended by a fault of its computation: its prompt is not charged
     cached: int | None = None  # frozen at first admission
     computed: int = 0
     recomputed: int = 0
@@ -83,17 +84,17 @@ class Request:
         return any(s.in_flight for s in self.sequences)
 
     def receipt(self, now: float) -> Receipt:
-        cached = self.cached or 0
+        cached, computed = (0, 0) if self.voided else (self.cached or 0, self.computed)
         started = self.admitted_at if self.admitted_at is not None else now
         first = self.first_token_at if self.first_token_at is not None else now
-        processed = cached + self.computed
+        processed = cached + computed
         return Receipt(
             request_id=self.inputs.request_id,
             namespace=self.inputs.namespace,
             adapter=self.inputs.adapter,
             prompt=processed,
             cached=cached,
-            computed=self.computed,
+            computed=computed,
             unprocessed=len(self.inputs.prompt) - processed,
             generated=self.generated,
             delivered=self.delivered,

@@ -1,0 +1,219 @@
+"""A GPU that is not there: torch's Python code over replaced C functions.
+
+Only what torch.cuda calls in C is replaced, so its own argument checks run. With `fake_device`
+tensors have the device `cuda:0` and no content: a read on the host or a tensor on another device
+raises, as does a kernel that gets a tensor of another device. With `numbers_on_the_host` the same
+code runs on host memory, so that its results can be compared.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from triton.runtime.interpreter import InterpretedFunction
+
+PROCESSORS = 8
+MEMORY = 80 << 30
+
+
+@dataclass
+class Launches:
+    """What was asked of the device."""
+
+    kernels: list[str] = field(default_factory=list)
+    waits: int = 0  # times that the host waited for the device
+
+
+class _Stream:
+    """The C base of torch.cuda.Stream."""
+
+    def __new__(cls, priority: int = 0, stream_id: int = 1, device_index: int = 0, **_: Any) -> Any:
+        assert isinstance(priority, int)
+        stream = object.__new__(cls)
+        stream.stream_id, stream.device_index, stream.device_type = stream_id, device_index, 1
+        stream.device = torch.device("cuda", device_index)
+        return stream
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+
+def _graph_base(launches: Launches) -> dict[str, Any]:
+    def begin(self: Any, pool: Any = None, capture_error_mode: str = "global") -> None:
+        assert capture_error_mode in ("global", "thread_local", "relaxed")
+        assert pool is None or isinstance(pool, tuple)
+
+    return {
+        "__new__": lambda cls, keep_graph=False: object.__new__(cls),
+        "__init__": lambda self, *_, **__: None,
+        "capture_begin": begin,
+        "capture_end": lambda self: None,
+        "replay": lambda self: launches.kernels.append("graph"),
+        "pool": lambda self: (0, 1),
+    }
+
+
+def _event_base(launches: Launches) -> dict[str, Any]:
+    def synchronize(self: Any) -> None:
+        launches.waits += 1
+
+    def on_stream(self: Any, stream: Any) -> None:
+        assert isinstance(stream, torch.cuda.Stream)
+
+    def make(cls: Any, **flags: bool) -> Any:
+        assert all(isinstance(flag, bool) for flag in flags.values())
+        return object.__new__(cls)
+
+    return {
+        "__new__": make,
+        "__init__": lambda self, *_, **__: None,
+        "record": on_stream,
+        "wait": on_stream,
+        "synchronize": synchronize,
+        "query": lambda self: True,
+        "elapsed_time": lambda self, other: 1.0,
+    }
+
+
+@contextmanager
+def boundary(patch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    """One device behind the functions that torch.cuda calls in C."""
+    launches, current = Launches(), [0]
+    streams: dict[int, int] = {0: 0}
+
+    def to_device(index: int) -> int:
+        assert type(index) is int and 0 <= index < 1, index
+        before, current[0] = current[0], index
+        return before
+
+    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+        streams[device_index] = stream_id
+
+    def wait() -> None:
+        launches.waits += 1
+
+    functions: dict[str, Callable[..., Any]] = {
+        "_cuda_init": lambda: None,
+        "_cuda_getDeviceCount": lambda: 1,
+        "_cuda_getDevice": lambda: current[0],
+        "_cuda_setDevice": to_device,
+        "_cuda_exchangeDevice": to_device,
+        "_cuda_maybeExchangeDevice": to_device,
+        "_cuda_getCurrentStream": lambda index: (streams[index], index, 1),
+        "_cuda_getDefaultStream": lambda index: (0, index, 1),
+        "_cuda_setStream": set_stream,
+        "_cuda_synchronize": wait,
+        "_cuda_emptyCache": lambda: None,
+        "_host_emptyCache": lambda: None,
+    }
+    for name, function in functions.items():
+        patch.setattr(torch._C, name, function, raising=False)
+    patch.setattr(torch.cuda, "_exchange_device", to_device)
+    patch.setattr(torch.cuda, "_maybe_exchange_device", to_device)
+    patch.setattr(torch._C, "_has_cuda", True)
+    patch.setattr(torch.cuda, "_initialized", True)
+    patch.setattr(torch.cuda, "_cudart", SimpleNamespace(cudaMemGetInfo=lambda i: (MEMORY, MEMORY)))
+    properties = SimpleNamespace(multi_processor_count=PROCESSORS, major=9, minor=0)
+    patch.setattr(torch.cuda, "_get_device_properties", lambda index: properties, raising=False)
+    patch.setattr("torch.cuda.graphs._graph_pool_handle", lambda: (0, 1))
+    bases = (
+        (torch.cuda.Stream, {name: vars(_Stream)[name] for name in ("__new__", "__init__")}),
+        (torch.cuda.Event, _event_base(launches)),
+        (torch.cuda.CUDAGraph, _graph_base(launches)),
+    )
+    for shown, methods in bases:
+        base = shown.__mro__[1]
+        assert base.__name__.startswith("_C"), base
+        for name, method in methods.items():
+            made = (
+                staticmethod(method)
+                if name == "__new__" and not isinstance(method, staticmethod)
+                else method
+            )
+            patch.setattr(base, name, made, raising=False)
+
+    def record_stream(tensor: Tensor, stream: Any) -> None:
+        assert isinstance(stream, torch.cuda.Stream)
+
+    patch.setattr(Tensor, "record_stream", record_stream)
+    patch.setattr(Tensor, "pin_memory", _pinned)
+    yield launches
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cpu":
+        raise RuntimeError(f"cannot pin a tensor on {tensor.device}")
+    return tensor.clone()
+
+
+def _forgetful(tensor: Tensor) -> Tensor:
+    return torch.empty(_pinned(tensor).shape, dtype=tensor.dtype)
+
+
+def _check_kernel(launches: Launches) -> Callable[..., None]:
+    def run(kernel: InterpretedFunction, *args: Any, grid: Any, warmup: bool, **_: Any) -> None:
+        name = kernel.fn.__name__
+        launches.kernels.append(name)
+        assert len(grid) <= 3 and all(type(n) is int and n > 0 for n in grid), (name, grid)
+        assert all(n <= 65535 for n in grid[1:]), (name, grid)
+        for number, value in enumerate(args):
+            if isinstance(value, Tensor):
+                assert isinstance(value, FakeTensor), f"{name}: argument {number} is on the host"
+                assert value.device == torch.device("cuda", 0), (name, number, value.device)
+            else:
+                assert isinstance(value, int | float), (name, number, value)
+
+    return run
+
+
+def _guard_device() -> None:
+    """A torch built without CUDA refuses some operations on `cuda` tensors because nothing can make
+    that device the current one: give it the guard of `meta` tensors, which does nothing."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    name = "_ZN3c104impl26device_guard_impl_registryE"  # c10::impl::device_guard_impl_registry
+    guards = (ctypes.c_void_p * 16).in_dll(library, name)
+    cuda, meta = 1, 14  # c10::DeviceType
+    guards[cuda] = guards[cuda] or guards[meta]
+
+
+@contextmanager
+def fake_device(patch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    """Tensors on `cuda:0` that have no content, and kernels that only check their arguments."""
+    _guard_device()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with ExitStack() as stack:
+        launches = stack.enter_context(boundary(patch))
+        patch.setattr(InterpretedFunction, "run", _check_kernel(launches))
+        # A new tensor without content: of a single number the mode would keep the value, and read it.
+        patch.setattr(Tensor, "pin_memory", _forgetful)
+        stack.enter_context(mode)
+        yield launches
+
+
+class _ToHost(TorchFunctionMode):
+    """Puts on the host what the code places on the GPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def moved(value: Any) -> Any:
+            cuda = isinstance(value, torch.device) and value.type == "cuda"
+            return torch.device("cpu") if cuda else value
+
+        fields = {name: moved(value) for name, value in (kwargs or {}).items()}
+        if "pin_memory" in fields:
+            fields["pin_memory"] = False
+        return func(*[moved(value) for value in args], **fields)
+
+
+@contextmanager
+def numbers_on_the_host(patch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    """The GPU's code with its kernels in the interpreter and its tensors in host memory."""
+    with boundary(patch) as launches, _ToHost():
+        yield launches
