@@ -19,10 +19,13 @@ from gateway.api import (
     tokenize,
     webhooks,
 )
+from gateway.api.admin.adapters import MAX_UPLOAD_BYTES
 from gateway.api.admin.routers import ROUTERS as ADMIN_ROUTERS
 from gateway.api.errors import add_error_handlers
+from gateway.api.files import FORM_OVERHEAD
 from gateway.api.openapi import install_openapi
 from gateway.dashboard import make_dashboard
+from gateway.http.body_limits import BodyLimits
 from gateway.http.exchange import Exchange, Scope
 from gateway.http.idempotency import HEADER, IdempotencyHandler
 from gateway.inference.registry import inference_surfaces
@@ -54,6 +57,7 @@ class TollhouseApp(FastAPI):
     """Exposes the inference routes, so that the direct server can bypass ASGI routing."""
 
     direct_routes: Mapping[bytes, Callable[[Exchange], Coroutine[Any, Any, None]]] = {}
+    body_limits: BodyLimits | None = None
 
 
 def create_app(services: Services) -> TollhouseApp:
@@ -83,6 +87,14 @@ def create_app(services: Services) -> TollhouseApp:
     for route, handler in direct_routes.items():
         app.router.routes.append(Route(route, handler, methods=["POST"]))
     app.direct_routes = {route.encode(): handler.serve for route, handler in direct_routes.items()}
+    app.body_limits = BodyLimits(
+        services.pipeline.limits.max_body,
+        {
+            b"/v1/files": (services.settings.max_file_mb << 20) + FORM_OVERHEAD,
+            b"/admin/v1/adapters": MAX_UPLOAD_BYTES,
+        },
+        frozenset(app.direct_routes),
+    )
     app.include_router(health.router)
     app.include_router(models.router)
     app.include_router(finance.router)

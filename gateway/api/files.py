@@ -17,7 +17,7 @@ from gateway.http.uploads import bounded_form
 from gateway.wiring import Services
 
 router = APIRouter(prefix="/v1", tags=["files"])
-_FORM_OVERHEAD = 64 << 10  # bytes that a form may have besides its file
+FORM_OVERHEAD = 64 << 10  # bytes that a form may have besides its file
 _LIFETIME_S = (3_600, 2_592_000)
 _UPLOAD: dict[str, Any] = {
     "requestBody": {
@@ -41,7 +41,7 @@ _UPLOAD: dict[str, Any] = {
 @router.post("/files", openapi_extra=_UPLOAD)
 async def upload(request: Request, services: ServicesDep, caller: Caller) -> dict[str, Any]:
     max_bytes = services.settings.max_file_mb << 20
-    async with bounded_form(request, max_bytes + _FORM_OVERHEAD) as form:
+    async with bounded_form(request, max_bytes + FORM_OVERHEAD) as form:
         purpose, given = form.get("purpose"), form.get("file")
         if purpose != "batch":
             raise UnsupportedParameter(

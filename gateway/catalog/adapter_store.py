@@ -2,39 +2,29 @@
 operator allows. Names in archives are never used as paths; pickle files are refused.
 """
 
-import gzip
+import json
 import shutil
-import tarfile
+import subprocess
+import sys
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from typing import IO, Literal
+from io import UnsupportedOperation
+from pathlib import Path
+from typing import IO
 
 from safetensors import SafetensorError, safe_open
 
 from core.errors import BadRequest, Forbidden, PayloadTooLarge
 from engine.lora.adapter_digest import CONFIG, WEIGHTS
+from gateway.catalog import adapter_archive
+from gateway.catalog.adapter_archive import Refused, TooLarge, copy, refuse_pickle
 from gateway.catalog.adapter_files import AdapterFiles, read_adapter
 
 MAX_BYTES = 2 * 2**30  # of the weights, unpacked
 MAX_CONFIG_BYTES = 2**20
-_MAX_MEMBERS = 1_000
-_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
-_CHUNK = 2**20
-# Raised by the archive readers for truncated, encrypted or invalid files. (zipfile raises
-# RuntimeError for a password and NotImplementedError for an unknown compression method.)
-_ARCHIVE_ERRORS = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    gzip.BadGzipFile,
-    zlib.error,
-    EOFError,
-    RuntimeError,
-    NotImplementedError,
-)
+_MAX_TENSORS_HEADER = 2**24  # bytes of the JSON that describes the tensors
+_UNPACK_S = 300.0  # wall-clock limit of unpacking
 
 
 class AdapterStore:
@@ -59,18 +49,16 @@ class AdapterStore:
     def from_archive(self, tenant_id: str, stream: IO[bytes]) -> AdapterFiles:
         """Unpack a tar (plain or gzip) or zip with an adapter in PEFT layout, at any depth."""
         with self._temporary_directory() as workdir:
-            members = _zip_members if zipfile.is_zipfile(stream) else _tar_members
-            stream.seek(0)
-            try:
-                _extract(members(stream), workdir)
-            except _ARCHIVE_ERRORS:
-                raise _invalid("the archive is not a complete tar or zip file") from None
+            _unpack(stream, workdir)
             return self._store(tenant_id, workdir)
 
     def from_files(self, tenant_id: str, config: IO[bytes], weights: IO[bytes]) -> AdapterFiles:
         with self._temporary_directory() as workdir:
-            _copy(config, workdir / CONFIG, MAX_CONFIG_BYTES)
-            _copy(weights, workdir / WEIGHTS, MAX_BYTES)
+            try:
+                copy(config, workdir / CONFIG, MAX_CONFIG_BYTES)
+                copy(weights, workdir / WEIGHTS, MAX_BYTES)
+            except TooLarge as error:
+                raise _too_large(error.args[0]) from None
             return self._store(tenant_id, workdir)
 
     def _store(self, tenant_id: str, workdir: Path) -> AdapterFiles:
@@ -95,8 +83,12 @@ class AdapterStore:
 def _validate(directory: Path) -> AdapterFiles:
     """Validate a directory. Weights are opened as safetensors; the engine checks shapes and values."""
     for file in directory.iterdir():
-        _refuse_pickle(file.name)
+        try:
+            refuse_pickle(file.name)
+        except Refused as error:
+            raise _invalid(str(error)) from None
     adapter = read_adapter(directory)
+    _check_tensors_header(directory / WEIGHTS)
     try:
         with safe_open(directory / WEIGHTS, "numpy") as tensors:
             count = len(list(tensors.keys()))
@@ -107,59 +99,49 @@ def _validate(directory: Path) -> AdapterFiles:
     return adapter
 
 
-def _extract(members: Iterator[tuple[str, int, IO[bytes]]], workdir: Path) -> None:
-    size_limits = {CONFIG: MAX_CONFIG_BYTES, WEIGHTS: MAX_BYTES}
-    for number, (name, size, stream) in enumerate(members):
-        path = PurePosixPath(name.replace("\\", "/"))
-        if path.is_absolute() or ".." in path.parts or number >= _MAX_MEMBERS:
-            raise _invalid(
-                f"the archive's member {name[:80]!r} has an unsafe path or is one too many"
+def _check_tensors_header(weights: Path) -> None:
+    """The file begins with the length of its JSON header, in 8 bytes."""
+    with weights.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > _MAX_TENSORS_HEADER:
+        raise _invalid(f"{WEIGHTS} is not a complete safetensors file")
+
+
+def _unpack(stream: IO[bytes], workdir: Path) -> None:
+    """In a process of its own, with limits on memory and time."""
+    limits = {CONFIG: MAX_CONFIG_BYTES, WEIGHTS: MAX_BYTES}
+    command = [sys.executable, "-m", adapter_archive.__name__, str(workdir), json.dumps(limits)]
+    with _on_disk(stream) as file:
+        try:
+            ended = subprocess.run(
+                command, stdin=file, capture_output=True, timeout=_UNPACK_S, check=False
             )
-        _refuse_pickle(path.name)
-        if path.name not in size_limits:
-            continue  # a tokenizer or a README, which is not stored
-        if (workdir / path.name).exists():
-            raise _invalid(f"the archive contains {path.name} twice")
-        if size > size_limits[path.name]:
-            raise _too_large(size_limits[path.name])
-        _copy(stream, workdir / path.name, size_limits[path.name])
+        except subprocess.TimeoutExpired:
+            raise _invalid(f"the archive could not be read in {_UNPACK_S:.0f} seconds") from None
+    try:
+        result = json.loads(ended.stdout)
+    except ValueError:  # it was ended by its limits
+        raise _invalid("the archive needs too much memory or time to be read") from None
+    if "too_large" in result:
+        raise _too_large(result["too_large"])
+    if "problem" in result:
+        raise _invalid(result["problem"])
 
 
-def _tar_members(stream: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
-    mode: Literal["r|gz", "r|"] = "r|gz" if stream.read(2) == b"\x1f\x8b" else "r|"
-    stream.seek(0)
-    with tarfile.open(fileobj=stream, mode=mode) as archive:
-        for member in archive:
-            if member.isdir():
-                continue
-            content = archive.extractfile(member) if member.isfile() else None
-            if content is None:
-                raise _invalid(f"the archive's member {member.name[:80]!r} is a link or device")
-            yield member.name, member.size, content
-
-
-def _zip_members(stream: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
-    with zipfile.ZipFile(stream) as archive:
-        for member in archive.infolist():
-            if not member.is_dir():
-                with archive.open(member) as content:
-                    yield member.filename, member.file_size, content
-
-
-def _copy(source: IO[bytes], target: Path, max_bytes: int) -> None:
-    """Copy at most `max_bytes` bytes. The size that an archive declares is not trusted."""
-    written = 0
-    with target.open("xb") as file:
-        while chunk := source.read(_CHUNK):
-            written += len(chunk)
-            if written > max_bytes:
-                raise _too_large(max_bytes)
-            file.write(chunk)
-
-
-def _refuse_pickle(name: str) -> None:
-    if name.lower().endswith(_PICKLES):
-        raise _invalid(f"{name[:80]!r} may be a pickle, which can run code when it is loaded")
+@contextmanager
+def _on_disk(stream: IO[bytes]) -> Iterator[IO[bytes]]:
+    """The stream as a file with a descriptor. (Asked for one, a spooled file moves to the disk.)"""
+    try:
+        stream.fileno()
+    except (UnsupportedOperation, AttributeError):
+        with tempfile.TemporaryFile() as file:
+            shutil.copyfileobj(stream, file)
+            file.seek(0)
+            yield file
+    else:
+        stream.flush()
+        stream.seek(0)
+        yield stream
 
 
 def _invalid(problem: str) -> BadRequest:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 from core.batches.jobs import LineResult
@@ -64,11 +65,7 @@ class Exchange:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 return await self._read(limit)
         except TimeoutError:
-            raise BadRequest(
-                f"The body did not arrive within {BODY_TIMEOUT_S:.0f} seconds.",
-                next_step="Send the whole body without pausing.",
-                code="body_timeout",
-            ) from None
+            raise body_too_slow(BODY_TIMEOUT_S) from None
 
     async def _read(self, limit: int) -> bytes:
         message = await self._receive()
@@ -125,6 +122,16 @@ class Exchange:
         full = [*headers, JSON, (b"content-length", str(len(body)).encode())]
         await self.start(status, full)
         await self.write(body, more=False)
+
+
+def body_too_slow(seconds: float) -> TollhouseError:
+    error = BadRequest(
+        f"The body did not arrive within {seconds:.0f} seconds.",
+        next_step="Send the whole body without pausing.",
+        code="body_timeout",
+    )
+    error.status = HTTPStatus.REQUEST_TIMEOUT
+    return error
 
 
 def too_large(limit: int) -> TollhouseError:

@@ -1,5 +1,5 @@
-"""uvicorn's httptools protocol with a limit on headers, which uvicorn lacks, and a direct path to
-the inference routes."""
+"""uvicorn's httptools protocol with limits on headers and bodies, which uvicorn lacks, and a direct
+path to the inference routes."""
 
 import asyncio
 import logging
@@ -9,6 +9,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.http import body_limits, exchange
+from gateway.http.body_limits import LINGER_S, BodyLimit, BodyLimits
 from gateway.http.direct import DirectCycle, DirectExchange
 from gateway.http.exchange import Exchange
 
@@ -39,6 +41,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._direct_routes: Mapping[bytes, ExchangeHandler] = getattr(
             self.config.app, "direct_routes", {}
         )
+        self._body_limits: BodyLimits | None = getattr(self.config.app, "body_limits", None)
+        self._body_limit: BodyLimit | None = None
+        self._body_bytes = 0
+        self._body_timer: asyncio.TimerHandle | None = None
+        self._body_started = 0.0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -54,6 +61,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_head = True
         self._head_bytes = 0
+        self._body_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -62,7 +70,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         if sum(map(len, chain.from_iterable(self.headers))) > MAX_HEADERS:
-            self._refuse()
+            self._refuse(_TOO_LARGE)
+            return
+        if not self._expect_body():
             return
         handler = self._direct_routes.get(self.url)
         if handler is None or not self._is_simple():
@@ -88,8 +98,44 @@ class BoundedHttp(HttpToolsProtocol):
         task.add_done_callback(self._served)
         self.tasks.add(task)
 
+    def _expect_body(self) -> bool:
+        """Begins to watch the request's body. False if its declared length is refused."""
+        if self._body_limits is None:
+            return True
+        length = next((value for name, value in self.headers if name == b"content-length"), b"")
+        if length in (b"", b"0") and not any(n == b"transfer-encoding" for n, _ in self.headers):
+            return True
+        self._body_limit = limit = self._body_limits.of(self.url.partition(b"?")[0])
+        if limit.refuses_length(length):
+            self._refuse(limit.too_large())
+            return False
+        self._body_started = self.loop.time()
+        self._await_body()
+        return True
+
+    def _await_body(self) -> None:
+        self._body_timer = self.loop.call_later(exchange.BODY_TIMEOUT_S, self._body_is_late)
+
+    def _body_is_late(self) -> None:
+        if self.transport.get_protocol() is not self or self.transport.is_closing():
+            return
+        assert self._body_limit is not None
+        # Reading pauses while the gateway is behind, which is not the client's fault.
+        elapsed_s = self.loop.time() - self._body_started
+        if self.flow.read_paused or not self._body_limit.is_late(self._body_bytes, elapsed_s):
+            self._await_body()
+            return
+        self._refuse(body_limits.too_slow(), in_head=False)
+
+    def _body_ended(self) -> None:
+        self._body_limit = None
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._body_ended()
         if self._head_timer is not None:
             self._head_timer.cancel()
         if isinstance(self.cycle, DirectCycle) and self.cycle.disconnect_callback is not None:
@@ -114,10 +160,16 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.close()
 
     def on_body(self, body: bytes) -> None:
-        if not self._refused:
-            super().on_body(body)
+        if self._refused:
+            return
+        self._body_bytes += len(body)
+        if self._body_limit is not None and self._body_limit.refuses(self._body_bytes):
+            self._refuse(self._body_limit.too_large(), in_head=False)
+            return
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._body_ended()
         if not self._refused:
             super().on_message_complete()
 
@@ -129,13 +181,30 @@ class BoundedHttp(HttpToolsProtocol):
             # The head is incomplete, and its bytes so far are held in memory.
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEADERS:
-                self._refuse()
+                self._refuse(_TOO_LARGE)
             elif self._head_timer is None:
                 self._await_head()
 
     _refused = False
 
-    def _refuse(self) -> None:
+    def _refuse(self, answer: bytes, *, in_head: bool = True) -> None:
+        """Answer and end the connection. What the client sends from now on is discarded, for a while:
+        a connection that closes with unread data resets, and the client would not see the answer."""
         self._refused = True
-        self.transport.write(_TOO_LARGE)
-        self.transport.close()
+        self._body_ended()
+        cycle = self.cycle
+        if in_head:  # `cycle` is the previous request's
+            answerable = cycle is None or cycle.response_complete
+        else:
+            answerable = not (cycle.response_started or self.pipeline)
+        if answerable:
+            self.transport.write(answer)
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # its handler gets a disconnect, and sends nothing more
+            cycle.message_event.set()
+            if isinstance(cycle, DirectCycle) and cycle.disconnect_callback is not None:
+                cycle.disconnect_callback()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)

@@ -20,6 +20,7 @@ from ahocorasick_rs import BytesAhoCorasick
 from tokenizers import Tokenizer
 
 from core.errors import BadRequest
+from gateway.prompts.encoding import TextEncoder
 
 # Role markers that some publishers do not flag as special: <|user|>, <｜User｜>. This excludes tags
 # such as <think> and <tool_call>, which models read and write as text.
@@ -56,7 +57,7 @@ class ControlTokens:
         self._normalizes = tokenizer.normalizer is not None and any(
             token.normalized for token in added.values() if token.content in control_ids
         )
-        self._safe_tokenizer: Tokenizer | None = None
+        self._safe_encoder: TextEncoder | None = None
         self._lock = threading.Lock()
 
     def occur_in(
@@ -78,14 +79,14 @@ class ControlTokens:
         tools: list[dict[str, Any]] | None,
         variables: dict[str, Any] | None = None,
     ) -> EscapedChat:
-        used = set(json.dumps((messages, tools, variables), ensure_ascii=False))
+        used = orjson.dumps((messages, tools, variables)).decode()
         mark = next(chr(point) for point in _PRIVATE if chr(point) not in used)
         hidden = [self._escape_value(each, mark) for each in (messages, tools, variables or {})]
         return EscapedChat(hidden[0], hidden[1], mark, hidden[2])
 
-    def encode(self, rendered: str, mark: str) -> list[int]:
+    def encode(self, rendered: str, mark: str, at_most: int | None = None) -> list[int]:
         """The token ids of a rendered `EscapedChat` chat. The first call blocks for seconds with a large
-        vocabulary."""
+        vocabulary. Raises TooManyTokens where there are more than `at_most`."""
         assert self._pattern is not None
         marked = re.compile(f"{mark}([0-9]+){mark}|{self._pattern.pattern}")
         expected: Counter[int] = Counter()
@@ -98,7 +99,7 @@ class ControlTokens:
             return self._safe_name(number)
 
         text = marked.sub(_swap, rendered)
-        ids = list(self._get_safe_tokenizer().encode(text, add_special_tokens=False).ids)
+        ids = self._get_safe_encoder().encode(text, at_most=at_most)
         control = set(self._ids.values())
         if Counter(each for each in ids if each in control) != expected:
             raise _not_encodable()
@@ -125,11 +126,11 @@ class ControlTokens:
     def _safe_name(self, number: int) -> str:
         return f"{self._name}{number}{_GUARD}"
 
-    def _get_safe_tokenizer(self) -> Tokenizer:
+    def _get_safe_encoder(self) -> TextEncoder:
         with self._lock:
-            if self._safe_tokenizer is None:
-                self._safe_tokenizer = self._build_safe_tokenizer()
-            return self._safe_tokenizer
+            if self._safe_encoder is None:
+                self._safe_encoder = TextEncoder(self._build_safe_tokenizer())
+            return self._safe_encoder
 
     def _build_safe_tokenizer(self) -> Tokenizer:
         config = json.loads(self._tokenizer.to_str())

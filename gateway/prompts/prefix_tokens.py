@@ -16,6 +16,8 @@ from collections import OrderedDict
 
 from tokenizers import Tokenizer
 
+from gateway.prompts.encoding import TextEncoder, TooManyTokens
+
 # Characters; for a shorter piece a lookup costs as much as encoding it.
 _MIN_PIECE = 512
 MIN_TEXT = 2 * _MIN_PIECE
@@ -34,8 +36,9 @@ class PrefixTokenCache:
         *,
         max_bytes: int = _MAX_BYTES,
         min_piece: int = _MIN_PIECE,
+        encoder: TextEncoder | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._encoder = encoder or TextEncoder(tokenizer)
         self._max_bytes = max_bytes
         self._min_piece = min_piece
         self._cuts = _cuts(tokenizer)
@@ -56,8 +59,8 @@ class PrefixTokenCache:
                 found.append(ids)
         return Pieces(self, tenant_id, cut, [*found, None])
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+    def encode(self, text: str, at_most: int | None = None) -> list[int]:
+        return self._encoder.encode(text, at_most=at_most)
 
     def store(self, tenant_id: str, new: "list[tuple[str, array[int]]]") -> None:
         with self._lock:
@@ -103,14 +106,19 @@ class Pieces:
         pairs = zip(self._cut, self._known, strict=True)
         return sum(len(piece) for piece, ids in pairs if ids is None)
 
-    def ids(self) -> list[int]:
+    def ids(self, at_most: int | None = None) -> list[int]:
+        """Raises TooManyTokens, before all is encoded, where there are more than `at_most`."""
         whole: list[int] = []
         new: list[tuple[str, array[int]]] = []
         for piece, known in zip(self._cut, self._known, strict=True):
             if known is not None:
                 whole += known
                 continue
-            ids = self._cache.encode(piece)
+            left = None if at_most is None else at_most - len(whole)
+            try:
+                ids = self._cache.encode(piece, left)
+            except TooManyTokens as error:
+                raise TooManyTokens(len(whole) + error.tokens) from None
             whole += ids
             new.append((piece, array("I", ids)))
         if new := new[:-1]:

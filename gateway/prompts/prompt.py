@@ -4,6 +4,7 @@ Static content comes first so that requests share prefixes. The pipeline only ca
 """
 
 import asyncio
+from collections.abc import Sequence
 from functools import cache
 
 from msgspec import Struct, field
@@ -13,6 +14,8 @@ from core.errors import BadRequest, ContextLengthExceeded
 from core.tenants.keys import Principal
 from gateway.http.exchange import Headers
 from gateway.inference.request import InferenceRequest
+from gateway.prompts.encoding import TooManyTokens
+from gateway.prompts.prefix_tokens import Pieces
 from gateway.prompts.prompt_order import PromptOrder, Volatile, reorder
 from gateway.prompts.rendering import RenderedPrompt, render_prompt
 from gateway.prompts.tokenizing import TextCodec
@@ -22,7 +25,10 @@ from gateway.prompts.volatile import volatile_rule
 ORDER_HEADER = "x-tollhouse-prompt-order"
 TRUNCATION_HEADER = "x-tollhouse-truncation"
 _ORDERS = frozenset(PromptOrder)
-_INLINE_CHARACTERS = 20_000  # longer prompts are encoded in a thread
+# Longer requests are prepared in a thread: their rendering alone takes a millisecond.
+_INLINE_CHARACTERS = 20_000
+_INLINE_MESSAGES = 100
+_INLINE_NEW_CHARACTERS = 2_000  # longer texts are encoded in a thread; about a millisecond
 
 
 class Prompt(Struct, frozen=True):
@@ -45,57 +51,125 @@ class Prompt(Struct, frozen=True):
 async def prepare(
     request: InferenceRequest, codec: TextCodec | None, context_length: int, principal: Principal
 ) -> Prompt:
+    """Long requests are prepared in a thread; of short ones, long texts are encoded in one."""
+    target = _Target(codec, context_length, principal)
     if request.inputs is not None:
         return await asyncio.to_thread(prepare_embeddings, request, codec, context_length)
+    if is_long(request):
+        return await asyncio.to_thread(_prepare_now, request, target)
     if len(request.prompts) > 1:
-        return await _prepare_several(request, codec, context_length, principal)
-    request, order = apply_prompt_order(request, principal)
-    if request.truncation != "disabled" and request.messages is not None:
-        request = await asyncio.to_thread(
-            truncate, request, codec, context_length, principal.tenant_id
-        )
-    headers = {ORDER_HEADER: order} if order else {}
-    if request.dropped:
-        headers[TRUNCATION_HEADER] = request.dropped
-    if codec is None:
-        return replace(_prepare_estimated(request, context_length), headers=headers, order=order)
-    if request.prompts and isinstance(request.prompts[0], list):
-        ids = _check_ids(request.prompts[0], codec.vocab_size)
-        request = replace(
-            request, decoded_prompts=(codec.tokenizer.decode(ids, skip_special_tokens=False),)
-        )
+        parts = [await _prepare_one(part, target) for part in _single_prompts(request)]
+        return _joined(request, parts)
+    return await _prepare_one(request, target)
+
+
+class _Target(Struct, frozen=True):
+    codec: TextCodec | None
+    context_length: int
+    principal: Principal
+
+
+class _Draft(Struct, frozen=True):
+    """A prompt before it is encoded."""
+
+    request: InferenceRequest
+    order: str | None
+    text: RenderedPrompt | None = None
+    pieces: Pieces | None = None
+    ids: list[int] | None = None  # as the client sent them
+
+    @property
+    def new_characters(self) -> int:
+        if self.pieces is not None:
+            return self.pieces.new_characters
+        return len(self.text.text) if self.text is not None else 0
+
+    def encode(self, at_most: int) -> list[int]:
+        if self.ids is not None:
+            return self.ids
+        assert self.text is not None
+        return (self.pieces or self.text).ids(at_most)
+
+
+def is_long(request: InferenceRequest) -> bool:
+    """Whether preparing the request may take the event loop longer than a millisecond."""
+    if request.truncation != "disabled" or request.inputs is not None:
+        return True
+    prompts = sum(map(len, request.prompts))
+    # Tools are rendered as text too; five hundred are allowed.
+    texts = sum(map(len, texts_of(request))) if request.messages is not None else 0
+    many = len(request.messages or ()) > _INLINE_MESSAGES or len(request.tools or ()) > 16
+    return many or prompts + texts > _INLINE_CHARACTERS
+
+
+def _prepare_now(request: InferenceRequest, target: _Target) -> Prompt:
+    """Blocking; for a thread."""
+    if len(request.prompts) > 1:
+        return _joined(request, [_prepare_now(part, target) for part in _single_prompts(request)])
+    draft = _draft(request, target)
+    return _prompt(draft, _encode(draft, target.context_length), target)
+
+
+async def _prepare_one(request: InferenceRequest, target: _Target) -> Prompt:
+    draft = _draft(request, target)
+    marked = draft.text is not None and draft.text.mark is not None
+    if marked or draft.new_characters > _INLINE_NEW_CHARACTERS:
+        ids = await asyncio.to_thread(_encode, draft, target.context_length)
     else:
-        ids = await _ids(render_prompt(request, codec), principal.tenant_id)
+        ids = _encode(draft, target.context_length)
+    return _prompt(draft, ids, target)
+
+
+def _draft(request: InferenceRequest, target: _Target) -> _Draft:
+    codec, tenant_id = target.codec, target.principal.tenant_id
+    request, order = apply_prompt_order(request, target.principal)
+    if request.truncation != "disabled" and request.messages is not None:
+        request = truncate(request, codec, target.context_length, tenant_id)
+    if codec is None:
+        return _Draft(request, order)
+    if request.prompts and isinstance(request.prompts[0], list):
+        ids = request.prompts[0]
+        if len(ids) < target.context_length:  # otherwise it is refused unread
+            _check_ids(ids, codec.vocab_size)
+            text = codec.decode(ids, special=True)
+            request = replace(request, decoded_prompts=(text,))
+        return _Draft(request, order, ids=ids)
+    rendered = render_prompt(request, codec)
+    return _Draft(request, order, rendered, rendered.pieces(tenant_id))
+
+
+def _encode(draft: _Draft, context_length: int) -> list[int]:
+    if draft.text is None and draft.ids is None:  # without a tokenizer
+        return [0] * estimate(texts_of(draft.request))
+    try:
+        return draft.encode(context_length)
+    except TooManyTokens as error:
+        raise _too_long(draft.request, error.tokens, context_length) from None
+
+
+def _prompt(draft: _Draft, ids: list[int], target: _Target) -> Prompt:
+    request = draft.request
     if not ids:
         raise BadRequest(
             "The prompt is empty.", next_step="Send at least one token.", param=_param_name(request)
         )
-    output_limit = _output_limit(request, len(ids), context_length)
-    return Prompt(request, ids, output_limit, headers, order)
+    headers = {ORDER_HEADER: draft.order} if draft.order else {}
+    if request.dropped:
+        headers[TRUNCATION_HEADER] = request.dropped
+    limit = _output_limit(request, len(ids), target.context_length)
+    return Prompt(request, ids, limit, headers, draft.order)
 
 
-async def _prepare_several(
-    request: InferenceRequest, codec: TextCodec | None, context_length: int, principal: Principal
-) -> Prompt:
+def _single_prompts(request: InferenceRequest) -> list[InferenceRequest]:
     """Each prompt has the whole context to itself."""
-    parts = [
-        await prepare(replace(request, prompts=(each,)), codec, context_length, principal)
-        for each in request.prompts
-    ]
+    return [replace(request, prompts=(each,)) for each in request.prompts]
+
+
+def _joined(request: InferenceRequest, parts: list[Prompt]) -> Prompt:
     decoded_prompts = tuple(text for part in parts for text in part.request.decoded_prompts)
     ids = [token for part in parts for token in part.ids]
     request = replace(request, decoded_prompts=decoded_prompts)
     return Prompt(request, ids, parts[0].max_tokens, parts=tuple(parts))
-
-
-async def _ids(text: RenderedPrompt, tenant_id: str) -> list[int]:
-    """Long texts are encoded in a thread."""
-    pieces = text.pieces(tenant_id)
-    new = len(text.text) if pieces is None else pieces.new_characters
-    encode = text.ids if pieces is None else pieces.ids
-    if new > _INLINE_CHARACTERS or text.mark is not None:
-        return await asyncio.to_thread(encode)
-    return encode()
 
 
 def apply_prompt_order(
@@ -134,13 +208,10 @@ def prepare_embeddings(
     request: InferenceRequest, codec: TextCodec | None, context_length: int
 ) -> Prompt:
     """Texts are counted one by one: each has the whole context to itself."""
-    sizes: list[int] = []
-    for each in request.inputs or ():
-        if not isinstance(each, str):
-            sizes.append(len(each))
-        else:
-            sizes.append(len(codec.encode(each, special=True)) if codec else estimate((each,)))
-    for index, size in enumerate(sizes):
+    total = 0
+    inputs: Sequence[str | list[int]] = request.inputs or ()
+    for index, each in enumerate(inputs):
+        size = _input_size(each, codec, context_length)
         # Without a tokenizer the size is an estimate; the upstream enforces its own limit.
         if codec is not None and size > context_length:
             raise ContextLengthExceeded(
@@ -148,7 +219,20 @@ def prepare_embeddings(
                 next_step=f"Split input[{index}] into shorter texts.",
                 param="input",
             )
-    return Prompt(request, [0] * sum(sizes), 1)
+        total += size
+    return Prompt(request, [0] * total, 1)
+
+
+def _input_size(text: str | list[int], codec: TextCodec | None, context_length: int) -> int:
+    """In tokens; of a text that exceeds the context, a lower bound."""
+    if not isinstance(text, str):
+        return len(text)
+    if codec is None:
+        return estimate((text,))
+    try:
+        return len(codec.encode(text, special=True, at_most=context_length))
+    except TooManyTokens as error:
+        return error.tokens
 
 
 def _check_ids(ids: list[int], vocab_size: int) -> list[int]:
@@ -166,19 +250,20 @@ def _output_limit(request: InferenceRequest, prompt_tokens: int, context_length:
     output_limit = context_length - prompt_tokens
     requested = request.max_tokens
     if output_limit < 1 or (requested is not None and requested > output_limit):
-        order_setting = f" and max_tokens is {requested}" if requested is not None else ""
-        raise ContextLengthExceeded(
-            f"The model's context is {context_length} tokens; the prompt has {prompt_tokens}"
-            f"{order_setting}.",
-            next_step="Shorten the prompt or max_tokens, or let truncation drop old turns.",
-            param=_param_name(request) if output_limit < 1 else "max_tokens",
-        )
+        raise _too_long(request, prompt_tokens, context_length)
     return requested if requested is not None else output_limit
 
 
-def _prepare_estimated(request: InferenceRequest, context_length: int) -> Prompt:
-    count = estimate(texts_of(request))
-    return Prompt(request, [0] * count, _output_limit(request, count, context_length))
+def _too_long(
+    request: InferenceRequest, prompt_tokens: int, context_length: int
+) -> ContextLengthExceeded:
+    requested = request.max_tokens
+    output = f" and max_tokens is {requested}" if requested is not None else ""
+    return ContextLengthExceeded(
+        f"The model's context is {context_length} tokens; the prompt has {prompt_tokens}{output}.",
+        next_step="Shorten the prompt or max_tokens, or let truncation drop old turns.",
+        param=_param_name(request) if prompt_tokens >= context_length else "max_tokens",
+    )
 
 
 def _param_name(request: InferenceRequest) -> str:

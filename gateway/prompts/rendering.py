@@ -22,10 +22,11 @@ class RenderedPrompt(Struct, frozen=True):
     raw: bool = False  # a raw prompt: its control tokens are intended by the client
     mark: str | None = None
 
-    def ids(self) -> list[int]:
+    def ids(self, at_most: int | None = None) -> list[int]:
+        """Raises TooManyTokens for a long text that has more than `at_most`."""
         if self.mark is not None:
-            return self.codec.control.encode(self.text, self.mark)
-        return self.codec.encode(self.text, special=self.raw)
+            return self.codec.control.encode(self.text, self.mark, at_most)
+        return self.codec.encode(self.text, special=self.raw, at_most=at_most)
 
     def pieces(self, tenant_id: str) -> Pieces | None:
         """None when no part of the text is cached between requests."""

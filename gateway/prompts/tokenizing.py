@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from gateway.catalog.checkpoint import Checkpoint, read_checkpoint
 from gateway.prompts.control_tokens import ControlTokens
+from gateway.prompts.encoding import TextEncoder
 from gateway.prompts.prefix_tokens import PrefixTokenCache
 from gateway.prompts.templates import ChatTemplate
 from gateway.prompts.word_cache import WordCache
@@ -29,23 +30,28 @@ class TextCodec:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
+        self.encoder = TextEncoder(tokenizer)
         self.control = ControlTokens(tokenizer)
-        self.prefix_tokens = PrefixTokenCache(tokenizer)
+        self.prefix_tokens = PrefixTokenCache(tokenizer, encoder=self.encoder)
         self._word_cache = WordCache(tokenizer)
         self.template = template
         self.eos_token_ids = eos_token_ids
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._token_text = lru_cache(maxsize=65536)(self._text_of_token)
 
-    def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """`special` adds the model's special tokens for a raw prompt (its BOS)."""
+    def encode(self, text: str, *, special: bool = False, at_most: int | None = None) -> list[int]:
+        """`special` adds the model's special tokens for a raw prompt (its BOS). Raises TooManyTokens
+        for a longer text that has more than `at_most`. Texts of more than a few thousand characters
+        belong in a thread."""
         ids = None if special else self._word_cache.encode(text)
         if ids is not None:
             return ids
-        return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
+        return self.encoder.encode(text, special=special, at_most=at_most)
 
-    def decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+    def decode(self, ids: list[int], *, special: bool = False) -> str:
+        """`special` shows special tokens. Batch calls release the interpreter's lock."""
+        (text,) = self.tokenizer.decode_batch([ids], skip_special_tokens=not special)
+        return str(text)
 
     def token_text(self, token: int) -> str:
         """The text of a single token for logprobs; special tokens by name."""

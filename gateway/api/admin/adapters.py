@@ -16,6 +16,7 @@ from gateway.http.uploads import bounded_form
 from gateway.wiring import Services
 
 router = APIRouter(prefix="/admin/v1/adapters", tags=["adapters"])
+MAX_UPLOAD_BYTES = MAX_BYTES + 2**20  # with the form around the files
 ReadAccess = Annotated[AdminContext, Depends(RequirePermission("adapters", "read"))]
 WriteAccess = Annotated[AdminContext, Depends(RequirePermission("adapters", "write"))]
 _FORM = {
@@ -49,7 +50,7 @@ def list_adapters(ctx: ReadAccess) -> dict[str, Any]:
 async def upload_adapter(request: Request, ctx: WriteAccess) -> dict[str, Any]:
     """Send an archive as `file`, or the two files of a PEFT adapter as `config` and `weights`."""
     services = ctx.services
-    async with bounded_form(request, MAX_BYTES + 2**20) as form:
+    async with bounded_form(request, MAX_UPLOAD_BYTES) as form:
         name = adapters.check_name(str(form.get("name", "")))
         base = base_model(services, str(form.get("base_model", "")))
         files = await asyncio.to_thread(

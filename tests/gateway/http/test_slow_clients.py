@@ -59,7 +59,7 @@ def test_a_body_that_drips_is_cut_off_in_time(
                 got += line.recv(4096)
             except TimeoutError:
                 continue
-    assert b" 400 " in got.split(b"\r\n")[0] and b"body_timeout" in got
+    assert b" 408 " in got.split(b"\r\n")[0] and b"body_timeout" in got
     assert time.monotonic() - began < 25, "the plain bound is 30 s"
     assert len(deployment.engine.submitted) == before
 

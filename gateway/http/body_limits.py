@@ -1,0 +1,67 @@
+"""Limits on the body of every request, enforced by the server before any route sees it: bytes, and
+the time in which they arrive."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import orjson
+
+from core.errors import TollhouseError
+from gateway.http.exchange import BODY_TIMEOUT_S, body_too_slow, too_large
+from gateway.inference.openai_errors import error_object
+
+LINGER_S = 2.0  # for which a refused client may read the answer, while what it sends is discarded
+# Bytes per second below which an upload is refused, once the time of other bodies has passed.
+UPLOAD_RATE = 16_384
+# Beyond the limit of a route that refuses large bodies itself, in the format of its API.
+_SLACK = 2**20
+_REASONS = {408: b"Request Timeout", 413: b"Content Too Large"}
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Bytes per path; `own` are paths whose handlers refuse a large body themselves."""
+
+    default: int
+    uploads: Mapping[bytes, int] = field(default_factory=dict)
+    own: frozenset[bytes] = frozenset()
+
+    def of(self, path: bytes) -> "BodyLimit":
+        upload = self.uploads.get(path.rstrip(b"/"))
+        if upload is not None:
+            return BodyLimit(upload, UPLOAD_RATE)
+        if path in self.own:
+            return BodyLimit(self.default, slack=_SLACK)
+        return BodyLimit(self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    most: int  # bytes
+    least_rate: int = 0  # bytes per second; 0: the whole body arrives within BODY_TIMEOUT_S
+    slack: int = 0
+
+    def refuses_length(self, length: bytes) -> bool:
+        return not self.slack and length.isdigit() and int(length) > self.most
+
+    def refuses(self, received: int) -> bool:
+        return received > self.most + self.slack
+
+    def is_late(self, received: int, seconds: float) -> bool:
+        return received < max(1, self.least_rate * seconds) if self.least_rate else True
+
+    def too_large(self) -> bytes:
+        return _answer(too_large(self.most))
+
+
+def too_slow() -> bytes:
+    return _answer(body_too_slow(BODY_TIMEOUT_S))
+
+
+def _answer(error: TollhouseError) -> bytes:
+    """A whole response, which ends the connection."""
+    body = orjson.dumps(error_object(error))
+    status = int(error.status)
+    head = b"HTTP/1.1 %d %s\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    length = b"content-length: %d\r\n\r\n" % len(body)
+    return head % (status, _REASONS[status]) + length + body

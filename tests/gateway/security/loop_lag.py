@@ -1,0 +1,38 @@
+"""Measures how long an event loop in another thread was kept from running its callbacks."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_EVERY_S = 0.002
+
+
+@contextmanager
+def lag_of(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[[], float]]:
+    """Yields a function that tells the longest pause so far, in seconds."""
+    worst = [0.0]
+    stop = threading.Event()
+
+    async def _probe() -> None:
+        last = time.perf_counter()
+        while not stop.is_set():
+            await asyncio.sleep(_EVERY_S)
+            now = time.perf_counter()
+            worst[0] = max(worst[0], now - last - _EVERY_S)
+            last = now
+
+    probing = asyncio.run_coroutine_threadsafe(_probe(), loop)
+    try:
+        yield lambda: worst[0]
+    finally:
+        stop.set()
+        probing.result(60)
+
+
+def longest_pause(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> float:
+    with lag_of(loop) as lag:
+        work()
+        time.sleep(10 * _EVERY_S)
+        return lag()

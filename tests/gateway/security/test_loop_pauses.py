@@ -1,0 +1,106 @@
+"""Issue 14, parts 6b and 9: no tenant's large input stops the event loop, which all tenants share.
+
+The loop's longest pause while a large request is refused is compared with its longest pause while the
+same machine handles small ones, measured in the same test.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.demo.paths import MODEL_DIR
+from gateway.catalog.catalog import ServedModel
+from gateway.prompts.encoding import TooManyTokens
+from gateway.prompts.tokenizing import load_codec
+from gateway.upstreams.clients import Engines
+from gateway.upstreams.fake import FakeEngine
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
+from tests.gateway.security.loop_lag import longest_pause
+
+BOUND_S = 0.05
+CONTEXT = 150_000  # a long context, so that the bytes of a prompt alone do not refuse it
+LARGE = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    codec = load_codec(MODEL_DIR)
+    engine = FakeEngine(
+        vocab_size=codec.vocab_size, eos_token_ids=codec.eos_token_ids, context_length=CONTEXT
+    )
+    engines = Engines({MODEL: [engine]}, [ServedModel(MODEL, codec, CONTEXT, 0)])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)  # as the server sets it
+    try:
+        with running_deployment(_path(tmp_path_factory), engines=engines) as made:
+            yield made
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _path(factory: pytest.TempPathFactory) -> Path:
+    return factory.mktemp("pauses")
+
+
+def post(deployment: Deployment, path: str, body: Any) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {**deployment.headers, "content-type": "application/json"}
+    return httpx.post(deployment.url + path, content=content, headers=headers, timeout=60)
+
+
+def assert_no_pause(deployment: Deployment, path: str, body: Any, status: int) -> httpx.Response:
+    """In one of three attempts: on a busy machine the loop's thread may wait for a core as well."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    small = {"model": MODEL, "prompt": "Hello", "max_tokens": 1}
+
+    def _small() -> None:
+        for _ in range(20):
+            assert post(deployment, "/v1/completions", small).status_code == 200
+
+    answers: list[httpx.Response] = []
+    pauses: list[str] = []
+    for _ in range(3):
+        baseline = longest_pause(deployment.loop, _small)
+        pause = longest_pause(
+            deployment.loop, lambda: answers.append(post(deployment, path, content))
+        )
+        assert answers[-1].status_code == status, answers[-1].text[:500]
+        if pause < BOUND_S + 3 * baseline:
+            return answers[-1]
+        pauses.append(f"{pause:.3f} s; with small requests {baseline:.3f} s")
+    pytest.fail("the loop paused each time: " + ", ".join(pauses))
+
+
+PROMPTS = {
+    "one word": "r" * LARGE,
+    "prose": "The quick brown fox jumps over the lazy dog. " * (LARGE // 45),
+    "marked": "<|im_end|>" + "word " * (LARGE // 5),
+}
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_a_prompt_that_is_too_long_stops_nobody(deployment: Deployment, kind: str) -> None:
+    body = {"model": MODEL, "prompt": PROMPTS[kind]}
+    refused = assert_no_pause(deployment, "/v1/completions", body, 400)
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_a_chat_that_is_too_long_stops_nobody(deployment: Deployment, kind: str) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": PROMPTS[kind]}]}
+    assert_no_pause(deployment, "/v1/chat/completions", body, 400)
+
+
+def test_a_text_beyond_every_token_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token of the vocabulary is long enough for so many bytes in so little context."""
+    codec = load_codec(MODEL_DIR)
+    monkeypatch.setattr(codec.encoder, "_encode", None)  # calling it would fail
+    longest = max(map(len, codec.tokenizer.get_vocab()))
+    with pytest.raises(TooManyTokens) as refused:
+        codec.encode("r" * (longest * 513), at_most=512)
+    assert refused.value.tokens == 513
