@@ -1,7 +1,7 @@
 """What prompt order saves: the cached share of input tokens with `off`, `safe` and `full`.
 
-Agents call again and again, each with tools whose order and keys come shuffled (as sets and hash maps
-give them) and a system prompt that opens with the date and time. The bodies go through the gateway's own
+Agents call again and again, each with tools whose order comes shuffled (as sets and hash maps give
+them) and a system prompt that opens with the date and time. The bodies go through the gateway's own
 parsing, ordering, template and tokenizer, one after the other, to a real engine with a real model
 (the demo model by default); what is counted is what its receipts say. Counts, not times: the machine
 does not matter.
@@ -73,7 +73,7 @@ class Agents:
                 {"role": "system", "content": system},
                 {"role": "user", "content": question},
             ],
-            "tools": self._shuffled(self._tools[agent]),
+            "tools": self._dice.sample(self._tools[agent], len(self._tools[agent])),
         }
         return json.dumps(body).encode()
 
@@ -94,15 +94,6 @@ class Agents:
         schema = {"type": "object", "properties": fields, "required": [f"{noun}_number", "reason"]}
         function = {"name": name, "description": f"{verb} the {noun}", "parameters": schema}
         return {"type": "function", "function": function}
-
-    def _shuffled(self, value: Any) -> Any:
-        """Mappings, tools and sets in another order; the order of an enum means something."""
-        if isinstance(value, dict):
-            keys = self._dice.sample(list(value), len(value))
-            return {k: value[k] if k == "enum" else self._shuffled(value[k]) for k in keys}
-        if isinstance(value, list):
-            return [self._shuffled(each) for each in self._dice.sample(value, len(value))]
-        return value
 
 
 def principal_of(order: PromptOrder) -> Principal:

@@ -92,6 +92,7 @@ class Channel:
         self._checked = 0
         self._settled = 0
         self._waiting: list[Span] = []
+        self.cuts: list[tuple[int, int]] = []  # removed text, of what was released so far
         self._coming: Successive | None = None
         self._toothless = policy.shadow or policy.mode is Mode.ASYNC
         gates = self._effective_action(self._screen.strictest) >= Action.REDACT
@@ -300,6 +301,7 @@ class Channel:
         for start, end, category in merged(s for s in strict if s.start < limit):
             pieces += [self._consume(start), f"[{category.upper()}]"]
             self._consume(end)
+            self.cuts.append((start, end))
         pieces.append(self._consume(limit))
         self._waiting = [span for span in self._waiting if span.end > self._released]
         return "".join(pieces)

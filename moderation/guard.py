@@ -5,14 +5,18 @@ stride after the last one). So the verdict is that of the whole text, however it
 chunks. Text may be released between checkpoints, which never changes the verdict.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from msgspec.structs import replace
 
 from moderation.channel import Channel, Release
+from moderation.normalise import fold
 from moderation.policy import Mode, Policy
+from moderation.rules import find_spans, redact
 from moderation.screener import Findings, Screener
 from moderation.verdict import Action, Verdict
+
+_MOST_REMEMBERED = 4_096  # texts whose result `clean` keeps
 
 
 class StreamGuard:
@@ -26,6 +30,7 @@ class StreamGuard:
         self._channels: dict[tuple[int, Hashable], Channel] = {}
         self._blocked: set[int] = set()
         self._findings = Findings()
+        self._cleaned: dict[str, str | None] = {}
 
     def feed(self, choice: int, text: str, channel: Hashable = "content") -> Release:
         """Add a delta, exactly as the engine produced it, and return the text to release now."""
@@ -46,6 +51,27 @@ class StreamGuard:
         """Return how many characters of a channel wait for a verdict."""
         found = self._channels.get((choice, channel))
         return 0 if found is None else found.held
+
+    def cuts(self, choice: int, channel: Hashable = "content") -> Sequence[tuple[int, int]]:
+        """Return the text that was removed up to the last release: start and end, in order."""
+        found = self._channels.get((choice, channel))
+        return () if found is None else found.cuts
+
+    def clean(self, text: str, *, record: bool = False) -> str | None:
+        """Apply the rules to a text on its own, such as a tool call's argument: the text with its
+        redactions, or None where it is blocked. `record` adds what was found to the verdict."""
+        if self._policy.shadow or self._policy.mode in (Mode.OFF, Mode.ASYNC):
+            return text
+        if text in self._cleaned:
+            return self._cleaned[text]
+        spans, view = find_spans(self._policy.output, fold(text))
+        if record:
+            self._findings.add_spans(spans, view)
+        blocked = any(span.action is Action.BLOCK for span in spans)
+        cleaned = None if blocked else redact(text, spans)
+        if not record and len(self._cleaned) < _MOST_REMEMBERED:
+            self._cleaned[text] = cleaned
+        return cleaned
 
     def channels(self, choice: int) -> list[Hashable]:
         """Return the channels that a choice has used, in order of first use."""

@@ -22,6 +22,12 @@ from moderation.patterns import DEFAULT_MATCH_LENGTH, PatternMatcher
 from moderation.terms import Term, TermMatcher, loose_terms
 from moderation.verdict import Action
 
+# Whose texts of a prompt are screened. `tools` are the definitions of tools and answer formats; a
+# tool call belongs to the assistant's turn that makes it.
+ALL_ROLES = frozenset({"system", "user", "assistant", "tool", "tools"})
+# Chat templates render these as the other role, so a policy cannot tell them apart.
+SAME_ROLE: Mapping[str, str] = MappingProxyType({"developer": "system", "function": "tool"})
+
 
 class Mode(StrEnum):
     """How an answer is guarded: not at all, held per window, held whole, or only annotated."""
@@ -186,7 +192,7 @@ class Policy:
     name: str = "default"
     input: Screen = field(default_factory=Screen)
     output: Screen = field(default_factory=Screen)
-    roles: frozenset[str] = frozenset({"user", "tool"})
+    roles: frozenset[str] = ALL_ROLES
     mode: Mode = Mode.WINDOW
     shadow: bool = False
     on_error: Mapping[Stage, str] = field(
@@ -196,6 +202,14 @@ class Policy:
     cut_output_paid_by: Payer = Payer.TENANT
     second_stage: SecondStage | None = None
     strikes: StrikeRule | None = None
+
+    @cached_property
+    def _screened(self) -> frozenset[str]:
+        return frozenset(SAME_ROLE.get(role, role) for role in self.roles)
+
+    def screens(self, role: str) -> bool:
+        """Whether texts of this role are screened."""
+        return SAME_ROLE.get(role, role) in self._screened
 
     @cached_property
     def version(self) -> str:

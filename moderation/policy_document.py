@@ -10,6 +10,8 @@ from moderation.categories import ENTITY_KINDS, RETIRED_ENTITY_KINDS, SCORED
 from moderation.errors import BadPolicy
 from moderation.patterns import DEFAULT_MATCH_LENGTH, MAX_MATCH_LENGTH, compile_pattern
 from moderation.policy import (
+    ALL_ROLES,
+    SAME_ROLE,
     Mode,
     Payer,
     Policy,
@@ -24,7 +26,7 @@ from moderation.policy import (
 from moderation.terms import LONGEST_TERM, MOST_TERMS, Term, term_key
 from moderation.verdict import Action
 
-KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+KNOWN_ROLES = ALL_ROLES | frozenset(SAME_ROLE)
 MAX_PATTERNS = 200
 
 Choice = TypeVar("Choice", bound=StrEnum)

@@ -1,9 +1,10 @@
 """Runs the classifier over windows of both views of a text, and keeps the highest scores."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from moderation.categories import SCORED
 from moderation.classifiers.base import Classifier, scores_of_cuts
@@ -14,8 +15,7 @@ from moderation.normalise import LOOSE, PLAIN
 # The model is trained on short texts; in a longer window the rest hides a short passage.
 WINDOW = 400
 STRIDE = 340
-# Most windows scored in a very long text, evenly spread; the rules read all of it.
-MOST_WINDOWS = 400
+_GROUP = 16  # windows that are scored in one call
 
 
 class Scored(Struct, frozen=True):
@@ -31,15 +31,27 @@ def windows(length: int) -> list[tuple[int, int]]:
     """Cut a text of `length` characters into windows that overlap by a fifth."""
     if length <= WINDOW:
         return [(0, length)]
-    starts = range(0, length - WINDOW + STRIDE, STRIDE)
-    if len(starts) > MOST_WINDOWS:
-        starts = range(0, length - WINDOW, (length - WINDOW) // (MOST_WINDOWS - 1))
-    return [(start, min(start + WINDOW, length)) for start in starts]
+    return [
+        (start, min(start + WINDOW, length)) for start in range(0, length - WINDOW + STRIDE, STRIDE)
+    ]
 
 
 def score_windows(classifier: Classifier, text: str) -> list[Scored]:
     """Score every window of a folded text; each Scored has the higher scores of its two views."""
-    return score_cuts(classifier, text, windows(len(text)))
+    return [scored for group in scored_groups(classifier, text) for scored in group]
+
+
+def scored_groups(classifier: Classifier, text: str) -> Iterator[list[Scored]]:
+    """The same in groups of nearby windows, so that a caller can pause between them."""
+    cuts = windows(len(text))
+    for first in range(0, len(cuts), _GROUP):
+        group = cuts[first : first + _GROUP]
+        begin = group[0][0]
+        near = [(start - begin, end - begin) for start, end in group]
+        yield [
+            replace(each, start=each.start + begin, end=each.end + begin) if begin else each
+            for each in score_cuts(classifier, text[begin : group[-1][1]], near)
+        ]
 
 
 def score_cuts(classifier: Classifier, text: str, cuts: Sequence[tuple[int, int]]) -> list[Scored]:

@@ -4,16 +4,18 @@ Synchronous, CPU only, one thread. It reads no clock and writes no log.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from moderation.categories import SCORED
 from moderation.classifiers.base import Classifier
 from moderation.normalise import PLAIN, View, fold
 from moderation.policy import Policy, Screen, Stage
 from moderation.rules import find_spans, redact
-from moderation.scoring import Scored, highest, score_windows
+from moderation.scoring import Scored, highest, score_windows, scored_groups
 from moderation.verdict import Action, ScreenedText, Span, Verdict
 
 _log = logging.getLogger(__name__)
@@ -65,6 +67,21 @@ class Findings(Struct):
         self.would = max(self.would, strictest)
         return strictest
 
+    def merge(self, other: "Findings", index: int) -> None:
+        """Add the findings of text `index`, which were made as those of text 0."""
+        self.spans += [replace(span, index=index) for span in other.spans]
+        self.flagged |= other.flagged
+        self.unscanned |= other.unscanned
+        if other.would > self.would or (other.would == self.would and other.top > self.top):
+            self.view = other.view
+        if self.scores is _NO_SCORES:
+            self.scores = other.scores
+        elif other.scores is not _NO_SCORES:
+            known = self.scores
+            self.scores = {n: max(known[n], score) for n, score in other.scores.items()}
+        self.top = max(self.top, other.top)
+        self.would = max(self.would, other.would)
+
     def fail(self, policy: Policy, stage: Stage) -> None:
         """Record a failed stage: unscanned if the policy lets it fail open, otherwise block."""
         if policy.fails_open(stage):
@@ -97,44 +114,36 @@ class Screener:
 
     def check_input(self, texts: Sequence[ScreenedText], policy: Policy) -> Verdict:
         """Screen the texts of the policy's roles; all others pass unchanged."""
-        findings = Findings()
-        cleaned = []
-        for index, screened in enumerate(texts):
-            if screened.role in policy.roles and screened.text:
-                cleaned.append(self._check(findings, screened.text, policy, index))
-            else:
-                cleaned.append(screened.text)
-        return findings.verdict(policy, tuple(cleaned))
+        return self.prepare(texts, policy).run()
 
-    def _check(self, findings: Findings, text: str, policy: Policy, index: int) -> str:
-        view = fold(text)
-        spans: list[Span] = []
+    def prepare(
+        self, texts: Sequence[ScreenedText], policy: Policy, known: "KnownTexts | None" = None
+    ) -> "Screening":
+        """A screening that has yet to run; the findings of texts in `known` are reused."""
+        return Screening(self, texts, policy, known)
+
+    def findings(self, text: str, policy: Policy) -> Iterator[Findings]:
+        """Screen one text in steps; yields the same, growing findings after each step."""
+        findings, view = Findings(), fold(text)
         try:
-            spans, deciding = find_spans(policy.input, view, index)
+            spans, deciding = find_spans(policy.input, view)
             findings.add_spans(spans, deciding)
         except Exception as error:
             # Only the type: the message of an error may quote the text.
             _log.error("the rules of policy %s failed: %s", policy.version, type(error).__name__)
             findings.fail(policy, Stage.RULES)
-        spans += self._classify(findings, view, policy, index)
-        return redact(text, spans) if spans and not policy.shadow else text
-
-    def _classify(self, findings: Findings, view: View, policy: Policy, index: int) -> list[Span]:
+        yield findings
         if self.classifier is None or not policy.input.categories or not view.text.strip():
-            return []
+            return
         try:
-            scored = score_windows(self.classifier, view.text)
+            for group in scored_groups(self.classifier, view.text):
+                for window in group:
+                    _add_window(findings, window, view, policy)
+                yield findings
         except Exception as error:
             _log.error("the classifier failed: %s", type(error).__name__)
             findings.fail(policy, Stage.CLASSIFIER)
-            return []
-        redacted = []
-        for window in scored:
-            if findings.add_scores(window, policy.input) is Action.REDACT:
-                start, end = view.original_span(window.start, window.end)
-                redacted.append(Span(index, start, end, "redacted", "classifier", Action.REDACT))
-        findings.spans += redacted
-        return redacted
+            yield findings
 
     def score(self, text: str) -> Scored:
         """Return the scores of a text without a policy, for /v1/moderations."""
@@ -142,3 +151,77 @@ class Screener:
         if self.classifier is None or not view.text.strip():
             return highest([])
         return highest(score_windows(self.classifier, view.text))
+
+
+class KnownTexts(Protocol):
+    """Findings of texts that were screened before, under one tenant and policy."""
+
+    def get(self, text: str) -> Findings | None: ...
+
+    def put(self, text: str, findings: Findings) -> None: ...
+
+
+class Screening:
+    """The screening of one request's texts. `unseen` is its work left, in characters."""
+
+    def __init__(
+        self,
+        screener: Screener,
+        texts: Sequence[ScreenedText],
+        policy: Policy,
+        known: KnownTexts | None = None,
+    ) -> None:
+        self._screener = screener
+        self._texts = texts
+        self._policy = policy
+        self._known = known
+        self._found: dict[int, Findings] = {}
+        self._new = []
+        for index, screened in enumerate(texts):
+            if not screened.text or not policy.screens(screened.role):
+                continue
+            found = known.get(screened.text) if known is not None else None
+            if found is None:
+                self._new.append(index)
+            else:
+                self._found[index] = found
+        self.unseen = sum(len(texts[index].text) for index in self._new)
+        self._steps = self._work()
+
+    def run(self) -> Verdict:
+        while self.step():
+            continue
+        return self.verdict()
+
+    def step(self) -> bool:
+        """Do a small part of the work, a millisecond or two; False when all is done."""
+        return next(self._steps, None) is not None
+
+    def _work(self) -> Iterator[Findings]:
+        for index in self._new:
+            text = self._texts[index].text
+            found = Findings()
+            for found in self._screener.findings(text, self._policy):
+                yield found
+            self._found[index] = found
+            if self._known is not None:
+                self._known.put(text, found)
+
+    def verdict(self) -> Verdict:
+        findings, cleaned = Findings(), []
+        for index, screened in enumerate(self._texts):
+            found = self._found.get(index)
+            cleaned.append(screened.text)
+            if found is None:
+                continue
+            findings.merge(found, index)
+            if found.spans and not self._policy.shadow:
+                cleaned[-1] = redact(screened.text, found.spans)
+        return findings.verdict(self._policy, tuple(cleaned))
+
+
+def _add_window(findings: Findings, window: Scored, view: View, policy: Policy) -> None:
+    if findings.add_scores(window, policy.input) is Action.REDACT:
+        start, end = view.original_span(window.start, window.end)
+        span = Span(0, start, end, "redacted", "classifier", Action.REDACT)
+        findings.spans.append(span)

@@ -27,7 +27,7 @@ _WORDS = tuple(action.name.lower() for action in Action)
 
 
 class ScreenedText(Struct, frozen=True):
-    """One text of a request with its role (system, user, assistant, tool)."""
+    """One text of a request with its role (system, user, assistant, tool, tools)."""
 
     role: str
     text: str

@@ -1,8 +1,13 @@
 """Reorders a chat request so that static content comes first and prefix caches hit.
 
-Pure functions on the messages and tools. Message text is never changed, the order depends only on the
-leading system blocks (so it is stable across the turns of a conversation), and reordering is
-idempotent.
+The rule: only whole tools and whole blocks change places; what is inside a tool or a block stays byte
+for byte as the client sent it. A model writes the properties of a JSON schema in the schema's order
+(such as reasoning before an answer), so the keys and arrays of a schema are never sorted. A list of
+tools is a set by the APIs' definition: `safe` sorts it by name. `full` also moves volatile blocks
+behind the static ones, among the leading system blocks and within each of them.
+
+Pure functions on the messages and tools. The order depends only on the leading system blocks (so it
+is stable across the turns of a conversation), and reordering is idempotent.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,15 +15,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-# JSON Schema keywords whose arrays are sets by specification (draft 2020-12, 6.5.3 and 6.5.4).
-# `enum` is a set too, but models read its order as a preference, so it is kept.
-_SET_LIKE = frozenset({"required", "dependentRequired"})
-# Keywords whose value maps names chosen by the author to schemas; those names are not keywords.
-_NAMED_SCHEMAS = frozenset(
-    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-)
-# Keywords whose values are data, not schemas; their arrays keep their order.
-_DATA = frozenset({"enum", "const", "default", "examples", "example"})
 CACHE_MARK = "cache_control"
 VOLATILE_MARK = "volatile"
 
@@ -36,7 +32,7 @@ class PromptOrder(StrEnum):
 class OrderedPrompt:
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
-    changed: tuple[str, ...]  # of: schemas, tools, volatile
+    changed: tuple[str, ...]  # of: tools, volatile
 
 
 def reorder(
@@ -51,11 +47,8 @@ def reorder(
     if order is PromptOrder.OFF:
         return OrderedPrompt(plain, given, ())
     changed: list[str] = []
-    canonical = [canonical_tool(tool) for tool in given]
-    if _differs(canonical, given):
-        changed.append("schemas")
-    sorted_tools = sort_tools(canonical)
-    if [_name_of(tool) for tool in sorted_tools] != [_name_of(tool) for tool in canonical]:
+    sorted_tools = sort_tools(given)
+    if [_name_of(tool) for tool in sorted_tools] != [_name_of(tool) for tool in given]:
         changed.append("tools")
     if order is PromptOrder.FULL:
         moved = static_first(plain, is_volatile or (lambda _text: False))
@@ -63,60 +56,6 @@ def reorder(
             changed.append("volatile")
         plain = moved
     return OrderedPrompt(plain, sorted_tools, tuple(changed))
-
-
-def canonical_tool(tool: Message) -> dict[str, Any]:
-    """The tool with its keys sorted by code point and its schemas in canonical form."""
-    function = tool.get("function")
-    if isinstance(function, Mapping):
-        inner = {
-            key: canonical_schema(value) if key == "parameters" else _sorted_keys(value)
-            for key, value in sorted(function.items())
-        }
-        return {
-            key: inner if key == "function" else _sorted_keys(tool[key]) for key in sorted(tool)
-        }
-    return {  # Anthropic's and the Responses API's format: the schema is on the tool itself
-        key: canonical_schema(tool[key])
-        if key in ("input_schema", "parameters")
-        else _sorted_keys(tool[key])
-        for key in sorted(tool)
-    }
-
-
-def canonical_schema(schema: Any, names: bool = False) -> Any:
-    """A JSON Schema with sorted keys and set-like arrays. `names`: keys are names, not keywords."""
-    if isinstance(schema, list):
-        return [canonical_schema(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {key: _canonical_value(key, schema[key], names) for key in sorted(schema)}
-
-
-def _canonical_value(key: str, value: Any, names: bool) -> Any:
-    if names:
-        return canonical_schema(value)
-    if key in _DATA:
-        return _sorted_keys(value)
-    if key in _SET_LIKE:
-        return _sorted_set(value)
-    return canonical_schema(value, names=key in _NAMED_SCHEMAS)
-
-
-def _sorted_set(value: Any) -> Any:
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return sorted(value)
-    if isinstance(value, Mapping):  # dependentRequired: name -> list of names
-        return {key: _sorted_set(value[key]) for key in sorted(value)}
-    return value
-
-
-def _sorted_keys(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _sorted_keys(value[key]) for key in sorted(value)}
-    if isinstance(value, list):
-        return [_sorted_keys(item) for item in value]
-    return value
 
 
 def sort_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -184,8 +123,3 @@ def _partition(items: Sequence[Any], last: Callable[[Any], bool]) -> list[Any]:
 
 def _dicts(items: Iterable[Any]) -> list[Mapping[str, Any]]:
     return [item for item in items if isinstance(item, Mapping)]
-
-
-def _differs(left: Any, right: Any) -> bool:
-    """Unlike `!=`, compares the order of keys too, because templates serialise it."""
-    return repr(left) != repr(right)

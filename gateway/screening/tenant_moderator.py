@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 from prometheus_client import Counter
@@ -13,10 +14,9 @@ from core.clock import Clock
 from core.tenants.keys import Principal
 from gateway.http.exchange import Headers
 from gateway.inference.request import InferenceRequest
-from gateway.prompts.template_variables import texts_of_variables, with_texts
-from gateway.prompts.truncation import texts_of
 from gateway.screening.decisions import DecisionLog
 from gateway.screening.moderator import PromptBlocked, ScreeningResult
+from gateway.screening.prompt_texts import documents_of, screened_texts, with_redactions
 from gateway.screening.second_opinions import SecondOpinions
 from gateway.streaming.choices import OutputGuard
 from moderation.guard import StreamGuard
@@ -24,8 +24,10 @@ from moderation.policy import Mode, Payer, Policy
 from moderation.screener import Screener
 from moderation.second_stage import in_grey_band, reviews_answers
 from moderation.verdict import Action, ScreenedText, Verdict
+from moderation.verdict_cache import VerdictCache
 
-_INLINE_CHARACTERS = 4_000  # longer prompts are screened in a thread
+_INLINE_CHARACTERS = 4_000  # more text that was not screened before is screened in a thread
+_THREADS = 2  # more would not help: the work holds the interpreter's lock
 
 
 class Policies(Protocol):
@@ -48,6 +50,8 @@ class TenantModerator:
         self._clock = clock
         self._log = log
         self._opinions = opinions
+        self._known = VerdictCache()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="screening")
 
     async def screen(
         self, request_id: str, principal: Principal, request: InferenceRequest
@@ -55,15 +59,13 @@ class TenantModerator:
         policy = self._policies.policy_of(principal)
         if not policy.roles:
             return ScreeningResult(request)
-        texts = _texts_of(request)
+        documents = documents_of(request)
+        texts = screened_texts(documents)
         started = self._clock.monotonic()
-        if sum(len(each.text) for each in texts) > _INLINE_CHARACTERS:
-            verdict = await asyncio.to_thread(self._screener.check_input, texts, policy)
-        else:
-            verdict = self._screener.check_input(texts, policy)
+        verdict = await self._screen(texts, policy, principal)
         metrics.moderation_seconds.observe(self._clock.monotonic() - started)
         if self._opinions is not None and in_grey_band(verdict, policy):
-            question = "\n\n".join(each.text for each in texts if each.role in policy.roles)
+            question = "\n\n".join(each.text for each in texts if policy.screens(each.role))
             verdict = await self._opinions.request(question, policy, verdict)
         _count_check("input", verdict)
         whole = "\x00".join(each.text for each in texts)
@@ -75,11 +77,24 @@ class TenantModerator:
                 param=_param_name(request),
                 paid_by=_payer(verdict, policy.blocked_input_paid_by),
             )
-        redacted = verdict.action is Action.REDACT
+        if verdict.action is Action.REDACT:
+            request = with_redactions(request, documents, verdict.spans)
         action = "unscanned" if verdict.unscanned else _action_name(verdict)
-        return ScreeningResult(
-            _with_texts(request, verdict.texts) if redacted else request, action, _headers(verdict)
-        )
+        return ScreeningResult(request, action, _headers(verdict))
+
+    async def _screen(
+        self, texts: Sequence[ScreenedText], policy: Policy, principal: Principal
+    ) -> Verdict:
+        """Small work is done at once; large work in a thread, a step at a time, so that the large
+        works of several requests take turns."""
+        known = self._known.of(principal.tenant_id, policy)
+        work = self._screener.prepare(texts, policy, known)
+        if work.unseen <= _INLINE_CHARACTERS:
+            return work.run()
+        loop = asyncio.get_running_loop()
+        while await loop.run_in_executor(self._threads, work.step):
+            continue
+        return work.verdict()
 
     def guard(self, request_id: str, principal: Principal, choices: int) -> list[OutputGuard]:
         policy = self._policies.policy_of(principal)
@@ -97,6 +112,7 @@ class TenantModerator:
     def close(self) -> None:
         """Write the gathered decisions to the spool."""
         self._log.flush()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class GuardedResponse:
@@ -145,6 +161,13 @@ class ChoiceGuard:
     @property
     def held(self) -> int:
         return self._stream.held(self._choice)
+
+    @property
+    def cuts(self) -> Sequence[tuple[int, int]]:
+        return self._stream.cuts(self._choice)
+
+    def clean(self, text: str, *, record: bool = False) -> str | None:
+        return self._stream.clean(text, record=record)
 
     @property
     def cut_paid_by(self) -> str:
@@ -223,44 +246,6 @@ def _param_name(request: InferenceRequest) -> str:
     if request.inputs is not None:
         return "input"
     return "messages" if request.messages is not None else "prompt"
-
-
-def _texts_of(request: InferenceRequest) -> list[ScreenedText]:
-    if request.messages is None:
-        return [ScreenedText("user", text) for text in texts_of(request)]
-    texts: list[ScreenedText] = []
-    for message in request.messages:
-        role = str(message["role"])
-        content = message.get("content")
-        if isinstance(content, str):
-            texts.append(ScreenedText(role, content))
-        elif isinstance(content, list):
-            texts += [ScreenedText(role, part["text"]) for part in content]
-    if request.chat_template_kwargs:
-        texts += [ScreenedText("user", t) for t in texts_of_variables(request.chat_template_kwargs)]
-    return texts
-
-
-def _with_texts(request: InferenceRequest, texts: Sequence[str]) -> InferenceRequest:
-    """The request with its texts replaced, in the order of `_texts_of`."""
-    remaining = iter(texts)
-    if request.inputs is not None:
-        inputs: list[Any] = [next(remaining) if isinstance(x, str) else x for x in request.inputs]
-        return replace(request, inputs=inputs)
-    if request.messages is None:
-        return replace(request, prompts=tuple(texts), decoded_prompts=())
-    messages: list[dict[str, Any]] = []
-    for message in request.messages:
-        content = message.get("content")
-        if isinstance(content, str):
-            messages.append({**message, "content": next(remaining)})
-        elif isinstance(content, list):
-            parts = [{**part, "text": next(remaining)} for part in content]
-            messages.append({**message, "content": parts})
-        else:
-            messages.append(message)
-    variables = with_texts(request.chat_template_kwargs, remaining)
-    return replace(request, messages=messages, chat_template_kwargs=variables)
 
 
 def _count_check(direction: str, verdict: Verdict) -> None:

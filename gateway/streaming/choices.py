@@ -7,15 +7,23 @@ hold text back. A token counts as delivered when all of its text has been writte
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 from engine.protocol import FinishReason, TokenLogprob
 from gateway.prompts.tokenizing import TextCodec
+from gateway.streaming.logprobs import LogprobQueue
 from gateway.streaming.stops import StopMatcher
-from gateway.streaming.tool_calls import ToolCall, ToolReader, as_text
+from gateway.streaming.tool_calls import ToolCall, ToolReader, as_text, clean_call
 from gateway.upstreams.base import Chunk, TextChunk
 
 _OPENAI_REASON: dict[str, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
+
+
+def _known_reason(given: str) -> str:
+    """An upstream's finish reason, or `stop` when it is none of OpenAI's: it reaches the client."""
+    return given if given in _REASONS else "stop"
 
 
 def group_chunks(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
@@ -49,6 +57,14 @@ class OutputGuard(Protocol):
     @property
     def cut_paid_by(self) -> str:
         """Who pays for the delivered part of a blocked choice: `tenant` or `operator`."""
+
+    @property
+    def cuts(self) -> Sequence[tuple[int, int]]:
+        """Removed text up to the last release: start and end offsets in the text fed, in order."""
+
+    def clean(self, text: str, *, record: bool = False) -> str | None:
+        """A text on its own after the rules, such as a tool call's argument; None when blocked.
+        `record` adds what was found to the verdict."""
 
     def feed(self, text: str) -> str: ...
 
@@ -107,8 +123,11 @@ class ChoiceOutput:
         self._single_tool_call = single_tool_call  # the choice ends after its first tool call
         self._upstream_calls: dict[int, dict[str, Any]] = {}  # incomplete tool calls by index
         self._decoded = 0
+        self._passed = 0  # characters that passed the stop strings
         self._marks: deque[tuple[int, int]] = deque()  # (text offset of the end, tokens so far)
-        self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
+        self._logprobs = LogprobQueue(guard, codec.token_text if codec else lambda _token: "")
+        self._reached: float = 0  # characters of the text before the guard that were released
+        self._call_blocked = False  # a tool call was dropped for what its decoded arguments hold
         self._delta = Delta(index, "")
 
     @property
@@ -128,7 +147,9 @@ class ChoiceOutput:
         text = await self._guard.decide()
         self.pending_reason = None
         if self._guard.blocked:
-            self._released = 0  # the whole choice was held, so no token was delivered
+            self._released = self._reached = (
+                0  # the whole choice was held, so no token was delivered
+            )
             self._block(text)
         else:
             self._conclude(text, reason)
@@ -145,7 +166,7 @@ class ChoiceOutput:
         for position, token in enumerate(chunk.tokens):
             self.generated += 1
             if chunk.logprobs is not None:
-                self._logprobs.append((self.generated, chunk.logprobs[position]))
+                self._logprobs.add(chunk.logprobs[position])
             if not self._process(self._detokenizer.feed(token)):
                 return
         if chunk.finish_reason is not None:
@@ -168,8 +189,10 @@ class ChoiceOutput:
         if delta.empty:
             return None
         if self._logprobs:
-            while self._logprobs and self._logprobs[0][0] <= self._released:
-                delta.logprobs.append(self._logprobs.popleft()[1])
+            own, upstream = self._logprobs.take(self._reached)
+            delta.logprobs += own
+            if upstream:
+                delta.upstream_logprobs.append({"content": upstream})
         self._delta = Delta(self.index, "")
         return delta
 
@@ -196,15 +219,14 @@ class ChoiceOutput:
         if self.over:
             return
         self.generated += chunk.count
-        if chunk.logprobs is not None:
-            self._delta.upstream_logprobs.append(chunk.logprobs)
         if chunk.vectors is not None:
             self.vectors = chunk.vectors
         text = chunk.text
         if self._tools is not None:
             text += self._complete_calls(chunk)
+        self._logprobs.add_upstream(chunk.logprobs, text)
         if self._process(text) and chunk.finish_reason is not None:
-            self._finish("", chunk.finish_reason)
+            self._finish("", _known_reason(chunk.finish_reason))
 
     def _complete_calls(self, chunk: TextChunk) -> str:
         """Tool calls that an upstream parsed, as text once complete, so that they pass the guard."""
@@ -228,11 +250,14 @@ class ChoiceOutput:
         self._decoded += len(text)
         if self._detokenizer is None or not self._detokenizer.pending:
             self._marks.append((self._decoded, self.generated))
+            self._logprobs.place(self._decoded)
 
     def _screen(self, text: str) -> bool:
         if self._stops is not None:
             text = self._stops.feed(text)
+            self._passed += len(text)
             if self._stops.matched is not None:
+                self._logprobs.limit(self._passed)
                 self._finish(text, "stop")
                 return False
         if self._guard is not None:
@@ -241,6 +266,9 @@ class ChoiceOutput:
                 self._block(text)
                 return False
         self._release(text)
+        if self._call_blocked:
+            self._block("")
+            return False
         if self._single_tool_call and self.calls:
             self._released = self.generated
             self.finish_reason = self._delta.finish_reason = "tool_calls"
@@ -255,13 +283,17 @@ class ChoiceOutput:
             self.text.append(text)
         held = (self._stops.held if self._stops else 0) + (self._guard.held if self._guard else 0)
         held += self._tools.held if self._tools else 0
-        reached = self._decoded - held
+        reached = self._reached = self._decoded - held
         marks = self._marks
         while marks and marks[0][0] <= reached:
             self._released = marks.popleft()[1]
 
     def _add_calls(self, text: str, calls: list[ToolCall]) -> str:
         calls = calls[: 1 - len(self.calls)] if self._single_tool_call else calls
+        if self._guard is not None and calls:
+            cleaned = [clean_call(call, self._guard) for call in calls]
+            calls = [call for call in cleaned if call is not None]
+            self._call_blocked |= len(calls) < len(cleaned)
         self.calls += calls
         self._delta.calls += calls
         return text
@@ -283,10 +315,11 @@ class ChoiceOutput:
             tail = before + self._add_calls(*self._tools.flush())
             if reason in ("stop", "tool_calls"):
                 reason = "tool_calls" if self.calls else "stop"
+            reason = "content_filter" if self._call_blocked else reason
         if tail:
             self._delta.text += tail
             self.text.append(tail)
-        self._released = self.generated
+        self._released, self._reached = self.generated, inf
         self.finish_reason = self._delta.finish_reason = reason
 
     def _block(self, text: str) -> None:

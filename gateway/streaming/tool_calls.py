@@ -8,8 +8,8 @@ that may still become a call is held.
 import json
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from gateway.inference.request import InferenceRequest
 
@@ -188,6 +188,45 @@ def as_text(calls: Iterable[dict[str, Any]]) -> str:
     """Tool calls that an upstream parsed, as model output, so that they pass the guard and the token
     count like other text."""
     return "".join(f"{_OPEN}{json.dumps(call, ensure_ascii=False)}{_CLOSE}" for call in calls)
+
+
+class ArgumentGuard(Protocol):
+    """The part of an output guard that `clean_call` needs."""
+
+    def clean(self, text: str, *, record: bool = False) -> str | None:
+        """The text after the rules; None when blocked."""
+
+
+def clean_call(call: ToolCall, guard: ArgumentGuard) -> ToolCall | None:
+    """The call after the guard's rules on its decoded texts: escapes such as `\\u0040` hide a match
+    from the guard of the stream. None when a text is blocked."""
+    given = json.loads(call.arguments)
+    own_id = guard.clean(call.id, record=True)
+    try:
+        arguments = _cleaned(given, guard)
+    except _Blocked:
+        return None
+    if own_id is None:
+        return None
+    text = call.arguments if arguments == given else json.dumps(arguments, ensure_ascii=False)
+    return replace(call, id=own_id, arguments=text)
+
+
+class _Blocked(Exception):
+    pass
+
+
+def _cleaned(value: Any, guard: ArgumentGuard) -> Any:
+    if isinstance(value, str):
+        text = guard.clean(value, record=True)
+        if text is None:
+            raise _Blocked
+        return text
+    if isinstance(value, dict):
+        return {_cleaned(key, guard): _cleaned(inner, guard) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_cleaned(each, guard) for each in value]
+    return value
 
 
 def _partial_tag_length(held: str) -> int:

@@ -4,8 +4,9 @@ Weights come from an .npz with only numbers and text (`allow_pickle=False`).
 """
 
 import hashlib
-import threading
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from math import exp
 from pathlib import Path
@@ -38,6 +39,7 @@ _MAX_EXPONENT = 80  # limit of an exponent: beyond it the result does not change
 _LEAST = 1 / (1 + exp(_MAX_EXPONENT))
 _VERY_LOW = 1e9  # below any sum of a filter
 _NOTHING = np.zeros((), np.float32)
+_IN_TABLES = frozenset({"vocabulary", "linear", "linear_scale", "grams", "vectors"})
 _HEADS = Struct(f"{len(HEADS)}f")
 
 
@@ -50,6 +52,18 @@ def unpack(stored: Arrays, name: str) -> Floats:
     return floats
 
 
+class Tables:
+    """The weights that all scorers share; never changed."""
+
+    def __init__(self, stored: Arrays) -> None:
+        vocabulary = bytes(np.asarray(stored["vocabulary"], dtype=np.uint8))
+        self.words = vocabulary.decode("utf-8").split("\n")
+        self.linear = unpack(stored, "linear")
+        self.grams = unpack(stored, "grams")
+        self.vectors = unpack(stored, "vectors")
+        self.filters = [_filters(stored, place) for place in range(len(WIDTHS))]
+
+
 class WordContributions(Lexicon):
     """A lexicon that stores each word's contribution to any text that contains it.
 
@@ -59,13 +73,13 @@ class WordContributions(Lexicon):
     Words outside the vocabulary have the mean vector of their n-grams.
     """
 
-    def __init__(self, stored: Arrays, weights: Floats) -> None:
-        words = bytes(np.asarray(stored["vocabulary"], dtype=np.uint8)).decode("utf-8").split("\n")
-        super().__init__(words)
+    def __init__(self, tables: "Tables") -> None:
+        super().__init__(tables.words)
+        weights = tables.linear
         self._gram_weights = weights[BUCKETS:]
-        self._gram_vectors = unpack(stored, "grams")
-        self._vectors = unpack(stored, "vectors")
-        self._filters = [_filters(stored, place) for place in range(len(WIDTHS))]
+        self._gram_vectors = tables.grams
+        self._vectors = tables.vectors
+        self._filters = tables.filters
         # A memory page of these is allocated when one of its words first occurs.
         self.rows = np.zeros((BUCKETS + self.size, weights.shape[1]), np.float32)
         self.rows[:BUCKETS] = weights[:BUCKETS]
@@ -185,14 +199,61 @@ def _largest_first(filters: int) -> list[int]:
 
 
 class Ensemble:
-    """Both halves, Platt-calibrated per head; the highest harm is averaged with the any-harm score."""
+    """Both halves, Platt-calibrated per head; the highest harm is averaged with the any-harm score.
+
+    Safe for threads, and no thread waits for another: each call borrows a `Scorer` of its own.
+    There are as many as calls ever ran at the same time.
+    """
 
     def __init__(self, stored: Arrays, version: str) -> None:
-        self._words = WordContributions(stored, unpack(stored, "linear"))
+        self.version = version
+        self._stored = {name: stored[name] for name in stored if name not in _IN_TABLES}
+        self._tables = Tables(stored)
+        self._free: deque[Scorer] = deque([Scorer(self._stored, self._tables)])
+
+    @classmethod
+    def load(cls, path: Path) -> "Ensemble":
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        with np.load(path, allow_pickle=False) as archive:
+            stored = {name: archive[name] for name in archive.files}
+        return cls(stored, f"th-moderation-{digest[:12]}")
+
+    @contextmanager
+    def _scorer(self) -> Iterator["Scorer"]:
+        try:
+            scorer = self._free.pop()
+        except IndexError:
+            scorer = Scorer(self._stored, self._tables)
+        try:
+            yield scorer
+        finally:
+            self._free.append(scorer)
+
+    def halves(self, texts: Sequence[str]) -> tuple[Floats, Floats]:
+        """Return the uncalibrated logits of both halves: the heads, then any harm."""
+        with self._scorer() as scorer:
+            return scorer.halves(texts)
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        """Return probabilities of shape (len(texts), len(HEADS))."""
+        if not texts:
+            return np.zeros((0, len(HEADS)), dtype=np.float32)
+        with self._scorer() as scorer:
+            return np.array([scorer.score_text(text) for text in texts], dtype=np.float32)
+
+    def score_cuts(self, text: str, cuts: Cuts) -> list[list[float]]:
+        """Return the probabilities of pieces of a text, identical to those of `score`."""
+        with self._scorer() as scorer:
+            return scorer.score_cuts(text, cuts)
+
+
+class Scorer:
+    """The caches and buffers of one call at a time. Not thread-safe."""
+
+    def __init__(self, stored: Arrays, tables: Tables) -> None:
+        self._words = WordContributions(tables)
         self._before = [self._words.before] * (len(WIDTHS) - 1)
         self._behind = [self._words.behind, self._words.beyond]
-        self.version = version
-        self._lock = threading.Lock()
         self._linear = Linear(unpack(stored, "linear_bias"), self._words)
         self._convolution = Convolution(stored, self._words)
         slopes, share = unpack(stored, "slopes"), unpack(stored, "share")[0]
@@ -204,37 +265,20 @@ class Ensemble:
         self._said = np.empty(len(self._calibration), np.float32)
         self._curved, self._straight = self._said[: len(curved)], self._said[len(curved) :]
 
-    @classmethod
-    def load(cls, path: Path) -> "Ensemble":
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        with np.load(path, allow_pickle=False) as archive:
-            stored = {name: archive[name] for name in archive.files}
-        return cls(stored, f"th-moderation-{digest[:12]}")
-
     def halves(self, texts: Sequence[str]) -> tuple[Floats, Floats]:
         """Return the uncalibrated logits of both halves: the heads, then any harm."""
         linear, curved = [], []
         for text in texts:
-            with self._lock:
-                numbers = self._words.read(text)
-                self._probabilities(
-                    numbers, self._convolution.phrases(np.array(self._pad(numbers)))
-                )
-                linear.append(self._straight + self._linear.bias)
-                curved.append(self._curved.dot(self._convolution.shares))
+            self.score_text(text)
+            linear.append(self._straight + self._linear.bias)
+            curved.append(self._curved.dot(self._convolution.shares))
         return np.array(linear), np.array(curved)
-
-    def score(self, texts: Sequence[str]) -> Floats:
-        """Return probabilities of shape (len(texts), len(HEADS))."""
-        if not texts:
-            return np.zeros((0, len(HEADS)), dtype=np.float32)
-        return np.array([self._score_text(text) for text in texts], dtype=np.float32)
 
     def score_cuts(self, text: str, cuts: Cuts) -> list[list[float]]:
         """Return the probabilities of pieces of a text, identical to those of `score`."""
         if len(cuts) == 1:
             start, end = cuts[0]
-            return [self._score_text(text[start:end])]
+            return [self.score_text(text[start:end])]
         rows: list[list[float]] = []
         for run in runs(cuts):
             begin, end = run[0][0], max(end for _, end in run)
@@ -242,12 +286,9 @@ class Ensemble:
             rows += self._score_run(*read_pieces(text[begin:end], near))
         return rows
 
-    def _score_text(self, text: str) -> list[float]:
-        with self._lock:
-            numbers = self._words.read(text)
-            return self._probabilities(
-                numbers, self._convolution.phrases(np.array(self._pad(numbers)))
-            )
+    def score_text(self, text: str) -> list[float]:
+        numbers = self._words.read(text)
+        return self._probabilities(numbers, self._convolution.phrases(np.array(self._pad(numbers))))
 
     def _pad(self, numbers: list[int]) -> list[int]:
         return [*self._before, *(numbers or self._before[:1]), *self._behind]
@@ -265,16 +306,15 @@ class Ensemble:
 
     def _score_run(self, words: Sequence[str], pieces: Sequence[Piece]) -> list[list[float]]:
         own = [word for piece in pieces for word in (*piece.head, *piece.tail)]
-        with self._lock:
-            numbers = self._words.numbers([*words, *own])
-            text, at, texts = numbers[: len(words)], len(words), []
-            for piece in pieces:
-                middle, end = at + len(piece.head), at + len(piece.head) + len(piece.tail)
-                inner = text[piece.first : piece.last]
-                texts.append([*numbers[at:middle], *inner, *numbers[middle:end]])
-                at = end
-            phrases_seen = self._phrases_of(text, pieces, texts)
-            return [self._probabilities(*each) for each in zip(texts, phrases_seen, strict=True)]
+        numbers = self._words.numbers([*words, *own])
+        text, at, texts = numbers[: len(words)], len(words), []
+        for piece in pieces:
+            middle, end = at + len(piece.head), at + len(piece.head) + len(piece.tail)
+            inner = text[piece.first : piece.last]
+            texts.append([*numbers[at:middle], *inner, *numbers[middle:end]])
+            at = end
+        phrases_seen = self._phrases_of(text, pieces, texts)
+        return [self._probabilities(*each) for each in zip(texts, phrases_seen, strict=True)]
 
     def _phrases_of(
         self, text: list[int], pieces: Sequence[Piece], texts: Sequence[list[int]]

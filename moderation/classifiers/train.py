@@ -7,11 +7,9 @@ thread, about ten minutes. Seeded: the same data and library versions give the s
 """
 
 import argparse
-import hashlib
 import json
 import os
 import random
-import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,7 +25,8 @@ from moderation.classifiers.ensemble import Ensemble
 from moderation.classifiers.train_card import measure, write_card
 from moderation.classifiers.train_linear import fit_head, matrix
 from moderation.classifiers.train_pairs import pair_examples
-from moderation.classifiers.train_sources import ANY, Example, read_sets, read_terms
+from moderation.classifiers.train_sources import ANY, SAFE, Example, read_sets, read_terms
+from moderation.classifiers.train_split import is_check, is_validation, normal_form
 from moderation.classifiers.train_synthetic import composites, synthetic_examples, windowed
 from moderation.classifiers.train_vectors import unlabelled, word_vectors
 from moderation.normalise import fold
@@ -37,21 +36,9 @@ Arrays = dict[str, NDArray[Any]]
 
 OUTPUTS = (*HEADS, ANY)
 WEIGHTS = Path(__file__).with_name("weights")
-# Share of texts, per hundred by the digest of their words, in the validation split.
-_VALIDATION_SHARE = 10
 _STRENGTH = 6.0
 _LINEAR_SHARE = 0.55
 _COMPOSITES = 14_000
-
-
-def normal_form(text: str) -> str:
-    """The normal form by which two rows count as the same text."""
-    return re.sub(r"\W+", " ", fold(text).text.lower()).strip()
-
-
-def is_validation(text: str) -> bool:
-    digest = hashlib.sha256(normal_form(text).encode()).digest()
-    return int.from_bytes(digest[:4], "big") % 100 < _VALIDATION_SHARE
 
 
 def read_examples(data: Path) -> list[Example]:
@@ -136,11 +123,13 @@ def train(data: Path, out: Path, epochs: int, seed: int, held_out: set[str]) -> 
         stored |= packed(name, values)
     plain = {"slopes": np.ones(len(OUTPUTS)), "offsets": np.zeros(len(OUTPUTS))}
     raw = Ensemble({**stored, **plain}, "uncalibrated")
-    halves = [raw.halves([example.text[:WINDOW]]) for example in validation]
+    # The everyday check set stays unseen by the calibration too.
+    calibrating = [e for e in validation if not (e.labels == SAFE and is_check(e.text))]
+    halves = [raw.halves([example.text[:WINDOW]]) for example in calibrating]
     logits = np.concatenate(
         [_LINEAR_SHARE * one + (1 - _LINEAR_SHARE) * other for one, other in halves]
     )
-    stored |= calibrate(logits, validation)
+    stored |= calibrate(logits, calibrating)
     out.mkdir(parents=True, exist_ok=True)
     path = out / "moderation.npz"
     np.savez_compressed(path, **stored)  # type: ignore[arg-type]

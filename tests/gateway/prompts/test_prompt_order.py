@@ -1,6 +1,5 @@
-"""Prompt order: byte-stable, idempotent, never touches text, never sorts an enum."""
+"""Prompt order: byte-stable, idempotent, never touches text, never inside a tool or block."""
 
-import copy
 import json
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.prompts.prompt_order import PromptOrder, canonical_schema, reorder
+from gateway.prompts.prompt_order import PromptOrder, reorder
 from gateway.prompts.volatile import volatile_rule
 
 SAFE, FULL, OFF = PromptOrder.SAFE, PromptOrder.FULL, PromptOrder.OFF
@@ -25,18 +24,26 @@ TOOLS = [
 ]
 
 
-def _shuffle_keys(value: Any, random: Any) -> Any:
-    if isinstance(value, dict):
-        keys = list(value)
-        random.shuffle(keys)
-        return {key: _shuffle_keys(value[key], random) for key in keys}
-    return [_shuffle_keys(item, random) for item in value] if isinstance(value, list) else value
+names = st.sampled_from(["reasoning", "answer", "b", "a", "required", "enum", "properties"])
+schemas = st.recursive(
+    st.none() | st.booleans() | names,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=4),
+    max_leaves=12,
+)
+tools = st.lists(
+    st.builds(lambda name, schema: tool(name, schema=schema), names, schemas), max_size=5
+)
 
 
-@given(st.randoms(use_true_random=False))
-def test_shuffled_tools_give_the_same_bytes(random: Any) -> None:
-    shuffled = _shuffle_keys(copy.deepcopy(TOOLS), random)
-    random.shuffle(shuffled)
+@given(tools, st.sampled_from(list(PromptOrder)))
+def test_what_is_inside_a_tool_stays_byte_for_byte(given_tools: Any, order: PromptOrder) -> None:
+    """Templates serialise a schema in its own order, and models write properties in that order."""
+    before = sorted(json.dumps(each) for each in given_tools)
+    assert sorted(json.dumps(each) for each in reorder(order, [], given_tools).tools) == before
+
+
+@given(st.permutations(TOOLS))
+def test_shuffled_tools_give_the_same_bytes(shuffled: Any) -> None:
     wanted = json.dumps(reorder(SAFE, [], TOOLS).tools)
     assert json.dumps(reorder(SAFE, [], shuffled).tools) == wanted
 
@@ -62,6 +69,24 @@ def _texts(messages: Any) -> list[str]:
     return found
 
 
+def _blocks(messages: Any) -> list[str]:
+    """Every block as bytes: a part, or a message whose content is one text."""
+    found: list[str] = []
+    for message in messages:
+        content = message["content"]
+        whole = [message] if isinstance(content, str) else content
+        found += [json.dumps(each) for each in whole]
+    return found
+
+
+@given(chats, st.sampled_from(list(PromptOrder)))
+def test_what_is_inside_a_block_stays_byte_for_byte(messages: Any, order: PromptOrder) -> None:
+    once = reorder(order, messages, (), volatile_rule(["dates"])).messages
+    assert sorted(_blocks(once)) == sorted(_blocks(messages))
+    if order is not FULL:
+        assert json.dumps(once) == json.dumps(messages)
+
+
 @given(chats, st.sampled_from(list(PromptOrder)))
 def test_reordering_is_idempotent_and_keeps_every_text(messages: Any, order: PromptOrder) -> None:
     rule = volatile_rule(["dates"])
@@ -82,20 +107,6 @@ def test_a_later_turn_never_changes_the_order_of_earlier_ones(first: Any, more: 
 def test_off_changes_nothing() -> None:
     assert reorder(OFF, [{"role": "user", "content": "x"}], TOOLS).tools == TOOLS
     assert reorder(OFF, [], TOOLS).changed == ()
-
-
-def test_required_is_a_set_and_enum_is_not() -> None:
-    schema = {"required": ["b", "a"], "properties": {"required": {"enum": ["z", "a"]}}}
-    assert canonical_schema(schema) == {
-        "properties": {"required": {"enum": ["z", "a"]}},
-        "required": ["a", "b"],
-    }
-
-
-def test_a_property_called_like_a_keyword_is_no_keyword() -> None:
-    schema = {"properties": {"enum": {"required": ["b", "a"]}, "default": {"required": ["d", "c"]}}}
-    found = canonical_schema(schema)["properties"]
-    assert found == {"default": {"required": ["c", "d"]}, "enum": {"required": ["a", "b"]}}
 
 
 def test_a_cache_mark_pins_the_order_of_tools() -> None:

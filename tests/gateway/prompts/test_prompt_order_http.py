@@ -54,7 +54,7 @@ def test_full_order_shares_what_off_order_does_not(
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) / len(second)
     assert least <= shared <= most
     said = told.headers["x-tollhouse-prompt-order"]
-    assert said == ("off" if name == "off" else "full:schemas+tools+volatile")
+    assert said == ("off" if name == "off" else "full:tools+volatile")
     assert deployment.last_event()["prompt_order"] == said
 
 

@@ -30,6 +30,13 @@ class Guard:
     def held(self) -> int:
         return self._stream.held(0)
 
+    @property
+    def cuts(self) -> Sequence[tuple[int, int]]:
+        return self._stream.cuts(0)
+
+    def clean(self, text: str, *, record: bool = False) -> str | None:
+        return self._stream.clean(text, record=record)
+
     def feed(self, text: str) -> str:
         return self._stream.feed(0, text).text
 

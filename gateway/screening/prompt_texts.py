@@ -1,0 +1,253 @@
+"""The texts of a prompt as the model reads them, and the request with these texts replaced.
+
+A `Document` is what the rules and the classifier see as one text. A message is one: its name, its
+parts joined as templates join them, and its tool calls. Neighbouring messages of the same role are
+one too, up to `MAX_JOINED` characters, because many templates join them; no rule matches across
+messages of different roles. The definition of each tool is one document of the role `tools`, and so
+is each parameter that describes the answer's form.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from core.errors import ContentBlocked
+from gateway.inference.request import InferenceRequest
+from gateway.prompts.template_variables import texts_of_variables, with_texts
+from gateway.prompts.truncation import texts_of
+from moderation.policy import SAME_ROLE
+from moderation.rules import merged
+from moderation.verdict import ScreenedText, Span
+
+MAX_JOINED = 4_000
+TOOLS = "tools"
+_GATEWAY_MARKS = ("cache_control", "volatile", "rank")
+
+Change = Callable[[str, str], str]  # (text, separator before it) -> the text to send on
+
+
+class Document(Struct, frozen=True):
+    """`separators[i]` stands before `segments[i]`."""
+
+    role: str
+    segments: tuple[str, ...]
+    separators: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        if len(self.segments) == 1:
+            return self.segments[0]
+        pairs = zip(self.separators, self.segments, strict=True)
+        return "".join([part for pair in pairs for part in pair][1:])
+
+    def redacted(self, spans: Sequence[Span]) -> tuple[str, ...]:
+        """The segments with the spans cut out; a span's category stands where it begins."""
+        cuts, found, at = merged(spans), [], 0
+        for number, segment in enumerate(self.segments):
+            at += len(self.separators[number]) if number else 0
+            found.append(_cut(segment, at, cuts))
+            at += len(segment)
+        return tuple(found)
+
+
+def _cut(segment: str, at: int, cuts: Iterable[tuple[int, int, str]]) -> str:
+    pieces, position = [], 0
+    for start, end, category in cuts:
+        first, last = max(0, start - at), min(len(segment), end - at)
+        if first >= last:
+            continue
+        pieces.append(segment[position:first])
+        if start >= at:
+            pieces.append(f"[{category.upper()}]")
+        position = last
+    return "".join([*pieces, segment[position:]])
+
+
+def documents_of(request: InferenceRequest) -> list[Document]:
+    return [_document(role, segments) for role, segments in _walk(request)]
+
+
+def screened_texts(documents: Iterable[Document]) -> list[ScreenedText]:
+    return [ScreenedText(each.role, each.text) for each in documents]
+
+
+def with_redactions(
+    request: InferenceRequest, documents: Sequence[Document], spans: Sequence[Span]
+) -> InferenceRequest:
+    """The request with the spans cut out of its texts. ContentBlocked for one that cannot be: the
+    description of an answer's form."""
+    by_document: dict[int, list[Span]] = {}
+    for span in spans:
+        by_document.setdefault(span.index, []).append(span)
+    new = [each.redacted(by_document.get(index, ())) for index, each in enumerate(documents)]
+    return _rebuilt(request, iter([text for segments in new for text in segments]))
+
+
+def _document(role: str, segments: Sequence[tuple[str, str]]) -> Document:
+    return Document(role, tuple(t for t, _ in segments), tuple(s for _, s in segments))
+
+
+def _walk(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """(role, segments with the separators before them), in the order of `_rebuilt`."""
+    if request.messages is None:
+        yield from (("user", [(text, "")]) for text in texts_of(request))
+        return
+    role, joined, size = "", list[tuple[str, str]](), 0
+    for message in request.messages:
+        found: list[tuple[str, str]] = []
+        _message(message, _collector(found))
+        own = SAME_ROLE.get(str(message["role"]), str(message["role"]))
+        length = sum(len(text) for text, _ in found)
+        if joined and (own != role or size + length > MAX_JOINED):
+            yield role, joined
+            joined, size = [], 0
+        role, size = own, size + length
+        joined += found
+    if joined:
+        yield role, joined
+    for tool in request.tools or ():
+        yield TOOLS, [(_json(_without_marks(tool)), "")]
+    for value in _described(request):
+        yield TOOLS, [(_json(value), "")]
+    if request.chat_template_kwargs:
+        texts = texts_of_variables(request.chat_template_kwargs)
+        if texts:
+            yield "user", [(text, "\n") for text in texts]
+
+
+def _collector(found: list[tuple[str, str]]) -> Change:
+    def _collect(text: str, separator: str) -> str:
+        found.append((text, separator))
+        return text
+
+    return _collect
+
+
+def _rebuilt(request: InferenceRequest, texts: Iterator[str]) -> InferenceRequest:
+    if request.inputs is not None:
+        inputs: list[Any] = [next(texts) if isinstance(x, str) else x for x in request.inputs]
+        return replace(request, inputs=inputs)
+    if request.messages is None:
+        return replace(request, prompts=tuple(texts), decoded_prompts=())
+    changed: dict[str, str] = {}
+
+    def _next(text: str, _before: str) -> str:
+        new = next(texts)
+        if new != text:
+            changed[text] = new
+        return new
+
+    messages = [_message(message, _next) for message in request.messages]
+    tools = [_tool(tool, next(texts)) for tool in request.tools or ()]
+    for value in _described(request):
+        if next(texts) != _json(value):
+            raise _not_redactable("the description of the answer's format")
+    variables = with_texts(request.chat_template_kwargs, texts)
+    return replace(
+        request,
+        messages=messages,
+        tools=tools or None,
+        chat_template_kwargs=variables,
+        extra=_echoed(request, tools, changed),
+    )
+
+
+def _message(message: Mapping[str, Any], change: Change) -> dict[str, Any]:
+    new = dict(message)
+    if isinstance(message.get("name"), str):
+        new["name"] = change(message["name"], "\n")
+    content = message.get("content")
+    if isinstance(content, str):
+        new["content"] = change(content, "\n")
+    elif isinstance(content, list):
+        new["content"] = [
+            {**part, "text": change(part["text"], "" if number else "\n")}
+            for number, part in enumerate(content)
+        ]
+    if isinstance(message.get("refusal"), str):
+        new["refusal"] = change(message["refusal"], "\n")
+    if message.get("tool_calls"):
+        new["tool_calls"] = [
+            {**call, "function": _call(call["function"], change)} if call.get("function") else call
+            for call in message["tool_calls"]
+        ]
+    if message.get("function_call"):
+        new["function_call"] = _call(message["function_call"], change)
+    return new
+
+
+def _call(function: Mapping[str, Any], change: Change) -> dict[str, Any]:
+    """Arguments are read as canonical JSON, because escapes such as `\\u0040` hide a match."""
+    name = change(str(function.get("name") or ""), "\n")
+    given = function.get("arguments")
+    text = _canonical(given)
+    new = change(text, "\n")
+    if new == text:
+        return {**function, "name": name}
+    arguments = new if _parsed(new) is not None else _json({"redacted": new})
+    return {**function, "name": name, "arguments": arguments}
+
+
+def _tool(tool: dict[str, Any], text: str) -> dict[str, Any]:
+    plain = _without_marks(tool)
+    if text == _json(plain):
+        return tool
+    new = _parsed(text)
+    function = new.get("function") if isinstance(new, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _not_redactable("the definition of a tool")
+    return {**tool, **new}
+
+
+def _described(request: InferenceRequest) -> list[Any]:
+    """Parameters that an upstream may show to the model, such as a schema of the answer."""
+    return [each for each in request.engine_parameters.values() if isinstance(each, dict | list)]
+
+
+def _echoed(
+    request: InferenceRequest, tools: Sequence[dict[str, Any]], changed: Mapping[str, str]
+) -> dict[str, Any]:
+    """`extra`, from which the Responses API repeats the instructions and tools in its answer."""
+    extra = dict(request.extra)
+    instructions = extra.get("instructions")
+    if isinstance(instructions, str):
+        extra["instructions"] = changed.get(instructions, instructions)
+    if tools and isinstance(extra.get("tools"), list):
+        extra["tools"] = [
+            {**each, **{k: v for k, v in tool["function"].items() if k in each}}
+            for each, tool in zip(extra["tools"], tools, strict=True)
+        ]
+    return extra
+
+
+def _canonical(given: Any) -> str:
+    if not isinstance(given, str):
+        return _json(given)
+    parsed = _parsed(given)
+    return given if parsed is None else _json(parsed)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _without_marks(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in tool.items() if key not in _GATEWAY_MARKS}
+
+
+def _not_redactable(what: str) -> ContentBlocked:
+    return ContentBlocked(
+        f"The moderation policy redacts a part of {what}, which would then be invalid.",
+        next_step="Remove what the policy redacts, or ask your administrator about the policy.",
+        param="tools",
+    )

@@ -1,0 +1,159 @@
+"""Only what is new is screened; and what was remembered decides exactly as what is screened anew."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+from numpy.typing import NDArray
+
+from moderation.categories import HEADS
+from moderation.classifiers.ensemble import Ensemble
+from moderation.classifiers.load import load_classifier
+from moderation.policy import Policy, default_policy
+from moderation.screener import Screener
+from moderation.verdict import Action, ScreenedText
+from moderation.verdict_cache import VerdictCache
+
+POLICY = Policy.from_dict(
+    {
+        "input": {
+            "deny": [{"text": "zebra", "action": "redact"}, {"text": "yak", "action": "annotate"}],
+            "categories": {"violence": {"annotate": 0.4, "redact": 0.6, "block": 0.95}},
+        }
+    }
+)
+
+
+class Counting:
+    """A classifier that counts the characters it scores."""
+
+    version = "counting"
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def score(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        self.seen += sum(map(len, texts))
+        row = [0.0] * len(HEADS)
+        rows = []
+        for text in texts:
+            given = list(row)
+            given[HEADS.index("violence")] = 0.7 if "fight" in text else 0.1
+            rows.append(given)
+        return np.array(rows, dtype=np.float32)
+
+
+pieces = st.sampled_from(["a zebra", "the yak", "a fight", "hello there", "", "x" * 900])
+conversations = st.lists(
+    st.builds(ScreenedText, st.sampled_from(["user", "assistant", "tool"]), pieces), max_size=8
+)
+
+
+@given(st.lists(conversations, max_size=4))
+def test_a_remembered_text_decides_as_a_new_one(turns: list[list[ScreenedText]]) -> None:
+    screener, known = Screener(Counting()), VerdictCache(most=4).of("org_1", POLICY)
+    for texts in turns:
+        anew = screener.check_input(texts, POLICY)
+        assert screener.prepare(texts, POLICY, known).run() == anew
+
+
+def test_a_turn_screens_only_what_is_new() -> None:
+    classifier = Counting()
+    screener, cache = Screener(classifier), VerdictCache()
+    texts: list[ScreenedText] = []
+    for number in range(20):
+        texts.append(ScreenedText("user", f"{number:04} " + "word " * 60))
+        classifier.seen = 0
+        work = screener.prepare(texts, POLICY, cache.of("org_1", POLICY))
+        assert work.unseen == len(texts[-1].text)
+        work.run()
+        assert classifier.seen == len(texts[-1].text)
+
+
+def test_a_tenant_and_a_policy_have_their_own_verdicts() -> None:
+    screener, cache = Screener(Counting()), VerdictCache()
+    texts = [ScreenedText("user", "a zebra")]
+    screener.prepare(texts, POLICY, cache.of("org_1", POLICY)).run()
+    other = default_policy()
+    for known, unseen in (
+        (cache.of("org_1", POLICY), 0),
+        (cache.of("org_2", POLICY), 7),
+        (cache.of("org_1", other), 7),
+    ):
+        assert screener.prepare(texts, POLICY, known).unseen == unseen
+    assert screener.prepare(texts, other, cache.of("org_1", other)).run().action is Action.ALLOW
+
+
+def test_the_memory_is_bounded_and_holds_no_text() -> None:
+    screener, cache = Screener(Counting()), VerdictCache(most=10)
+    known = cache.of("org_1", POLICY)
+    for number in range(50):
+        screener.prepare([ScreenedText("user", f"secret {number}")], POLICY, known).run()
+    assert len(cache) == 10
+    assert "secret" not in str(list(cache._entries.items()))
+    assert screener.prepare([ScreenedText("user", "secret 49")], POLICY, known).unseen == 0
+    assert screener.prepare([ScreenedText("user", "secret 0")], POLICY, known).unseen > 0
+
+
+def test_a_failed_stage_is_not_remembered() -> None:
+    class Broken(Counting):
+        def score(self, texts: Sequence[str]) -> NDArray[np.float32]:
+            raise RuntimeError
+
+    known = VerdictCache().of("org_1", POLICY)
+    texts = [ScreenedText("user", "hello")]
+    assert Screener(Broken()).prepare(texts, POLICY, known).run().blocked
+    assert Screener(Counting()).prepare(texts, POLICY, known).run().action is Action.ALLOW
+
+
+def test_a_long_text_has_no_gap() -> None:
+    """One short passage, wherever it stands in a text of many windows, is seen."""
+    screener = Screener(Counting())
+    for at in range(0, 400_000, 9_973):
+        text = "word " * (at // 5) + "fight " + "word " * ((400_000 - at) // 5)
+        verdict = screener.check_input([ScreenedText("user", text)], POLICY)
+        assert verdict.action is Action.REDACT, at
+
+
+def test_no_call_waits_for_another() -> None:
+    """While one call is inside the classifier, another one on a second thread is answered."""
+    classifier = load_classifier()
+    assert isinstance(classifier, Ensemble)
+    with classifier._scorer():
+        done: list[Any] = []
+        other = threading.Thread(target=lambda: done.append(classifier.score(["Hello there"])))
+        other.start()
+        other.join(30)
+    assert done and done[0].shape == (1, len(HEADS))
+
+
+def test_scorers_agree_and_are_reused() -> None:
+    classifier = load_classifier()
+    assert isinstance(classifier, Ensemble)
+    text = "The quick brown fox sells a large number of unusual zithers. " * 3
+    first = classifier.score([text])
+    with classifier._scorer():
+        second = classifier.score([text])
+    assert np.array_equal(first, second)
+    assert len(classifier._free) == 2
+    classifier.score([text])
+    assert len(classifier._free) == 2
+
+
+@pytest.mark.parametrize("length", [100, 5_000, 80_000])
+def test_work_is_done_in_small_steps(length: int) -> None:
+    """No step scores more than a few windows, so that large texts can take turns."""
+    classifier = Counting()
+    work = Screener(classifier).prepare([ScreenedText("user", "word " * (length // 5))], POLICY)
+    most = 0
+    while True:
+        before = classifier.seen
+        more = work.step()
+        most = max(most, classifier.seen - before)
+        if not more:
+            break
+    assert classifier.seen >= length and most <= 16 * 400
