@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from core.clock import Clock
 from core.errors import BadRequest, Forbidden, NotFound, Unauthenticated
 from core.ids import KEY, new_id
-from core.tenants import audit, secrets
+from core.tenants import audit, key_bounds, secrets
 from core.tenants.limits import plan_of
 from core.tenants.models import ApiKey, Project, Tenant
 from core.tenants.plans import Plan
@@ -91,6 +91,8 @@ def issue(
     project = session.get(Project, project_id)
     if project is None or project.tenant_id != scope.tenant_id or project.archived_at is not None:
         raise NotFound(f"No project {project_id}.", next_step="List the projects.")
+    stored_scopes = (scopes or KeyScopes()).as_json()
+    key_bounds.check_issue(session, scope, stored_scopes, networks, expires_at)
     secret = secrets.generate()
     key = ApiKey(
         id=new_id(KEY),
@@ -100,7 +102,7 @@ def issue(
         secret_sha256=secrets.digest(secret),
         last_four=secret[-4:],
         role=role,
-        scopes=(scopes or KeyScopes()).as_json(),
+        scopes=stored_scopes,
         allowed_ips=networks,
         created_at=clock.now(),
         created_by=scope.actor,

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from core.clock import Clock
 from core.errors import BadRequest, Conflict, Forbidden, NotFound, Unauthenticated
 from core.ids import MEMBER, new_id
-from core.tenants import audit, passwords, sessions
+from core.tenants import audit, key_bounds, passwords, sessions
 from core.tenants.models import Member, Tenant
 from core.tenants.roles import MEMBER_ROLES, may_grant
 from core.tenants.scope import TenantScope
@@ -29,7 +29,8 @@ def add(
 ) -> Member:
     """Without a password the member can sign in by single sign-on only."""
     address = _address(email)
-    _check_grant(scope, role)
+    key_bounds.check_unrestricted(session, scope)
+    check_grant(scope, role)
     existing = select(Member.id).where(Member.tenant_id == scope.tenant_id, Member.email == address)
     if session.scalar(existing) is not None:
         raise Conflict(
@@ -65,9 +66,9 @@ def change(
     """Changing the role or disabling the member ends all of its sessions."""
     member = get(session, scope, member_id)
     before = describe(member)
-    _check_grant(scope, member.role)
+    check_grant(scope, member.role)
     if role is not None:
-        _check_grant(scope, role)
+        check_grant(scope, role)
         member.role = role
     if name is not None:
         member.name = name[:200]
@@ -87,8 +88,9 @@ def set_password(
 ) -> None:
     """Members set their own password; admins also that of members whose role they may grant."""
     member = get(session, scope, member_id)
+    key_bounds.check_unrestricted(session, scope)
     if scope.actor != member.id:
-        _check_grant(scope, member.role)
+        check_grant(scope, member.role)
     member.password_hash = passwords.hash_password(password)
     session.flush()
     sessions.revoke_all(session, clock, member.id)
@@ -126,29 +128,6 @@ def authenticate_password(session: Session, clock: Clock, email: str, password: 
     return found
 
 
-def authenticate_subject(session: Session, clock: Clock, subject: str, email: str) -> Member:
-    """Single sign-on: the member linked to `subject`, else the unlinked member with this verified
-    address, which is then linked."""
-    linked = select(Member).where(Member.oidc_subject == subject, Member.disabled_at.is_(None))
-    found = session.scalars(linked.order_by(Member.id)).first()
-    if found is None:
-        unlinked = select(Member).where(
-            Member.email == email.strip().lower(),
-            Member.oidc_subject.is_(None),
-            Member.disabled_at.is_(None),
-        )
-        found = session.scalars(unlinked.order_by(Member.id)).first()
-    if found is None:
-        raise Unauthenticated(
-            f"{email} is not a member.",
-            next_step="Ask an admin of your organisation to add this address.",
-            code="not_a_member",
-        )
-    found.oidc_subject = subject
-    found.last_seen_at = clock.now()
-    return found
-
-
 def get(session: Session, scope: TenantScope, member_id: str) -> Member:
     member = session.get(Member, member_id)
     if member is None or member.tenant_id != scope.tenant_id:
@@ -181,7 +160,7 @@ def _address(email: str) -> str:
     return address
 
 
-def _check_grant(scope: TenantScope, role: str) -> None:
+def check_grant(scope: TenantScope, role: str) -> None:
     if role not in MEMBER_ROLES:
         raise BadRequest(
             f"Unknown role {role!r}; use one of {', '.join(MEMBER_ROLES)}.", param="role"

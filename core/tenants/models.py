@@ -64,7 +64,11 @@ class ApiKey(Base):
 
 class Member(Base):
     __tablename__ = "members"
-    __table_args__ = (UniqueConstraint("tenant_id", "email"),)
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "email"),
+        Index("ix_members_tenant_subject", "tenant_id", "oidc_subject", unique=True),
+        Index("ix_members_invitation", "invitation_sha256", unique=True),
+    )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ID, ForeignKey("tenants.id"))
@@ -73,9 +77,21 @@ class Member(Base):
     role: Mapped[str] = mapped_column(String(20))  # owner | admin | finance | developer | viewer
     password_hash: Mapped[str | None] = mapped_column(String(200))  # argon2id
     oidc_subject: Mapped[str | None] = mapped_column(String(255))
+    invitation_sha256: Mapped[str | None] = mapped_column(String(64))
+    invitation_expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     disabled_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_seen_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class TenantDomain(Base):
+    """An e-mail domain that a tenant has proved to the operator to be its own."""
+
+    __tablename__ = "tenant_domains"
+
+    domain: Mapped[str] = mapped_column(String(253), primary_key=True)  # lower case
+    tenant_id: Mapped[str] = mapped_column(ID, ForeignKey("tenants.id"))
+    proved_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
 class DashboardSession(Base):

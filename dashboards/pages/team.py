@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from core.tenants import audit, members
+from core.tenants import audit, members, sign_on
 from core.tenants.models import Member
 from core.tenants.roles import MEMBER_ROLES, may_grant
 from dashboards.page_data import Form, Input, PageData, show
@@ -17,6 +17,7 @@ from dashboards.pages.common import (
     form_handler,
     redirect_with_notice,
     require_confirmation,
+    root_of,
     viewer_of,
     wants_csv,
 )
@@ -41,14 +42,14 @@ CHANGES = [
 ]
 
 
-def team(request: Request) -> Response:
+def team(request: Request, link: str = "") -> Response:
     viewer, deps = viewer_of(request, "members"), deps_of(request)
     can_edit = deps.auth.may(viewer, "members", "write")
     with deps.database.read() as session:
         found = members.all_of(session, viewer.scope)
         log = audit.entries(session, viewer.scope)
     names = {each.id: each.email for each in found}
-    rows = [_row(each, viewer.role if can_edit else "") for each in found]
+    rows = [_row(each, viewer.role if can_edit else "", deps.single_sign_on) for each in found]
     columns = [*MEMBERS, Column("acts", "Change", "acts")] if can_edit else MEMBERS
     empty = "No members yet. Add the first one below."
     table = Table("Members", columns, rows, totals=False, empty=empty)
@@ -63,12 +64,14 @@ def team(request: Request) -> Response:
         tables=[table],
         forms=[_new(viewer.role)] if can_edit else [],
         after=[changed],
+        once=link,
     )
     return show(request, page_data)
 
 
-def _row(member: Member, my_role: str) -> dict[str, Any]:
+def _row(member: Member, my_role: str, single_sign_on: bool) -> dict[str, Any]:
     methods = [way for way, has in _sign_in_methods(member) if has]
+    may_change = bool(my_role) and may_grant(my_role, member.role)
     return {
         "email": member.email,
         "name": member.name,
@@ -76,7 +79,7 @@ def _row(member: Member, my_role: str) -> dict[str, Any]:
         "comes": " and ".join(methods) or "single sign-on, not yet used",
         "state": "disabled" if member.disabled_at else "active",
         "seen": member.last_seen_at,
-        "acts": _acts(member, my_role) if my_role and may_grant(my_role, member.role) else [],
+        "acts": _acts(member, my_role, single_sign_on) if may_change else [],
     }
 
 
@@ -87,12 +90,14 @@ def _sign_in_methods(member: Member) -> list[tuple[str, bool]]:
     ]
 
 
-def _acts(member: Member, my_role: str) -> list[Form]:
+def _acts(member: Member, my_role: str, single_sign_on: bool) -> list[Form]:
     same = {"member": member.id}
     roles = [(role, role) for role in MEMBER_ROLES if may_grant(my_role, role)]
     if member.disabled_at is not None:
         return [Form(PATH, "Enable", {"act": "restore", **same})]
+    invite = Form(PATH, "Invite to single sign-on", {"act": "invite", **same})
     return [
+        *([invite] if single_sign_on else []),
         Form(
             PATH,
             "Change role",
@@ -162,6 +167,15 @@ def _add(request: Request, form_fields: Fields) -> Response:
     return redirect_with_notice(request, PATH, "member-added")
 
 
+def _invite(request: Request, form_fields: Fields) -> Response:
+    """Shows the link once. It works for one sign-in, which links the account."""
+    viewer, deps = viewer_of(request, "members", "write"), deps_of(request)
+    with deps.database.transaction() as session:
+        made = sign_on.invite(session, viewer.scope, deps.clock, form_fields.get("member", ""))
+    base = str(request.base_url).removesuffix("/").removesuffix(root_of(request))
+    return team(request, base + made.path())
+
+
 def _role(request: Request, form_fields: Fields) -> Response:
     return _change(request, form_fields, role=form_fields.get("role", ""))
 
@@ -204,7 +218,14 @@ ROUTES = [
     Route(PATH, team, methods=["GET"]),
     Route(
         PATH,
-        form_handler(add=_add, role=_role, restore=_restore, remove=_remove, password=_password),
+        form_handler(
+            add=_add,
+            invite=_invite,
+            role=_role,
+            restore=_restore,
+            remove=_remove,
+            password=_password,
+        ),
         methods=["POST"],
     ),
 ]

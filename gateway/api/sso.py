@@ -5,12 +5,13 @@ import asyncio
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse
 
-from core.errors import NotFound, Unauthenticated
-from core.tenants import members
+from core.errors import BadRequest, NotFound, Unauthenticated
+from core.tenants import sign_on
+from core.tenants.sign_on import ExternalIdentity
 from dashboards.viewer import SignedIn
 from gateway.api.access import ServicesDep
 from gateway.auth.dashboard_auth import DashboardAuth
-from gateway.auth.single_sign_on import SIGN_IN_TIMEOUT_S, Identity, SingleSignOn
+from gateway.auth.single_sign_on import SIGN_IN_TIMEOUT_S, SingleSignOn
 from gateway.wiring import Services
 
 router = APIRouter(prefix="/dashboard/sso", include_in_schema=False)
@@ -18,9 +19,14 @@ _FLOW_COOKIE, _SESSION_COOKIE, _HOME = "tollhouse_sso", "tollhouse_session", "/d
 
 
 @router.get("/start")
-async def start(request: Request, services: ServicesDep) -> RedirectResponse:
+async def start(
+    request: Request, services: ServicesDep, invitation: str = "", tenant: str = ""
+) -> RedirectResponse:
+    """`invitation` links the account to the invited member; `tenant` chooses a membership."""
     sso = _sso_of(services)
-    flow = await asyncio.to_thread(sso.begin, _redirect_uri(request, services))
+    if max(len(invitation), len(tenant)) > 100:  # they travel in a cookie
+        raise BadRequest("The invitation or the tenant is too long.", next_step="Copy the link.")
+    flow = await asyncio.to_thread(sso.begin, _redirect_uri(request, services), invitation, tenant)
     answer = RedirectResponse(flow.url, 303)
     answer.set_cookie(
         _FLOW_COOKIE,
@@ -67,14 +73,12 @@ async def callback(
     return answer
 
 
-def _sign_in(services: Services, identity: Identity) -> SignedIn:
+def _sign_in(services: Services, identity: ExternalIdentity) -> SignedIn:
     dashboard_auth = DashboardAuth(
         services.roles, services.pipeline.auth.attempts, services.clock, services.operator_token
     )
     with services.database.transaction() as session:
-        member = members.authenticate_subject(
-            session, services.clock, identity.subject, identity.email
-        )
+        member = sign_on.authenticate(session, services.clock, identity)
         return dashboard_auth.sign_in_member(session, member)
 
 

@@ -24,6 +24,7 @@ from joserfc.jwk import KeySet
 from core.clock import Clock
 from core.errors import SettingError, Unauthenticated, Unavailable
 from core.settings import Settings
+from core.tenants.sign_on import ExternalIdentity
 
 TIMEOUT_S = 5.0
 SIGN_IN_TIMEOUT_S = 600  # seconds that a person may take at the issuer
@@ -45,12 +46,6 @@ class SignInFlow:
     cookie: str
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    subject: str  # unique over all issuers
-    email: str  # empty if the issuer has not verified it
-
-
 class SingleSignOn:
     """Blocking; call it in a thread."""
 
@@ -70,18 +65,17 @@ class SingleSignOn:
                 next_step="Set both, or neither.",
             )
 
-    def begin(self, redirect_uri: str) -> SignInFlow:
+    def begin(self, redirect_uri: str, invitation: str = "", tenant: str = "") -> SignInFlow:
         verifier, nonce = secrets.token_urlsafe(48), secrets.token_urlsafe(24)
         with self._client(redirect_uri) as client:
             url, state = client.create_authorization_url(
                 self._endpoint("authorization_endpoint"), code_verifier=verifier, nonce=nonce
             )
         expires_at = int(self._clock.now().timestamp()) + SIGN_IN_TIMEOUT_S
-        return SignInFlow(
-            url, self._signed_cookie({"s": state, "n": nonce, "v": verifier, "e": expires_at})
-        )
+        flow = {"s": state, "n": nonce, "v": verifier, "e": expires_at}
+        return SignInFlow(url, self._signed_cookie(flow | {"i": invitation, "t": tenant}))
 
-    def finish(self, redirect_uri: str, state: str, code: str, cookie: str) -> Identity:
+    def finish(self, redirect_uri: str, state: str, code: str, cookie: str) -> ExternalIdentity:
         """Raises Unauthenticated if the sign-in is invalid, Unavailable if the issuer is down."""
         flow = self._verify_cookie(cookie)
         if not secrets.compare_digest(flow["s"].encode(), state.encode()):
@@ -99,18 +93,19 @@ class SingleSignOn:
             raise _refused("the issuer did not accept the code") from None
         except (requests.RequestException, ValueError):
             raise _issuer_down() from None
-        return self._identity(str(token.get("id_token", "")), flow["n"])
+        return self._identity(str(token.get("id_token", "")), flow)
 
-    def _identity(self, id_token: str, nonce: str) -> Identity:
+    def _identity(self, id_token: str, flow: dict[str, Any]) -> ExternalIdentity:
         try:
-            claims = self._verified(id_token, nonce)
+            claims = self._verified(id_token, flow["n"])
         except (JoseError, ValueError) as error:
             raise _refused(f"the issuer's ID token is invalid ({type(error).__name__})") from None
         subject = f"{self._issuer}#{claims['sub']}"
         if len(subject) > 255:
             subject = hashlib.sha256(subject.encode()).hexdigest()
         verified = claims.get("email_verified") is True
-        return Identity(subject, str(claims.get("email", "")) if verified else "")
+        email = str(claims.get("email", "")) if verified else ""
+        return ExternalIdentity(subject, email, flow["i"], flow["t"])
 
     def _verified(self, id_token: str, nonce: str) -> dict[str, Any]:
         try:

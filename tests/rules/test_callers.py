@@ -20,6 +20,7 @@ HOOKS = {
     "load_dialect_impl": "sqlalchemy.types.TypeDecorator",
     "process_bind_param": "sqlalchemy.types.TypeDecorator",
     "process_result_value": "sqlalchemy.types.TypeDecorator",
+    "_missing_": "enum.Enum",
     "on_header": "httptools.HttpResponseParser",
 }
 # The fake payment provider's controls, which only tests turn.

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
-from core.tenants import members
+from core.tenants import members, sign_on
 from gateway.api.admin.access import AdminContext, RequirePermission
 from gateway.api.admin.schemas import MemberChange, NewMember, NewPassword
 
@@ -44,3 +44,17 @@ def set_password(member_id: str, body: NewPassword, ctx: WriteAccess) -> dict[st
     with services.database.transaction() as session:
         members.set_password(session, ctx.scope, services.clock, member_id, body.password)
         return members.describe(members.get(session, ctx.scope, member_id))
+
+
+@router.post("/{member_id}/invitation", status_code=201)
+def invite_member(member_id: str, ctx: WriteAccess) -> dict[str, Any]:
+    """A link that connects the member with the single sign-on account that opens it, once."""
+    services = ctx.services
+    with services.database.transaction() as session:
+        made = sign_on.invite(session, ctx.scope, services.clock, member_id)
+    base = services.settings.public_url.rstrip("/")
+    return {
+        "member_id": made.member_id,
+        "url": base + made.path(),
+        "expires_at": made.expires_at.isoformat(),
+    }

@@ -5,7 +5,7 @@ import argparse
 from sqlalchemy.orm import Session
 
 from core.errors import NotFound
-from core.tenants import members
+from core.tenants import members, sign_on
 from core.tenants.models import Member
 from core.tenants.roles import MEMBER_ROLES
 from core.tenants.scope import TenantScope
@@ -37,7 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     state.add_argument("--disable", dest="disabled", action="store_true", default=None)
     state.add_argument("--enable", dest="disabled", action="store_false", default=None)
     change.set_defaults(run=_set)
-    for each in (add, listed, change):
+    invite = verbs.add_parser("invite", help="make a link for the member's first single sign-on")
+    invite.add_argument("email")
+    invite.set_defaults(run=_invite)
+    for each in (add, listed, change, invite):
         add_tenant(each)
         add_json(each)
 
@@ -87,6 +90,21 @@ def _set(arguments: argparse.Namespace) -> int:
             )
         shown = members.describe(member)
     show(shown, as_json=arguments.json, title="member")
+    return 0
+
+
+def _invite(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        scope = scope_named(session, arguments.tenant)
+        member = _find_member(session, scope, arguments.email)
+        made = sign_on.invite(session, scope, tools.clock, member.id)
+        base = tools.settings.public_url.rstrip("/")
+        shown = {
+            "email": member.email,
+            "url": base + made.path(),
+            "expires_at": made.expires_at.isoformat(),
+        }
+    show(shown, as_json=arguments.json, title="invitation")
     return 0
 
 

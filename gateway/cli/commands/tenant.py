@@ -2,7 +2,7 @@
 
 import argparse
 
-from core.tenants import organisations
+from core.tenants import organisations, sign_on
 from gateway.cli.commands._tenant_options import ACTOR, add_tenant, scope_named
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
@@ -36,7 +36,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_tenant(add_project)
     add_project.add_argument("name")
     add_project.set_defaults(run=_project_add)
-    for each in (new, listed, one, change, projects, add_project):
+    add_domain = verbs.add_parser(
+        "domain-add", help="record an e-mail domain that you know to be the tenant's own"
+    )
+    remove_domain = verbs.add_parser("domain-remove", help="remove an e-mail domain of a tenant")
+    for each, run in ((add_domain, _domain_add), (remove_domain, _domain_remove)):
+        add_tenant(each)
+        each.add_argument("domain")
+        each.set_defaults(run=run)
+    domains = verbs.add_parser("domains", help="list the e-mail domains of a tenant")
+    add_tenant(domains)
+    domains.set_defaults(run=_domains)
+    domain_verbs = (add_domain, remove_domain, domains)
+    for each in (new, listed, one, change, projects, add_project, *domain_verbs):
         add_json(each)
 
 
@@ -103,4 +115,26 @@ def _project_add(arguments: argparse.Namespace) -> int:
         created = organisations.create_project(session, scope, tools.clock, name=arguments.name)
         shown = organisations.describe_project(created)
     show(shown, as_json=arguments.json, title="project")
+    return 0
+
+
+def _domain_add(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        scope = scope_named(session, arguments.tenant)
+        sign_on.add_domain(session, scope, tools.clock, arguments.domain)
+    return _domains(arguments)
+
+
+def _domain_remove(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        scope = scope_named(session, arguments.tenant)
+        sign_on.remove_domain(session, scope, tools.clock, arguments.domain)
+    return _domains(arguments)
+
+
+def _domains(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        listed = sign_on.domains(session, scope_named(session, arguments.tenant))
+        rows = [{"domain": each.domain, "since": each.proved_at.isoformat()} for each in listed]
+    show(rows, as_json=arguments.json, title="domains")
     return 0

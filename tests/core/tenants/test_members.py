@@ -166,24 +166,6 @@ def test_a_closed_tenant_has_no_sessions_a_suspended_one_has(
     assert _role(sqlite_database, dashboard_auth, cookie) is None
 
 
-def test_single_sign_on_links_an_invited_address_once(
-    sqlite_database: Database, clock: FakeClock, scope: TenantScope
-) -> None:
-    with sqlite_database.transaction() as session:
-        made = members.add(session, scope, clock, email="sso@acme.example", role="viewer").id
-    with sqlite_database.transaction() as session:
-        assert (
-            members.authenticate_subject(session, clock, "subject-1", "SSO@acme.example").id == made
-        )
-    with sqlite_database.transaction() as session:
-        assert (
-            members.authenticate_subject(session, clock, "subject-1", "renamed@acme.example").id
-            == made
-        )
-        with pytest.raises(Unauthenticated, match="not a member"):
-            members.authenticate_subject(session, clock, "subject-2", "sso@acme.example")
-
-
 def test_bad_members_are_refused(
     sqlite_database: Database, clock: FakeClock, scope: TenantScope, member: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Single sign-on against an issuer of the test's own: the whole trip, and every way to cheat at it."""
+"""Single sign-on against an issuer of the test's own: the whole flow, and every way to cheat at it."""
 
 import time
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 
 from core.clock import SystemClock
 from core.errors import Unavailable
-from core.tenants import members
+from core.tenants import members, sign_on
 from core.tenants.scope import scope_of_operator
 from gateway.auth.single_sign_on import SingleSignOn
 from tests.gateway.admin.issuer import CLIENT, SECRET, Issuer, generate_key, running
@@ -35,6 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
                 scope = scope_of_operator(deployment.tenant_id)
                 fields = {"email": "ann@acme.example", "role": "finance"}
                 members.add(session, scope, SystemClock(), **fields)
+                sign_on.add_domain(session, scope, SystemClock(), "acme.example")
             yield Place(deployment, issuer)
 
 
@@ -46,14 +47,16 @@ def browser(place: Place) -> Iterator[httpx.Client]:
 
 
 def _go(browser: httpx.Client) -> httpx.Response:
-    """To the issuer and back to the door, which answers."""
+    """To the issuer and back to the gateway, which answers."""
     begun = browser.get("/dashboard/sso/start")
     assert begun.status_code == 303, begun.text
     consent = httpx.get(begun.headers["location"], timeout=60)
     return browser.get(consent.headers["location"])
 
 
-def test_an_invited_address_signs_in_and_has_its_role(place: Place, browser: httpx.Client) -> None:
+def test_a_member_of_the_tenant_s_domain_signs_in_and_has_its_role(
+    place: Place, browser: httpx.Client
+) -> None:
     answer = _go(browser)
     assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard/")
     page = browser.get("/dashboard/costs")
@@ -134,11 +137,13 @@ def test_keys_that_the_issuer_turned_are_read_again(place: Place, browser: httpx
         {"authorization_endpoint": ""},
     ],
 )
-def test_an_issuer_cannot_send_the_door_elsewhere(place: Place, described: dict[str, str]) -> None:
+def test_an_issuer_cannot_send_the_gateway_elsewhere(
+    place: Place, described: dict[str, str]
+) -> None:
     settings = place.deployment.services.settings
     place.issuer.described = described
     try:
         with pytest.raises(Unavailable):
-            SingleSignOn(settings, SystemClock(), "seal").begin("http://door.example/back")
+            SingleSignOn(settings, SystemClock(), "seal").begin("http://gateway.example/back")
     finally:
         place.issuer.described = {}

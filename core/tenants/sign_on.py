@@ -1,0 +1,163 @@
+"""Single sign-on: which member an issuer's subject may sign in as.
+
+A subject is linked to a member by an invitation, whose token only the invited person gets, or by a
+verified e-mail address of a domain that the operator has recorded as the tenant's own. An address
+alone links nothing, because any tenant may add any address as a member.
+"""
+
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from core.clock import Clock
+from core.errors import BadRequest, Conflict, NotFound, Unauthenticated
+from core.tenants import audit, key_bounds, members, sessions
+from core.tenants.models import Member, Tenant, TenantDomain
+from core.tenants.scope import TenantScope
+from core.tenants.secrets import digest
+
+INVITATION_LIFETIME = timedelta(days=7)
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalIdentity:
+    """What the issuer's ID token proved, and what the sign-in was started with."""
+
+    subject: str  # issuer and subject, unique over all issuers
+    email: str  # empty if the issuer has not verified it
+    invitation: str = ""  # a token of `invite`
+    tenant: str = ""  # name or id, to choose among several memberships
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    member_id: str
+    token: str  # returned only here; only its hash is stored
+    expires_at: datetime
+
+    def path(self) -> str:
+        return f"/dashboard/sso/start?invitation={self.token}"
+
+
+def invite(session: Session, scope: TenantScope, clock: Clock, member_id: str) -> Invitation:
+    """Replaces an earlier invitation. Its token links one subject to the member, once."""
+    member = members.get(session, scope, member_id)
+    key_bounds.check_unrestricted(session, scope)
+    members.check_grant(scope, member.role)
+    if member.disabled_at is not None:
+        raise Conflict(f"{member.email} is disabled.", next_step="Enable the member first.")
+    token = secrets.token_urlsafe(32)
+    expires_at = clock.now() + INVITATION_LIFETIME
+    member.invitation_sha256 = digest(token)
+    member.invitation_expires_at = expires_at
+    session.flush()
+    audit.record(session, scope, clock, "member.invite", member.id, None, {"email": member.email})
+    return Invitation(member.id, token, expires_at)
+
+
+def authenticate(session: Session, clock: Clock, identity: ExternalIdentity) -> Member:
+    """The member of an invitation, else a linked member, else one of a domain of its tenant."""
+    if identity.invitation:
+        found = _accept(session, clock, identity)
+    else:
+        found = _linked(session, identity) or _of_own_domain(session, identity)
+    if found is None:
+        raise Unauthenticated(
+            f"{identity.email or 'This account'} is not linked to a member.",
+            next_step="Open the invitation link that an admin of your organisation sends you.",
+            code="not_a_member",
+        )
+    found.oidc_subject = identity.subject
+    found.last_seen_at = clock.now()
+    return found
+
+
+def _accept(session: Session, clock: Clock, identity: ExternalIdentity) -> Member | None:
+    sha256 = digest(identity.invitation)
+    member = session.scalars(_active().where(Member.invitation_sha256 == sha256)).first()
+    expires_at = member.invitation_expires_at if member else None
+    if member is None or expires_at is None or expires_at <= clock.now():
+        raise Unauthenticated(
+            "This invitation has expired or was used.",
+            next_step="Ask an admin of your organisation for a new one.",
+            code="not_a_member",
+        )
+    other = select(Member.id).where(
+        Member.tenant_id == member.tenant_id,
+        Member.oidc_subject == identity.subject,
+        Member.id != member.id,
+    )
+    if session.scalar(other) is not None:
+        raise Unauthenticated(
+            "This account is already linked to another member of the organisation.",
+            next_step="Sign in without the invitation, or with another account.",
+            code="already_linked",
+        )
+    if member.oidc_subject not in (None, identity.subject):
+        sessions.revoke_all(session, clock, member.id)
+    member.invitation_sha256 = member.invitation_expires_at = None
+    return member
+
+
+def _linked(session: Session, identity: ExternalIdentity) -> Member | None:
+    """Of several memberships the one of `tenant`, or the one that signed in last."""
+    query = _active().where(Member.oidc_subject == identity.subject)
+    if identity.tenant:
+        query = query.where((Tenant.id == identity.tenant) | (Tenant.name == identity.tenant))
+    return session.scalars(
+        query.order_by(Member.last_seen_at.desc().nulls_last(), Member.id)
+    ).first()
+
+
+def _of_own_domain(session: Session, identity: ExternalIdentity) -> Member | None:
+    email = identity.email.strip().lower()
+    query = (
+        _active()
+        .join(TenantDomain, TenantDomain.tenant_id == Tenant.id)
+        .where(
+            TenantDomain.domain == email.rpartition("@")[2],
+            Member.email == email,
+            Member.oidc_subject.is_(None),
+        )
+    )
+    return session.scalars(query).first()
+
+
+def _active() -> Select[Member]:
+    joined = select(Member).join(Tenant, Tenant.id == Member.tenant_id)
+    return joined.where(Member.disabled_at.is_(None), Tenant.status != "closed")
+
+
+def add_domain(session: Session, scope: TenantScope, clock: Clock, domain: str) -> None:
+    """Record that the tenant owns an e-mail domain. A domain belongs to one tenant at most."""
+    name = domain.strip().lower()
+    if "." not in name or "@" in name or len(name) > 253:
+        raise BadRequest(f"{domain[:80]!r} is not a domain.", param="domain")
+    row = session.get(TenantDomain, name)
+    if row is not None and row.tenant_id != scope.tenant_id:
+        raise Conflict(
+            f"{name} is recorded for another tenant.",
+            next_step="Remove it there first: `tollhouse tenant domain-remove`.",
+            param="domain",
+        )
+    if row is None:
+        session.add(TenantDomain(domain=name, tenant_id=scope.tenant_id, proved_at=clock.now()))
+        session.flush()
+        audit.record(session, scope, clock, "domain.add", name, None, {"domain": name})
+
+
+def remove_domain(session: Session, scope: TenantScope, clock: Clock, domain: str) -> None:
+    """Members that are linked already stay linked."""
+    row = session.get(TenantDomain, domain.strip().lower())
+    if row is None or row.tenant_id != scope.tenant_id:
+        raise NotFound(f"The tenant has no domain {domain}.", next_step="List its domains.")
+    session.delete(row)
+    audit.record(session, scope, clock, "domain.remove", row.domain, {"domain": row.domain}, None)
+
+
+def domains(session: Session, scope: TenantScope) -> list[TenantDomain]:
+    query = select(TenantDomain).where(TenantDomain.tenant_id == scope.tenant_id)
+    return list(session.scalars(query.order_by(TenantDomain.domain)))
