@@ -23,6 +23,7 @@ class EngineConfig:
     max_context: int | None = None  # longest sequence; None: the model's context length
 
     max_batch_tokens: int = 2048  # tokens in one step; the command line uses 512 without a GPU
+    step_s: float = 0.5  # aim for a step's seconds, to which its tokens are cut; 0: no aim
     max_running: int = 64  # sequences in one step
     max_waiting: int = 1024  # sequences queued before requests are refused
     max_waiting_per_tenant: int = 512  # the same limit for one tenant
@@ -67,6 +68,7 @@ _MAY_BE_ZERO = {
     "locality_quantum",
     "adapter_drain_s",
     "metrics_port",
+    "step_s",
 }
 
 

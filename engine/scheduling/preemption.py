@@ -4,6 +4,9 @@ from engine.errors import IntegrityError
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.waiting import WaitingQueue
 
+MIN_BUDGET = 32  # tokens: a step of fewer costs about as much as one of these
+FIRST_BUDGET = 128  # tokens in a step before one was measured
+
 
 class StepTiming:
     """Running averages of the step time and of the tokens in a step."""
@@ -11,8 +14,24 @@ class StepTiming:
     def __init__(self) -> None:
         self.step_s = 0.0
         self.tokens = 1.0
+        self.token_s: float | None = None  # of steps with prompt chunks; None: not measured yet
+
+    def budget(self, aim_s: float, most: int) -> int:
+        """Tokens that take about `aim_s` seconds, at least MIN_BUDGET and at most `most`."""
+        if not aim_s:
+            return most
+        if self.token_s is None:
+            return min(most, FIRST_BUDGET)
+        fitting = int(min(most, aim_s / self.token_s)) if self.token_s else most
+        return min(most, max(MIN_BUDGET, fitting))
 
     def record(self, step_s: float, tokens: int) -> None:
+        # A step of few tokens reads the same weights, so it says little of a token's cost.
+        if tokens >= MIN_BUDGET:
+            token_s = step_s / tokens
+            self.token_s = (
+                token_s if self.token_s is None else self.token_s + 0.3 * (token_s - self.token_s)
+            )
         if self.step_s == 0.0:
             self.step_s, self.tokens = step_s, float(max(1, tokens))
             return

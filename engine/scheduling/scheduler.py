@@ -105,7 +105,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepBatch | None:
         """The batch of the next step, or None when nothing can run now."""
         self.rows = []
-        self._budget = self._config.max_batch_tokens
+        self._budget = self.timing.budget(self._config.step_s, self._config.max_batch_tokens)
         self._preempt_for_priority(now)
         self._secure_blocks(now)
         for seq in self.running:

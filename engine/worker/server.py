@@ -23,10 +23,12 @@ from engine.extras import imports_of
 from engine.loop import Engine
 from engine.protocol import AdapterState, GenerateRequest, KvEvent, Refusal, StepOutput
 from engine.worker import wire
+from engine.worker.beats import Beats
 from engine.worker.gateways import Gateway, Gateways
 from engine.worker.listener import Listener
 from engine.worker.monitor import Monitor
 from engine.worker.options import parse
+from engine.worker.threads import bound_spinning
 
 log = logging.getLogger("tollhouse.engine")
 
@@ -47,7 +49,6 @@ class Server:
         self.gateways = Gateways(self._socket)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter-loader")
         self._step = 0
-        self._next_heartbeat = 0.0
         self._stop_by: float | None = None
         self._integrity_checked = (
             False  # whether integrity was checked since the engine was last busy
@@ -61,7 +62,9 @@ class Server:
                 engine_id=uuid.uuid4().hex,
                 public_prefixes=config.public_prefixes,
             )
+            self._stats = self._current_stats()
             self.monitor = Monitor(self) if config.metrics_port is not None else None
+            self._beats = Beats(self._send_last_stats, config.heartbeat_s)
         except BaseException:
             self._listener.close()
             raise
@@ -90,7 +93,8 @@ class Server:
         """Handle messages, run one step, send outputs and heartbeats; waits while idle."""
         idle = not self._receive(self._poll_timeout_s())
         self.engine.poll()
-        stepped = self.engine.busy and self.engine.step()
+        with self._beats.stepping():
+            stepped = self.engine.busy and self.engine.step()
         self._send_outputs()
         self._send_heartbeats()
         self._stalled = self.engine.busy and not stepped
@@ -103,6 +107,7 @@ class Server:
         self.last_turn = time.monotonic()
 
     def close(self) -> None:
+        self._beats.close()
         if self.monitor is not None:
             self.monitor.close()
         self._loader.shutdown(wait=True, cancel_futures=True)
@@ -126,16 +131,19 @@ class Server:
             return READ_POLL_S if self._stalled else 0.0
         if self.engine.adapters.host.reading:
             return READ_POLL_S
-        return min(IDLE_S, max(0.0, self._next_heartbeat - time.monotonic()))
+        left_s = self._beats.sent_at + self.config.heartbeat_s - time.monotonic()
+        return min(IDLE_S, max(0.0, left_s))
 
     def _receive(self, wait_s: float) -> bool:
         """Handle the messages that arrive within `wait_s`. Whether there were any."""
         if not self._socket.poll(int(wait_s * 1000)):
+            self._drop_silent()
             return False
         for _ in range(MESSAGES_PER_TURN):
             try:
                 route, data = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
+                self._drop_silent()
                 break
             except ValueError:
                 log.warning("a message with a wrong number of parts was dropped")
@@ -213,7 +221,7 @@ class Server:
         ]
         welcome = wire.Welcome(
             info=self.engine.info,
-            stats=self._stats(),
+            stats=self._current_stats(),
             receipts=self.engine.receipts.of(hello.gateway_id),
             under_way=under_way,
             number=gateway.sent + 1,
@@ -279,25 +287,33 @@ class Server:
         for gateway in unreachable:
             self._disconnect(gateway, "cannot be reached")
 
-    def _send_heartbeats(self) -> None:
+    def _drop_silent(self) -> None:
+        """Call it when all messages are read, those that arrived during a long step included."""
         now = time.monotonic()
-        if now < self._next_heartbeat:
-            return
-        self._next_heartbeat = now + self.config.heartbeat_s
-        stats = self._stats(changes_only=True)
         for gateway in self.gateways:
-            # Heartbeats that arrived during a long step are already read at this point.
             if now - gateway.last_heard > self.config.gateway_timeout_s:
                 self._disconnect(gateway, "fell silent")
-            else:
-                self.gateways.send(gateway, stats)
+
+    def _send_heartbeats(self) -> None:
+        if not self._beats.due:
+            return
+        self._stats = self._current_stats(changes_only=True)
+        for gateway in self.gateways:
+            self.gateways.send(gateway, self._stats)
+        self._beats.sent_at = time.monotonic()
+
+    def _send_last_stats(self) -> None:
+        """During a step only its thread may read the engine: repeat what the last heartbeat said."""
+        stats = replace(self._stats, adapters=[], draining=self._stop_by is not None)
+        for gateway in self.gateways:
+            self.gateways.send(gateway, stats)
 
     def _disconnect(self, gateway: Gateway, why: str) -> None:
         self.gateways.drop(gateway)
         ended = self.engine.abort_origin(gateway.gateway_id)
         log.info("gateway %s %s: %d requests ended", gateway.gateway_id, why, ended)
 
-    def _stats(self, *, changes_only: bool = False) -> Any:
+    def _current_stats(self, *, changes_only: bool = False) -> Any:
         stats = self.engine.stats(changes_only=changes_only)
         return replace(stats, draining=self._stop_by is not None)
 
@@ -333,6 +349,7 @@ def serve(config: EngineConfig, *, fake: bool = False, exit_with_parent: bool = 
 
 
 def main(argv: list[str] | None = None) -> int:
+    bound_spinning()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     try:
         options = parse(argv)
