@@ -1,46 +1,32 @@
 """OpenTelemetry spans for a request, from the HTTP request to the ledger.
 
-Tracing wraps the services after they are built. Without TOLLHOUSE_TRACING_ENDPOINT it adds no code
-to the request path and OpenTelemetry is not imported. Spans hold ids and counts, never text.
+Without TOLLHOUSE_TRACING_ENDPOINT no span is made and OpenTelemetry is not imported. Spans hold ids
+and counts, never text.
 """
 
-import functools
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from core import logs
 from core.errors import SettingError, TollhouseError
 from core.events import UsageEvent
 from core.extras import imports_of
 from core.settings import Settings
-from gateway.http.exchange import Exchange
-from gateway.inference.surface import Surface
+from gateway.context import RequestContext
 from gateway.metering.batch_shippers import UsageSink
 from gateway.metering.spool import OutboxBatch
-from gateway.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer
 
 # Requests whose usage has not been recorded yet; beyond this the oldest are dropped.
 _MAX_PENDING = 50_000
-# Attribute of the pipeline, its method, and the name of its span.
-_STEPS = (
-    ("auth", "principal", "auth"),
-    ("admission", "reserve", "admission"),
-    ("moderator", "screen", "moderation"),
-    ("spool", "open", "opened"),
-    ("", "_deliver", "engine"),
-)
 _EVENT_ATTRIBUTES = (
     *("request_id", "tenant_id", "model", "engine_id", "finish_reason"),
     *("input_tokens", "cached_tokens", "output_tokens", "waived_tokens"),
 )
-_root: ContextVar["Span | None"] = ContextVar("tollhouse_root_span", default=None)
 
 
 def make_tracer(settings: Settings) -> "Tracer | None":
@@ -65,16 +51,37 @@ class RequestTracer:
         self._tracer = tracer
         self._pending: OrderedDict[str, SpanContext] = OrderedDict()
 
-    def instrument(self, pipeline: Pipeline) -> None:
-        for part, name, span_name in _STEPS:
-            owner = getattr(pipeline, part) if part else pipeline
-            setattr(owner, name, self._wrap_step(getattr(owner, name), span_name))
-        for owner, name, wrapper in (
-            (pipeline, "serve", self._wrap_serve(pipeline.serve)),
-            (pipeline.spool, "close", self._wrap_close(pipeline.spool.close)),
-            (pipeline.spool, "close_soon", self._wrap_close_soon(pipeline.spool.close_soon)),
-        ):
-            setattr(owner, name, wrapper)
+    @contextmanager
+    def request(self, ctx: RequestContext) -> Iterator[None]:
+        """The span of a whole request, in the client's trace if it sent one."""
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        headers = ctx.exchange.headers
+        carrier = {
+            name: headers[name.encode()].decode("ascii", "replace")
+            for name in ("traceparent", "tracestate")
+            if name.encode() in headers
+        }
+        with self._tracer.start_as_current_span(
+            "request",
+            TraceContextTextMapPropagator().extract(carrier),
+            kind=SpanKind.SERVER,
+            attributes={
+                "http.route": ctx.surface.route,
+                "tollhouse.request_id": ctx.request_id,
+            },
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            ctx.trace = _RequestTrace(self, self._tracer, span)
+            yield
+
+    def expect(self, event: UsageEvent, span: "SpanContext") -> None:
+        """The event's commit to the ledger will be a child of the span."""
+        self._pending[event.request_id] = span
+        if len(self._pending) > _MAX_PENDING:
+            self._pending.popitem(last=False)
 
     def usage_sink(self, usage_sink: UsageSink) -> UsageSink:
         return _TracedSink(usage_sink, self)
@@ -93,82 +100,23 @@ class RequestTracer:
             span.set_attribute("tollhouse.batch", len(batch.usage))
             span.end()
 
-    def _wrap_serve(
-        self, serve: Callable[[Surface, Exchange], Awaitable[None]]
-    ) -> Callable[[Surface, Exchange], Awaitable[None]]:
-        from opentelemetry.trace import SpanKind
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        propagator = TraceContextTextMapPropagator()
+class _RequestTrace:
+    def __init__(self, owner: RequestTracer, tracer: "Tracer", root: "Span") -> None:
+        self._owner = owner
+        self._tracer = tracer
+        self._root = root
 
-        @functools.wraps(serve)
-        async def _wrapper(surface: Surface, exchange: Exchange) -> None:
-            carrier = {
-                name: exchange.headers[name.encode()].decode("ascii", "replace")
-                for name in ("traceparent", "tracestate")
-                if name.encode() in exchange.headers
-            }
-            with self._tracer.start_as_current_span(
-                "request",
-                propagator.extract(carrier),
-                kind=SpanKind.SERVER,
-                attributes={"http.route": surface.route},
-                record_exception=False,
-                set_status_on_exception=False,
-            ) as span:
-                token = _root.set(span)
-                try:
-                    await serve(surface, exchange)
-                finally:
-                    _root.reset(token)
-
-        return _wrapper
-
-    def _wrap_step(self, call: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Any]:
-        @functools.wraps(call)
-        async def _wrapper(*args: Any, **kwargs: Any) -> Any:
-            with self._span(name):
-                return await call(*args, **kwargs)
-
-        return _wrapper
-
-    def _wrap_close(self, close: Callable[..., Awaitable[None]]) -> Callable[..., Any]:
-        @functools.wraps(close)
-        async def _wrapper(event: UsageEvent, *args: Any, **kwargs: Any) -> None:
-            self._set_usage(event)
-            with self._span("metering"):
-                await close(event, *args, **kwargs)
-
-        return _wrapper
-
-    def _wrap_close_soon(self, close_soon: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(close_soon)
-        def _wrapper(event: UsageEvent, *args: Any, **kwargs: Any) -> None:
-            self._set_usage(event)
-            close_soon(event, *args, **kwargs)
-
-        return _wrapper
-
-    def _set_usage(self, event: UsageEvent) -> None:
-        """Set the usage on the request's span and wait for its commit to the ledger."""
-        root = _root.get()
-        if root is None:
-            return
-        self._pending[event.request_id] = root.get_span_context()
-        if len(self._pending) > _MAX_PENDING:
-            self._pending.popitem(last=False)
+    def set_usage(self, event: UsageEvent) -> None:
         for name in _EVENT_ATTRIBUTES:
-            root.set_attribute(f"tollhouse.{name}", getattr(event, name))
-        root.set_attribute("http.response.status_code", event.status)
+            self._root.set_attribute(f"tollhouse.{name}", getattr(event, name))
+        self._root.set_attribute("http.response.status_code", event.status)
+        self._owner.expect(event, self._root.get_span_context())
 
     @contextmanager
-    def _span(self, name: str) -> Iterator[None]:
+    def span(self, name: str) -> Iterator[None]:
         from opentelemetry.trace import Status, StatusCode
 
-        root = _root.get()
-        request_id = logs.request_id.get()
-        if root is not None and request_id:
-            root.set_attribute("tollhouse.request_id", request_id)
         with self._tracer.start_as_current_span(
             name, record_exception=False, set_status_on_exception=False
         ) as span:
@@ -176,7 +124,7 @@ class RequestTracer:
                 yield
             except TollhouseError as error:
                 # Only the code: an error message may quote the client's text.
-                for each in (span, root or span):
+                for each in (span, self._root):
                     each.set_status(Status(StatusCode.ERROR, error.code))
                 raise
 

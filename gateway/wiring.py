@@ -26,11 +26,10 @@ from core.settings import Settings
 from core.tenants.key_cache import KeyCache
 from core.tenants.operator import operator_token
 from core.tenants.roles import Roles
+from gateway.admission.admission import Admission
 from gateway.admission.limiter import Limiter
 from gateway.admission.prices import PriceList
 from gateway.admission.rejection_counter import RejectionCounter
-from gateway.admission.request import Admission
-from gateway.admission.reservation import LimitedAdmission
 from gateway.auth.attempts import FailedAttempts
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.key_watch import watch_keys
@@ -40,13 +39,15 @@ from gateway.catalog.catalog import Catalog
 from gateway.catalog.refresher import CatalogRefresher
 from gateway.inference.registry import batch_surfaces
 from gateway.metering.batch_shippers import ProcessShipper
+from gateway.metering.meter import MeterServices
 from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile
 from gateway.metering.usage_sink import SqlUsageSink
 from gateway.payments import make_payments
-from gateway.pipeline import Pipeline, RequestLimits
+from gateway.pipeline import Pipeline
 from gateway.refresh import refresh_on_change
+from gateway.responses import RequestLimits, Responses
 from gateway.routing.adapter_preloader import AdapterPreloader
 from gateway.routing.engine_view import EngineView
 from gateway.routing.fallbacks import Fallbacks, read_fallbacks
@@ -84,7 +85,7 @@ class Services:
     single_sign_on: SingleSignOn | None
     counters: Counters
     limiter: Limiter
-    tally: RejectionCounter
+    rejections: RejectionCounter
     catalog: Catalog
     adapters: CatalogRefresher
     prices: PriceList
@@ -128,7 +129,7 @@ class Services:
         self._run(HungEngines(self.router).run(), "hung-engines")
         self._run(self.limiter.run(), "leases")
         self._run(self._run_batches(), "batches")
-        self._run(self.tally.run(), "refusals")
+        self._run(self.rejections.run(), "rejections")
         self.tasks.start()
 
     async def stop(self) -> None:
@@ -141,7 +142,7 @@ class Services:
         for engine in self.router.engines():
             await engine.close()
         await self.limiter.close()
-        await asyncio.to_thread(self.tally.flush)
+        await asyncio.to_thread(self.rejections.flush)
         await self.opinions.close()
         self.pipeline.moderator.close()
         self.spool.flush()
@@ -171,111 +172,168 @@ class Services:
         self._tasks.append(asyncio.create_task(work, name=f"tollhouse-{name}"))
 
 
+@dataclass(frozen=True)
+class _Base:
+    """What everything else is built on: settings, storage and engines."""
+
+    settings: Settings
+    clock: Clock
+    token: str  # the operator's
+    database: Database
+    counters: Counters
+    spool: Spool
+    router: Router
+    catalog: Catalog
+    tracer: RequestTracer | None
+
+
+@dataclass(frozen=True)
+class _Views:
+    """What the request path reads from memory, refreshed from the database."""
+
+    key_cache: KeyCache
+    prices: PriceList
+    policies: PolicyView
+    screener: Screener | None
+    opinions: SecondOpinions
+    rejections: RejectionCounter
+    limiter: Limiter
+
+
 def build(
     settings: Settings,
     *,
     clock: Clock | None = None,
     engines: Engines | None = None,
-    admission: Admission | None = None,
     moderator: Moderator | None = None,
     tracer: "Tracer | None" = None,
 ) -> Services:
     """Arguments override the services built from the settings; tests and benchmarks use them."""
-    clock = clock or SystemClock()
+    base = _build_base(settings, clock or SystemClock(), engines, tracer or make_tracer(settings))
+    views = _build_views(base)
+    pipeline = _build_pipeline(base, views, moderator)
+    return _build_services(base, views, pipeline)
+
+
+def _build_base(
+    settings: Settings, clock: Clock, engines: Engines | None, tracer: "Tracer | None"
+) -> _Base:
     token = operator_token(settings)
     database = Database(settings.effective_database_url)
-    key_cache = KeyCache(database, clock)
     counters = make_counters(settings, clock)
     spool = Spool(SpoolFile(_spool_path(settings)))
     router = Router(clock, cold_start_s=settings.cold_start_s)
     if engines is None:
-        upstreams = read_upstreams(settings.upstreams)
         engines = make_engines(
             settings,
-            upstreams,
+            read_upstreams(settings.upstreams),
             lambda receipt: router.acknowledge_soon(receipt.request_id),
             router.index.apply,
             counters,
         )
     for name, clients in engines.clients.items():
         router.add(name, clients)
-    catalog = Catalog(engines.models)
-    usage_sink = SqlUsageSink(database, clock)
-    tracer = tracer or make_tracer(settings)
-    request_tracer = RequestTracer(tracer) if tracer is not None else None
-    prices = PriceList(database, clock)
-    tally = RejectionCounter(database, clock)
-    limiter = Limiter(
-        counters,
-        clock,
-        when_down=settings.limits_when_redis_down,
-        processes=settings.workers,
-        max_in_flight=settings.max_in_flight,
-        tally=tally,
-    )
-    screener = Screener(load_classifier()) if settings.moderation == "on" else None
-    policies = PolicyView(database)
-    opinions = make_second_opinions(read_guards(settings.guards), catalog, router, clock)
-    payments = make_payments(settings)
-    pipeline = Pipeline(
-        auth=Authenticator(key_cache, FailedAttempts(counters, clock)),
-        catalog=catalog,
-        admission=admission or LimitedAdmission(limiter, prices, clock),
-        moderator=moderator
-        or make_moderator(
-            screener,
-            policies,
-            clock,
-            DecisionLog(clock, record_secret(token), spool.note),
-            opinions,
-        ),
-        router=router,
-        fallbacks=Fallbacks(catalog, read_fallbacks(settings.fallbacks)),
+    return _Base(
+        settings=settings,
+        clock=clock,
+        token=token,
+        database=database,
+        counters=counters,
         spool=spool,
+        router=router,
+        catalog=Catalog(engines.models),
+        tracer=RequestTracer(tracer) if tracer is not None else None,
+    )
+
+
+def _build_views(base: _Base) -> _Views:
+    settings, clock = base.settings, base.clock
+    rejections = RejectionCounter(base.database, clock)
+    guards = read_guards(settings.guards)
+    return _Views(
+        key_cache=KeyCache(base.database, clock),
+        prices=PriceList(base.database, clock),
+        policies=PolicyView(base.database),
+        screener=Screener(load_classifier()) if settings.moderation == "on" else None,
+        opinions=make_second_opinions(guards, base.catalog, base.router, clock),
+        rejections=rejections,
+        limiter=Limiter(
+            base.counters,
+            clock,
+            when_down=settings.limits_when_redis_down,
+            processes=settings.workers,
+            max_in_flight=settings.max_in_flight,
+            rejections=rejections,
+        ),
+    )
+
+
+def _build_pipeline(base: _Base, views: _Views, moderator: Moderator | None) -> Pipeline:
+    settings, clock = base.settings, base.clock
+    decisions = DecisionLog(clock, record_secret(base.token), base.spool.note)
+    moderator = moderator or make_moderator(
+        views.screener, views.policies, clock, decisions, views.opinions
+    )
+    return Pipeline(
+        auth=Authenticator(views.key_cache, FailedAttempts(base.counters, clock)),
+        catalog=base.catalog,
+        admission=Admission(views.limiter, views.prices, clock),
+        moderator=moderator,
+        router=base.router,
+        fallbacks=Fallbacks(base.catalog, read_fallbacks(settings.fallbacks)),
+        metering=MeterServices(base.spool, clock, base.router.acknowledge_soon),
+        responses=Responses(moderator=moderator, rejections=views.rejections, clock=clock),
         clock=clock,
         limits=RequestLimits(settings.max_body_mb * 2**20, settings.request_timeout_s),
+        operator_token=base.token,
+        tracer=base.tracer,
     )
-    if request_tracer is not None:
-        request_tracer.instrument(pipeline)
+
+
+def _build_services(base: _Base, views: _Views, pipeline: Pipeline) -> Services:
+    settings, clock, database, spool = base.settings, base.clock, base.database, base.spool
+    usage_sink, payments = SqlUsageSink(database, clock), make_payments(settings)
     return Services(
         settings=settings,
         clock=clock,
         database=database,
-        key_cache=key_cache,
+        key_cache=views.key_cache,
         roles=Roles(database),
-        operator_token=token,
-        single_sign_on=SingleSignOn(settings, clock, token) if settings.oidc_issuer else None,
-        counters=counters,
-        limiter=limiter,
-        tally=tally,
-        catalog=catalog,
-        adapters=CatalogRefresher(database, catalog),
-        prices=prices,
-        router=router,
-        engines=EngineView(database, router),
-        keeper=AdapterPreloader(router, catalog, database, clock),
+        operator_token=base.token,
+        single_sign_on=(
+            SingleSignOn(settings, clock, base.token) if settings.oidc_issuer else None
+        ),
+        counters=base.counters,
+        limiter=views.limiter,
+        rejections=views.rejections,
+        catalog=base.catalog,
+        adapters=CatalogRefresher(database, base.catalog),
+        prices=views.prices,
+        router=base.router,
+        engines=EngineView(database, base.router),
+        keeper=AdapterPreloader(base.router, base.catalog, database, clock),
         spool=spool,
         shipper=(
-            Shipper(spool, request_tracer.usage_sink(usage_sink))
-            if request_tracer
+            Shipper(spool, base.tracer.usage_sink(usage_sink))
+            if base.tracer is not None
             else Shipper(spool, usage_sink, _make_helper(settings, spool, clock))
         ),
         recovery=Recovery(
             spool.file.path.parent,
             spool.file.path,
             usage_sink,
-            router,
+            base.router,
             clock,
             longest_life_s=settings.request_timeout_s,
-            on_settled=lambda event: limiter.settle_lost(
-                event.tenant_id, event.request_id, prices.cost_of_event(event)
+            on_settled=lambda event: views.limiter.settle_lost(
+                event.tenant_id, event.request_id, views.prices.cost_of_event(event)
             ),
         ),
         pipeline=pipeline,
         tasks=make_tasks(settings, database, clock, payments),
         payments=payments,
-        screener=screener,
-        policies=policies,
+        screener=views.screener,
+        policies=views.policies,
         batches=BatchRunner(
             database,
             clock,
@@ -284,7 +342,7 @@ def build(
             at_once=settings.batch_concurrency,
             max_line_bytes=settings.max_body_mb * 2**20,
         ),
-        opinions=opinions,
+        opinions=views.opinions,
     )
 
 

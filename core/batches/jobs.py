@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 
-from sqlalchemy import insert, or_, select, update
+from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.batches import files
@@ -22,6 +22,7 @@ LEASE_S = 30.0
 WINDOW = timedelta(hours=24)
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 MAX_OPEN = 100  # per tenant
+MAX_RUNNING = 4  # per tenant, over all processes
 WAITING, DONE, FAILED = "waiting", "done", "failed"
 
 
@@ -127,10 +128,22 @@ def cancel(session: Session, scope: TenantScope, clock: Clock, batch_id: str) ->
 
 
 def claim(session: Session, owner: str, now: datetime, held: Sequence[str]) -> Batch | None:
-    """Lease the oldest open batch without a live lease to `owner`, skipping the ids in `held`."""
+    """Lease an open batch without a live lease to `owner`, skipping the ids in `held`: the oldest of
+    the tenant with the fewest leases, at most MAX_RUNNING of one tenant."""
     free = or_(Batch.lease_until.is_(None), Batch.lease_until < now)
-    query = select(Batch.id).where(Batch.status.in_(OPEN), free, Batch.id.not_in(held))
-    for batch_id in session.scalars(query.order_by(Batch.id).limit(5)):
+    running = (
+        select(Batch.tenant_id, func.count().label("leases"))
+        .where(Batch.status.in_(OPEN), Batch.lease_until >= now)
+        .group_by(Batch.tenant_id)
+        .subquery()
+    )
+    leases = func.coalesce(running.c.leases, 0)
+    query = (
+        select(Batch.id)
+        .outerjoin(running, running.c.tenant_id == Batch.tenant_id)
+        .where(Batch.status.in_(OPEN), free, Batch.id.not_in(held), leases < MAX_RUNNING)
+    )
+    for batch_id in session.scalars(query.order_by(leases, Batch.id).limit(5)):
         claimed = session.execute(
             update(Batch)
             .where(Batch.id == batch_id, free)

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.errors import BadRequest, Forbidden, NotFound, Unauthenticated
-from core.ids import KEY, new_id
+from core.ids import KEY, MEMBER, new_id
 from core.tenants import audit, key_bounds, secrets
 from core.tenants.limits import plan_of
 from core.tenants.models import ApiKey, Project, Tenant
@@ -62,6 +62,7 @@ class Principal:
     currency: str
     settings: dict[str, Any] = field(hash=False)
     unpaid: bool = False  # an invoice is overdue for longer than the plan allows
+    member_id: str | None = None  # the member who issued the key; usage is shown by member
 
     @property
     def tenant_id(self) -> str:
@@ -258,6 +259,7 @@ def _principal(session: Session, key: ApiKey, tenant: Tenant) -> Principal:
         currency=tenant.currency,
         settings=tenant.settings,
         unpaid=tenant.status == UNPAID,
+        member_id=key.created_by if key.created_by.startswith(f"{MEMBER}_") else None,
     )
 
 

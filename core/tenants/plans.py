@@ -6,6 +6,7 @@ period and target.
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 BATCH_PRIORITY = -1
@@ -92,10 +93,17 @@ PREMIUM = Plan(
 PLANS = {plan.name: plan for plan in (FREE, STANDARD, PREMIUM)}
 
 
+@lru_cache(maxsize=4096)
 def for_batches(plan: Plan) -> Plan:
-    """The plan of batch lines: after all interactive requests, and without rate limits. Budgets and
-    credit still apply."""
-    return replace(plan, rules=(), priority=BATCH_PRIORITY, queue_wait_s=0.0, queue_length=0)
+    """The plan of batch lines: after all interactive requests, without the organisation's limits of
+    a minute or an hour. Limits of a day, of a key and of concurrency hold, as do budgets."""
+    rules = tuple(rule for rule in plan.rules if _holds_for_batches(rule))
+    return replace(plan, rules=rules, priority=BATCH_PRIORITY, queue_wait_s=0.0, queue_length=0)
+
+
+def _holds_for_batches(rule: LimitRule) -> bool:
+    concurrent = rule.unit is Unit.CONCURRENT
+    return concurrent or rule.scope is Scope.KEY or rule.period_s >= DAY
 
 
 def with_rules(plan: Plan, rules: tuple[LimitRule, ...]) -> Plan:

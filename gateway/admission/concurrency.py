@@ -6,12 +6,12 @@ Plans with a queue wait here in weighted fair order between tenants.
 
 import asyncio
 
-from core import metrics
 from core.clock import Clock
-from core.errors import Unavailable
 from core.tenants.plans import BATCH_PRIORITY
 from gateway.admission.fair_queue import FairQueue
-from gateway.admission.planning import LimitRequest
+from gateway.admission.rejections import Overloaded
+from gateway.admission.request import AdmissionRequest
+from gateway.http.exchange import ClientDisconnected
 
 # Share of the capacity, in permille, up to which each priority is admitted.
 SHARE_PERMILLE = {BATCH_PRIORITY: 500, 0: 800, 1: 900}
@@ -27,7 +27,7 @@ class ConcurrencyLimiter:
         self._last_release = clock.monotonic()
         self._mean_interval_s = 1.0  # moving mean of the time between two completions
 
-    async def acquire(self, request: LimitRequest) -> None:
+    async def acquire(self, request: AdmissionRequest) -> None:
         if self._capacity == 0 or (self._admits(request.plan.priority) and not len(self._queue)):
             self._active += 1
             return
@@ -37,9 +37,12 @@ class ConcurrencyLimiter:
         ticket = self._queue.push(
             request.tenant_id, request.plan.weight, request.prompt_tokens + 1, turn
         )
+        request.watch_disconnect(turn)
         bound = min(request.plan.queue_wait_s, request.deadline_s or request.plan.queue_wait_s)
         try:
             await asyncio.wait((turn,), timeout=bound)
+            if turn.cancelled():
+                raise ClientDisconnected
             if not turn.done():
                 raise self._overloaded()
         except asyncio.CancelledError:
@@ -70,9 +73,8 @@ class ConcurrencyLimiter:
     def _admits(self, priority: int) -> bool:
         return self._active * 1000 < self._capacity * SHARE_PERMILLE.get(priority, 1000)
 
-    def _overloaded(self) -> Unavailable:
-        metrics.rejections.labels("saturated").inc()
-        return Unavailable(
+    def _overloaded(self) -> Overloaded:
+        return Overloaded(
             "The gateway is at capacity; plans of higher priority are served first.",
             next_step="Retry after the time in the retry-after header.",
             code="overloaded",

@@ -9,7 +9,8 @@ from core.clock import Clock
 from core.counters import BucketGrant, Counters, Denial
 from core.counters_memory import MemoryCounters
 from core.errors import DependencyDown, Unavailable
-from gateway.admission.planning import LimitRequest, PlannedBuckets, plan_buckets
+from gateway.admission.planning import PlannedBuckets, plan_buckets
+from gateway.admission.request import AdmissionRequest
 
 MODES = {"shared": 0, "local": 1, "closed": 2}
 
@@ -29,7 +30,7 @@ class FailoverCounters:
         return self.shared, 1
 
     async def reserve(
-        self, counters: Counters, planned: PlannedBuckets, request: LimitRequest, estimate: int
+        self, counters: Counters, planned: PlannedBuckets, request: AdmissionRequest, estimate: int
     ) -> tuple[BucketGrant | Denial, Counters]:
         try:
             answer = await counters.reserve(planned.bucket_request)
@@ -45,7 +46,6 @@ class FailoverCounters:
         self._report_mode(self._mode)
         if self._mode == "local" and not needs_money:
             return self._local
-        metrics.rejections.labels("counters_down").inc()
         what = "money" if needs_money else "limits"
         raise DependencyDown(
             f"The counters do not answer, so {what} cannot be checked.",

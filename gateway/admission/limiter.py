@@ -5,64 +5,32 @@ the plan's queue or refuses. Every outcome of a request ends in `settle` or `rel
 """
 
 import asyncio
-from dataclasses import dataclass
+import logging
 
 from core import metrics
 from core.clock import Clock
-from core.counters import PICO_PER_NANO, BucketGrant, BucketState, Counters, Denial, nano_ceil
+from core.counters import PICO_PER_NANO, Counters, Denial, nano_ceil
 from core.errors import InsufficientQuota, TollhouseError
 from gateway.admission.concurrency import ConcurrencyLimiter
 from gateway.admission.estimates import OutputEstimates
 from gateway.admission.failover import FailoverCounters
 from gateway.admission.leases import Leases
 from gateway.admission.planning import (
-    CountedUsage,
-    LimitRequest,
-    MoneyLimit,
-    PlannedBuckets,
+    NO_LIMIT,
     bucket_amounts,
     output_tokens_covered,
     plan_buckets,
 )
 from gateway.admission.queue import TenantQueues
 from gateway.admission.rejection_counter import RejectionCounter
-from gateway.admission.rejections import (
-    OverLimit,
-    out_of_money_error,
-    over_limit_error,
-    too_large_error,
-)
+from gateway.admission.rejections import out_of_money_error, over_limit_error, too_large_error
+from gateway.admission.request import UNUSED, AdmissionRequest, SettledUsage
+from gateway.admission.reservation import Reservation
 
-__all__ = ["CountedUsage", "CounterReservation", "LimitRequest", "Limiter", "MoneyLimit"]
-
+log = logging.getLogger("tollhouse.admission")
 _EXTEND_ATTEMPTS = 10
 MIN_RECORDED_WAIT_MS = 20  # less is the round trip to the counters, not a queue
 _EXTEND_PAUSE_S = 0.1
-
-
-@dataclass(slots=True)
-class CounterReservation:
-    """Held until it is settled or released. `covered_output_tokens` is how many output tokens the
-    held money pays for; deliver none beyond it before `Limiter.extend`. None without money limits."""
-
-    request: LimitRequest
-    planned: PlannedBuckets
-    grant: BucketGrant
-    counters: Counters
-    covered_output_tokens: int | None
-    held_units: int
-    mode: str = "shared"  # or "local": counted in this process while Redis is down
-    queued_ms: int = 0
-    ended: bool = False
-
-    @property
-    def buckets(self) -> tuple[BucketState, ...]:
-        return self.grant.buckets
-
-    @property
-    def shadow(self) -> tuple[str, ...]:
-        """Keys of the shadow limits that would have refused this request."""
-        return self.grant.shadow
 
 
 class Limiter:
@@ -74,7 +42,7 @@ class Limiter:
         when_down: str = "closed",
         processes: int = 1,
         max_in_flight: int = 0,
-        tally: RejectionCounter | None = None,
+        rejections: RejectionCounter | None = None,
     ) -> None:
         """In mode `local` each of `processes` gets an equal share of the limits while Redis is down.
         `max_in_flight` 0 disables the concurrency limit."""
@@ -84,50 +52,40 @@ class Limiter:
         self._leases = Leases()
         self._concurrency = ConcurrencyLimiter(clock, max_in_flight)
         self._queues = TenantQueues(clock)
-        self._tally = tally
+        self._rejections = rejections
 
-    async def reserve(self, request: LimitRequest) -> CounterReservation:
+    async def reserve(self, request: AdmissionRequest) -> Reservation:
         """Raises RateLimited with an exact `retry_after_s`, InsufficientQuota or Unavailable; nothing
         is held then."""
         started = self._clock.monotonic()
-        try:
-            await self._concurrency.acquire(request)
-        except TollhouseError:
-            self._count_rejection(request, "saturated")
-            raise
+        await self._concurrency.acquire(request)
         try:
             held = await self._reserve(request)
-        except OverLimit as error:
-            self._concurrency.release()
-            if error.code.startswith("queue_"):
-                self._count_rejection(request, error.code)
-            raise
         except BaseException:
             self._concurrency.release()
             raise
         held.queued_ms = round((self._clock.monotonic() - started) * 1000)
-        if held.queued_ms >= MIN_RECORDED_WAIT_MS and self._tally is not None:
-            self._tally.waited(request.tenant_id, "queue", held.queued_ms)
+        if held.queued_ms >= MIN_RECORDED_WAIT_MS and self._rejections is not None:
+            self._rejections.waited(request.tenant_id, "queue", held.queued_ms)
         self._leases.add(held.counters, request.tenant_id, held.planned.bucket_request.id)
         for key in held.shadow:
             metrics.limit_shadow.labels(key.rpartition(":")[0]).inc()
         return held
 
-    async def extend(self, reservation: CounterReservation, output_tokens: int) -> int:
+    async def extend(self, reservation: Reservation, output_tokens: int) -> int:
         """Cover up to `output_tokens` more. Returns how many the money allows; 0 ends the response.
 
         The rate limits are charged for them too, below zero if necessary. Without Redis it retries
         for a second and returns 0: money fails closed.
         """
-        request = reservation.request
-        if reservation.covered_output_tokens is None:
+        request, before = reservation.request, reservation.covered
+        if before == NO_LIMIT:
             return output_tokens
-        before = reservation.covered_output_tokens
         covered_target = before + output_tokens
         so_far = bucket_amounts(
             reservation.planned.rules,
             request.plan,
-            CountedUsage(request.prompt_tokens, 0, covered_target),
+            SettledUsage(request.prompt_tokens, 0, covered_target),
         )
         short = (
             request.base_cost_units
@@ -137,21 +95,36 @@ class Limiter:
         least = short - (output_tokens - 1) * request.output_cost_units
         granted = await self._hold_more(reservation, so_far, nano_ceil(least), nano_ceil(short))
         reservation.held_units += granted * PICO_PER_NANO
-        covered = output_tokens_covered(request, reservation.held_units) or 0
-        reservation.covered_output_tokens = max(before, min(covered_target, covered))
-        return reservation.covered_output_tokens - before
+        covered = output_tokens_covered(request, reservation.held_units)
+        reservation.covered = max(before, min(covered_target, covered))
+        return reservation.covered - before
 
-    async def settle(self, reservation: CounterReservation, counted: CountedUsage) -> None:
-        """Return the unused part of the reservation in one step. A second call has no effect."""
+    async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
+        """Keep the usage and return the rest of the reservation in one step. A second call has no
+        effect."""
+        if reservation.ended:
+            return
+        reservation.ended = True
         request = reservation.request
-        each = counted.output_tokens // request.choices
-        self._estimates.learn(request.tenant_id, request.model, each, request.plan.expected_output)
-        exact = bucket_amounts(reservation.planned.rules, request.plan, counted)
-        await self._end(reservation, exact, nano_ceil(counted.cost_units))
+        if usage.output_tokens:  # a request without output says nothing about answers' length
+            each = usage.output_tokens // request.choices
+            self._estimates.learn(
+                request.tenant_id, request.model, each, request.plan.expected_output
+            )
+        exact = bucket_amounts(reservation.planned.rules, request.plan, usage)
+        self._concurrency.release()
+        await self._leases.end(
+            reservation.counters,
+            request.tenant_id,
+            request.request_id,
+            exact,
+            nano_ceil(usage.cost_units),
+        )
+        self._queues.wake(request.tenant_id)
 
-    async def release(self, reservation: CounterReservation) -> None:
+    async def release(self, reservation: Reservation) -> None:
         """Return the whole reservation of a request that never ran."""
-        await self._end(reservation, [0] * len(reservation.planned.rules), 0)
+        await self.settle(reservation, UNUSED)
 
     async def settle_lost(self, tenant_id: str, request_id: str, cost_units: int) -> None:
         """Settle the money hold of a request whose gateway process died to its exact cost."""
@@ -167,17 +140,17 @@ class Limiter:
         """Retry owed settlements once more, as far as the counters answer."""
         await self._leases.flush()
 
-    async def _reserve(self, request: LimitRequest) -> CounterReservation:
+    async def _reserve(self, request: AdmissionRequest) -> Reservation:
         if self._queues.has_waiting(request.tenant_id):
             return await self._queues.wait(request, self._attempt)  # no overtaking
         answer = await self._attempt(request)
-        if isinstance(answer, CounterReservation):
+        if isinstance(answer, Reservation):
             return answer
         if request.plan.queue_wait_s > 0 and self._may_wait(request, answer):
             return await self._queues.wait(request, self._attempt)
         raise self._rejection(request, answer)
 
-    async def _attempt(self, request: LimitRequest) -> "CounterReservation | Denial":
+    async def _attempt(self, request: AdmissionRequest) -> Reservation | Denial:
         """One attempt without waiting. Raises an error when waiting cannot help."""
         expected = self._estimates.expect(
             request.tenant_id, request.model, request.plan.expected_output
@@ -192,34 +165,24 @@ class Limiter:
             return answer
         held = answer.held * PICO_PER_NANO
         mode = "shared" if counters is self._counters.shared else "local"
-        return CounterReservation(
-            request, planned, answer, counters, output_tokens_covered(request, held), held, mode
-        )
+        covered = output_tokens_covered(request, held)
+        return Reservation(request, planned, answer, counters, self, covered, held, mode)
 
-    def _may_wait(self, request: LimitRequest, denial: Denial) -> bool:
+    def _may_wait(self, request: AdmissionRequest, denial: Denial) -> bool:
         """Whether the known wait fits the plan's bound; a longer one is refused at once."""
         bound = min(request.plan.queue_wait_s, request.deadline_s or request.plan.queue_wait_s)
         only_buckets = all(state.wait_ms is not None for state in denial.buckets)
         return only_buckets and (denial.wait_ms or 0) <= bound * 1000
 
-    def _rejection(self, request: LimitRequest, denial: Denial) -> TollhouseError:
-        for key in denial.keys:
-            metrics.rejections.labels(key.rpartition(":")[0]).inc()
-            self._count_rejection(request, key.rpartition(":")[0])
+    def _rejection(self, request: AdmissionRequest, denial: Denial) -> TollhouseError:
         if denial.money:
-            self._count_rejection(request, "money")
-            metrics.rejections.labels("money").inc()
             return out_of_money_error(denial)
         if any(s.wait_ms is None for s in denial.buckets if s.key in denial.keys):
             return too_large_error(denial)
         return over_limit_error(denial, self._concurrency.expected_wait_s())
 
-    def _count_rejection(self, request: LimitRequest, reason: str) -> None:
-        if self._tally is not None:
-            self._tally.refused(request.tenant_id, reason)
-
     async def _hold_more(
-        self, reservation: CounterReservation, so_far: list[int], need: int, want: int
+        self, reservation: Reservation, so_far: list[int], need: int, want: int
     ) -> int:
         bucket_request = reservation.planned.bucket_request
         for _ in range(_EXTEND_ATTEMPTS):
@@ -229,19 +192,8 @@ class Limiter:
                 )
             except TollhouseError:
                 await asyncio.sleep(_EXTEND_PAUSE_S)
-        metrics.rejections.labels("money_unknown").inc()
+        log.warning("an answer ends early: the counters do not answer, so no money could be held")
         return 0
-
-    async def _end(self, reservation: CounterReservation, exact: list[int], cost_nano: int) -> None:
-        if reservation.ended:
-            return
-        reservation.ended = True
-        self._concurrency.release()
-        bucket_request = reservation.planned.bucket_request
-        await self._leases.end(
-            reservation.counters, bucket_request.group, bucket_request.id, exact, cost_nano
-        )
-        self._queues.wake(bucket_request.group)
 
 
 def is_final(error: TollhouseError) -> bool:

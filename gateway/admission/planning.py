@@ -6,48 +6,15 @@ from msgspec import Struct
 
 from core.counters import BucketRequest, Cap, Hold, Slot, Take, nano_ceil, nano_floor
 from core.tenants.plans import LimitRule, Plan, Scope, Unit
+from gateway.admission.request import AdmissionRequest, SettledUsage
 
 LEASE_MS = 30_000
-
-
-class MoneyLimit(Struct, frozen=True):
-    """A budget or a prepaid balance. The key names its period too: `budget_x:2026-11`."""
-
-    key: str
-    cap_units: int  # picounits that may be spent in total
-    spent_units: int  # picounits that billing has recorded as spent
-
-
-class LimitRequest(Struct, frozen=True):
-    """The size and owner of a request before it runs."""
-
-    request_id: str
-    tenant_id: str
-    project_id: str
-    key_id: str
-    model: str
-    plan: Plan  # with the tenant's own rules in it: `core.tenants.plans.with_rules`
-    prompt_tokens: int
-    max_output_tokens: int | None = None  # of one choice
-    money: tuple[MoneyLimit, ...] = ()
-    base_cost_units: int = 0  # picounits of request and uncached prompt, at the pinned price
-    output_cost_units: int = 0  # picounits of one output token, in the most expensive tier
-    choices: int = 1  # the output estimate covers all of them
-    deadline_s: float | None = None  # seconds left, which bound the wait in a queue
-
-
-class CountedUsage(Struct, frozen=True):
-    """Token counts of a finished request. `cost_units` is the exact charge in picounits."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    cost_units: int = 0
+NO_LIMIT = 1 << 60
 
 
 class PlannedBuckets(Struct, frozen=True):
     bucket_request: BucketRequest
-    rules: tuple[LimitRule, ...]  # parallel to request.takes
+    rules: tuple[LimitRule, ...]  # parallel to `bucket_request.takes`
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +33,17 @@ _layouts: dict[tuple[str, str, str, str, int], _Layout] = {}
 _MAX_LAYOUTS = 20_000
 
 
-def plan_buckets(request: LimitRequest, output_estimate: int, *, shares: int = 1) -> PlannedBuckets:
+def plan_buckets(
+    request: AdmissionRequest, output_estimate: int, *, shares: int = 1
+) -> PlannedBuckets:
     """`shares` divides every limit by the number of processes that grant it independently."""
     layout = _get_layout(request, shares)
     takes = list(layout.takes)
     if layout.counting:
         expected = _amounts_by_unit(
-            request.plan, CountedUsage(request.prompt_tokens, 0, output_estimate)
+            request.plan, SettledUsage(request.prompt_tokens, 0, output_estimate)
         )
-        alone = _amounts_by_unit(request.plan, CountedUsage(request.prompt_tokens, 0, 0))
+        alone = _amounts_by_unit(request.plan, SettledUsage(request.prompt_tokens, 0, 0))
         for index, unit, key, limit, period_ms, shadow in layout.counting:
             minimum, amount = alone[unit], expected[unit]
             # An estimate above the limit is cut to it: only the prompt makes a request too large.
@@ -87,7 +56,7 @@ def plan_buckets(request: LimitRequest, output_estimate: int, *, shares: int = 1
     return PlannedBuckets(bucket_request, layout.rules)
 
 
-def _get_layout(request: LimitRequest, shares: int) -> _Layout:
+def _get_layout(request: AdmissionRequest, shares: int) -> _Layout:
     owner = (request.tenant_id, request.project_id, request.key_id, request.model, shares)
     known = _layouts.get(owner)
     if known is not None and known.plan is request.plan:
@@ -98,7 +67,7 @@ def _get_layout(request: LimitRequest, shares: int) -> _Layout:
     return layout
 
 
-def _build_layout(request: LimitRequest, shares: int) -> _Layout:
+def _build_layout(request: AdmissionRequest, shares: int) -> _Layout:
     takes, slots, rules = [], [], []
     owners = {
         Scope.TENANT: request.tenant_id,
@@ -126,32 +95,32 @@ def _build_layout(request: LimitRequest, shares: int) -> _Layout:
     return _Layout(request.plan, tuple(rules), tuple(takes), tuple(slots), counting)
 
 
-def output_tokens_covered(request: LimitRequest, held_units: int) -> int | None:
-    """Output tokens that the held money pays for; None without a money limit."""
+def output_tokens_covered(request: AdmissionRequest, held_units: int) -> int:
+    """Output tokens that the held money pays for; NO_LIMIT without a money limit."""
     if not request.money or request.output_cost_units == 0:
-        return None
+        return NO_LIMIT
     return max(0, held_units - request.base_cost_units) // request.output_cost_units
 
 
-def bucket_amounts(rules: tuple[LimitRule, ...], plan: Plan, counted: CountedUsage) -> list[int]:
+def bucket_amounts(rules: tuple[LimitRule, ...], plan: Plan, usage: SettledUsage) -> list[int]:
     """The amount for each rule's bucket, in the order of `rules`."""
-    by_unit = _amounts_by_unit(plan, counted)
+    by_unit = _amounts_by_unit(plan, usage)
     return [by_unit[rule.unit] for rule in rules]
 
 
-def _amounts_by_unit(plan: Plan, counted: CountedUsage) -> dict[Unit, int]:
+def _amounts_by_unit(plan: Plan, usage: SettledUsage) -> dict[Unit, int]:
     """Amounts per unit. The plan weights cached tokens, rounded up to a whole token per request."""
-    weighted = counted.prompt_tokens - counted.cached_tokens
-    weighted += -(-counted.cached_tokens * plan.cached_permille // 1000)
+    weighted = usage.input_tokens - usage.cached_tokens
+    weighted += -(-usage.cached_tokens * plan.cached_permille // 1000)
     return {
-        Unit.REQUESTS: 1,
+        Unit.REQUESTS: usage.requests,
         Unit.INPUT_TOKENS: weighted,
-        Unit.OUTPUT_TOKENS: counted.output_tokens,
-        Unit.TOTAL_TOKENS: weighted + counted.output_tokens,
+        Unit.OUTPUT_TOKENS: usage.output_tokens,
+        Unit.TOTAL_TOKENS: weighted + usage.output_tokens,
     }
 
 
-def _build_hold(request: LimitRequest, estimate: int) -> Hold:
+def _build_hold(request: AdmissionRequest, estimate: int) -> Hold:
     """The hold needs the prompt and one output token, and asks for the whole estimate."""
     need = request.base_cost_units + request.output_cost_units
     want = request.base_cost_units + max(1, estimate) * request.output_cost_units

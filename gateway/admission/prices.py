@@ -20,10 +20,8 @@ from core.clock import Clock
 from core.database import Database
 from core.errors import DependencyDown
 from core.events import UsageEvent
-from core.tenants.keys import Principal
-from gateway.admission.limiter import MoneyLimit
-from gateway.admission.request import AdmissionRequest, SettledUsage
-from gateway.admission.reservation import Quote
+from gateway.admission.admission import Quote
+from gateway.admission.request import AdmissionRequest, MoneyLimit
 
 log = logging.getLogger("tollhouse.prices")
 REFRESH_S = 1.0
@@ -71,34 +69,17 @@ class PriceList:
                 log.warning("could not refresh prices, keeping the last known ones: %s", error)
 
     async def quote(self, request: AdmissionRequest, at: datetime) -> Quote:
-        principal, target = request.principal, request.target
-        adapter = target.adapter.name if target.adapter else None
-        price = self._book.pin(principal.tenant_id, target.model.name, adapter, at)
-        if principal.tenant_id not in self._limited:
+        price = self._book.pin(request.tenant_id, request.model, request.adapter, at)
+        if request.tenant_id not in self._limited:
             return Quote(price, ())
-        return Quote(price, await self._money_of(principal, at))
-
-    def cost(self, quote: Quote, usage: SettledUsage, *, adapter: bool) -> int:
-        price = self._book.by_id.get(quote.price.id)
-        if price is None:
-            return quote.price.upper_bound(usage.input_tokens, usage.output_tokens, adapter=adapter)
-        return price.cost(
-            Counts.of_answer(
-                usage.input_tokens,
-                usage.cached_tokens,
-                usage.output_tokens,
-                usage.waived_tokens,
-                adapter=adapter,
-                status=usage.status,
-            )
-        )
+        owner = (request.tenant_id, request.project_id, request.key_id)
+        return Quote(price, await self._money_of(owner, at))
 
     def cost_of_event(self, event: UsageEvent) -> int:
         price = self._book.by_id.get(event.price_version)
         return price.cost(Counts.of_event(event)) if price is not None else 0
 
-    async def _money_of(self, principal: Principal, at: datetime) -> Limits:
-        owner = (principal.tenant_id, principal.project_id, principal.key_id)
+    async def _money_of(self, owner: Owner, at: datetime) -> Limits:
         self._seen[owner] = at
         known = self._money.get(owner)
         if known is None:

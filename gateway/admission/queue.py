@@ -7,28 +7,26 @@ should have refilled, and at least every second, because other processes return 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from core import metrics
 from core.clock import Clock
 from core.counters import Denial
 from core.errors import TollhouseError
 from gateway.admission.fair_queue import FairQueue
-from gateway.admission.planning import LimitRequest
 from gateway.admission.rejections import OverLimit, over_limit_error
+from gateway.admission.request import AdmissionRequest
+from gateway.admission.reservation import Reservation
+from gateway.http.exchange import ClientDisconnected
 
-if TYPE_CHECKING:
-    from gateway.admission.limiter import CounterReservation
-
-Attempt = Callable[[LimitRequest], Awaitable["CounterReservation | Denial"]]
+Attempt = Callable[[AdmissionRequest], Awaitable[Reservation | Denial]]
 _POLL_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    request: LimitRequest
+    request: AdmissionRequest
     attempt: Attempt
-    answer: "asyncio.Future[CounterReservation]"
+    answer: "asyncio.Future[Reservation]"
     denial: Denial | None = None
 
 
@@ -45,14 +43,15 @@ class TenantQueues:
         if tenant_queue is not None:
             tenant_queue.wake.set()
 
-    async def wait(self, request: LimitRequest, attempt: Attempt) -> "CounterReservation":
-        """Admitted in turn, or refused at the plan's wait bound and no later than the deadline."""
+    async def wait(self, request: AdmissionRequest, attempt: Attempt) -> Reservation:
+        """Admitted in turn, or refused at the plan's wait bound and no later than the deadline. Raises
+        ClientDisconnected when the client has gone."""
         tenant_queue = self._queues.get(request.tenant_id)
         if tenant_queue is None:
             tenant_queue = self._queues[request.tenant_id] = _TenantQueue()
         if len(tenant_queue.queue) >= request.plan.queue_length:
             raise _queue_full(request)
-        answer: asyncio.Future[CounterReservation] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(request, attempt, answer)
         cost = request.prompt_tokens + (request.max_output_tokens or request.plan.expected_output)
         ticket = tenant_queue.queue.push(request.key_id, 1, cost, waiter)
@@ -60,9 +59,12 @@ class TenantQueues:
         metrics.limit_queue_position.observe(tenant_queue.queue.position(ticket))
         started = self._clock.monotonic()
         tenant_queue.start(lambda: self._queues.pop(request.tenant_id, None))
+        request.watch_disconnect(answer)
         bound = min(request.plan.queue_wait_s, request.deadline_s or request.plan.queue_wait_s)
         try:
             await asyncio.wait((answer,), timeout=bound)
+            if answer.cancelled():
+                raise ClientDisconnected
             if answer.done():
                 return answer.result()
             raise _queue_timeout(waiter, bound)
@@ -128,12 +130,12 @@ class _TenantQueue:
         return pause
 
 
-async def _release_result(answer: "asyncio.Future[CounterReservation]") -> None:
+async def _release_result(answer: "asyncio.Future[Reservation]") -> None:
     if answer.done() and not answer.cancelled() and answer.exception() is None:
         await _release(answer.result())
 
 
-async def _release(reservation: "CounterReservation") -> None:
+async def _release(reservation: Reservation) -> None:
     bucket_request = reservation.planned.bucket_request
     await reservation.counters.settle(
         bucket_request.group, bucket_request.id, [0] * len(bucket_request.takes), 0
@@ -145,8 +147,7 @@ def _wait_reason(waiter: _Waiter) -> str:
     return waiter.denial.keys[0].rpartition(":")[0] if waiter.denial else "turn"
 
 
-def _queue_full(request: LimitRequest) -> OverLimit:
-    metrics.rejections.labels("queue_full").inc()
+def _queue_full(request: AdmissionRequest) -> OverLimit:
     return OverLimit(
         f"The plan's queue of {request.plan.queue_length} waiting requests is full.",
         next_step="Retry after the time in the retry-after header.",
@@ -156,9 +157,10 @@ def _queue_full(request: LimitRequest) -> OverLimit:
 
 
 def _queue_timeout(waiter: _Waiter, bound_s: float) -> OverLimit:
-    metrics.rejections.labels("queue_timeout").inc()
     if waiter.denial is not None:
-        return over_limit_error(waiter.denial, _POLL_S)
+        error = over_limit_error(waiter.denial, _POLL_S)
+        error.reason = "queue_timeout"
+        return error
     return OverLimit(
         f"The request waited {bound_s:g} s in the plan's queue without being admitted.",
         next_step="Retry after the time in the retry-after header.",

@@ -1,4 +1,4 @@
-"""Counts rejections and queue waits per tenant and writes them to the database periodically.
+"""Counts rejections: in the metric, and by limits per tenant for the database, with queue waits.
 
 A crash loses the counts since the last write. They are shown to people; nothing is billed by them.
 """
@@ -7,11 +7,14 @@ import asyncio
 import logging
 from collections import defaultdict
 
+from core import metrics
 from core.clock import Clock
 from core.database import Database
+from core.errors import TollhouseError
 from core.tenants.rejections import RejectionCount, add
+from gateway.admission.rejections import Rejection
 
-log = logging.getLogger("tollhouse.refusals")
+log = logging.getLogger("tollhouse.rejections")
 FLUSH_S = 5.0
 
 
@@ -21,8 +24,13 @@ class RejectionCounter:
         self._clock = clock
         self._counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
 
-    def refused(self, tenant_id: str, reason: str) -> None:
-        self._counts[tenant_id, reason][0] += 1
+    def count(self, error: TollhouseError, tenant_id: str | None) -> None:
+        """Count a rejected request, once, under one reason. `tenant_id` is None before
+        authentication."""
+        reason = getattr(error, "reason", "") or error.code
+        metrics.rejections.labels(reason).inc()
+        if tenant_id is not None and isinstance(error, Rejection):
+            self._counts[tenant_id, reason][0] += 1
 
     def waited(self, tenant_id: str, reason: str, ms: int) -> None:
         sums = self._counts[tenant_id, reason]

@@ -1,17 +1,29 @@
-"""Rejections by limits, each with the bucket states for the response headers."""
+"""Rejections by limits, each with its reason and the bucket states for the response headers."""
 
 from core.counters import BucketState, Denial
-from core.errors import InsufficientQuota, RateLimited
+from core.errors import InsufficientQuota, RateLimited, TollhouseError, Unavailable
 
 
-class OverLimit(RateLimited):
-    """429. `buckets` is the state for the headers."""
+class Rejection(TollhouseError):
+    """A rejection by admission. `reason` labels it in metrics and on the limits page: the name of
+    a limit; empty: the error's code. `buckets` is the state for the headers."""
 
+    reason = ""
     buckets: tuple[BucketState, ...] = ()
 
 
-class OutOfMoney(InsufficientQuota):
-    buckets: tuple[BucketState, ...] = ()
+class OverLimit(RateLimited, Rejection):
+    """429."""
+
+
+class OutOfMoney(InsufficientQuota, Rejection):
+    reason = "money"
+
+
+class Overloaded(Unavailable, Rejection):
+    """503: the gateway runs as many requests as it may."""
+
+    reason = "overloaded"
 
 
 def out_of_money_error(denial: Denial) -> OutOfMoney:
@@ -31,6 +43,7 @@ def too_large_error(denial: Denial) -> OverLimit:
         next_step="Send a shorter prompt, or ask for a higher limit.",
         code="request_too_large_for_limit",
     )
+    error.reason = _limit_names((state.key,))
     error.buckets = denial.buckets
     return error
 
@@ -47,6 +60,7 @@ def over_limit_error(denial: Denial, expected_wait_s: float) -> OverLimit:
         else "Retry after the time in the retry-after header.",
         retry_after_s=wait,
     )
+    error.reason = _limit_names(denial.keys[:1])
     error.buckets = denial.buckets
     return error
 

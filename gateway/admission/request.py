@@ -1,39 +1,101 @@
-"""The admission interface: a reservation over limits, prices and money before a request runs.
+"""The records of admission: the size of a request before it runs, and its usage afterwards."""
 
-One reservation spans all scopes, all or nothing, and is settled exactly once.
-"""
-
-from typing import Protocol
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from billing.pricing import Counts, PriceVersion
 from core.counters import BucketState
-from core.tenants.keys import Principal
-from gateway.catalog.catalog import Target
+from core.events import UsageEvent
+from core.tenants.plans import Plan
+
+if TYPE_CHECKING:
+    from gateway.context import RequestContext
+
+# Calls its argument once when the client disconnects.
+DisconnectWatch = Callable[[Callable[[], None]], None]
+
+
+class MoneyLimit(Struct, frozen=True):
+    """A budget or a prepaid balance. The key names its period too: `budget_x:2026-11`."""
+
+    key: str
+    cap_units: int  # picounits that may be spent in total
+    spent_units: int  # picounits that billing has recorded as spent
 
 
 class AdmissionRequest(Struct, frozen=True):
-    """The size of a request before it runs. `max_tokens` is the output limit of each choice."""
+    """The size and owner of a request before it runs. Admission adds the money."""
 
     request_id: str
-    principal: Principal
-    target: Target
-    route: str
+    tenant_id: str
+    project_id: str
+    key_id: str
+    model: str
+    plan: Plan  # with the tenant's own rules in it: `core.tenants.plans.with_rules`
     prompt_tokens: int
-    max_tokens: int
-    choices: int
-    timeout_s: float
+    max_output_tokens: int | None = None  # of one choice
+    money: tuple[MoneyLimit, ...] = ()
+    base_cost_units: int = 0  # picounits of request and uncached prompt, at the pinned price
+    output_cost_units: int = 0  # picounits of one output token, in the most expensive tier
+    choices: int = 1  # the output estimate covers all of them
+    deadline_s: float | None = None  # seconds left, which bound the wait in a queue
+    adapter: str | None = None
+    on_disconnect: DisconnectWatch | None = None  # ends the wait in a queue
+
+    @classmethod
+    def from_context(cls, ctx: "RequestContext") -> "AdmissionRequest":
+        principal, adapter = ctx.principal, ctx.target.adapter
+        return cls(
+            request_id=ctx.request_id,
+            tenant_id=principal.tenant_id,
+            project_id=principal.project_id,
+            key_id=principal.key_id,
+            model=ctx.target.model.name,
+            plan=principal.plan,
+            prompt_tokens=len(ctx.prompt.ids),
+            max_output_tokens=ctx.prompt.max_tokens,
+            choices=ctx.prompt.request.choices,
+            deadline_s=ctx.options.timeout_s,
+            adapter=adapter.name if adapter is not None else None,
+            on_disconnect=ctx.exchange.on_disconnect,
+        )
+
+    def watch_disconnect(self, waiting: "asyncio.Future[Any]") -> None:
+        """Cancel `waiting` when the client disconnects."""
+        if self.on_disconnect is None:
+            return
+
+        def _cancel() -> None:
+            waiting.cancel()
+
+        self.on_disconnect(_cancel)
 
 
 class SettledUsage(Struct, frozen=True):
-    """The usage to settle. With `served` false nothing was processed and nothing is charged."""
+    """What the counters keep of a request. `cost_units` is the exact charge in picounits."""
 
     input_tokens: int
     cached_tokens: int
     output_tokens: int
-    waived_tokens: int = 0
-    status: int = 200
-    served: bool = True
+    cost_units: int = 0
+    requests: int = 1  # 0 if the ledger charges nothing for the request
+
+    @classmethod
+    def of_event(cls, event: UsageEvent, price: PriceVersion | None) -> "SettledUsage":
+        """The settlement of a billed event: the counters keep what the ledger charges. `price` is
+        None when no money is held."""
+        counts = Counts.of_event(event)
+        charged = any(quantity for _, quantity in counts.by_component)
+        cost_units = price.cost(counts) if price is not None else 0
+        return cls(
+            event.input_tokens, event.cached_tokens, event.output_tokens, cost_units, int(charged)
+        )
+
+
+UNUSED = SettledUsage(0, 0, 0, requests=0)  # of a request that never reached an engine
 
 
 class LimitState(Struct, frozen=True):
@@ -43,21 +105,3 @@ class LimitState(Struct, frozen=True):
     mode: str = "shared"
     queued_ms: int = 0
     shadow: tuple[str, ...] = ()
-
-
-class Reservation(Protocol):
-    price_version: str
-    covered: int  # output tokens that the held money pays for
-
-    def limits(self) -> LimitState: ...
-
-    async def extend(self, output_tokens: int) -> bool:
-        """Cover at least `output_tokens` in total; False when the money does not suffice."""
-
-    async def settle(self, usage: SettledUsage) -> None:
-        """Never raises."""
-
-
-class Admission(Protocol):
-    async def reserve(self, request: AdmissionRequest) -> Reservation:
-        """May wait in the plan's queue. Raises RateLimited, InsufficientQuota or Unavailable."""

@@ -7,17 +7,17 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from core.errors import Unavailable
+from core.errors import TollhouseError, Unavailable
 from core.events import OpenedRequest, UsageKind
 from core.ids import REQUEST, new_id
 from core.tenants.keys import Principal
-from gateway.admission.request import AdmissionRequest, SettledUsage
+from gateway.admission.request import AdmissionRequest
+from gateway.admission.reservation import Reservation
 from gateway.api.access import Caller, ServicesDep
 from gateway.api.bodies import read_body
-from gateway.catalog.catalog import Target
 from gateway.http.headers import limit_headers, response_headers
 from gateway.inference.decoding import Request as Body
-from gateway.metering.meter import Ending, Meter
+from gateway.metering.meter import Ending, Meter, MeterServices
 from gateway.wiring import Services
 from moderation.openai_format import read_inputs, result
 
@@ -47,14 +47,11 @@ async def moderate(request: Request, services: ServicesDep, caller: Caller) -> J
         )
     request_id = new_id(REQUEST)
     began = services.clock.monotonic()
-    pipeline = services.pipeline
-    admission_request = _admission_request(request_id, services, caller)
-    reservation = await pipeline.admission.reserve(admission_request)
-    settled = SettledUsage(0, 0, 0, served=False)
+    reservation = await _reserve(services, _admission_request(request_id, services, caller))
+    opened = _opened(request_id, services, caller, reservation.price_version)
+    meter = Meter(MeterServices(services.spool, services.clock, _no_receipt), opened)
     try:
-        opened = _opened(request_id, services, caller, reservation.price_version)
-        meter = Meter(services.spool, services.clock, opened, lambda _id: None)
-        await meter.open()
+        await meter.write_opened()
         try:
             results = await asyncio.to_thread(
                 lambda: [result(screener.score(text).scores) for text in texts]
@@ -63,9 +60,8 @@ async def moderate(request: Request, services: ServicesDep, caller: Caller) -> J
             meter.close_soon(Ending(0, 0, "error", 500, prompt_done=False), None)
             raise
         await meter.close(Ending(0, 0, "stop", 200, prompt_done=False), None)
-        settled = SettledUsage(0, 0, 0)
     finally:
-        await reservation.settle(settled)
+        await reservation.settle(meter.event)
     now = services.clock.now()
     headers = limit_headers("openai", reservation.limits(), caller.plan, now)
     millis = round((services.clock.monotonic() - began) * 1000)
@@ -77,17 +73,29 @@ async def moderate(request: Request, services: ServicesDep, caller: Caller) -> J
     return JSONResponse(answer, headers=header_fields)
 
 
+async def _reserve(services: Services, request: AdmissionRequest) -> Reservation:
+    try:
+        return await services.pipeline.admission.reserve(request)
+    except TollhouseError as error:
+        services.rejections.count(error, request.tenant_id)
+        raise
+
+
+def _no_receipt(*_request_ids: str) -> None:
+    """The classifier runs in this process: no engine keeps a receipt."""
+
+
 def _admission_request(request_id: str, services: Services, caller: Principal) -> AdmissionRequest:
-    model = services.pipeline.catalog.first()
     return AdmissionRequest(
         request_id=request_id,
-        principal=caller,
-        target=Target(model.name, model),
-        route=ROUTE,
+        tenant_id=caller.tenant_id,
+        project_id=caller.project_id,
+        key_id=caller.key_id,
+        model=services.pipeline.catalog.first().name,
+        plan=caller.plan,
         prompt_tokens=0,
-        max_tokens=1,
-        choices=1,
-        timeout_s=services.settings.request_timeout_s,
+        max_output_tokens=1,
+        deadline_s=services.settings.request_timeout_s,
     )
 
 
@@ -107,4 +115,5 @@ def _opened(
         price_version=price_version,
         opened_at=services.clock.now(),
         prompt_tokens=0,
+        member_id=caller.member_id,
     )

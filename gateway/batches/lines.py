@@ -47,6 +47,7 @@ def outcome(
         not ok
         and exchange.status in (429, 503)
         and exchange.response_headers.get("x-should-retry") != "false"
+        and body.get("error", {}).get("code") != "request_too_large_for_limit"
     ):
         retry_after = exchange.response_headers.get("retry-after", "1")
         return RetryLater(min(_LONGEST_PAUSE_S, max(0.2, float(retry_after))))

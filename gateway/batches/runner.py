@@ -27,13 +27,15 @@ from core.tenants import keys
 from core.tenants.keys import Principal
 from gateway.batches import input_file as batch_input
 from gateway.batches import lines as batch_lines
+from gateway.batches.fair_slots import FairSlots
 from gateway.batches.internal_exchange import InternalExchange
 from gateway.batches.lines import RetryLater, Serve
 from gateway.inference.surface import Surface
 
 log = logging.getLogger("tollhouse.batches")
 POLL_S = 1.0
-_MAX_BATCHES = 4  # that one process runs at once
+_MAX_BATCHES = 64  # that one process runs at once; their lines share `at_once` slots
+_UNPAID_PAUSE_S = 60.0
 _KEEP_OUTPUT_S = 30 * 86_400
 _PURGE_EVERY = timedelta(minutes=10)
 
@@ -55,7 +57,7 @@ class BatchRunner:
         self._surfaces = {surface.route: surface for surface in surfaces}
         self._concurrency = at_once
         self._max_line_bytes = max_line_bytes
-        self._slots = asyncio.Semaphore(at_once)
+        self._slots = FairSlots(at_once)
         self._owner = new_id("run")
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: set[InternalExchange] = set()
@@ -154,11 +156,13 @@ class BatchRunner:
             await asyncio.shield(asyncio.to_thread(self._save_answers, batch_id, answers))
 
     async def _line(self, batch: Batch, line: BatchLine) -> LineResult | RetryLater | None:
-        async with self._slots:
+        async with self._slots.hold(batch.tenant_id):
             try:
                 principal = await self._principal(batch.key_id)
             except TollhouseError as error:
                 return batch_lines.key_rejected(line.number, line.custom_id, error)
+            if principal.unpaid:  # the lines wait for the payment, or expire
+                return RetryLater(_UNPAID_PAUSE_S)
             exchange = batch_lines.exchange_for(principal, line)
             self._running.add(exchange)
             try:

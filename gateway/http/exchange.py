@@ -34,6 +34,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Future[Any] | None = None
+        self._disconnect_callback: Callable[[], None] | None = None
         self.headers: dict[bytes, bytes] = {}
         self.repeated: set[bytes] = set()
         for name, value in scope["headers"]:
@@ -89,19 +90,25 @@ class Exchange:
             message = await self._receive()
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
-        """Runs `callback` once, in the event loop turn in which the disconnect is detected."""
+        """Runs `callback` once, in the event loop turn in which the disconnect is detected. A later
+        call replaces the callback."""
+        self._disconnect_callback = callback
+        if self._watcher is None:
+            self._watcher = asyncio.ensure_future(self._receive())
+            self._watcher.add_done_callback(self._on_message)
+        elif self.disconnected:
+            asyncio.get_running_loop().call_soon(callback)
 
-        def _on_message(future: asyncio.Future[Any]) -> None:
-            if not future.cancelled():
-                self.disconnected = True
-                callback()
-
-        self._watcher = asyncio.ensure_future(self._receive())
-        self._watcher.add_done_callback(_on_message)
+    def _on_message(self, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled():
+            self.disconnected = True
+            if self._disconnect_callback is not None:
+                self._disconnect_callback()
 
     def done(self) -> None:
         if self._watcher is not None and not self._watcher.done():
             self._watcher.cancel()
+            self._watcher = None
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True

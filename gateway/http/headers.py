@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from core import lengths
 from core.errors import BadRequest, TollhouseError
+from core.tenants.operator import is_operator_token
 from core.tenants.plans import Plan
 from gateway.admission.headers import (
     anthropic_headers,
@@ -18,15 +19,19 @@ from gateway.admission.limiter import is_final
 from gateway.admission.request import LimitState
 from gateway.http.exchange import Exchange, Headers
 
+WARM_UP_HEADER = "x-tollhouse-warm-up"  # its value is the operator's token
+_WARM_UP = WARM_UP_HEADER.encode()
+
 
 class RequestOptions(Struct, frozen=True):
     """Options from request headers. `client_request_id` is for correlation, never a key."""
 
     timeout_s: float
     client_request_id: str | None
+    is_warm_up: bool = False  # the start's own request: nobody is charged for it
 
 
-def read_options(exchange: Exchange, max_timeout_s: float) -> RequestOptions:
+def read_options(exchange: Exchange, max_timeout_s: float, operator_token: str) -> RequestOptions:
     timeout_s = max_timeout_s
     value = exchange.header(b"x-request-timeout-ms")
     if value is not None:
@@ -45,7 +50,9 @@ def read_options(exchange: Exchange, max_timeout_s: float) -> RequestOptions:
             param="x-request-id",
             code="invalid_value",
         )
-    return RequestOptions(timeout_s, client_id)
+    token = exchange.header(_WARM_UP)
+    is_warm_up = token is not None and is_operator_token(operator_token, token)
+    return RequestOptions(timeout_s, client_id, is_warm_up)
 
 
 def response_headers(request_id: str, millis: int, extra: Headers) -> Headers:

@@ -13,6 +13,7 @@ from typing import Any
 from core.errors import Unavailable
 from core.settings import Settings
 from gateway.catalog.model_files import DEMO_NAME, served_names
+from gateway.http.headers import WARM_UP_HEADER
 from gateway.http.startup import StartupInfo
 from gateway.prompts.rendering import NO_CHAT_TEMPLATE
 
@@ -26,8 +27,9 @@ log = logging.getLogger("tollhouse.start")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
-def warm_up(url: str, info: StartupInfo, model: str) -> str:
-    """Wait for a first answer through the whole pipeline; without a demo key, for /readyz alone.
+def warm_up(url: str, info: StartupInfo, model: str, token: str) -> str:
+    """Wait for a first answer through the whole pipeline; without a demo key, for /readyz alone. The
+    operator's `token` marks the request as the system's own, which nobody is charged for.
 
     Returns the route that answered: a model without a chat template has only completions. Raises
     Unavailable after two minutes."""
@@ -37,7 +39,7 @@ def warm_up(url: str, info: StartupInfo, model: str) -> str:
     last = ""
     while time.monotonic() < deadline:
         try:
-            last = _probe(url, info, model, route)
+            last = _probe(url, info, model, route, token)
         except (OSError, HTTPException) as error:
             last = str(error)
         if not last:
@@ -116,13 +118,17 @@ def _page(
     return "\n".join(lines)
 
 
-def _probe(url: str, info: StartupInfo, model: str, route: str) -> str:
+def _probe(url: str, info: StartupInfo, model: str, route: str, token: str) -> str:
     """An empty string if the gateway answered, otherwise the reason why not."""
     problem = _problem(urllib.request.Request(f"{url}/readyz"))
     if problem or not info.key:
         return problem
     body = {"model": model, "max_tokens": 1, **_prompt(route, "Hello")}
-    headers = {"Authorization": f"Bearer {info.key}", "Content-Type": "application/json"}
+    headers = {
+        "Authorization": f"Bearer {info.key}",
+        "Content-Type": "application/json",
+        WARM_UP_HEADER: token,
+    }
     data = json.dumps(body).encode()
     return _problem(urllib.request.Request(f"{url}{route}", data, headers))
 

@@ -7,6 +7,7 @@ so generated = billed + waived. Prompt tokens that the engine processed are bill
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,10 +15,16 @@ from prometheus_client import Counter, Histogram
 
 from core import metrics
 from core.clock import Clock
-from core.events import EngineCount, OpenedRequest, SettledBy, UsageEvent
+from core.events import EngineCount, OpenedRequest, SettledBy, UsageEvent, UsageKind
 from engine.protocol import Receipt
+from gateway.metering.order_savings import unordered_prefix
 from gateway.metering.spool import Spool, Statement
+from gateway.spans import NO_TRACE, Trace
 
+if TYPE_CHECKING:
+    from gateway.context import RequestContext
+
+WARM_UP = "warm_up"  # finish reason of the start's own request
 _CLIENT_CLOSED_REQUEST = 499  # the client closed the connection (nginx's code)
 
 
@@ -46,6 +53,11 @@ def blocked_ending(paid_by: str) -> Ending:
     return Ending(0, 0, "content_filter", 400, pays, paid_by=paid_by, quantity=int(pays))
 
 
+def refused_ending(status: int) -> Ending:
+    """The ending of a request that was opened for one model and refused for the next."""
+    return Ending(0, 0, "refused", status, prompt_done=False)
+
+
 def counts_of(prompt_tokens: int, ending: Ending, receipt: Receipt | None) -> Counts:
     """Counts from the engine's receipt; without one, from what the gateway saw."""
     if receipt is None:
@@ -56,33 +68,64 @@ def counts_of(prompt_tokens: int, ending: Ending, receipt: Receipt | None) -> Co
     return Counts(receipt.prompt, receipt.cached, output, generated - output)
 
 
+class MeterServices(Struct, frozen=True):
+    """What the meters of a process share. `acknowledge` lets engines drop receipts, by request id."""
+
+    spool: Spool
+    clock: Clock
+    acknowledge: Callable[..., None]
+
+
 class Meter:
     """Meters one request, from its opened record to its usage event."""
 
     def __init__(
-        self,
-        spool: Spool,
-        clock: Clock,
-        opened: OpenedRequest,
-        acknowledge: Callable[..., None],
+        self, services: MeterServices, opened: OpenedRequest, trace: Trace = NO_TRACE
     ) -> None:
         self.opened = opened
         self.first_token_ms: int | None = None
+        self.is_warm_up = False
         self.streamed = False
         self.moderation: str | None = None
         self.prompt_order: str | None = None
-        self.reordered_cached_tokens = 0
+        # Prompt tokens before the first change of prompt order; None if it changed nothing.
+        self.unordered_prefix: int | None = None
         self.truncated: str | None = None
         self.routed: str | None = None
         self.fallback_from: tuple[str, ...] = ()  # models that failed before this one
-        self._spool = spool
-        self._clock = clock
-        self._started = clock.monotonic()
-        self._acknowledge = acknowledge
+        self._spool = services.spool
+        self._clock = services.clock
+        self._started = services.clock.monotonic()
+        self._acknowledge = services.acknowledge
+        self._trace = trace
         self.event: UsageEvent | None = None
 
-    async def open(self, *, again: bool = False) -> None:
-        """Write the opened record. `again`: replace the one of a model that failed."""
+    @classmethod
+    def from_context(
+        cls, ctx: "RequestContext", services: MeterServices, engine_id: str
+    ) -> "Meter":
+        opened = opened_request(ctx, services.clock.now(), engine_id)
+        meter = cls(services, opened, ctx.trace)
+        request = ctx.prompt.request
+        meter.is_warm_up = ctx.options.is_warm_up
+        meter.streamed = request.stream
+        meter.moderation = ctx.screening.action if ctx.screening is not None else None
+        meter.prompt_order = ctx.prompt.order
+        meter.unordered_prefix = unordered_prefix(ctx.given, ctx.prompt)
+        meter.truncated = request.dropped
+        meter.fallback_from = tuple(ctx.fallback_from)
+        return meter
+
+    @classmethod
+    async def open(cls, ctx: "RequestContext", services: MeterServices, engine_id: str) -> "Meter":
+        """Write the opened record, in place of the one of a model that failed before."""
+        meter, again = cls.from_context(ctx, services, engine_id), ctx.meter is not None
+        ctx.meter = meter
+        with ctx.span("opened"):
+            await meter.write_opened(again=again)
+        return meter
+
+    async def write_opened(self, *, again: bool = False) -> None:
         await (self._spool.reopen(self.opened) if again else self._spool.open(self.opened))
 
     async def rerouted(self, engine_id: str) -> None:
@@ -113,10 +156,12 @@ class Meter:
         if self.event is not None:
             return self.event
         self.event = event = self._event(ending, receipt)
+        self._trace.set_usage(event)
         statements = extra_statements(event) if extra_statements is not None else ()
-        await self._spool.close(
-            event, engine_count(event, receipt), self._release(receipt), statements
-        )
+        with self._trace.span("metering"):
+            await self._spool.close(
+                event, engine_count(event, receipt), self._release(receipt), statements
+            )
         _count(event)
         return event
 
@@ -124,6 +169,7 @@ class Meter:
         """As `close`, without waiting, for a cancelled request: durable at the next flush."""
         if self.event is None:
             self.event = self._event(ending, receipt)
+            self._trace.set_usage(self.event)
             count = engine_count(self.event, receipt)
             self._spool.close_soon(self.event, count, self._release(receipt))
             _count(self.event)
@@ -139,6 +185,9 @@ class Meter:
         counts = counts_of(self.opened.prompt_tokens, ending, receipt)
         if self.opened.batch_job is not None and ending.status == _CLIENT_CLOSED_REQUEST:
             counts, ending = waive_all(counts), replace(ending, paid_by="operator", quantity=0)
+        if self.is_warm_up:
+            counts = Counts(0, 0, 0, 0)
+            ending = replace(ending, finish_reason=WARM_UP, paid_by="operator", quantity=0)
         duration_ms = round((self._clock.monotonic() - self._started) * 1000)
         return usage_event(
             self.opened,
@@ -153,12 +202,41 @@ class Meter:
             queue_ms=round(receipt.queue_s * 1000) if receipt else 0,
             moderation=self.moderation,
             prompt_order=self.prompt_order,
-            reordered_cached_tokens=min(self.reordered_cached_tokens, counts.cached),
+            reordered_cached_tokens=(
+                max(0, counts.cached - self.unordered_prefix)
+                if self.unordered_prefix is not None
+                else 0
+            ),
             truncated=self.truncated,
             routed=self._route_note(),
             paid_by=ending.paid_by,
             quantity=ending.quantity,
         )
+
+
+def opened_request(ctx: "RequestContext", now: datetime, engine_id: str) -> OpenedRequest:
+    assert ctx.reservation is not None
+    principal, adapter, request = ctx.principal, ctx.target.adapter, ctx.prompt.request
+    return OpenedRequest(
+        request_id=ctx.request_id,
+        tenant_id=principal.tenant_id,
+        project_id=principal.project_id,
+        key_id=principal.key_id,
+        kind=UsageKind.GENERATION if request.inputs is None else UsageKind.EMBEDDING,
+        route=ctx.surface.route,
+        model=ctx.target.model.name,
+        adapter=adapter.name if adapter else None,
+        adapter_digest=adapter.digest if adapter else None,
+        price_version=ctx.reservation.price_version,
+        opened_at=now,
+        prompt_tokens=len(ctx.prompt.ids),
+        engine_id=engine_id,
+        member_id=principal.member_id,
+        end_user=request.end_user,
+        client_request_id=ctx.options.client_request_id,
+        batch_job=ctx.exchange.batch_job,
+        prompts=max(1, len(ctx.prompt.parts)),
+    )
 
 
 def waive_all(counts: Counts) -> Counts:
@@ -226,7 +304,8 @@ def usage_event(
 
 
 def engine_count(event: UsageEvent, receipt: Receipt | None) -> EngineCount | None:
-    if receipt is None or (event.batch_job is not None and event.paid_by == "operator"):
+    unbilled = event.batch_job is not None or event.finish_reason == WARM_UP
+    if receipt is None or (unbilled and event.paid_by == "operator"):
         return None
     return EngineCount(
         event.request_id,

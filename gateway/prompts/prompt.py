@@ -1,6 +1,6 @@
 """Prepares a prompt for the engine: canonical order, chat template, token ids, context length.
 
-Static content comes first so that requests share prefixes. The pipeline only calls `prepare`.
+Static content comes first so that requests share prefixes. The pipeline only calls `prepare_for`.
 """
 
 import asyncio
@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from core.errors import BadRequest, ContextLengthExceeded
 from core.tenants.keys import Principal
+from gateway.catalog.capabilities import check_capabilities, check_sampling_parameters
+from gateway.catalog.catalog import Target
 from gateway.http.exchange import Headers
 from gateway.inference.request import InferenceRequest
 from gateway.prompts.encoding import TooManyTokens
@@ -46,6 +48,14 @@ class Prompt(Struct, frozen=True):
 
     def header_list(self) -> Headers:
         return [(name.encode(), value.encode()) for name, value in self.headers.items()]
+
+
+async def prepare_for(request: InferenceRequest, target: Target, principal: Principal) -> Prompt:
+    """Prepare the prompt of a request that the target's model can serve; raises otherwise."""
+    check_sampling_parameters(request, target.model)
+    if request.engine_parameters:
+        check_capabilities(request, target.model)
+    return await prepare(request, target.model.codec, target.model.context_length, principal)
 
 
 async def prepare(

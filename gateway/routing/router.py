@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -21,6 +22,9 @@ from gateway.routing.replicas import Replica, WaitingRequest
 from gateway.upstreams.base import EngineClient, Generation
 from gateway.upstreams.multi_prompt import merged_receipt
 
+if TYPE_CHECKING:
+    from gateway.context import RequestContext
+
 _POLL_S = 0.05
 _DEFAULT_RATE = 2000.0  # prompt tokens per second, assumed until a replica was measured
 _EXPECTED_OUTPUT = 256  # output tokens for which a replica should have free blocks
@@ -34,6 +38,13 @@ class Query(Struct, frozen=True):
     namespace: str
     request: InferenceRequest
     max_tokens: int
+
+    @classmethod
+    def from_context(cls, ctx: "RequestContext") -> "Query":
+        prompt = ctx.prompt
+        return cls(
+            ctx.target, prompt.first_ids, ctx.principal.tenant_id, prompt.request, prompt.max_tokens
+        )
 
     @property
     def adapter(self) -> str | None:

@@ -12,7 +12,7 @@ from core import metrics
 from core.errors import TollhouseError, Unavailable
 from core.events import UsageEvent
 from engine.protocol import FinishReason, Receipt
-from gateway.admission.request import Reservation, SettledUsage
+from gateway.admission.reservation import Reservation
 from gateway.http.exchange import ClientDisconnected, Exchange, Headers
 from gateway.inference.request import InferenceRequest, Usage
 from gateway.inference.surface import ResponseInfo, StreamWriter, Surface
@@ -65,9 +65,9 @@ class Delivery:
         self._begun = False
         self._ended_by = ""  # reason for an early end: insufficient_quota
 
-    async def run(self, route: Route, job: Job, *, final: bool = True) -> tuple[SettledUsage, int]:
-        """The usage to settle and the HTTP status. Unless `final`, raises FallThrough when no replica
-        produced output; the meter stays open then."""
+    async def run(self, route: Route, job: Job, *, final: bool = True) -> int:
+        """The HTTP status. Unless `final`, raises TryFallback when no replica produced output; the
+        meter stays open then."""
         if self._request.stream:
             self._writer = self._surface.stream(self._info, self._request)
         self._exchange.on_disconnect(self._on_disconnect)
@@ -87,7 +87,8 @@ class Delivery:
                         self._abandon_attempt(error)
             return await self._complete(route)
         except ClientDisconnected:
-            return _settled_usage(await self._settle("client_closed", 499)), 499
+            await self._settle("client_closed", 499)
+            return 499
         except TimeoutError:
             return await self._fail(_deadline_exceeded())
         except TollhouseError as error:
@@ -248,7 +249,7 @@ class Delivery:
         self._begun = True
         return writer.begin()
 
-    async def _complete(self, route: Route) -> tuple[SettledUsage, int]:
+    async def _complete(self, route: Route) -> int:
         reason = self._ended_by or self._choices[0].finish_reason or "stop"
         receipt = await self._receipt()
         route.answered()
@@ -268,7 +269,7 @@ class Delivery:
                 await self._answer(usage)
         except ClientDisconnected:
             log.debug("the client disconnected before the last byte")
-        return _settled_usage(event), 200
+        return 200
 
     def _line_answer(self, event: UsageEvent) -> list[Statement]:
         """A batch line's result commits with its usage, so a crash does not run the line again."""
@@ -282,24 +283,23 @@ class Delivery:
         answer = self._surface.answer(self._info, self._request, self._choices, usage)
         await self._exchange.answer(200, self._headers(), orjson.dumps(answer))
 
-    async def _fail(self, error: TollhouseError) -> tuple[SettledUsage, int]:
+    async def _fail(self, error: TollhouseError) -> int:
         """Report an engine failure or timeout: as a stream event after the first byte, else raise."""
+        await self._settle(error.code, int(error.status))
         if not self._exchange.started:
-            await self._settle(error.code, int(error.status))
             raise error
-        event = await self._settle(error.code, int(error.status))
         try:
             assert self._writer is not None
             self._exchange.broken = True
             await self._exchange.write(self._writer.failed(error), more=False)
         except ClientDisconnected:
             log.debug("the client disconnected before the error could be sent")
-        return _settled_usage(event), int(error.status)
+        return int(error.status)
 
-    async def _settle(self, reason: str, status: int) -> UsageEvent:
+    async def _settle(self, reason: str, status: int) -> None:
         if self._generation is not None:
             self._generation.cancel()
-        return await self._meter.close(self._ending(reason, status), await self._receipt())
+        await self._meter.close(self._ending(reason, status), await self._receipt())
 
     async def _receipt(self) -> Receipt | None:
         if self._generation is None:
@@ -349,16 +349,6 @@ def _take_tokens(chunks: list[Chunk], left: int) -> list[Chunk]:
 
 def _usage(event: UsageEvent) -> Usage:
     return Usage(event.input_tokens, event.cached_tokens, event.output_tokens)
-
-
-def _settled_usage(event: UsageEvent) -> SettledUsage:
-    return SettledUsage(
-        event.input_tokens,
-        event.cached_tokens,
-        event.output_tokens,
-        event.waived_tokens,
-        event.status,
-    )
 
 
 def _deadline_exceeded() -> TollhouseError:

@@ -6,15 +6,20 @@ gateway detokenises; text engines (OpenAI-compatible servers) return text with a
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
 from core.errors import TollhouseError, Unavailable
+from core.events import engine_request_ids
 from engine.protocol import AdapterState, EngineInfo, EngineStats, GenerateRequest, Receipt
 from engine.protocol import TokenChunk as TokenChunk  # re-exported: part of the interface
 from gateway.inference.request import InferenceRequest
+from gateway.upstreams.sampling import sampling_params
+
+if TYPE_CHECKING:
+    from gateway.context import RequestContext
 
 
 class TextChunk(Struct, frozen=True):
@@ -49,6 +54,29 @@ class Job(Struct, frozen=True):
     engine_request: GenerateRequest
     request: InferenceRequest
     parts: tuple["Job", ...] = ()  # for several prompts: one job each, with its own request id
+
+    @classmethod
+    def from_context(cls, ctx: "RequestContext") -> "Job":
+        principal, prompt, adapter = ctx.principal, ctx.prompt, ctx.target.adapter
+        request = prompt.request
+        whole = GenerateRequest(
+            request_id=ctx.request_id,
+            namespace=principal.tenant_id,
+            prompt=prompt.ids,
+            sampling=sampling_params(request, prompt.max_tokens, ctx.target.model.defaults),
+            adapter=adapter.digest if adapter else None,
+            weight=float(principal.plan.weight),
+            priority=principal.plan.priority,
+            deadline_s=ctx.options.timeout_s,
+        )
+        if not prompt.parts:
+            return cls(whole, request)
+        names = engine_request_ids(ctx.request_id, len(prompt.parts))
+        parts = [
+            cls(replace(whole, request_id=name, prompt=part.ids), part.request)
+            for name, part in zip(names, prompt.parts, strict=True)
+        ]
+        return cls(whole, request, tuple(parts))
 
 
 class Generation(Protocol):

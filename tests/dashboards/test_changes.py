@@ -127,7 +127,7 @@ def test_what_is_used_and_what_was_refused_is_counted(
         if answer.status_code == 429:
             break
     assert statuses == {200, 429}
-    deployment.services.tally.flush()
+    deployment.services.rejections.flush()
     page = owner.get("/dashboard/limits").text
     assert "1 of 1" in page
     row = re.search(r"Requests per day, per tenant</td>\s*<td class=\"num\">(\d+)<", page)

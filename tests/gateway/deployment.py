@@ -83,8 +83,8 @@ class Deployment:
             (pipeline.auth, "principal"),
             (pipeline.admission, "reserve"),
             (pipeline.moderator, "screen"),
-            (pipeline.spool, "open"),
-            (pipeline.spool, "close"),
+            (pipeline.metering.spool, "open"),
+            (pipeline.metering.spool, "close"),
         ):
             plain = getattr(owner, name)
 

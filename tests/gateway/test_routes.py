@@ -85,8 +85,8 @@ def test_each_surface_passes_every_step(
     _spy(pipeline.admission, "reserve", "admission")
     _spy(pipeline.moderator, "screen", "moderation")
     _spy(pipeline.moderator, "guard", "guard")
-    _spy(pipeline.spool, "open", "opened")
-    _spy(pipeline.spool, "close", "closed")
+    _spy(pipeline.metering.spool, "open", "opened")
+    _spy(pipeline.metering.spool, "close", "closed")
     answer = httpx.post(
         f"{deployment.url}{route}",
         json={"model": MODEL, "stream": stream, **BODIES[route]},

@@ -10,6 +10,7 @@ from core.clock import SystemClock
 from core.database import Database
 from core.extras import require
 from core.settings import Settings, load_settings
+from core.tenants.operator import operator_token
 from gateway.http import cpu_affinity, numpy_threads
 
 HELP = "start the gateway, with a local engine unless TOLLHOUSE_UPSTREAMS names others"
@@ -61,7 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     with _engines(served) as (settings, engine_s):
 
         def _ready() -> None:
-            route = ready.warm_up(url, startup_info, served_names(settings)[0])
+            route = ready.warm_up(
+                url, startup_info, served_names(settings)[0], operator_token(settings)
+            )
             write_record(given_settings, url)
             ready.announce(url, settings, startup_info, engine_s, route)
 

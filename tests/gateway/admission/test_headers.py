@@ -20,7 +20,8 @@ from gateway.admission.headers import (
     retry_headers,
     tollhouse_headers,
 )
-from gateway.admission.limiter import Limiter, LimitRequest
+from gateway.admission.limiter import Limiter
+from gateway.admission.request import AdmissionRequest
 
 BUCKETS = (
     BucketState("tenant:requests:60:org_a", 100, 60_000, 40, 36_000, 0),
@@ -124,7 +125,7 @@ async def test_a_client_that_obeys_retry_after_gets_through(
     rules = tuple(LimitRule(Scope.TENANT, unit, limit, period) for unit, limit, period in limits)
     plan = Plan("p", rules, 1, 1, expected_output=20)
     for number, prompt in enumerate(prompts * 20):
-        request = LimitRequest(
+        request = AdmissionRequest(
             f"req_{number}", "org", "proj", "key", "m", plan, prompt, max_output_tokens=20
         )
         try:

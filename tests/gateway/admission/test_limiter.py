@@ -7,13 +7,9 @@ from core.clock import FakeClock
 from core.counters_memory import MemoryCounters
 from core.errors import InsufficientQuota, RateLimited
 from core.tenants.plans import HOUR, LimitRule, Plan, Scope, Unit
-from gateway.admission.limiter import (
-    CountedUsage,
-    CounterReservation,
-    Limiter,
-    LimitRequest,
-    MoneyLimit,
-)
+from gateway.admission.limiter import Limiter
+from gateway.admission.request import AdmissionRequest, MoneyLimit, SettledUsage
+from gateway.admission.reservation import Reservation
 
 TOKEN = 2_000_000  # picounits: 2 USD a million
 
@@ -22,12 +18,14 @@ def _plan(*rules: LimitRule, cached_permille: int = 1000) -> Plan:
     return Plan("test", rules, 1, 1, cached_permille=cached_permille, expected_output=100)
 
 
-def _limit_request(number: int, plan: Plan, **fields: object) -> LimitRequest:
-    base = LimitRequest(f"req_{number}", "org_a", "proj_a", "key_a", "demo", plan, prompt_tokens=50)
+def _limit_request(number: int, plan: Plan, **fields: object) -> AdmissionRequest:
+    base = AdmissionRequest(
+        f"req_{number}", "org_a", "proj_a", "key_a", "demo", plan, prompt_tokens=50
+    )
     return replace(base, **fields)  # type: ignore[arg-type]
 
 
-def _taken(held: CounterReservation) -> list[int]:
+def _taken(held: Reservation) -> list[int]:
     return [take.amount for take in held.planned.bucket_request.takes]
 
 
@@ -70,8 +68,8 @@ async def test_settling_returns_the_difference_and_weighs_cached_tokens_by_plan(
     plan = _plan(LimitRule(Scope.TENANT, Unit.TOTAL_TOKENS, 1000, HOUR), cached_permille=100)
     held = await limiter.reserve(_limit_request(0, plan))
     assert held.buckets[0].remaining == 1000 - 50 - 100
-    await limiter.settle(held, CountedUsage(prompt_tokens=50, cached_tokens=32, output_tokens=7))
-    await limiter.settle(held, CountedUsage(prompt_tokens=50, cached_tokens=32, output_tokens=7))
+    await limiter.settle(held, SettledUsage(input_tokens=50, cached_tokens=32, output_tokens=7))
+    await limiter.settle(held, SettledUsage(input_tokens=50, cached_tokens=32, output_tokens=7))
     after = await limiter.reserve(_limit_request(1, plan, prompt_tokens=0, max_output_tokens=1))
     assert after.buckets[0].remaining == 1000 - (18 + 4 + 7) - 1
 
@@ -80,7 +78,7 @@ async def test_the_estimate_follows_the_tenants_habit(limiter: Limiter) -> None:
     plan = _plan(LimitRule(Scope.TENANT, Unit.OUTPUT_TOKENS, 100_000))
     for number in range(40):
         held = await limiter.reserve(_limit_request(number, plan))
-        await limiter.settle(held, CountedUsage(50, 0, 20))
+        await limiter.settle(held, SettledUsage(50, 0, 20))
     usual = await limiter.reserve(_limit_request(99, plan))
     assert _taken(usual) == [20]
     capped = await limiter.reserve(_limit_request(100, plan, max_output_tokens=5))
@@ -99,15 +97,15 @@ async def test_money_never_passes_its_cap_and_is_extended_while_it_lasts(limiter
         output_cost_units=TOKEN,
     )
     held = await limiter.reserve(request)
-    assert held.covered_output_tokens == 100
+    assert held.covered == 100
     assert await limiter.extend(held, 64) == 30
     assert await limiter.extend(held, 64) == 0
-    assert held.covered_output_tokens == 130
+    assert held.covered == 130
     with pytest.raises(InsufficientQuota):
         await limiter.reserve(replace(request, request_id="req_1"))
-    await limiter.settle(held, CountedUsage(50, 0, 10, cost_units=prompt + 10 * TOKEN))
+    await limiter.settle(held, SettledUsage(50, 0, 10, cost_units=prompt + 10 * TOKEN))
     second = await limiter.reserve(replace(request, request_id="req_2"))
-    assert second.covered_output_tokens == 70
+    assert second.covered == 70
 
 
 async def test_a_released_request_leaves_no_trace(limiter: Limiter) -> None:

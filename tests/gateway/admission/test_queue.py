@@ -13,11 +13,13 @@ from core.counters_memory import MemoryCounters
 from core.errors import RateLimited, Unavailable
 from core.tenants.plans import LimitRule, Plan, Scope, Unit
 from gateway.admission.fair_queue import FairQueue
-from gateway.admission.limiter import CountedUsage, CounterReservation, Limiter, LimitRequest
+from gateway.admission.limiter import Limiter
+from gateway.admission.request import AdmissionRequest, SettledUsage
+from gateway.admission.reservation import Reservation
 
 ONE_AT_A_TIME = (LimitRule(Scope.TENANT, Unit.CONCURRENT, 1),)
 QUEUED = Plan("queued", ONE_AT_A_TIME, 2, 1, queue_wait_s=60.0, queue_length=50)
-ASK = LimitRequest("req_0", "org_a", "proj_a", "key_a", "demo", QUEUED, prompt_tokens=10)
+ASK = AdmissionRequest("req_0", "org_a", "proj_a", "key_a", "demo", QUEUED, prompt_tokens=10)
 
 
 @pytest.fixture
@@ -26,17 +28,17 @@ def limiter() -> Limiter:
     return Limiter(MemoryCounters(clock), clock)
 
 
-def _limit_request(name: str, **fields: object) -> LimitRequest:
+def _limit_request(name: str, **fields: object) -> AdmissionRequest:
     return structs.replace(ASK, request_id=name, **fields)  # type: ignore[arg-type]
 
 
 async def _run(
-    limiter: Limiter, request: LimitRequest, order: list[str], hold_s: float = 0.01
+    limiter: Limiter, request: AdmissionRequest, order: list[str], hold_s: float = 0.01
 ) -> None:
     held = await limiter.reserve(request)
     order.append(request.request_id)
     await asyncio.sleep(hold_s)
-    await limiter.settle(held, CountedUsage(10, 0, 5))
+    await limiter.settle(held, SettledUsage(10, 0, 5))
 
 
 async def test_everyone_gets_in_and_keys_take_turns(limiter: Limiter) -> None:
@@ -56,7 +58,7 @@ async def test_a_newcomer_does_not_barge_in_front_of_the_queue(limiter: Limiter)
     held = await limiter.reserve(_limit_request("holder"))
     waiting = asyncio.create_task(_run(limiter, _limit_request("waiting"), order))
     await asyncio.sleep(0.01)
-    settled = asyncio.create_task(limiter.settle(held, CountedUsage(10, 0, 1)))
+    settled = asyncio.create_task(limiter.settle(held, SettledUsage(10, 0, 1)))
     late = asyncio.create_task(_run(limiter, _limit_request("late"), order))
     await asyncio.gather(settled, waiting, late)
     assert order == ["waiting", "late"]
@@ -98,7 +100,7 @@ async def test_who_leaves_the_queue_takes_nothing_with_him(limiter: Limiter) -> 
         held = await limiter.reserve(_limit_request(f"holder{moment}"))
         gone = asyncio.create_task(limiter.reserve(_limit_request(f"gone{moment}")))
         await asyncio.sleep(moment)
-        ended = asyncio.create_task(limiter.settle(held, CountedUsage(10, 0, 1)))
+        ended = asyncio.create_task(limiter.settle(held, SettledUsage(10, 0, 1)))
         gone.cancel()
         await asyncio.gather(gone, ended, return_exceptions=True)
         after = await asyncio.wait_for(limiter.reserve(_limit_request(f"after{moment}")), 60)
@@ -124,7 +126,7 @@ async def test_under_saturation_free_plans_are_refused_before_premium_ones_wait(
     free = Plan("free", (), priority=0, weight=1)
     standard = Plan("standard", (), priority=1, weight=4)
     premium = Plan("premium", (), priority=2, weight=16, queue_wait_s=60, queue_length=10)
-    held: list[CounterReservation] = []
+    held: list[Reservation] = []
 
     async def _fill(plan: Plan, name: str) -> int:
         count = 0

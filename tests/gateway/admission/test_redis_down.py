@@ -16,11 +16,12 @@ from core.clock import SystemClock
 from core.counters_redis import RedisCounters
 from core.errors import DependencyDown, RateLimited
 from core.tenants.plans import LimitRule, Plan, Scope, Unit
-from gateway.admission.limiter import CountedUsage, Limiter, LimitRequest, MoneyLimit
+from gateway.admission.limiter import Limiter
+from gateway.admission.request import AdmissionRequest, MoneyLimit, SettledUsage
 from tests.journeys.deployments import free_port
 
 PLAN = Plan("test", (LimitRule(Scope.KEY, Unit.REQUESTS, 40, 86_400),), 1, 1)
-REQUEST = LimitRequest("req_0", "org_a", "proj_a", "key_a", "demo", PLAN, prompt_tokens=5)
+REQUEST = AdmissionRequest("req_0", "org_a", "proj_a", "key_a", "demo", PLAN, prompt_tokens=5)
 _PLAIN = ("--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
 MONEY = (MoneyLimit("budget", 10**12, 0),)
 
@@ -132,7 +133,7 @@ async def test_what_was_settled_meanwhile_and_asked_in_vain_is_made_good(
     request = replace(REQUEST, request_id="before", money=MONEY, base_cost_units=6 * 10**11)
     held = await limiter.reserve(request)
     server.pause()
-    await limiter.settle(held, CountedUsage(5, 0, 1, cost_units=2 * 10**11))
+    await limiter.settle(held, SettledUsage(5, 0, 1, cost_units=2 * 10**11))
     with pytest.raises(DependencyDown):
         await limiter.reserve(replace(request, request_id="vain", base_cost_units=10**11))
     server.resume()

@@ -21,7 +21,7 @@ from engine.loop import Engine
 from engine.protocol import GenerateRequest, KvEvent, SamplingParams
 from gateway.catalog.catalog import ServedModel, Target
 from gateway.inference.request import InferenceRequest
-from gateway.metering.meter import Meter
+from gateway.metering.meter import Meter, MeterServices
 from gateway.metering.spool import Spool, SpoolFile
 from gateway.prompts.tokenizing import load_codec
 from gateway.routing.conversations import Conversations, prefix_hashes
@@ -237,9 +237,9 @@ async def test_a_request_that_moved_is_settled_by_the_engine_that_had_it_last(
         *("req_1", "org", "prj", "key", UsageKind.GENERATION, "/v1/completions", MODEL),
         *(None, None, "price_1", clock.now(), 20, "left"),
     )
-    meter = Meter(spool, clock, opened, router.acknowledge_soon)
-    await meter.open()
-    await meter.moved("right")
+    meter = Meter(MeterServices(spool, clock, router.acknowledge_soon), opened)
+    await meter.write_opened()
+    await meter.rerouted("right")
     (kept,) = spool.file.open_requests()
     assert kept.engine_id == "right"
     for engine in (left, right):

@@ -1,0 +1,64 @@
+"""The state of one request while the pipeline runs it: each step reads it and adds its result."""
+
+import logging
+from dataclasses import dataclass, field
+
+from core import metrics
+from core.tenants.keys import Principal
+from gateway.admission.reservation import Reservation
+from gateway.catalog.catalog import Target
+from gateway.http.exchange import Exchange
+from gateway.http.headers import RequestOptions
+from gateway.inference.request import InferenceRequest
+from gateway.inference.surface import Surface
+from gateway.metering.meter import Meter
+from gateway.prompts.prompt import Prompt
+from gateway.routing.fallbacks import TryFallback
+from gateway.screening.moderator import ScreeningResult
+from gateway.spans import NO_TRACE, Span, Trace
+
+log = logging.getLogger("tollhouse.pipeline")
+
+
+@dataclass(slots=True, eq=False)
+class RequestContext:
+    """The fields without a value are set by an early step, before anything reads them."""
+
+    request_id: str
+    surface: Surface
+    exchange: Exchange
+    started: float  # monotonic
+    trace: Trace = NO_TRACE
+    principal: Principal = field(init=False)
+    options: RequestOptions = field(init=False)
+    given: InferenceRequest = field(init=False)  # as the client sent it
+    request: InferenceRequest = field(init=False)  # as given; after screening, as screened
+    target: Target = field(init=False)
+    fallbacks: list[Target] = field(init=False)  # to try if this target fails
+    prompt: Prompt = field(init=False)
+    screening: ScreeningResult | None = None
+    reservation: Reservation | None = None
+    meter: Meter | None = None
+    fallback_from: list[str] = field(default_factory=list)  # models that failed before this one
+
+    def span(self, name: str) -> Span:
+        return self.trace.span(name)
+
+    @property
+    def tenant_id(self) -> str | None:
+        """None before authentication."""
+        principal: Principal | None = getattr(self, "principal", None)
+        return principal.tenant_id if principal is not None else None
+
+    def fall_back(self, failure: TryFallback) -> None:
+        """Go on with the next model of the chain."""
+        failed = self.target.model.name
+        self.fallback_from.append(failed)
+        self.target = self.fallbacks.pop(0)
+        log.warning("falling back to %s: %s", self.target.model.name, failure.error.message)
+        metrics.fallbacks.labels(failed, self.target.model.name).inc()
+
+    async def settle(self) -> None:
+        """The counters keep what the usage event charges; without one, nothing."""
+        if self.reservation is not None:
+            await self.reservation.settle(self.meter.event if self.meter is not None else None)

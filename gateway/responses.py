@@ -1,0 +1,116 @@
+"""The response of a request: the delivery of its generation, or an error, with their headers."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import orjson
+from prometheus_client import Counter, Histogram
+
+from core import metrics
+from core.clock import Clock
+from core.errors import TollhouseError
+from gateway.admission.rejection_counter import RejectionCounter
+from gateway.admission.rejections import Rejection
+from gateway.admission.request import LimitState
+from gateway.context import RequestContext
+from gateway.http.exchange import ClientDisconnected, Headers
+from gateway.http.headers import error_headers, limit_headers, response_headers
+from gateway.inference.surface import ResponseInfo
+from gateway.metering.meter import Meter
+from gateway.routing.fallbacks import HEADER as FALLBACK_HEADER
+from gateway.screening.moderator import Moderator
+from gateway.streaming.delivery import Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    max_body: int  # bytes
+    timeout_s: float  # upper bound on a request's duration
+    keep_alive_s: float = 10.0  # idle time after which a stream gets a keep-alive comment
+
+
+@dataclass(kw_only=True)
+class Responses:
+    moderator: Moderator
+    rejections: RejectionCounter
+    clock: Clock
+
+    def delivery(self, ctx: RequestContext, meter: Meter, keep_alive_s: float) -> Delivery:
+        assert ctx.reservation is not None
+        request, extra = ctx.prompt.request, self._extra_headers(ctx)
+        return Delivery(
+            ctx.surface,
+            ctx.exchange,
+            request,
+            self._info(ctx),
+            guards=lambda: self.moderator.guard(ctx.request_id, ctx.principal, request.choices),
+            meter=meter,
+            reservation=ctx.reservation,
+            headers=lambda: response_headers(ctx.request_id, self._elapsed_ms(ctx), extra),
+            keep_alive_s=keep_alive_s,
+        )
+
+    async def send_error(self, ctx: RequestContext, error: TollhouseError) -> int:
+        """The status; 499 when the client has gone or already has a part of an answer."""
+        if ctx.exchange.started or ctx.exchange.disconnected:
+            return 499
+        self.rejections.count(error, ctx.tenant_id)
+        extra = error_headers(error)
+        extra += limit_headers(ctx.surface.style, _limits(ctx, error), None, self.clock.now())
+        headers = response_headers(ctx.request_id, self._elapsed_ms(ctx), extra)
+        body = orjson.dumps(ctx.surface.error(error, ctx.request_id))
+        try:
+            await ctx.exchange.answer(int(error.status), headers, body)
+        except ClientDisconnected:
+            return 499
+        return int(error.status)
+
+    def count(self, ctx: RequestContext, status: int) -> None:
+        _request_counter(ctx.surface.route, status).inc()
+        _duration_histogram(ctx.surface.route).observe(self.clock.monotonic() - ctx.started)
+
+    def _info(self, ctx: RequestContext) -> ResponseInfo:
+        return ResponseInfo(
+            ctx.request_id,
+            int(self.clock.now().timestamp()),
+            ctx.target.public_name,
+            ctx.target.model.codec,
+            len(ctx.prompt.ids),
+        )
+
+    def _extra_headers(self, ctx: RequestContext) -> Headers:
+        assert ctx.reservation is not None and ctx.screening is not None
+        extra = limit_headers(
+            ctx.surface.style, ctx.reservation.limits(), ctx.principal.plan, self.clock.now()
+        )
+        extra = [*extra, *(ctx.screening.headers or ()), *ctx.prompt.header_list()]
+        if ctx.fallback_from:
+            chain = " -> ".join([*ctx.fallback_from, ctx.target.model.name])
+            extra.append((FALLBACK_HEADER.encode(), chain.encode("ascii", "replace")))
+        return extra
+
+    def _elapsed_ms(self, ctx: RequestContext) -> int:
+        return round((self.clock.monotonic() - ctx.started) * 1000)
+
+
+def _limits(ctx: RequestContext, error: TollhouseError) -> LimitState:
+    if isinstance(error, Rejection) and error.buckets:
+        return LimitState(error.buckets)
+    return ctx.reservation.limits() if ctx.reservation is not None else LimitState()
+
+
+def internal_error(request_id: str) -> TollhouseError:
+    return TollhouseError(
+        "The gateway failed to process this request.",
+        next_step=f"Report request id {request_id} to the operator.",
+    )
+
+
+@cache
+def _request_counter(route: str, status: int) -> Counter:
+    return metrics.requests.labels(route, str(status))
+
+
+@cache
+def _duration_histogram(route: str) -> Histogram:
+    return metrics.request_seconds.labels(route)

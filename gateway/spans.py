@@ -1,0 +1,54 @@
+"""Spans of a request's steps, as the pipeline sees them. They cost nothing when tracing is off."""
+
+from types import TracebackType
+from typing import Protocol
+
+from core.events import UsageEvent
+
+
+class Span(Protocol):
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> bool | None: ...
+
+
+class Trace(Protocol):
+    """The trace of one request."""
+
+    def span(self, name: str) -> Span:
+        """A context manager around one step."""
+
+    def set_usage(self, event: UsageEvent) -> None:
+        """Put the usage on the request's span; its `ledger` span follows with the commit."""
+
+
+class _NoSpan:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
+        return None
+
+
+class NoTrace:
+    def span(self, name: str) -> Span:
+        return _NO_SPAN
+
+    def set_usage(self, event: UsageEvent) -> None:
+        return
+
+
+_NO_SPAN = _NoSpan()
+NO_TRACE = NoTrace()

@@ -1,0 +1,32 @@
+"""The start's own request is nobody's usage, and only the operator can mark a request so."""
+
+import httpx
+import pytest
+
+from gateway.http.headers import WARM_UP_HEADER
+from gateway.http.ready import warm_up
+from gateway.http.startup import StartupInfo
+from tests.gateway.deployment import MODEL, Deployment
+
+
+def test_the_warm_up_is_recorded_and_charged_to_nobody(deployment: Deployment) -> None:
+    info = StartupInfo(True, "demo", deployment.key, False)
+    warm_up(deployment.url, info, MODEL, deployment.services.operator_token)
+    event = deployment.last_event()
+    assert deployment.engine.receipts_given[event["request_id"]].generated == 1
+    assert (event["finish_reason"], event["paid_by"], event["status"]) == (
+        "warm_up",
+        "operator",
+        200,
+    )
+    figures = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens", "quantity")
+    assert [event[name] for name in figures] == [0] * 5
+
+
+@pytest.mark.parametrize("token", ["", "guess"])
+def test_a_customer_cannot_mark_a_request_as_free(deployment: Deployment, token: str) -> None:
+    body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
+    headers = deployment.headers | {WARM_UP_HEADER: token}
+    httpx.post(f"{deployment.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+    event = deployment.last_event()
+    assert event["finish_reason"] != "warm_up" and event["input_tokens"] > 0
