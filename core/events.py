@@ -22,6 +22,13 @@ class SettledBy(StrEnum):
     EXPIRY = "expiry"  # no receipt either: closed with zero output
 
 
+class CountedBy(StrEnum):
+    ENGINE = "engine"  # our engine: token by token
+    UPSTREAM = "upstream"  # the usage that an OpenAI-compatible server reported
+    TOKENIZER = "tokenizer"  # such a server's text, by the model's tokenizer
+    ESTIMATE = "estimate"  # such a server's text, by its bytes
+
+
 class OpenedRequest(Struct, frozen=True):
     """Written durably before the first token is sent. Pins everything that rating needs."""
 
@@ -98,6 +105,7 @@ class UsageEvent(Struct, frozen=True):
     batch_job: str | None = None
     routed: str | None = None  # why this engine was chosen, and which failed before it
     paid_by: str | None = None  # tenant or operator: who pays for what the policy blocked or cut
+    counted_by: CountedBy | None = None  # what counted the tokens; None: no engine ran
 
     def __post_init__(self) -> None:
         if self.paid_by == OLD_OPERATOR:  # from a spool that an older version wrote

@@ -1,13 +1,13 @@
-"""Asks a served Tollhouse through the openai SDK: ask.py BASE_URL KEY MODEL [text].
+"""Asks a served Tollhouse through the openai SDK: ask.py BASE_URL KEY MODEL.
 
-With `text` the streamed count may differ from the whole answer's.
+The streamed text and count are those of the whole answer.
 """
 
 import sys
 
 from openai import OpenAI
 
-base_url, key, model, *text_alone = sys.argv[1:]
+base_url, key, model = sys.argv[1:]
 client = OpenAI(base_url=base_url, api_key=key, timeout=60, max_retries=0)
 question = {
     "model": model,
@@ -32,6 +32,6 @@ chunks = list(
 streamed = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
 assert text and streamed == text, (text, streamed)
 counted = counts(whole.usage), counts(chunks[-1].usage)
-assert text_alone or counted[0] == counted[1], counted
+assert counted[0] == counted[1], counted
 assert any(each.id == model for each in client.models.list())
 print(f"  whole and streamed: {text!r}, {counted} tokens")

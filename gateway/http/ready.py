@@ -28,8 +28,9 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 def warm_up(url: str, info: StartupInfo, model: str, token: str) -> str:
-    """Wait for a first answer through the whole pipeline; without a demo key, for /readyz alone. The
-    operator's `token` marks the request as the system's own, which nobody is charged for.
+    """Wait for a first answer through the whole pipeline; without a demo key, until an engine
+    serves the model. The operator's `token` marks the request as the system's own, which nobody is
+    charged for.
 
     Returns the route that answered: a model without a chat template has only completions. Raises
     Unavailable after two minutes."""
@@ -120,9 +121,14 @@ def _page(
 
 def _probe(url: str, info: StartupInfo, model: str, route: str, token: str) -> str:
     """An empty string if the gateway answered, otherwise the reason why not."""
-    problem = _problem(urllib.request.Request(f"{url}/readyz"))
-    if problem or not info.key:
+    problem, readiness = _fetch(urllib.request.Request(f"{url}/readyz"))
+    if problem:
         return problem
+    parts = json.loads(readiness)["parts"].values()
+    if any(model in part.get("unserved", ()) for part in parts):
+        return f"no engine serves {model} yet"
+    if not info.key:
+        return ""
     body = {"model": model, "max_tokens": 1, **_prompt(route, "Hello")}
     headers = {
         "Authorization": f"Bearer {info.key}",
@@ -130,16 +136,16 @@ def _probe(url: str, info: StartupInfo, model: str, route: str, token: str) -> s
         WARM_UP_HEADER: token,
     }
     data = json.dumps(body).encode()
-    return _problem(urllib.request.Request(f"{url}{route}", data, headers))
+    return _fetch(urllib.request.Request(f"{url}{route}", data, headers))[0]
 
 
-def _problem(request: urllib.request.Request) -> str:
-    """An empty string for 200, else the response body. Ignores proxies of the environment."""
+def _fetch(request: urllib.request.Request) -> tuple[str, str]:
+    """(problem, body); no problem with 200. Ignores proxies of the environment."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_ANSWER_S) as answer:
             text = answer.read().decode(errors="replace")
-            return "" if answer.status == 200 else text or f"HTTP {answer.status}"
+            return "" if answer.status == 200 else text or f"HTTP {answer.status}", text
     except urllib.error.HTTPError as error:
         with error:
-            return error.read().decode(errors="replace") or f"HTTP {error.code}"
+            return error.read().decode(errors="replace") or f"HTTP {error.code}", ""

@@ -15,16 +15,25 @@ from prometheus_client import Counter, Histogram
 
 from core import metrics
 from core.clock import Clock
-from core.events import EngineCount, OpenedRequest, SettledBy, UsageEvent, UsageKind
+from core.events import (
+    CountedBy,
+    EngineCount,
+    OpenedRequest,
+    SettledBy,
+    UsageEvent,
+    UsageKind,
+)
 from engine.protocol import Receipt
 from gateway.metering.order_savings import unordered_prefix
 from gateway.metering.spool import Spool, Statement
 from gateway.spans import NO_TRACE, Trace
+from gateway.upstreams.upstream_usage import UpstreamReceipt
 
 if TYPE_CHECKING:
     from gateway.context import RequestContext
 
 WARM_UP = "warm_up"  # finish reason of the start's own request
+_OK = 200
 _CLIENT_CLOSED_REQUEST = 499  # the client closed the connection (nginx's code)
 
 
@@ -38,13 +47,14 @@ class Counts(Struct, frozen=True):
 class Ending(Struct, frozen=True):
     """What the gateway knows of a request at its end."""
 
-    delivered: int  # tokens whose text was sent to the client
-    seen: int  # tokens that the gateway received from the engine
+    delivered: int  # tokens whose text was sent to the client; of an upstream: characters
+    seen: int  # tokens that the gateway received from the engine; of an upstream: characters
     finish_reason: str
     status: int
     prompt_done: bool  # a token arrived, so the whole prompt was processed
     paid_by: str | None = None  # set if the policy blocked the prompt or stopped the answer
     quantity: int = 1  # requests to charge the fee for; 0: no fee
+    counted_by: CountedBy | None = None
 
 
 def blocked_ending(paid_by: str) -> Ending:
@@ -63,6 +73,9 @@ def counts_of(prompt_tokens: int, ending: Ending, receipt: Receipt | None) -> Co
     if receipt is None:
         entered = prompt_tokens if ending.prompt_done else 0
         return Counts(entered, 0, ending.delivered, max(0, ending.seen - ending.delivered))
+    if isinstance(receipt, UpstreamReceipt):
+        output = receipt.billed(ending.delivered, answered=ending.status == _OK)
+        return Counts(receipt.prompt, receipt.cached, output, receipt.generated - output)
     generated = max(receipt.generated, ending.seen)
     output = min(ending.delivered, generated)
     return Counts(receipt.prompt, receipt.cached, output, generated - output)
@@ -211,6 +224,7 @@ class Meter:
             routed=self._route_note(),
             paid_by=ending.paid_by,
             quantity=ending.quantity,
+            counted_by=counted_by(ending, receipt),
         )
 
 
@@ -239,6 +253,10 @@ def opened_request(ctx: "RequestContext", now: datetime, engine_id: str) -> Open
     )
 
 
+def counted_by(ending: Ending, receipt: Receipt | None) -> CountedBy | None:
+    return receipt.counted_by if isinstance(receipt, UpstreamReceipt) else ending.counted_by
+
+
 def waive_all(counts: Counts) -> Counts:
     """Waive everything: an unanswered line of a batch runs again, and only that run is billed."""
     return Counts(0, 0, 0, counts.output + counts.waived)
@@ -263,6 +281,7 @@ def usage_event(
     routed: str | None = None,
     quantity: int = 1,
     paid_by: str | None = None,
+    counted_by: CountedBy | None = None,
 ) -> UsageEvent:
     return UsageEvent(
         request_id=opened.request_id,
@@ -300,6 +319,7 @@ def usage_event(
         routed=routed,
         quantity=quantity,
         paid_by=paid_by,
+        counted_by=counted_by,
     )
 
 

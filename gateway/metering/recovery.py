@@ -17,7 +17,7 @@ from typing import Protocol
 from core import metrics
 from core.clock import Clock
 from core.errors import TollhouseError
-from core.events import OpenedRequest, SettledBy, UsageEvent
+from core.events import CountedBy, OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import FinishReason, Receipt
 from gateway.metering.batch_shippers import UsageSink
 from gateway.metering.meter import Counts, engine_count, usage_event, waive_all
@@ -188,6 +188,7 @@ def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: dateti
         finish_reason=str(receipt.finish_reason),
         status=200 if complete else 499,
         settled_by=SettledBy.RECEIPT,
+        counted_by=CountedBy.ENGINE,
         quantity=int(opened.batch_job is None),
         paid_by="operator" if opened.batch_job is not None else None,
         queue_ms=round(receipt.queue_s * 1000),

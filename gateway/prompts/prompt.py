@@ -21,7 +21,7 @@ from gateway.prompts.prefix_tokens import Pieces
 from gateway.prompts.prompt_order import PromptOrder, Volatile, reorder
 from gateway.prompts.rendering import RenderedPrompt, render_prompt
 from gateway.prompts.tokenizing import TextCodec
-from gateway.prompts.truncation import estimate, texts_of, truncate
+from gateway.prompts.truncation import counted_texts, estimate, most_tokens, texts_of, truncate
 from gateway.prompts.volatile import volatile_rule
 
 ORDER_HEADER = "x-tollhouse-prompt-order"
@@ -40,6 +40,12 @@ class Prompt(Struct, frozen=True):
     headers: dict[str, str] = field(default_factory=dict)
     order: str | None = None  # for the usage event
     parts: tuple["Prompt", ...] = ()  # one per prompt when there are several
+    most_tokens: int = 0  # without a tokenizer: the most that the prompt may turn out to have
+
+    @property
+    def reserved_tokens(self) -> int:
+        """What limits and money are reserved for: never less than the prompt turns out to have."""
+        return max(len(self.ids), self.most_tokens)
 
     @property
     def first_ids(self) -> list[int]:
@@ -136,6 +142,8 @@ def _draft(request: InferenceRequest, target: _Target) -> _Draft:
     if request.truncation != "disabled" and request.messages is not None:
         request = truncate(request, codec, target.context_length, tenant_id)
     if codec is None:
+        if request.prompts and isinstance(request.prompts[0], list):
+            raise _ids_without_tokenizer("prompt")
         return _Draft(request, order)
     if request.prompts and isinstance(request.prompts[0], list):
         ids = request.prompts[0]
@@ -150,7 +158,7 @@ def _draft(request: InferenceRequest, target: _Target) -> _Draft:
 
 def _encode(draft: _Draft, context_length: int) -> list[int]:
     if draft.text is None and draft.ids is None:  # without a tokenizer
-        return [0] * estimate(texts_of(draft.request))
+        return [0] * estimate(counted_texts(draft.request))
     try:
         return draft.encode(context_length)
     except TooManyTokens as error:
@@ -167,7 +175,12 @@ def _prompt(draft: _Draft, ids: list[int], target: _Target) -> Prompt:
     if request.dropped:
         headers[TRUNCATION_HEADER] = request.dropped
     limit = _output_limit(request, len(ids), target.context_length)
-    return Prompt(request, ids, limit, headers, draft.order)
+    most = 0
+    if target.codec is None:
+        # The likely count decides what fits, since the upstream enforces its own limit; the
+        # reservation is for the most that the bytes can hold.
+        most = min(most_tokens(counted_texts(request)), target.context_length)
+    return Prompt(request, ids, limit, headers, draft.order, most_tokens=most)
 
 
 def _single_prompts(request: InferenceRequest) -> list[InferenceRequest]:
@@ -179,7 +192,8 @@ def _joined(request: InferenceRequest, parts: list[Prompt]) -> Prompt:
     decoded_prompts = tuple(text for part in parts for text in part.request.decoded_prompts)
     ids = [token for part in parts for token in part.ids]
     request = replace(request, decoded_prompts=decoded_prompts)
-    return Prompt(request, ids, parts[0].max_tokens, parts=tuple(parts))
+    most = sum(part.most_tokens for part in parts)
+    return Prompt(request, ids, parts[0].max_tokens, parts=tuple(parts), most_tokens=most)
 
 
 def apply_prompt_order(
@@ -218,9 +232,11 @@ def prepare_embeddings(
     request: InferenceRequest, codec: TextCodec | None, context_length: int
 ) -> Prompt:
     """Texts are counted one by one: each has the whole context to itself."""
-    total = 0
+    total = most = 0
     inputs: Sequence[str | list[int]] = request.inputs or ()
     for index, each in enumerate(inputs):
+        if codec is None and not isinstance(each, str):
+            raise _ids_without_tokenizer("input")
         size = _input_size(each, codec, context_length)
         # Without a tokenizer the size is an estimate; the upstream enforces its own limit.
         if codec is not None and size > context_length:
@@ -230,7 +246,9 @@ def prepare_embeddings(
                 param="input",
             )
         total += size
-    return Prompt(request, [0] * total, 1)
+        if codec is None and isinstance(each, str):
+            most += max(size, min(most_tokens((each,)), context_length))
+    return Prompt(request, [0] * total, 1, most_tokens=most)
 
 
 def _input_size(text: str | list[int], codec: TextCodec | None, context_length: int) -> int:
@@ -273,6 +291,15 @@ def _too_long(
         f"The model's context is {context_length} tokens; the prompt has {prompt_tokens}{output}.",
         next_step="Shorten the prompt or max_tokens, or let truncation drop old turns.",
         param=_param_name(request) if prompt_tokens >= context_length else "max_tokens",
+    )
+
+
+def _ids_without_tokenizer(param: str) -> BadRequest:
+    return BadRequest(
+        f"{param} has token ids, but this model's tokenizer is not known here, so they cannot be "
+        "counted or screened.",
+        next_step="Send text. An operator can name the model's tokenizer in TOLLHOUSE_UPSTREAMS.",
+        param=param,
     )
 
 

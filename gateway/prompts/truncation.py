@@ -1,8 +1,10 @@
 """Truncates chats that exceed the context, and estimates the length of texts."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
+import orjson
 from msgspec.structs import replace
 
 from gateway.inference.request import InferenceRequest
@@ -10,6 +12,8 @@ from gateway.prompts.context_budget import Count, Message, Truncation, fit
 from gateway.prompts.rendering import render_chat
 from gateway.prompts.tokenizing import TextCodec
 
+_TEMPLATE_TOKENS, _MOST_TEMPLATE_TOKENS = 4, 16  # of a chat template, for each text
+_PLAIN_FIELDS = frozenset(("role", "content", "volatile"))
 _OUTPUT_SHARE = 8  # 1/8 of the context is reserved for output when max_tokens is not given
 
 
@@ -18,7 +22,12 @@ def truncate(
 ) -> InferenceRequest:
     """The request, truncated if it does not fit. Blocking: tokenizes the chat several times."""
     assert request.messages is not None
-    count, rough = (_estimated, None) if codec is None else _counters(request, codec, tenant_id)
+    count: Count
+    rough: Count | None
+    if codec is None:
+        count, rough = partial(_estimated, request), None
+    else:
+        count, rough = _counters(request, codec, tenant_id)
     if count(request.messages) <= context_length - (request.max_tokens or 1):
         return request
     limit = context_length - (request.max_tokens or max(1, context_length // _OUTPUT_SHARE))
@@ -38,9 +47,41 @@ def texts_of(request: InferenceRequest) -> tuple[str, ...]:
 
 
 def estimate(texts: Sequence[str]) -> int:
-    """Tokens of texts for an upstream without a known tokenizer, at four bytes per token."""
-    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-    return max(1, size // 4 + 4 * len(texts))
+    """Likely tokens of texts for an upstream without a known tokenizer: four bytes per token, and
+    four tokens of the chat template for each text."""
+    return max(1, _bytes(texts) // 4 + _TEMPLATE_TOKENS * len(texts))
+
+
+def most_tokens(texts: Sequence[str]) -> int:
+    """The most tokens that texts can hold with any tokenizer: one per byte, and the template's."""
+    return max(1, _bytes(texts) + _MOST_TEMPLATE_TOKENS * len(texts))
+
+
+def counted_texts(request: InferenceRequest) -> tuple[str, ...]:
+    """Every text that becomes part of the prompt: of a chat also tools, calls and names."""
+    if request.messages is None:
+        return texts_of(request)
+    texts = [*_texts(request.messages)]
+    texts += [_json(part) for message in request.messages for part in _other_parts(message)]
+    texts += [_json(tool) for tool in request.tools or ()]
+    if request.chat_template_kwargs:
+        texts.append(_json(request.chat_template_kwargs))
+    if (schema := request.engine_parameters.get("response_format")) is not None:
+        texts.append(_json(schema))
+    return tuple(texts)
+
+
+def _other_parts(message: Message) -> list[Any]:
+    """A message's fields other than its role and content: calls, names, ids of calls."""
+    return [each for name, each in message.items() if name not in _PLAIN_FIELDS and each]
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _bytes(texts: Sequence[str]) -> int:
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 
 def _texts(messages: Sequence[Message]) -> tuple[str, ...]:
@@ -54,8 +95,8 @@ def _texts(messages: Sequence[Message]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _estimated(messages: list[Message]) -> int:
-    return estimate(_texts(messages))
+def _estimated(request: InferenceRequest, messages: list[Message]) -> int:
+    return estimate(counted_texts(replace(request, messages=messages)))
 
 
 def _counters(request: InferenceRequest, codec: TextCodec, tenant_id: str) -> tuple[Count, Count]:

@@ -28,15 +28,17 @@ class EngineView:
                 )
 
     def readiness(self) -> dict[str, dict[str, Any]]:
-        """The parts of /readyz. An engine is not `needed` while other replicas serve its models."""
+        """The engines' parts of /readyz. None is `needed`: a process without engines still answers
+        pages, finance and other models. `unserved` names models that no replica serves now."""
         served: dict[str, bool] = {}
         for model, replicas in self._router.models():
             served[model] = any(replica.serves() for replica in replicas)
         parts = {}
         for replica in self._router.replicas():
             own_models = [model for model, replicas in self._router.models() if replica in replicas]
-            needed = not all(served[model] for model in own_models)
-            parts[f"engine {replica.name}"] = {"needed": needed, **_status(replica)}
+            unserved = [model for model in own_models if not served[model]]
+            state = {"needed": False, "unserved": unserved, **_status(replica)}
+            parts[f"engine {replica.name}"] = state
         loading = self._router.loads.under_way()
         if loading:
             parts["adapters"] = {"ready": True, "loading": loading}

@@ -314,7 +314,7 @@ class Route:
         if error.code == "engine_unavailable" or (
             error.code == "engine_failed" and self.query.adapter is None
         ):
-            replica.failed(error.message)
+            replica.failed("; ".join([error.message, *getattr(error, "__notes__", ())]))
         return self._lost < 2 and len(self.tried) < 4
 
 

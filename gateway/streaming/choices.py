@@ -1,7 +1,8 @@
 """Converts an engine's chunks to text for the client, per choice, with exact token counts.
 
 Text passes the detokenizer (complete UTF-8 only), the stop strings and the output guard; each may
-hold text back. A token counts as delivered when all of its text has been written to the client.
+hold text back. A token counts as delivered when all of its text has been written to the client. Of
+text engines the unit is the character, since a chunk may hold any number of tokens.
 """
 
 from collections import deque
@@ -112,7 +113,7 @@ class ChoiceOutput:
         self.pending_reason: str | None = None  # finish reason while a guard's verdict is pending
         self.engine_reason: FinishReason | None = None
         self.ended_by_engine = False  # the engine reported a finish reason and generates no more
-        self.generated = 0  # tokens up to the end of the choice
+        self.generated = 0  # tokens (of text engines: characters) up to the end of the choice
         self.received = 0  # tokens received from the engine, including those after the end
         self.delivered = 0
         self._released = 0  # tokens whose text may be sent
@@ -208,17 +209,17 @@ class ChoiceOutput:
             return
         texts = [chunk for chunk in run if isinstance(chunk, TextChunk)]
         for chunk in texts:
-            self.received += chunk.count
-            self.generated += chunk.count
+            self.received += chunk.characters
+            self.generated += chunk.characters
             self._mark(chunk.text)
         self._screen("".join([chunk.text for chunk in texts]))
 
     def _feed_text(self, chunk: TextChunk) -> None:
-        self.received += chunk.count
+        self.received += chunk.characters
         self.ended_by_engine |= chunk.finish_reason is not None
         if self.over:
             return
-        self.generated += chunk.count
+        self.generated += chunk.characters
         if chunk.vectors is not None:
             self.vectors = chunk.vectors
         text = chunk.text
@@ -248,7 +249,7 @@ class ChoiceOutput:
 
     def _mark(self, text: str) -> None:
         self._decoded += len(text)
-        if self._detokenizer is None or not self._detokenizer.pending:
+        if self._detokenizer is not None and not self._detokenizer.pending:
             self._marks.append((self._decoded, self.generated))
             self._logprobs.place(self._decoded)
 
@@ -284,6 +285,8 @@ class ChoiceOutput:
         held = (self._stops.held if self._stops else 0) + (self._guard.held if self._guard else 0)
         held += self._tools.held if self._tools else 0
         reached = self._reached = self._decoded - held
+        if self._detokenizer is None:
+            self._released = max(self._released, min(reached, self.generated))
         marks = self._marks
         while marks and marks[0][0] <= reached:
             self._released = marks.popleft()[1]

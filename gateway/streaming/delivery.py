@@ -10,7 +10,7 @@ import orjson
 
 from core import metrics
 from core.errors import TollhouseError, Unavailable
-from core.events import UsageEvent
+from core.events import CountedBy, UsageEvent
 from engine.protocol import FinishReason, Receipt
 from gateway.admission.reservation import Reservation
 from gateway.http.exchange import ClientDisconnected, Exchange, Headers
@@ -60,6 +60,7 @@ class Delivery:
         self._choices: list[ChoiceOutput] = []
         self._generation: Generation | None = None  # the current attempt
         self._first_chunk_seen = False  # whether the first chunk has arrived
+        self._counted_by: CountedBy | None = None
         self._delivered_tokens = 0  # tokens passed to the choices
         self._writer: StreamWriter | None = None
         self._begun = False
@@ -85,7 +86,7 @@ class Delivery:
                         if route.next() is None and not (final and route.is_starting()):
                             raise
                         self._abandon_attempt(error)
-            return await self._complete(route)
+            return await self._complete()
         except ClientDisconnected:
             await self._settle("client_closed", 499)
             return 499
@@ -116,8 +117,9 @@ class Delivery:
         if replica.name != self._meter.opened.engine_id:
             await self._meter.rerouted(replica.name)
         codec, stops = self._info.codec, self._request.stop
+        self._counted_by = CountedBy.ENGINE
         if replica.client.speaks_text:
-            codec, stops = None, ()
+            codec, stops, self._counted_by = None, (), None  # its receipt says what counted
         self._guards = self._make_guards()
         self._needs_second_opinion = any(guard.needs_second_opinion for guard in self._guards)
         guards: Sequence[OutputGuard | None] = self._guards or [None] * self._request.choices
@@ -180,6 +182,8 @@ class Delivery:
             if not self._first_chunk_seen:
                 self._first_chunk_seen = True
                 route.first_token()
+                if chunks and chunks[0].finish_reason not in _ABNORMAL_REASONS:
+                    route.answered()  # a half-open breaker does not wait for the whole answer
             if self._exchange.disconnected:
                 raise ClientDisconnected
             if not chunks:
@@ -249,10 +253,9 @@ class Delivery:
         self._begun = True
         return writer.begin()
 
-    async def _complete(self, route: Route) -> int:
+    async def _complete(self) -> int:
         reason = self._ended_by or self._choices[0].finish_reason or "stop"
         receipt = await self._receipt()
-        route.answered()
         if self._exchange.disconnected:
             raise ClientDisconnected
         if self._writer is None:
@@ -325,7 +328,15 @@ class Delivery:
         billed = delivered
         if paid_by == "operator":
             billed -= sum(choice.delivered for _, choice in cut)
-        return Ending(billed, received, reason, status, prompt_done=delivered > 0, paid_by=paid_by)
+        return Ending(
+            billed,
+            received,
+            reason,
+            status,
+            prompt_done=delivered > 0,
+            paid_by=paid_by,
+            counted_by=self._counted_by,
+        )
 
 
 def _size(chunk: Chunk) -> int:

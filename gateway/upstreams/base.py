@@ -5,6 +5,7 @@ gateway detokenises; text engines (OpenAI-compatible servers) return text with a
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +22,8 @@ from gateway.upstreams.sampling import sampling_params
 if TYPE_CHECKING:
     from gateway.context import RequestContext
 
+log = logging.getLogger("tollhouse.upstream")
+
 
 class TextChunk(Struct, frozen=True):
     """New output of one choice from a text engine."""
@@ -28,11 +31,18 @@ class TextChunk(Struct, frozen=True):
     request_id: str
     choice: int
     text: str
-    count: int  # tokens in `text`: exact where the server reports them, else one per chunk
+    count: int  # tokens by which the output grew, roughly: what the held money must cover
     finish_reason: str | None = None  # OpenAI's value
     logprobs: dict[str, Any] | None = None  # OpenAI's object, unchanged
     calls: list[dict[str, Any]] | None = None  # OpenAI's tool calls, or deltas of them
     vectors: list[Any] | None = None  # embeddings: lists of numbers or base64, in input order
+
+    @property
+    def characters(self) -> int:
+        """Of the text and the tool calls, the measure of how much of an answer was delivered."""
+        if not self.calls:
+            return len(self.text)
+        return len(self.text) + len(calls_text(self.calls))
 
     @property
     def plain(self) -> bool:
@@ -43,6 +53,12 @@ class TextChunk(Struct, frozen=True):
             and self.calls is None
             and self.vectors is None
         )
+
+
+def calls_text(calls: list[dict[str, Any]]) -> str:
+    """The generated parts of tool calls, or of deltas of them: names and arguments."""
+    functions = [call.get("function") or {} for call in calls]
+    return "".join([f"{f.get('name') or ''}{f.get('arguments') or ''}" for f in functions])
 
 
 Chunk = TokenChunk | TextChunk
@@ -175,9 +191,10 @@ class Mailbox:
         self._over = True
         self._wake()
 
-    def fail(self, error: TollhouseError) -> None:
+    def fail(self, error: TollhouseError, receipt: Receipt | None = None) -> None:
+        """`receipt`: of what was generated before the failure, where that is known."""
         if not self._over:
-            self._error = error
+            self._error, self.receipt = error, receipt
             self._over = True
             self._wake()
 
@@ -225,9 +242,13 @@ class Mailbox:
 
 
 def engine_unavailable(engine_id: str, why: str) -> Unavailable:
-    return Unavailable(
-        f"The engine {engine_id} does not answer: {why}.",
+    """`why` may name hosts of the operator, so it goes to the log and not to the client."""
+    error = Unavailable(
+        "The engine of this model does not answer.",
         next_step="Try again; only delivered tokens are charged.",
         code="engine_unavailable",
         retry_after_s=1.0,
     )
+    error.add_note(f"{engine_id}: {why}")
+    log.info("the engine %s does not answer: %s", engine_id, why)
+    return error

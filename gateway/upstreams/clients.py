@@ -18,13 +18,14 @@ from engine.worker.curve import ClientKeys
 from gateway.catalog.catalog import ServedModel
 from gateway.catalog.model_files import model_name, sampling_defaults, served_model
 from gateway.catalog.model_source import locate_configured
-from gateway.prompts.tokenizing import load_codec
+from gateway.prompts.tokenizing import TextCodec, load_codec
 from gateway.upstreams.base import EngineClient
 from gateway.upstreams.config import Upstream
 from gateway.upstreams.openai import OpenAIEngine
 from gateway.upstreams.openai_body import EXTRA, KINDS
 from gateway.upstreams.remote import RemoteEngine
 from gateway.upstreams.upstream_limits import UpstreamLimits
+from gateway.upstreams.upstream_usage import CountTokens
 
 _UNKNOWN_CONTEXT = 8192
 
@@ -51,13 +52,17 @@ def make_engines(
     parameters: dict[str, frozenset[str] | None] = {}
     for upstream in upstreams:
         name = upstream.model or model_name(settings)
+        if name not in models:
+            models[name] = _model(settings, upstream, name)
         client: EngineClient
         if upstream.is_http:
             clock = SystemClock()
             limits = UpstreamLimits(
                 upstream, counters or MemoryCounters(clock), clock, processes=settings.workers
             )
-            client = OpenAIEngine(upstream, upstream.upstream_model or name, limits)
+            client = OpenAIEngine(
+                upstream, upstream.upstream_model or name, limits, _token_count(models[name].codec)
+            )
         else:
             client = RemoteEngine(
                 upstream.replica_name,
@@ -69,8 +74,6 @@ def make_engines(
                 on_stray_receipt=on_stray_receipt,
             )
         clients.setdefault(name, []).append(client)
-        if name not in models:
-            models[name] = _model(settings, upstream, name)
         # A model has the capabilities that all of its replicas share, since any may be chosen.
         shared = frozenset(upstream.capabilities) if upstream.is_http else frozenset()
         capabilities_of[name] = capabilities_of.get(name, shared) & shared
@@ -81,6 +84,10 @@ def make_engines(
     for name, shared in capabilities_of.items():
         models[name] = replace(models[name], capabilities=shared, parameters=parameters[name])
     return Engines(clients, list(models.values()))
+
+
+def _token_count(codec: TextCodec | None) -> CountTokens | None:
+    return (lambda text: len(codec.encode(text))) if codec is not None else None
 
 
 def _parameters(upstream: Upstream) -> frozenset[str] | None:

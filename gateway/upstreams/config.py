@@ -13,6 +13,10 @@ from core.errors import SettingError
 
 WIRE = ("tcp://", "ipc://")
 HTTP = ("http://", "https://")
+# Kinds of servers whose prefix cache can be kept apart by tenant: by a `cache_salt`, or (llama.cpp)
+# by not reusing it.
+SALTED_ENGINES = frozenset(("vllm", "sglang"))
+ISOLATING_ENGINES = SALTED_ENGINES | {"llama.cpp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +38,21 @@ class Upstream:
     max_in_flight: int = 0  # concurrent requests of all gateway processes; 0: no limit
     requests_per_minute: int = 0  # of all gateway processes; 0: no limit
     capabilities: tuple[str, ...] = ()  # besides text: tools, json, embeddings, adapters
+    # Whether tenants may share its prefix cache, whose timing tells whether a prompt was seen before.
+    # None: they are kept apart where its `engine` can do that.
+    shared_cache: bool | None = None
 
     @property
     def replica_name(self) -> str:
         """The replica's name in usage events, metrics and commands."""
         return (self.name or self.url)[:80]
+
+    @property
+    def shares_cache(self) -> bool:
+        """Whether tenants share the server's prefix cache."""
+        if not self.is_http:
+            return False
+        return bool(self.shared_cache) or self.engine not in ISOLATING_ENGINES
 
     @property
     def is_http(self) -> bool:
@@ -87,11 +101,23 @@ def _parse_entry(given: Any, index: int) -> Upstream:
         raise _invalid(
             f'the price of {upstream.url} is not like {{"input": "0.10", "output": "0.40"}}'
         )
+    _check_shared_cache(upstream)
     for name in ("max_in_flight", "requests_per_minute", "context_length"):
         value = getattr(upstream, name)
         if type(value) is not int or value < 0:
             raise _invalid(f"{name} of {upstream.url} is {value!r}, not a whole number from 0")
     return upstream
+
+
+def _check_shared_cache(upstream: Upstream) -> None:
+    declared = upstream.shared_cache
+    if declared is not None and type(declared) is not bool:
+        raise _invalid(f"shared_cache of {upstream.url} is {declared!r}, not true or false")
+    if declared is False and upstream.shares_cache:
+        raise _invalid(
+            f"shared_cache of {upstream.url} is false, but a prefix cache is kept apart by tenant "
+            f"only with the engines {', '.join(sorted(ISOLATING_ENGINES))}"
+        )
 
 
 def _names(field_name: str, value: Any) -> tuple[str, ...]:

@@ -3,9 +3,14 @@
 It uses httptools rather than aiohttp because aiohttp's session, task and stream reader per call
 cost more than all of admission. It supports only what an engine's API needs: POST, without
 redirects, compression or proxies.
+
+A request is sent once. A generation is not idempotent, and a server that closes the connection
+without an answer may have run it, so only an idle connection that was closed before anything was
+written to it is replaced by another.
 """
 
 import asyncio
+import select
 import ssl
 import time
 from collections.abc import Callable
@@ -15,7 +20,9 @@ from urllib.parse import urlsplit
 import httptools
 
 CONNECT_S = 5.0
-_IDLE_S = 50.0  # servers usually close a connection that was idle for a minute
+# Uvicorn, Node and llama.cpp close a connection that was idle for 5 s. One that closes while a
+# request is on its way fails that request.
+_IDLE_S = 4.0
 
 
 class Receiver(Protocol):
@@ -54,7 +61,6 @@ class HttpPool:
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()
         self.last_byte_at = 0.0  # monotonic time of the last byte received
-        self._retries: set[asyncio.Task[None]] = set()
 
     async def post(self, path: str, body: bytes, receiver: Receiver) -> Callable[[], None]:
         """Send a request whose response goes to `receiver`. Returns a function that cancels the call.
@@ -75,8 +81,6 @@ class HttpPool:
     def close(self) -> None:
         for connection in list(self._connections):
             connection.close()
-        for task in self._retries:
-            task.cancel()
 
     def release(self, connection: "Connection") -> None:
         connection.idle_since = asyncio.get_running_loop().time()
@@ -86,20 +90,6 @@ class HttpPool:
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-
-    def retry(self, call: "Call") -> None:
-        """Retry a call whose pooled connection was closed before the server received it."""
-        task = asyncio.ensure_future(self._retry(call))
-        self._retries.add(task)
-        task.add_done_callback(self._retries.discard)
-
-    async def _retry(self, call: "Call") -> None:
-        try:
-            connection = await self._connect()
-        except (OSError, TimeoutError) as error:
-            call.fail(error)
-            return
-        self._dispatch(call, connection)
 
     def _dispatch(self, call: "Call", connection: "Connection") -> None:
         if call.over:
@@ -111,7 +101,7 @@ class HttpPool:
         now = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()
-            if now - connection.idle_since < _IDLE_S and not connection.closing:
+            if now - connection.idle_since < _IDLE_S and connection.usable():
                 return connection
             connection.close()
         return None
@@ -154,7 +144,6 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._call: Call | None = None
-        self._served = 0
         self._received = False  # a byte of the response was received
         self._framed = False  # the response has a content-length or is chunked
         self._content_type = ""
@@ -163,6 +152,15 @@ class Connection(asyncio.Protocol):
     @property
     def closing(self) -> bool:
         return self._transport is None or self._transport.is_closing()
+
+    def usable(self) -> bool:
+        """Whether an idle connection takes another request. Whatever the server sent meanwhile ends
+        it: its close, which the event loop may not have read yet, or bytes that no call asked for."""
+        if self._transport is None or self.closing:
+            return False
+        waiting = select.poll()
+        waiting.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not waiting.poll(0)
 
     def send(self, call: Call) -> None:
         assert self._transport is not None
@@ -191,9 +189,7 @@ class Connection(asyncio.Protocol):
         if call is None or call.over:
             return
         call.connection = None
-        if not self._received and self._served:
-            self._pool.retry(call)
-        elif self._received and not self._framed and exc is None:
+        if self._received and not self._framed and exc is None:
             call.over = True  # a response without a length ends with its connection
             call.receiver.on_end()
         else:
@@ -222,7 +218,6 @@ class Connection(asyncio.Protocol):
         if self._parser.get_status_code() < 200:
             return
         call, self._call = self._call, None
-        self._served += 1
         if self._parser.should_keep_alive() and call is not None and not self.closing:
             self._pool.release(self)
         else:

@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 
 from core.errors import TollhouseError
+from core.events import CountedBy
 from engine.protocol import FinishReason, Receipt
 from gateway.upstreams.base import Chunk, EngineClient, Generation, Job, TextChunk
+from gateway.upstreams.upstream_usage import UpstreamReceipt
 
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -46,7 +48,11 @@ class MergedGeneration:
     @property
     def receipt(self) -> Receipt | None:
         known = [part.receipt for part in self._parts if part.receipt is not None]
-        return merged_receipt(self._request_id, known) if len(known) == len(self._parts) else None
+        # A part of a text engine that failed before any output has no receipt, nor any tokens.
+        whole = len(known) == len(self._parts) or isinstance(
+            next(iter(known), None), UpstreamReceipt
+        )
+        return merged_receipt(self._request_id, known) if known and whole else None
 
     async def take(self) -> list[Chunk]:
         while len(self._over) < len(self._parts):
@@ -102,9 +108,11 @@ def merged_receipt(request_id: str, receipts: Sequence[Receipt]) -> Receipt:
     first finish reason other than stop or length."""
     first = receipts[0]
     broken = [each for each in receipts if each.finish_reason not in _WHOLE]
-    counts: dict[str, Any] = {
-        name: sum(getattr(each, name) for each in receipts) for name in _TOKENS
-    }
+    names = _TOKENS + _TEXT_COUNTS if isinstance(first, UpstreamReceipt) else _TOKENS
+    counts: dict[str, Any] = {name: sum(getattr(each, name) for each in receipts) for name in names}
+    if isinstance(first, UpstreamReceipt):
+        ways = [each.counted_by for each in receipts if isinstance(each, UpstreamReceipt)]
+        counts["counted_by"] = max(ways, key=_INEXACTNESS.index)
     times: dict[str, Any] = {name: max(getattr(each, name) for each in receipts) for name in _TIMES}
     return dataclasses.replace(
         first,
@@ -126,4 +134,6 @@ _TOKENS = (
     "recomputed",
     "discarded",
 )
+_TEXT_COUNTS = ("reasoning", "characters")
+_INEXACTNESS = (CountedBy.UPSTREAM, CountedBy.TOKENIZER, CountedBy.ESTIMATE)
 _TIMES = ("queue_s", "prefill_s", "decode_s")

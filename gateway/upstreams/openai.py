@@ -1,33 +1,26 @@
 """Client of any OpenAI-compatible server: text in, text out, with usage requested on every stream."""
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import aiohttp
 import orjson
 
 from core.clock import SystemClock
 from core.counters_memory import MemoryCounters
-from core.errors import BadRequest, TollhouseError, Unavailable
-from engine.protocol import AdapterState, EngineInfo, EngineStats, FinishReason, Receipt
-from gateway.upstreams.base import (
-    Generation,
-    Job,
-    Mailbox,
-    StartupProgress,
-    TextChunk,
-    engine_unavailable,
-)
+from core.errors import Unavailable
+from engine.protocol import AdapterState, EngineInfo, EngineStats, Receipt
+from gateway.upstreams.base import Generation, Job, Mailbox, StartupProgress
 from gateway.upstreams.config import Upstream
 from gateway.upstreams.http_pool import CONNECT_S, HttpPool
 from gateway.upstreams.openai_body import lora_name, path_of, upstream_body
+from gateway.upstreams.openai_response import ResponseParser
 from gateway.upstreams.openai_stats import stats_of
-from gateway.upstreams.upstream_limits import Permit, UpstreamLimits, upstream_busy
+from gateway.upstreams.upstream_limits import Permit, UpstreamLimits
+from gateway.upstreams.upstream_usage import CountTokens
 
 log = logging.getLogger("tollhouse.upstream")
 _CHECK_S = 5.0
@@ -36,17 +29,23 @@ _SILENT_AFTER_S = 2.0  # a state request unanswered for longer counts as silence
 
 
 class OpenAIEngine:
-    """One server. Its final `usage` is the receipt; without one, each chunk counts as a token."""
+    """One server. The `usage` that it reports is the receipt; see `upstream_usage` for the others."""
 
     speaks_text = True
 
     def __init__(
-        self, upstream: Upstream, model: str, limits: UpstreamLimits | None = None
+        self,
+        upstream: Upstream,
+        model: str,
+        limits: UpstreamLimits | None = None,
+        count_tokens: CountTokens | None = None,
     ) -> None:
-        """Without `limits`, the limits of the upstream's entry apply to this process alone."""
+        """Without `limits`, the limits of the upstream's entry apply to this process alone.
+        `count_tokens` is the model's tokenizer, for output whose usage the server does not report."""
         self.engine_id = upstream.replica_name
         self._upstream = upstream
         self._model = model
+        self._count_tokens = count_tokens
         self._base = upstream.url.rstrip("/").removesuffix("/v1")
         self._session: aiohttp.ClientSession | None = None
         self._checker: asyncio.Task[None] | None = None
@@ -55,7 +54,7 @@ class OpenAIEngine:
             headers["authorization"] = f"Bearer {upstream.api_key}"
         self._headers = headers
         self._pool = HttpPool(self._base, headers)
-        self._running: dict[str, _ResponseParser] = {}
+        self._running: dict[str, ResponseParser] = {}
         self._healthy = True
         self._adapters: dict[str, AdapterState] = {}
         self._stats: EngineStats | None = None  # from its /metrics
@@ -69,6 +68,12 @@ class OpenAIEngine:
             headers=self._headers,
         )
         self._checker = asyncio.create_task(self._check())
+        if self._upstream.shares_cache and self._upstream.shared_cache is None:
+            log.warning(
+                "%s: tenants share its prefix cache, and its timing tells whether a prompt was seen "
+                'before; declare "shared_cache": true in its entry, or name its engine',
+                self.engine_id,
+            )
         self._limits.start()
 
     async def close(self) -> None:
@@ -104,10 +109,16 @@ class OpenAIEngine:
 
     async def generate(self, job: Job) -> Generation:
         request_id = job.engine_request.request_id
-        body = orjson.dumps(upstream_body(job, self._model, self._upstream.engine))
+        upstream = self._upstream
+        body = orjson.dumps(
+            upstream_body(
+                job, self._model, upstream.engine, shared_cache=bool(upstream.shared_cache)
+            )
+        )
         permit = await self._limits.acquire() if self._limits else None
         mailbox = Mailbox(request_id, self._cancel)
-        answer = _ResponseParser(self.engine_id, job, mailbox, partial(self._release, permit))
+        on_close = partial(self._release, permit)
+        answer = ResponseParser(self.engine_id, job, mailbox, on_close, self._count_tokens)
         self._running[request_id] = answer
         try:
             answer.terminate = await self._pool.post(path_of(job.request), body, answer)
@@ -131,8 +142,10 @@ class OpenAIEngine:
         async with self._session.post(f"{self._base}/v1/load_lora_adapter", data=body) as answer:
             text = await answer.text()
             if answer.status >= 400 and "already" not in text:
+                log.warning("%s cannot load the adapter %s: %s", self.engine_id, name, text[:500])
                 raise Unavailable(
-                    f"The upstream cannot load the adapter {name}: {text[:200]}",
+                    "The upstream of this model cannot load the adapter.",
+                    next_step=f"The operator finds the reason in the log under {name}.",
                     code="adapter_not_loaded",
                 )
         state = self._adapters[digest] = AdapterState(digest, "resident", 0, 0)
@@ -201,199 +214,3 @@ class OpenAIEngine:
         answer = self._running.get(request_id)
         if answer is not None:
             answer.abort()
-
-
-class _ResponseParser:
-    """Parses the response to one call into the request's mailbox. The content type decides whether it
-    is a stream, since some servers ignore the `stream` field."""
-
-    def __init__(
-        self, engine_id: str, job: Job, mailbox: Mailbox, on_close: Callable[[str], None]
-    ) -> None:
-        self.terminate: Callable[[], None] | None = None
-        self._engine_id = engine_id
-        self._mailbox = mailbox
-        self._count = _UsageCounter(job)
-        self._inputs = job.request.inputs
-        self._on_close: Callable[[str], None] | None = on_close
-        self._status = 0
-        self._streams = False
-        self._buffer = b""  # an incomplete line of a stream; else the body so far
-
-    def on_headers(self, status: int, content_type: str) -> None:
-        self._status = status
-        streams = content_type == "text/event-stream" and self._inputs is None
-        self._streams = status < 400 and streams
-
-    def on_data(self, data: bytes) -> None:
-        if not self._streams:
-            self._buffer += data
-            return
-        lines = (self._buffer + data).split(b"\n")
-        self._buffer = lines.pop()
-        with self._reporting_errors():
-            for line in lines:
-                if line.startswith(b"data:"):
-                    event = line[5:].strip()
-                    if event == b"[DONE]":
-                        self._finish(FinishReason.STOP)
-                        return
-                    _parse_chunk(orjson.loads(event), self._mailbox, self._count)
-
-    def on_end(self) -> None:
-        with self._reporting_errors():
-            if self._status >= 400:
-                raise _status_error(self._status, self._buffer)
-            if self._inputs is not None:
-                _parse_embeddings(
-                    orjson.loads(self._buffer), len(self._inputs), self._mailbox, self._count
-                )
-            elif not self._streams:
-                _parse_completion(orjson.loads(self._buffer), self._mailbox, self._count)
-            self._finish(FinishReason.STOP)
-
-    def on_error(self, error: Exception) -> None:
-        self._fail(engine_unavailable(self._engine_id, str(error) or type(error).__name__))
-
-    def abort(self) -> None:
-        if self.terminate is not None:
-            self.terminate()
-        self._finish(FinishReason.ABORT)
-
-    @contextlib.contextmanager
-    def _reporting_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except TollhouseError as error:
-            self._fail(error)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self._fail(
-                engine_unavailable(self._engine_id, f"its response is malformed ({error!r})")
-            )
-
-    def _finish(self, reason: FinishReason) -> None:
-        if self._close_once():
-            self._mailbox.finish(self._count.receipt(reason))
-
-    def _fail(self, error: TollhouseError) -> None:
-        if self._close_once():
-            if self.terminate is not None:
-                self.terminate()
-            self._mailbox.fail(error)
-
-    def _close_once(self) -> bool:
-        """Mark the call as ended. True at the first call only."""
-        on_close, self._on_close = self._on_close, None
-        if on_close is not None:
-            on_close(self._mailbox.request_id)
-        return on_close is not None
-
-
-class _UsageCounter:
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self.seen = 0
-        self.usage: dict[str, Any] | None = None
-
-    def receipt(self, reason: FinishReason) -> Receipt:
-        engine_request = self._job.engine_request
-        prompt, cached, generated = len(engine_request.prompt), 0, self.seen
-        if self.usage is not None:
-            prompt = int(self.usage.get("prompt_tokens") or prompt)
-            details = self.usage.get("prompt_tokens_details") or {}
-            cached = min(prompt, int(details.get("cached_tokens") or 0))
-            generated = int(self.usage.get("completion_tokens") or 0)
-        return Receipt(
-            request_id=engine_request.request_id,
-            namespace=engine_request.namespace,
-            adapter=engine_request.adapter,
-            prompt=prompt,
-            cached=cached,
-            computed=prompt - cached,
-            unprocessed=0,
-            generated=generated,
-            delivered=generated,
-            recomputed=0,
-            discarded=0,
-            finish_reason=reason,
-            queue_s=0.0,
-            prefill_s=0.0,
-            decode_s=0.0,
-        )
-
-
-def _parse_chunk(event: dict[str, Any], mailbox: Mailbox, count: _UsageCounter) -> None:
-    if event.get("error"):
-        raise Unavailable(f"The upstream failed: {str(event['error'])[:200]}", code="engine_failed")
-    if event.get("usage"):
-        count.usage = event["usage"]
-    for choice in event.get("choices") or []:
-        delta = choice.get("delta")
-        text = (delta.get("content") if delta is not None else choice.get("text")) or ""
-        reason = choice.get("finish_reason")
-        calls = delta.get("tool_calls") if delta is not None else None
-        if not text and reason is None and not calls:
-            continue
-        tokens = 1 if text or calls else 0
-        count.seen += tokens
-        mailbox.put(
-            TextChunk(
-                mailbox.request_id,
-                int(choice.get("index") or 0),
-                text,
-                tokens,
-                reason,
-                choice.get("logprobs"),
-                calls,
-            )
-        )
-
-
-def _parse_completion(answer: dict[str, Any], mailbox: Mailbox, count: _UsageCounter) -> None:
-    count.usage = answer.get("usage")
-    total = int((count.usage or {}).get("completion_tokens") or 0)
-    choices = answer["choices"]
-    for position, choice in enumerate(choices):
-        message = choice.get("message")
-        text = (message.get("content") if message is not None else choice.get("text")) or ""
-        calls = message.get("tool_calls") if message is not None else None
-        # The server reports one total: divide it among the choices so that the shares add up to it.
-        share = total // len(choices) + (1 if position < total % len(choices) else 0)
-        count.seen += share
-        mailbox.put(
-            TextChunk(
-                mailbox.request_id,
-                int(choice.get("index") or 0),
-                text,
-                share,
-                choice.get("finish_reason") or "stop",
-                choice.get("logprobs"),
-                [{**call, "index": number} for number, call in enumerate(calls or ())],
-            )
-        )
-
-
-def _parse_embeddings(
-    answer: dict[str, Any], expected: int, mailbox: Mailbox, count: _UsageCounter
-) -> None:
-    count.usage = answer.get("usage")
-    rows = sorted(answer["data"], key=lambda row: int(row["index"]))
-    if len(rows) != expected:
-        raise ValueError(f"{len(rows)} embeddings for {expected} inputs")
-    vectors = [row["embedding"] for row in rows]
-    mailbox.put(TextChunk(mailbox.request_id, 0, "", 0, "stop", vectors=vectors))
-
-
-def _status_error(status: int, body: bytes) -> TollhouseError:
-    try:
-        detail = orjson.loads(body).get("error") or {}
-        message = str(detail.get("message") if isinstance(detail, dict) else detail)
-    except (ValueError, AttributeError):
-        message = body[:200].decode("utf-8", "replace")
-    if status == 429:
-        return upstream_busy(message, 1.0)
-    if status in (400, 404, 413, 422):
-        return BadRequest(f"The upstream refused the request: {message}", code="upstream_refused")
-    return Unavailable(
-        f"The upstream answered {status}: {message}", code="engine_failed", retry_after_s=1.0
-    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.inference.request import InferenceRequest
 from gateway.upstreams.base import Job
+from gateway.upstreams.config import SALTED_ENGINES
 
 # Hints of ours for prompt order: removed, since some servers refuse unknown fields.
 GATEWAY_FIELDS = ("volatile", "rank")
@@ -51,6 +52,7 @@ KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
         "tgi": frozenset(),
     }
 )
+_CONTINUOUS_USAGE = frozenset(("vllm", "sglang"))
 _RENAMED = {("llama.cpp", "repetition_penalty"): "repeat_penalty"}
 
 
@@ -59,7 +61,9 @@ def lora_name(digest: str) -> str:
     return f"tollhouse-{digest[:32]}"
 
 
-def upstream_body(job: Job, model: str, kind: str = "") -> dict[str, Any]:
+def upstream_body(
+    job: Job, model: str, kind: str = "", *, shared_cache: bool = False
+) -> dict[str, Any]:
     request, adapter = job.request, job.engine_request.adapter
     named = lora_name(adapter) if adapter is not None else model
     if request.inputs is not None:
@@ -83,11 +87,22 @@ def upstream_body(job: Job, model: str, kind: str = "") -> dict[str, Any]:
     if request.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in request.logit_bias.items()}
     if request.stream:
-        body["stream_options"] = {"include_usage": True}
-    if kind == "vllm":
-        # Isolate tenants in its prefix cache: latency would reveal whether a prompt was seen before.
-        body["cache_salt"] = hashlib.sha256(job.engine_request.namespace.encode()).hexdigest()[:32]
+        # Usage on every chunk makes the bill exact where the client leaves early. With several
+        # choices some servers report each choice alone.
+        continuous = kind in _CONTINUOUS_USAGE and request.n == 1
+        every = {"continuous_usage_stats": True} if continuous else {}
+        body["stream_options"] = {"include_usage": True, **every}
+    if not shared_cache:
+        body |= _cache_isolation(kind, job.engine_request.namespace)
     return body
+
+
+def _cache_isolation(kind: str, namespace: str) -> dict[str, Any]:
+    """Keep tenants apart in the server's prefix cache: latency would reveal whether a prompt was seen
+    before. Empty where the kind of server cannot."""
+    if kind in SALTED_ENGINES:
+        return {"cache_salt": hashlib.sha256(namespace.encode()).hexdigest()[:32]}
+    return {"cache_prompt": False} if kind == "llama.cpp" else {}
 
 
 def path_of(request: InferenceRequest) -> str:

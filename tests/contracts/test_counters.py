@@ -299,3 +299,13 @@ def test_figures_that_doubles_cannot_hold_are_refused() -> None:
         Take("k", 10, MINUTE, 1, 2)
     with pytest.raises(ValueError, match="need a lease"):
         BucketRequest("g", "id", 0, slots=(Slot("s", 1),))
+
+
+async def test_a_settlement_above_the_hold_draws_the_rest_and_the_budget_is_reached(
+    counters: Counters, bucket_request: Make
+) -> None:
+    hold = Hold(need=10, want=40, caps=(Cap("budget", 100, 0),))
+    assert (await _granted(counters, bucket_request(hold=hold, id="a"))).held == 40
+    assert await counters.settle("org_a", "a", [], 130)
+    denied = await counters.reserve(bucket_request(hold=hold))
+    assert isinstance(denied, Denial) and denied.money == ("budget",) and denied.affordable == 0

@@ -12,7 +12,7 @@ from core.clock import Clock
 from core.redis_client import is_cluster, node_url
 from core.settings import Settings
 from gateway.cli.doctor.check import Finding, bad, good, unused, warn
-from gateway.upstreams.config import read_upstreams
+from gateway.upstreams.config import ISOLATING_ENGINES, read_upstreams
 
 TIMEOUT_S = 2.0
 
@@ -101,7 +101,8 @@ def upstreams(settings: Settings, _clock: Clock) -> Finding:
     if not settings.upstreams:
         return unused("the engine is local")
     unreachable = []
-    addresses = [each.url for each in read_upstreams(settings.upstreams)]
+    entries = read_upstreams(settings.upstreams)
+    addresses = [each.url for each in entries]
     for address in addresses:
         parts = urlsplit(address)
         if parts.scheme == "ipc":
@@ -115,6 +116,14 @@ def upstreams(settings: Settings, _clock: Clock) -> Finding:
         return bad(
             f"no answer from {', '.join(unreachable)}",
             "Start the engine, or correct TOLLHOUSE_UPSTREAMS.",
+        )
+    sharing = [e.url for e in entries if e.shares_cache and e.shared_cache is None]
+    if sharing:
+        return warn(
+            f"{len(addresses)} reachable; tenants share the prefix cache of {', '.join(sharing)}, "
+            "whose timing tells whether a prompt was seen before",
+            'Declare "shared_cache": true in the entry, or name its engine if it is one of '
+            f"{', '.join(sorted(ISOLATING_ENGINES))}.",
         )
     return good(f"{len(addresses)} reachable")
 

@@ -74,7 +74,7 @@ def test_how_pieces_come_changes_neither_text_nor_count(texts: list[str], cuts: 
     together = output(chunks, [cut for cut in cuts if cut <= len(chunks)])
     for choice in (one_by_one, together):
         assert "".join(choice.text) == "".join(texts)
-        assert choice.delivered == choice.received == len(texts)
+        assert choice.delivered == choice.received == len("".join(texts))
         assert choice.finish_reason == "stop"
 
 

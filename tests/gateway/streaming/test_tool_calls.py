@@ -105,12 +105,12 @@ def test_what_may_become_a_call_is_held_and_not_yet_delivered() -> None:
     choice.feed(TextChunk("r", 0, CALL, 9))
     assert choice.take() is None
     choice.sent()
-    assert choice.delivered == 1
+    assert choice.delivered == len("Hm ")
     choice.feed(TextChunk("r", 0, "</tool_call>", 1, "stop"))
     delta = choice.take()
     assert delta is not None and len(delta.calls) == 1 and delta.finish_reason == "tool_calls"
     choice.sent()
-    assert choice.delivered == 12
+    assert choice.delivered == len(f"Hm <tool_call>{CALL}</tool_call>")
     assert codec.template is not None
 
 

@@ -1,6 +1,9 @@
 """The client of OpenAI-compatible servers, against a server that answers as badly as servers do."""
 
 import asyncio
+import socket
+import threading
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -96,14 +99,60 @@ def test_one_connection_serves_call_after_call() -> None:
 def test_a_kept_connection_that_was_closed_meanwhile_is_replaced() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read(reader)
-        writer.write(WHOLE)
-        await read(reader)  # the second call comes, and finds the connection closed
+        writer.write(WHOLE)  # without "connection: close", and then it closes
 
     async def test(pool: HttpPool) -> None:
         for _ in range(3):
             assert (await ask(pool)).body == b"hi"
+            await asyncio.sleep(0.05)
 
     assert against(serve, test) == 3
+
+
+def test_a_close_that_the_event_loop_has_not_read_yet_is_seen_before_a_request_is_written() -> None:
+    """The server's close arrives while the loop is busy, so that no callback has told of it."""
+    arrived: list[bytes] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with connection:
+                arrived.append(connection.recv(65536))
+                connection.sendall(WHOLE)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+
+    async def test() -> None:
+        pool = HttpPool(f"http://127.0.0.1:{listener.getsockname()[1]}", {})
+        assert (await ask(pool)).body == b"hi"
+        time.sleep(0.2)  # the loop stands still while the server closes
+        assert (await ask(pool)).body == b"hi"
+        pool.close()
+
+    asyncio.run(test())
+    thread.join(10)
+    listener.close()
+    assert len(arrived) == 2
+
+
+def test_a_request_that_a_server_read_is_never_sent_again() -> None:
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await read(reader))
+        writer.write(WHOLE)
+        asked.append(await read(reader))  # the second call on a kept connection: read, then closed
+
+    async def test(pool: HttpPool) -> None:
+        assert (await ask(pool)).body == b"hi"
+        heard = await ask(pool, b'{"n": 2}')
+        assert isinstance(heard.error, ServerDisconnected)
+        await asyncio.sleep(0.1)
+
+    assert against(serve, test) == 1
+    assert len(asked) == 2, "the second request ran once"
 
 
 def test_an_answer_in_pieces_of_any_size_is_the_same_answer() -> None:

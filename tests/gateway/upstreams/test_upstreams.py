@@ -292,7 +292,7 @@ async def test_adapters_are_loaded_by_its_endpoints_under_their_weights_name() -
         await (await engine.generate(job("r1", adapter=digest))).ended(10)
         assert server.bodies[-1]["model"] == lora_name(digest)
         server.adapters.clear()  # it was started anew
-        engine._list(await engine._get("/v1/models"))
+        engine._update_adapters(await engine._get("/v1/models"))
         assert digest not in engine.adapters(), "so it is loaded again"
         stats = engine.stats()
         async with asyncio.timeout(60):
@@ -317,12 +317,25 @@ def test_its_metrics_page_says_how_busy_it_is() -> None:
     assert stats_of("python_info 1.0\nvllm:num_requests_running NaN\n") is None
 
 
-def test_tenants_do_not_share_the_cache_of_a_vllm_server() -> None:
-    salts = {upstream_body(job("r", tenant), "m", "vllm")["cache_salt"] for tenant in ("t1", "t2")}
-    assert len(salts) == 2
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_tenants_do_not_share_a_prefix_cache_that_takes_a_salt(kind: str) -> None:
+    salts = {upstream_body(job("r", tenant), "m", kind)["cache_salt"] for tenant in ("t1", "t2")}
+    assert len(salts) == 2 and not salts & {"t1", "t2"}
+    assert "cache_salt" not in upstream_body(job("r"), "m", kind, shared_cache=True)
     assert "cache_salt" not in upstream_body(job("r"), "m")
+
+
+def test_llama_cpp_does_not_reuse_its_cache_unless_that_is_declared() -> None:
     penal = upstream_body(job("r", repetition_penalty=1.1), "m", "llama.cpp")
-    assert penal["repeat_penalty"] == 1.1
+    assert penal["repeat_penalty"] == 1.1 and penal["cache_prompt"] is False
+    assert "cache_prompt" not in upstream_body(job("r"), "m", "llama.cpp", shared_cache=True)
+
+
+def test_sharing_a_cache_that_cannot_be_kept_apart_is_declared() -> None:
+    assert Upstream("http://127.0.0.1:1").shares_cache
+    assert not Upstream("http://127.0.0.1:1", engine="vllm").shares_cache
+    assert Upstream("http://127.0.0.1:1", engine="vllm", shared_cache=True).shares_cache
+    assert not Upstream("tcp://127.0.0.1:1").shares_cache
 
 
 def test_the_price_of_an_entry_is_the_models_until_somebody_sets_another(tmp_path: Path) -> None:
@@ -348,6 +361,8 @@ def test_the_price_of_an_entry_is_the_models_until_somebody_sets_another(tmp_pat
         ({"max_in_flight": -1}, "max_in_flight"),
         ({"parameters": "top_k"}, "parameters"),
         ({"speed": 1}, "speed"),
+        ({"shared_cache": "no"}, "shared_cache"),
+        ({"shared_cache": False, "engine": "tgi"}, "shared_cache"),
     ],
 )
 def test_a_wrong_entry_stops_the_start(entry: dict[str, Any], says: str) -> None:

@@ -1,0 +1,89 @@
+"""Errors of OpenAI-compatible servers, in our own words.
+
+A server's error text may name its host or hold another tenant's data, so clients never see it: it
+goes to the log with the request's id, and clients get a fixed text with that id.
+"""
+
+import logging
+import re
+from typing import Any
+
+import orjson
+
+from core.errors import (
+    BadRequest,
+    ContentBlocked,
+    ContextLengthExceeded,
+    PayloadTooLarge,
+    TollhouseError,
+    Unavailable,
+)
+from gateway.upstreams.upstream_limits import upstream_busy
+
+log = logging.getLogger("tollhouse.upstream")
+_LOGGED_CHARACTERS = 500
+_REFUSALS = (400, 404, 422)
+_TOO_LONG = re.compile(
+    r"context[_ -](?:length|window|size)|prompt[_ ]too[_ ]long|maximum (?:model|sequence) length",
+    re.IGNORECASE,
+)
+_POLICY = re.compile(r"content[_ -](?:filter|policy|management)|moderation|safety", re.IGNORECASE)
+
+
+def error_of_status(
+    engine_id: str, request_id: str, status: int, body: bytes, retry_after_s: float | None = None
+) -> TollhouseError:
+    """The error of an answer with an error status."""
+    try:
+        answer = orjson.loads(body)
+        detail = answer.get("error", answer) if isinstance(answer, dict) else answer
+    except ValueError:
+        detail = body.decode("utf-8", "replace")
+    return _error(engine_id, request_id, status, detail, retry_after_s)
+
+
+def error_of_event(engine_id: str, request_id: str, detail: Any) -> TollhouseError:
+    """The error of an `error` event in a stream."""
+    code = detail.get("code") if isinstance(detail, dict) else None
+    numeric = type(code) is int or (isinstance(code, str) and re.fullmatch(r"[45]\d\d", code))
+    return _error(engine_id, request_id, int(code) if numeric else 500, detail, None)  # type: ignore[arg-type]
+
+
+def _error(
+    engine_id: str, request_id: str, status: int, detail: Any, retry_after_s: float | None
+) -> TollhouseError:
+    told = detail if isinstance(detail, str) else orjson.dumps(detail).decode()
+    log.warning(
+        "%s answered %s with %d: %s", engine_id, request_id, status, told[:_LOGGED_CHARACTERS]
+    )
+    where = f"The operator finds the reason in the log under {request_id}."
+    if status == 429:
+        return upstream_busy("it answered 429", retry_after_s or 1.0)
+    # A server that fails on a tenant's prompt may say so with any status, so the words decide.
+    if status != 401 and _TOO_LONG.search(told):
+        return ContextLengthExceeded(
+            "The prompt and max_tokens exceed the context of this model's upstream.",
+            next_step=f"Shorten the prompt or max_tokens. {where}",
+        )
+    if status in (400, 403, 422, 500) and _POLICY.search(told):
+        return ContentBlocked(
+            "The upstream of this model refused the request under its content policy.",
+            next_step=f"Change the prompt. {where}",
+        )
+    if status == 413:
+        return PayloadTooLarge(
+            "The request is larger than this model's upstream accepts.",
+            next_step=f"Send less. {where}",
+        )
+    if status in _REFUSALS:
+        return BadRequest(
+            f"The upstream of this model refused the request with status {status}.",
+            next_step=f"Check the request's parameters. {where}",
+            code="upstream_refused",
+        )
+    return Unavailable(
+        f"The upstream of this model failed with status {status}.",
+        next_step=f"Try again. {where}",
+        code="engine_failed",
+        retry_after_s=retry_after_s or 1.0,
+    )

@@ -1,0 +1,197 @@
+"""Token counts of one response of an OpenAI-compatible server.
+
+The server's own report counts. Without a plausible one, the model's tokenizer counts the text, and
+without a tokenizer the text's bytes are an estimate. No count depends on how the server cuts its
+output into chunks. Of an answer that the client did not receive whole, tokens are billed in
+proportion to the characters that were delivered.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from core.events import CountedBy
+from engine.protocol import FinishReason, Receipt
+from gateway.upstreams.base import Job
+
+log = logging.getLogger("tollhouse.upstream")
+CountTokens = Callable[[str], int]
+BYTES_PER_TOKEN = 4  # of output without a report or a tokenizer; English text has about 4.5
+_LARGEST = 2**31 - 1  # the columns of usage events are 32-bit integers
+# Characters that are tokenized at once: about 0.2 ms on the event loop. The cut depends on the text
+# alone, so that every chunking of a text has the same count.
+_SEGMENT = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamReceipt(Receipt):
+    counted_by: CountedBy = CountedBy.ESTIMATE
+    reasoning: int = 0  # of `generated`: tokens that are in no delivered text
+    characters: int = 0  # of the text and tool calls that the server sent, without reasoning
+
+    def billed(self, delivered: int, *, answered: bool) -> int:
+        """Tokens to bill when `delivered` characters reached the client. `answered`: the request
+        ended with an answer, which may consist of reasoning alone."""
+        if delivered >= self.characters:
+            return self.generated if delivered or answered else 0
+        if not delivered:
+            return 0
+        visible = self.generated - self.reasoning
+        return self.reasoning + visible * delivered // self.characters
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """A `usage` object; a number that is not a plausible count is 0."""
+
+    prompt: int
+    cached: int
+    completion: int
+    reasoning: int
+    characters: int  # received when the report came, including those of reasoning
+
+
+class UsageCounter:
+    def __init__(self, job: Job, count_tokens: CountTokens | None = None) -> None:
+        self._job = job
+        self._count_tokens = count_tokens
+        self._limit = job.engine_request.sampling.max_tokens * max(1, job.request.n)
+        self._visible = 0  # characters of text and tool calls
+        self._hidden = 0  # characters of reasoning
+        self._bytes = 0
+        self._counted = 0  # tokens that chunks have reported so far
+        self._segments: dict[tuple[int, str], _Segments] = {}  # by choice and field
+        self._report: _Report | None = None
+
+    @property
+    def received(self) -> bool:
+        """Whether the server sent any output or a report."""
+        return self._report is not None or self._bytes > 0
+
+    def add(self, choice: int, field: str, text: str) -> None:
+        if field == "reasoning":
+            self._hidden += len(text)
+        else:
+            self._visible += len(text)
+        self._bytes += len(text.encode("utf-8", "surrogatepass"))
+        if self._count_tokens is not None:
+            segments = self._segments.get((choice, field))
+            if segments is None:
+                segments = self._segments[choice, field] = _Segments(self._count_tokens)
+            segments.add(text)
+
+    def report(self, usage: Any, *, final: bool) -> None:
+        """A `usage` object. Of several, the final one counts, else the largest: with several choices
+        some servers report each choice alone."""
+        if not isinstance(usage, dict):
+            return
+        found = _read(usage, self._visible + self._hidden)
+        if final or self._report is None or found.completion >= self._report.completion:
+            self._report = found
+
+    def grown(self) -> int:
+        """Tokens since the last call, roughly: what the held money must cover meanwhile."""
+        known = self._report.completion if self._report is not None else 0
+        now = max(self._counted, known, self._estimate())
+        grown, self._counted = now - self._counted, now
+        return grown
+
+    def receipt(self, reason: FinishReason) -> UpstreamReceipt:
+        request, report = self._job.engine_request, self._report
+        prompt = (report.prompt if report is not None else 0) or len(request.prompt)
+        cached = min(prompt, report.cached) if report is not None else 0
+        generated, counted_by = self._generated()
+        return UpstreamReceipt(
+            request_id=request.request_id,
+            namespace=request.namespace,
+            adapter=request.adapter,
+            prompt=prompt,
+            cached=cached,
+            computed=prompt - cached,
+            unprocessed=0,
+            generated=generated,
+            delivered=generated,
+            recomputed=0,
+            discarded=0,
+            finish_reason=reason,
+            queue_s=0.0,
+            prefill_s=0.0,
+            decode_s=0.0,
+            counted_by=counted_by,
+            reasoning=self._reasoning(generated),
+            characters=self._visible,
+        )
+
+    def _generated(self) -> tuple[int, CountedBy]:
+        report, received = self._report, self._visible + self._hidden
+        if report is not None and self._plausible(report):
+            if not received or report.characters >= received:
+                return report.completion, CountedBy.UPSTREAM
+            if report.characters:  # more text came after the report
+                count = report.completion * received // report.characters
+                return count, CountedBy.UPSTREAM
+        if self._count_tokens is not None:
+            return sum(each.total() for each in self._segments.values()), CountedBy.TOKENIZER
+        return self._estimate(), CountedBy.ESTIMATE
+
+    def _plausible(self, report: _Report) -> bool:
+        """A token has at least one byte, text has at least one token, and the server was told a
+        limit, which some do not apply to reasoning."""
+        least = 1 if self._bytes else 0
+        most = max(self._limit, self._bytes) + report.reasoning
+        if least <= report.completion <= most:
+            return True
+        if report.characters:
+            log.warning(
+                "the usage reported for %s is not plausible: %d completion tokens for %d bytes",
+                *(self._job.engine_request.request_id, report.completion, self._bytes),
+            )
+        return False
+
+    def _reasoning(self, generated: int) -> int:
+        if self._report is not None and self._report.reasoning:
+            return min(generated, self._report.reasoning)
+        received = self._visible + self._hidden
+        return generated * self._hidden // received if self._hidden else 0
+
+    def _estimate(self) -> int:
+        return -(-self._bytes // BYTES_PER_TOKEN)
+
+
+class _Segments:
+    """Counts the tokens of a text that arrives in pieces, without keeping it whole."""
+
+    def __init__(self, count_tokens: CountTokens) -> None:
+        self._count_tokens = count_tokens
+        self._rest = ""
+        self._tokens = 0
+
+    def add(self, text: str) -> None:
+        self._rest += text
+        while len(self._rest) >= _SEGMENT:
+            cut = self._rest.rfind(" ", 1, _SEGMENT)
+            cut = cut if cut > 0 else _SEGMENT
+            self._tokens += self._count_tokens(self._rest[:cut])
+            self._rest = self._rest[cut:]
+
+    def total(self) -> int:
+        return self._tokens + (self._count_tokens(self._rest) if self._rest else 0)
+
+
+def _read(usage: dict[str, Any], characters: int) -> _Report:
+    prompt_details = usage.get("prompt_tokens_details")
+    details = usage.get("completion_tokens_details")
+    completion = _number(usage, "completion_tokens")
+    return _Report(
+        prompt=_number(usage, "prompt_tokens"),
+        cached=_number(prompt_details, "cached_tokens"),
+        completion=completion,
+        reasoning=min(completion, _number(details, "reasoning_tokens")),
+        characters=characters,
+    )
+
+
+def _number(holder: Any, name: str) -> int:
+    value = holder.get(name) if isinstance(holder, dict) else None
+    return value if type(value) is int and 0 <= value <= _LARGEST else 0
