@@ -98,7 +98,7 @@ def load_versions(session: Session, ids: set[str], tenant_ids: set[str]) -> Vers
     return found
 
 
-def _scopes(ids: set[str]) -> Select[tuple[str, str]]:
+def _scopes(ids: set[str]) -> Select[str, str]:
     row = PriceVersionRow
     return select(row.model, row.adapter).where(row.id.in_(ids)).distinct()
 

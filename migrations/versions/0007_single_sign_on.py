@@ -5,8 +5,8 @@ from alembic import op
 
 from core.database import UtcDateTime
 
-revision = "0005_single_sign_on"
-down_revision = "0004_usage_tenant_daily"
+revision = "0007_single_sign_on"
+down_revision = "0006_end_user_length"
 branch_labels = None
 depends_on = None
 

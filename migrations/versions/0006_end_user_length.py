@@ -5,8 +5,8 @@ from alembic import op
 
 from billing import guards
 
-revision = "0005_end_user_length"
-down_revision = "0004_usage_tenant_daily"
+revision = "0006_end_user_length"
+down_revision = "0005_counted_by"
 branch_labels = None
 depends_on = None
 
