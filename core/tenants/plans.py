@@ -103,7 +103,7 @@ def for_batches(plan: Plan) -> Plan:
 
 def _holds_for_batches(rule: LimitRule) -> bool:
     concurrent = rule.unit is Unit.CONCURRENT
-    return concurrent or rule.scope is Scope.KEY or rule.period_s >= DAY
+    return concurrent or rule.scope == Scope.KEY or rule.period_s >= DAY
 
 
 def with_rules(plan: Plan, rules: tuple[LimitRule, ...]) -> Plan:

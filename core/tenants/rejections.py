@@ -19,7 +19,7 @@ _SUMS = ("refused", "waited", "waited_ms")
 class RejectionCount:
     tenant_id: str
     at: datetime  # start of the hour
-    reason: str  # a limit's name, or: money, saturated, queue
+    reason: str  # a limit's name, or: money, overloaded, queue_full, queue_timeout, queue
     refused: int
     waited: int
     waited_ms: int

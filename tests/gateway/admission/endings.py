@@ -136,7 +136,8 @@ class BlockingGuard:
     held = 0
 
     def __init__(self, paid_by: str) -> None:
-        self.blocked, self.action = False, None
+        self.blocked = False
+        self.action: str | None = None
         self.cut_paid_by = paid_by
         self._passed = 0
 
@@ -169,7 +170,7 @@ class ScriptedModerator:
 
     def guard(self, request_id: str, principal: Principal, choices: int) -> Sequence[OutputGuard]:
         if self.block == "answer":
-            return [BlockingGuard(self.paid_by) for _ in range(choices)]  # type: ignore[misc]
+            return [BlockingGuard(self.paid_by) for _ in range(choices)]
         return ()
 
     def close(self) -> None:

@@ -3,6 +3,7 @@ is the sum over the recorded usage events, computed here from the price and noth
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -85,7 +86,7 @@ def test_what_the_counters_keep_is_what_the_events_charge(
 
 
 # way -> (HTTP status that the client saw, (reason, input charged, output, waived) of each event)
-TABLE = {
+TABLE: dict[Way, tuple[Any, ...]] = {
     Way(): (200, ("length", True, 3, 0)),
     Way(engine="gone", tokens=0): (0, ("client_closed", True, 0, 0)),
     Way(engine="gone", tokens=2, stream=True): (200, ("client_closed", True, 2, 0)),

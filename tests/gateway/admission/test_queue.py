@@ -1,6 +1,7 @@
 """Waiting instead of refusing: in turn, bounded, fair between keys, and never past the limit."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from gateway.admission.fair_queue import FairQueue
 from gateway.admission.limiter import Limiter
 from gateway.admission.request import AdmissionRequest, SettledUsage
 from gateway.admission.reservation import Reservation
+from gateway.http.exchange import ClientDisconnected
 
 ONE_AT_A_TIME = (LimitRule(Scope.TENANT, Unit.CONCURRENT, 1),)
 QUEUED = Plan("queued", ONE_AT_A_TIME, 2, 1, queue_wait_s=60.0, queue_length=50)
@@ -105,6 +107,24 @@ async def test_who_leaves_the_queue_takes_nothing_with_him(limiter: Limiter) -> 
         await asyncio.gather(gone, ended, return_exceptions=True)
         after = await asyncio.wait_for(limiter.reserve(_limit_request(f"after{moment}")), 60)
         await limiter.release(after)
+
+
+@pytest.mark.parametrize("max_in_flight", [0, 1])
+async def test_a_client_that_disconnects_ends_its_wait(max_in_flight: int) -> None:
+    """In the plan's queue, and in the queue for the gateway's capacity."""
+    clock = SystemClock()
+    limiter = Limiter(MemoryCounters(clock), clock, max_in_flight=max_in_flight)
+    held = await limiter.reserve(_limit_request("holder"))
+    callbacks: list[Callable[[], None]] = []
+    gone = _limit_request("gone", on_disconnect=callbacks.append)
+    waiting = asyncio.create_task(limiter.reserve(gone))
+    await asyncio.sleep(0.01)
+    callbacks[-1]()
+    with pytest.raises(ClientDisconnected):
+        await asyncio.wait_for(waiting, 30)
+    await limiter.release(held)
+    after = await asyncio.wait_for(limiter.reserve(_limit_request("after")), 30)
+    await limiter.release(after)
 
 
 async def test_a_bucket_that_refills_lets_the_queue_in() -> None:

@@ -39,7 +39,8 @@ def test_day_key_and_concurrency_limits_hold_for_batches() -> None:
 
 
 async def test_slots_are_shared_by_tenant_and_not_by_line() -> None:
-    slots, order = FairSlots(1), []
+    slots = FairSlots(1)
+    order: list[str] = []
 
     async def _line(tenant: str) -> None:
         async with slots.hold(tenant):
@@ -99,7 +100,7 @@ def test_the_tenant_with_the_fewest_running_batches_is_next(tmp_path: Path) -> N
     with database.transaction() as session:
         while batch := jobs.claim(session, "run", clock.now(), claimed):
             claimed.append(batch.id)
-        tenants = dict(session.execute(select(Batch.id, Batch.tenant_id)).all())  # type: ignore[arg-type]
+        tenants = {each.id: each.tenant_id for each in session.scalars(select(Batch))}
     database.close()
     assert [tenants[each] for each in claimed] == [big, small, big, big, big]
 
