@@ -23,6 +23,8 @@ import numpy as np
 from sklearn.metrics import average_precision_score
 
 from benchmarks.report import figure, progress
+from gateway.inference.request import InferenceRequest
+from gateway.screening.prompt_texts import documents_of, screened_texts
 from moderation.categories import HEADS, PROMPT_ATTACK
 from moderation.classifiers.load import load_classifier
 from moderation.classifiers.train import read_examples, split
@@ -32,11 +34,13 @@ from moderation.guard import StreamGuard
 from moderation.policy import default_policy
 from moderation.screener import Screener
 from moderation.verdict import Action, ScreenedText
+from moderation.verdict_cache import VerdictCache
 
 PEER = "alt-profanity-check"
 _PEER_SCRIPT = Path(__file__).with_name("peers") / "run_profanity_check.py"
 _PROMPTS = ("clinc150", "banking77", "user_oriented", "gpteacher", "cyberseceval", "safe:", "bipia")
 _TOKEN_MS = 20.0
+_CONVERSATION, _TURN = 80_000, 500  # characters
 _UNSAFE = ("advbench", "ailuminate_demo", "red_instruct", "harm:")
 
 
@@ -44,7 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=6_000, help="validation texts at most")
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--conversation", action="store_true", help="that part alone")
     chosen = parser.parse_args(arguments)
+    if chosen.conversation:
+        _conversation(Screener(load_classifier()))
+        return
     data = Path(os.environ.get("TOLLHOUSE_MODERATION_DATA", "../shared/moderation-data"))
     if not data.is_dir():
         sys.exit(f"no {data}: set TOLLHOUSE_MODERATION_DATA to the folder of the labelled sets")
@@ -64,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _bias(validation, scores)
     _latency(screener, timed, peer)
     _first_token(screener)
+    _conversation(screener)
 
 
 def _harm(scores: Any) -> float:
@@ -202,6 +211,36 @@ def _first_token(screener: Screener) -> None:
             False,
             at_least=5.0 if name == "p50" else None,
             settings={"mode": "window", "policy": "default", "token_every_ms": _TOKEN_MS},
+        )
+
+
+def _conversation(screener: Screener) -> None:
+    """An agent's conversation of 80,000 characters, turn by turn: the whole prompt is screened each
+    turn, and each turn adds 500 characters. Processor time, so that other load matters less."""
+    cache, policy, chance = VerdictCache(), default_policy(), random.Random(5)
+    messages: list[dict[str, str]] = []
+    spent: list[float] = []
+    for turn in range(_CONVERSATION // _TURN):
+        role = ("user", "assistant", "tool", "assistant")[turn % 4]
+        messages.append({"role": role, "content": _text(_TURN, chance.randrange(10**6))})
+        request = InferenceRequest("chat", "m", messages=messages)
+        began = time.process_time()
+        texts = screened_texts(documents_of(request))
+        screener.prepare(texts, policy, cache.of("org_1", policy)).run()
+        spent.append(time.process_time() - began)
+    request = InferenceRequest("chat", "m", messages=messages)
+    began = time.process_time()
+    screener.prepare(screened_texts(documents_of(request)), policy).run()
+    anew = time.process_time() - began
+    late = spent[-20:]
+    settings = {"characters": _CONVERSATION, "turn": _TURN, "all_anew_ms": round(1000 * anew, 1)}
+    for name, seconds in (("p50", statistics.median(late)), ("max", max(late))):
+        figure(
+            f"moderation.conversation_turn_{name}",
+            1000 * seconds,
+            "milliseconds",
+            False,
+            settings={**settings, "limit_ms": 3.0, "turns": "the last 20"},
         )
 
 

@@ -68,17 +68,14 @@ class Findings(Struct):
         return strictest
 
     def merge(self, other: "Findings", index: int) -> None:
-        """Add the findings of text `index`, which were made as those of text 0."""
-        self.spans += [replace(span, index=index) for span in other.spans]
-        self.flagged |= other.flagged
-        self.unscanned |= other.unscanned
+        """Add the findings of text `index`, which were made as those of text 0, but not its scores."""
+        if other.spans:
+            self.spans += [replace(span, index=index) for span in other.spans]
+        if other.flagged or other.unscanned:
+            self.flagged |= other.flagged
+            self.unscanned |= other.unscanned
         if other.would > self.would or (other.would == self.would and other.top > self.top):
             self.view = other.view
-        if self.scores is _NO_SCORES:
-            self.scores = other.scores
-        elif other.scores is not _NO_SCORES:
-            known = self.scores
-            self.scores = {n: max(known[n], score) for n, score in other.scores.items()}
         self.top = max(self.top, other.top)
         self.would = max(self.would, other.would)
 
@@ -156,7 +153,7 @@ class Screener:
 class KnownTexts(Protocol):
     """Findings of texts that were screened before, under one tenant and policy."""
 
-    def get(self, text: str) -> Findings | None: ...
+    def get_all(self, texts: Sequence[str]) -> list[Findings | None]: ...
 
     def put(self, text: str, findings: Findings) -> None: ...
 
@@ -175,16 +172,14 @@ class Screening:
         self._texts = texts
         self._policy = policy
         self._known = known
-        self._found: dict[int, Findings] = {}
-        self._new = []
-        for index, screened in enumerate(texts):
-            if not screened.text or not policy.screens(screened.role):
-                continue
-            found = known.get(screened.text) if known is not None else None
-            if found is None:
-                self._new.append(index)
-            else:
-                self._found[index] = found
+        asked = [
+            index for index, each in enumerate(texts) if each.text and policy.screens(each.role)
+        ]
+        found: list[Findings | None] = [None] * len(asked)
+        if known is not None:
+            found = known.get_all([texts[index].text for index in asked])
+        self._found = {i: each for i, each in zip(asked, found, strict=True) if each is not None}
+        self._new = [index for index in asked if index not in self._found]
         self.unseen = sum(len(texts[index].text) for index in self._new)
         self._steps = self._work()
 
@@ -208,16 +203,19 @@ class Screening:
                 self._known.put(text, found)
 
     def verdict(self) -> Verdict:
-        findings, cleaned = Findings(), []
-        for index, screened in enumerate(self._texts):
-            found = self._found.get(index)
-            cleaned.append(screened.text)
-            if found is None:
-                continue
+        findings, cleaned = Findings(), [each.text for each in self._texts]
+        for index, found in sorted(self._found.items()):
             findings.merge(found, index)
             if found.spans and not self._policy.shadow:
-                cleaned[-1] = redact(screened.text, found.spans)
+                cleaned[index] = redact(cleaned[index], found.spans)
+        findings.scores = _highest([each.scores for each in self._found.values()])
         return findings.verdict(self._policy, tuple(cleaned))
+
+
+def _highest(given: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """The highest of each score; all mappings have the same names in the same order."""
+    rows = [scores.values() for scores in given if scores is not _NO_SCORES]
+    return dict(zip(SCORED, map(max, zip(*rows, strict=True)), strict=True)) if rows else _NO_SCORES
 
 
 def _add_window(findings: Findings, window: Scored, view: View, policy: Policy) -> None:

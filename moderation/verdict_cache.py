@@ -7,6 +7,7 @@ tenant never learns what another has sent. The least recently used entries are d
 import hashlib
 import secrets
 from collections import OrderedDict
+from collections.abc import Sequence
 from threading import Lock
 
 from moderation.policy import Policy
@@ -34,15 +35,18 @@ class VerdictCache:
     def of(self, tenant_id: str, policy: Policy) -> "TenantVerdicts":
         return TenantVerdicts(self, tenant_id, policy.version)
 
-    def digest(self, text: str) -> bytes:
-        raw = text.encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(raw, digest_size=16, key=self._secret).digest()
+    def digests(self, texts: Sequence[str]) -> list[bytes]:
+        secret, digest = self._secret, hashlib.blake2b
+        raw = [text.encode("utf-8", "surrogatepass") for text in texts]
+        return [digest(each, digest_size=16, key=secret).digest() for each in raw]
 
-    def get(self, key: Key) -> Findings | None:
+    def get_all(self, keys: Sequence[Key]) -> list[Findings | None]:
+        entries = self._entries
         with self._lock:
-            found = self._entries.get(key)
-            if found is not None:
-                self._entries.move_to_end(key)
+            found = [entries.get(key) for key in keys]
+            for key, each in zip(keys, found, strict=True):
+                if each is not None:
+                    entries.move_to_end(key)
             return found
 
     def put(self, key: Key, findings: Findings) -> None:
@@ -64,11 +68,12 @@ class TenantVerdicts:
         self._tenant_id = tenant_id
         self._policy_version = policy_version
 
-    def get(self, text: str) -> Findings | None:
-        return self._cache.get(self._key(text))
+    def get_all(self, texts: Sequence[str]) -> list[Findings | None]:
+        return self._cache.get_all(self._keys(texts))
 
     def put(self, text: str, findings: Findings) -> None:
-        self._cache.put(self._key(text), findings)
+        self._cache.put(self._keys([text])[0], findings)
 
-    def _key(self, text: str) -> Key:
-        return self._tenant_id, self._policy_version, self._cache.digest(text)
+    def _keys(self, texts: Sequence[str]) -> list[Key]:
+        tenant, version = self._tenant_id, self._policy_version
+        return [(tenant, version, digest) for digest in self._cache.digests(texts)]

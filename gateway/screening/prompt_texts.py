@@ -26,6 +26,7 @@ MAX_JOINED = 4_000
 TOOLS = "tools"
 _GATEWAY_MARKS = ("cache_control", "volatile", "rank")
 
+_PLAIN = ("role", "content")  # the fields of most messages
 Change = Callable[[str, str], str]  # (text, separator before it) -> the text to send on
 
 
@@ -87,7 +88,9 @@ def with_redactions(
 
 
 def _document(role: str, segments: Sequence[tuple[str, str]]) -> Document:
-    return Document(role, tuple(t for t, _ in segments), tuple(s for _, s in segments))
+    if len(segments) == 1:
+        return Document(role, (segments[0][0],), ("",))
+    return Document(role, tuple([t for t, _ in segments]), tuple([s for _, s in segments]))
 
 
 def _walk(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]]]]:
@@ -97,10 +100,9 @@ def _walk(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]
         return
     role, joined, size = "", list[tuple[str, str]](), 0
     for message in request.messages:
-        found: list[tuple[str, str]] = []
-        _message(message, _collector(found))
-        own = SAME_ROLE.get(str(message["role"]), str(message["role"]))
-        length = sum(len(text) for text, _ in found)
+        found = _segments(message)
+        own = SAME_ROLE.get(message["role"], message["role"])
+        length = sum([len(text) for text, _ in found])
         if joined and (own != role or size + length > MAX_JOINED):
             yield role, joined
             joined, size = [], 0
@@ -116,6 +118,15 @@ def _walk(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]
         texts = texts_of_variables(request.chat_template_kwargs)
         if texts:
             yield "user", [(text, "\n") for text in texts]
+
+
+def _segments(message: Mapping[str, Any]) -> list[tuple[str, str]]:
+    content = message.get("content")
+    if isinstance(content, str) and len(message) == len(_PLAIN):
+        return [(content, "\n")]
+    found: list[tuple[str, str]] = []
+    _message(message, _collector(found))
+    return found
 
 
 def _collector(found: list[tuple[str, str]]) -> Change:
