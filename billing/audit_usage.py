@@ -6,7 +6,7 @@ from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from billing import partitions, rollups
-from billing.differences import Difference, amount, duplicated, lost
+from billing.differences import EVERYTHING, Difference, Since, amount, duplicated, lost
 from billing.models import (
     Adjustment,
     Charge,
@@ -40,13 +40,17 @@ _COUNTS: dict[Component, Any] = {
 _AMOUNT = dict(zip(Component, AMOUNT_COLUMNS, strict=False))
 
 
-def receipts_and_events(session: Session) -> list[Difference]:
+def receipts_and_events(session: Session, since: Since = EVERYTHING) -> list[Difference]:
     """Each receipt has an event with the same token counts."""
     orphans = session.scalars(
         select(R.request_id)
         .outerjoin(E, E.request_id == R.request_id)
         .outerjoin(ParkedEvent, ParkedEvent.request_id == R.request_id)
-        .where(E.request_id.is_(None), ParkedEvent.request_id.is_(None))
+        .where(
+            E.request_id.is_(None),
+            ParkedEvent.request_id.is_(None),
+            R.request_id >= _first_id(session, since),
+        )
     )
     found = lost(
         "receipts/events", "the engine has a receipt, but there is no usage event", orphans
@@ -55,11 +59,12 @@ def receipts_and_events(session: Session) -> list[Difference]:
         select(R.request_id)
         .join(E, E.request_id == R.request_id)
         .where(
+            E.batch_id > since.batch,
             or_(
                 R.prompt_tokens != E.input_tokens,
                 R.cached_tokens != E.cached_tokens,
                 R.generated_tokens != E.output_tokens + E.waived_tokens,
-            )
+            ),
         )
     ).all()
     if unequal:
@@ -69,15 +74,24 @@ def receipts_and_events(session: Session) -> list[Difference]:
     return found
 
 
-def batches_and_events(session: Session) -> list[Difference]:
+def _first_id(session: Session, since: Since) -> str:
+    """Events below the retention floor are dropped."""
+    dropped = partitions.latest_retention(session)
+    return max(since.id, dropped.floor_id if dropped else "")
+
+
+def batches_and_events(session: Session, since: Since = EVERYTHING) -> list[Difference]:
     """Each batch has as many events as it was stored with."""
     counted = (
-        select(E.batch_id, func.count().label("events")).group_by(E.batch_id).subquery("counted")
+        select(E.batch_id, func.count().label("events"))
+        .where(E.batch_id > since.batch)
+        .group_by(E.batch_id)
+        .subquery("counted")
     )
     rows = session.execute(
         select(UsageBatch.id, UsageBatch.events, func.coalesce(counted.c.events, 0))
         .outerjoin(counted, counted.c.batch_id == UsageBatch.id)
-        .where(UsageBatch.events != func.coalesce(counted.c.events, 0))
+        .where(UsageBatch.id > since.batch, UsageBatch.events != func.coalesce(counted.c.events, 0))
     )
     found = []
     for batch_id, stored, there in rows:
@@ -87,7 +101,7 @@ def batches_and_events(session: Session) -> list[Difference]:
     return found
 
 
-def events_and_charges(session: Session) -> list[Difference]:
+def events_and_charges(session: Session, since: Since = EVERYTHING) -> list[Difference]:
     """Each event of a rated batch has one charge with the same counts, and vice versa."""
     missing = session.scalars(
         select(E.request_id)
@@ -98,20 +112,21 @@ def events_and_charges(session: Session) -> list[Difference]:
             C.request_id.is_(None),
             ParkedEvent.request_id.is_(None),
             UsageBatch.rated_at.is_not(None),
+            UsageBatch.id > since.batch,
         )
     )
     found = lost("events/charges", "the event is in a rated batch but has no charge", missing)
-    dropped = partitions.latest_retention(session)
     alone = session.scalars(
         select(C.request_id)
         .outerjoin(E, E.request_id == C.request_id)
-        .where(E.request_id.is_(None), C.request_id >= (dropped.floor_id if dropped else ""))
+        .where(E.request_id.is_(None), C.request_id >= _first_id(session, since))
     )
     found += duplicated("events/charges", "the charge has no event", alone)
     unequal = session.scalars(
         select(C.request_id)
         .join(E, E.request_id == C.request_id)
         .where(
+            E.batch_id > since.batch,
             or_(
                 C.input_tokens != E.input_tokens,
                 C.cached_tokens != E.cached_tokens,
@@ -119,7 +134,7 @@ def events_and_charges(session: Session) -> list[Difference]:
                 C.waived_tokens != E.waived_tokens,
                 C.price_version != E.price_version,
                 C.tenant_id != E.tenant_id,
-            )
+            ),
         )
     ).all()
     if unequal:

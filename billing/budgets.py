@@ -188,12 +188,19 @@ def spent_in(session: Session, budget: Budget, window: Window) -> tuple[int, int
     return int(session.scalar(used) or 0) + int(more), int(back)
 
 
-def send_alerts(session: Session, clock: Clock) -> int:
-    """Queue one alert per reached threshold and window; returns the number of new ones."""
+def tenants_with_budgets(session: Session) -> list[str]:
+    open_ = select(Budget.tenant_id).where(Budget.ended_at.is_(None)).distinct()
+    return list(session.scalars(open_.order_by(Budget.tenant_id)))
+
+
+def send_alerts(session: Session, clock: Clock, tenant_id: str | None = None) -> int:
+    """Queue one alert per reached threshold and window, of one tenant or of all; returns the number
+    of new ones."""
     now = clock.now()
-    budgets = session.scalars(
-        select(Budget).where(Budget.ended_at.is_(None)).order_by(Budget.id)
-    ).all()
+    chosen = select(Budget).where(Budget.ended_at.is_(None)).order_by(Budget.id)
+    if tenant_id is not None:
+        chosen = chosen.where(Budget.tenant_id == tenant_id)
+    budgets = session.scalars(chosen).all()
     zones = {
         row[0]: row[1]
         for row in session.execute(select(BillingAccount.tenant_id, BillingAccount.timezone))

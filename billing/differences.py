@@ -7,6 +7,17 @@ MAX_REQUEST_IDS = 20
 
 
 @dataclass(frozen=True, slots=True)
+class Since:
+    """The part of the usage that a check reads: batches after `batch`, request ids from `id` on."""
+
+    batch: int = 0
+    id: str = ""
+
+
+EVERYTHING = Since()
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     check: str  # the two steps compared, e.g. events/charges
     kind: str  # lost | duplicated | amount

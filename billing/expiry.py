@@ -5,7 +5,7 @@ invoiced after the expiry: `revive` brings it back, and the next expiry takes wh
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from billing import credits
@@ -18,23 +18,32 @@ from core.money import Money
 EXPIRY = "expiry"
 
 
-def expire(session: Session, now: datetime) -> int:
-    """Expire grants: promo credit reverses its cost, prepaid credit becomes revenue."""
-    due = session.execute(
-        select(CreditGrant.tenant_id, CreditGrant.id)
-        .where(
-            CreditGrant.expires_at <= now,
-            CreditGrant.expired_at.is_(None),
-            CreditGrant.remaining > 0,
-        )
-        .order_by(CreditGrant.tenant_id, CreditGrant.id)
-    ).all()
-    for tenant_id, grant_id in due:
-        lock_account(session, tenant_id)
+def tenants_with_expired(session: Session, now: datetime) -> list[str]:
+    due = select(CreditGrant.tenant_id).where(*_due(now)).distinct()
+    return list(session.scalars(due.order_by(CreditGrant.tenant_id)))
+
+
+def expire(session: Session, now: datetime, tenant_id: str | None = None) -> int:
+    """Expire grants of one tenant, or of all: promo credit reverses its cost, prepaid credit becomes
+    revenue."""
+    chosen = select(CreditGrant.tenant_id, CreditGrant.id).where(*_due(now))
+    if tenant_id is not None:
+        chosen = chosen.where(CreditGrant.tenant_id == tenant_id)
+    due = session.execute(chosen.order_by(CreditGrant.tenant_id, CreditGrant.id)).all()
+    for owner, grant_id in due:
+        lock_account(session, owner)
         each = session.get(CreditGrant, grant_id, populate_existing=True)
         if each is not None and each.remaining > 0 and each.expired_at is None:
             _move(session, each, each.remaining, now)
     return len(due)
+
+
+def _due(now: datetime) -> tuple[ColumnElement[bool], ...]:
+    return (
+        CreditGrant.expires_at <= now,
+        CreditGrant.expired_at.is_(None),
+        CreditGrant.remaining > 0,
+    )
 
 
 def expired_since(

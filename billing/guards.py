@@ -50,6 +50,47 @@ def drop_statements(dialect: str) -> list[str]:
     ]
 
 
+def ledger_statements(dialect: str) -> list[str]:
+    """DDL of the checks at commit and of TRUNCATE. SQLite has neither deferred triggers nor TRUNCATE;
+    there the ledger's own check and the audit remain."""
+    if dialect != "postgresql":
+        return []
+    made = [
+        """create function tollhouse_sum_to_zero() returns trigger language plpgsql as $$
+        declare off record;
+        begin
+            select currency, sum(units) as units into off from ledger_entries
+            where transaction_id = new.transaction_id
+            group by currency having sum(units) <> 0 limit 1;
+            if found then
+                raise exception 'ledger transaction % does not sum to zero: % in %',
+                    new.transaction_id, off.units, off.currency using errcode = 'check_violation';
+            end if;
+            return null;
+        end $$""",
+        "create constraint trigger sum_to_zero after insert on ledger_entries"
+        " deferrable initially deferred for each row execute function tollhouse_sum_to_zero()",
+    ]
+    return made + [truncate_guard(table) for table in (*APPEND_ONLY, "usage_events_default")]
+
+
+def truncate_guard(table: str) -> str:
+    return (
+        f"create trigger append_only_truncate before truncate on {table} "
+        "for each statement execute function tollhouse_append_only()"
+    )
+
+
+def drop_ledger_statements(dialect: str) -> list[str]:
+    if dialect != "postgresql":
+        return []
+    tables = (*APPEND_ONLY, "usage_events_default")
+    return [
+        "drop function if exists tollhouse_sum_to_zero() cascade",
+        *(f"drop trigger if exists append_only_truncate on {table}" for table in tables),
+    ]
+
+
 def allow_maintenance(session: Session) -> None:
     """Disable the append-only triggers for this transaction. PostgreSQL only; used by retention."""
     if session.get_bind().dialect.name == "postgresql":
@@ -119,6 +160,17 @@ def _sqlite() -> list[str]:
     for table in APPEND_ONLY:
         made += sqlite_append_only(table)
     return made
+
+
+def append_only(dialect: str, table: str) -> list[str]:
+    """DDL of the triggers of a table that a later migration adds."""
+    if dialect != "postgresql":
+        return sqlite_append_only(table)
+    return [
+        f"create trigger append_only before update or delete on {table} "
+        "for each row execute function tollhouse_append_only()",
+        truncate_guard(table),
+    ]
 
 
 def sqlite_append_only(table: str) -> list[str]:

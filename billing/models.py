@@ -1,6 +1,7 @@
 """All billing tables, re-exported from `billing/tables`."""
 
 from billing.tables.budgets import Budget, OutboxMessage, WebhookEndpoint
+from billing.tables.closing import ClosedDay
 from billing.tables.invoices import AuditRun, BillingPeriod, CreditNote, Invoice, InvoiceLine
 from billing.tables.ledger import (
     CreditGrant,
@@ -44,6 +45,7 @@ __all__ = [
     "BillingPeriod",
     "Budget",
     "Charge",
+    "ClosedDay",
     "CreditGrant",
     "CreditNote",
     "CreditUse",

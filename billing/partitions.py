@@ -7,11 +7,11 @@ Ids outside every month's range, such as those of another program, go to the def
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import func, select, text
+from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
-from billing.guards import allow_maintenance
-from billing.models import UsageBatch, UsageEventRow, UsageRetention
+from billing.guards import allow_maintenance, truncate_guard
+from billing.models import EngineReceipt, UsageBatch, UsageEventRow, UsageRetention
 from core.errors import Conflict
 from core.ids import REQUEST, floor_id
 
@@ -58,8 +58,8 @@ def ensure_ahead(session: Session, now: datetime) -> list[str]:
 
 def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
     """Retention: drop whole months before `keep_from`; returns the number of dropped events.
-    Conflict if any of them is not rated. Charges, roll-ups, ledger and invoices stay. SQLite keeps
-    everything.
+    Conflict if any of them is not rated. Receipts go with them; charges, roll-ups, ledger and
+    invoices stay. SQLite keeps everything.
     """
     if session.get_bind().dialect.name != "postgresql":
         return 0
@@ -85,6 +85,8 @@ def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
             floor_id=_floor(last), kept_from=last.starts_at, events=gone, dropped_at=now
         )
         session.add(row)
+        allow_maintenance(session)
+        session.execute(delete(EngineReceipt).where(EngineReceipt.request_id < _floor(last)))
         _recount_batches(session)
     return gone
 
@@ -113,6 +115,7 @@ def _make(session: Session, month: Month) -> None:
             f" for values from ('{start}') to ('{end}')"
         )
     )
+    session.execute(text(truncate_guard(month.table)))
 
 
 def _existing(session: Session) -> list[str]:

@@ -1,18 +1,19 @@
 """The audit compares receipts, events, charges, ledger and invoices, each with the step before it.
 
-Every check queries its whole tables, and every difference names its first request ids. The audit
+Every difference names its first request ids. The audit
 repairs nothing.
 """
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing import audit_ledger, audit_usage
-from billing.differences import Difference
+from billing import audit_ledger, audit_usage, closing
+from billing.differences import EVERYTHING, Difference, Since
 from billing.models import (
     Adjustment,
     AuditRun,
@@ -25,14 +26,20 @@ from billing.models import (
     UsageEventRow,
 )
 from core.clock import Clock
+from core.database import Database
 from core.money import decimal_of
 
 Check = Callable[[Session], list[Difference]]
 Steps = dict[str, dict[str, int]]  # counts and sums by step
-CHECKS: tuple[Check, ...] = (
+# These compare row by row, and can be limited to usage that is not closed.
+ROW_CHECKS = (
     audit_usage.receipts_and_events,
     audit_usage.batches_and_events,
     audit_usage.events_and_charges,
+)
+CHECKS: tuple[Check, ...] = (
+    *ROW_CHECKS,
+    closing.closed_days_are_unchanged,
     audit_usage.charges_and_prices,
     audit_usage.charges_and_roll_ups,
     audit_ledger.transactions_sum_to_zero,
@@ -50,8 +57,8 @@ CHECKS: tuple[Check, ...] = (
 class AuditReport:
     steps: dict[str, dict[str, int]]  # counts and sums by step
     differences: tuple[Difference, ...]
-    pending: int  # events that are not rated yet
-    parked: int  # events that need attention
+    pending: int  # events that should have been rated; the report is not clean
+    parked: int  # events that need attention; the report is not clean
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -69,7 +76,7 @@ class AuditReport:
 
     @property
     def clean(self) -> bool:
-        return not self.differences
+        return not self.differences and not self.pending and not self.parked
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -87,15 +94,30 @@ class AuditReport:
 
 
 def audit(
-    session: Session, *, more: tuple[Check, ...] = (), steps: Steps | None = None
+    session: Session,
+    *,
+    more: tuple[Check, ...] = (),
+    steps: Steps | None = None,
+    pending_before: datetime | None = None,
+    open_only: bool = False,
 ) -> AuditReport:
-    """Compare every step. `more` adds checks, such as the payment provider's, and `steps` adds
-    their counts.
+    """Compare every step; the session should be a snapshot. `more` adds checks, such as the payment
+    provider's, and `steps` adds their counts. Usage that was recorded since `pending_before` does not
+    count as pending. `open_only` compares only the rows of days that are not closed, and leaves out
+    the rows of closed days.
     """
-    differences = [each for check in (*CHECKS, *more) for each in check(session)]
-    pending = session.scalar(
-        select(func.coalesce(func.sum(UsageBatch.events), 0)).where(UsageBatch.rated_at.is_(None))
+    since = closing.open_usage(session) if open_only else EVERYTHING
+    differences = row_differences(session, since)
+    for check in (*CHECKS, *more):
+        if check in ROW_CHECKS or (open_only and check is closing.closed_days_are_unchanged):
+            continue
+        differences += check(session)
+    unrated = select(func.coalesce(func.sum(UsageBatch.events), 0)).where(
+        UsageBatch.rated_at.is_(None)
     )
+    if pending_before is not None:
+        unrated = unrated.where(UsageBatch.recorded_at < pending_before)
+    pending = session.scalar(unrated)
     waiting = session.scalar(
         select(func.count())
         .select_from(ParkedEvent)
@@ -105,16 +127,34 @@ def audit(
     return AuditReport(counted, tuple(differences), int(pending or 0), int(waiting or 0))
 
 
+def row_differences(session: Session, since: Since) -> list[Difference]:
+    return [each for check in ROW_CHECKS for each in check(session, since)]
+
+
+def close_days(database: Database, clock: Clock) -> list[datetime]:
+    """Close the days whose rows agree; a day with a difference stays open until it is mended."""
+    with database.transaction() as session:
+        if row_differences(session, closing.open_usage(session)):
+            return []
+        return closing.close_days(session, clock.now())
+
+
 def audit_and_store(
-    session: Session,
+    database: Database,
     clock: Clock,
     *,
     more: tuple[Check, ...] = (),
     steps: Steps | None = None,
+    pending_before: datetime | None = None,
+    open_only: bool = False,
 ) -> AuditReport:
-    report = audit(session, more=more, steps=steps)
-    session.add(AuditRun(at=clock.now(), clean=report.clean, report=report.as_json()))
-    session.flush()
+    """Audit one snapshot, then store the report."""
+    with database.snapshot() as session:
+        report = audit(
+            session, more=more, steps=steps, pending_before=pending_before, open_only=open_only
+        )
+    with database.transaction() as session:
+        session.add(AuditRun(at=clock.now(), clean=report.clean, report=report.as_json()))
     return report
 
 

@@ -39,13 +39,21 @@ def configure(session: Session, tenant_id: str, threshold: Money, amount: Money)
     return rule
 
 
-def due(session: Session, provider: str, at: datetime) -> list[Payment]:
-    """Create the pending payments that wallets need now; the provider collects them."""
+def tenants_with_rules(session: Session) -> list[str]:
+    enabled = select(TopUp.tenant_id).where(TopUp.enabled.is_(True))
+    return list(session.scalars(enabled.order_by(TopUp.tenant_id)))
+
+
+def due(
+    session: Session, provider: str, at: datetime, tenant_id: str | None = None
+) -> list[Payment]:
+    """Create the pending payments that wallets of one tenant or of all need now; the provider
+    collects them."""
     begun = []
-    rules = session.scalars(
-        select(TopUp).where(TopUp.enabled.is_(True)).order_by(TopUp.tenant_id)
-    ).all()
-    for rule in rules:
+    rules = select(TopUp).where(TopUp.enabled.is_(True)).order_by(TopUp.tenant_id)
+    if tenant_id is not None:
+        rules = rules.where(TopUp.tenant_id == tenant_id)
+    for rule in session.scalars(rules).all():
         lock_account(session, rule.tenant_id)
         session.refresh(rule)
         if _waits(session, rule) or not _low(session, rule):

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, Select, case, func, select
 from sqlalchemy.orm import Session
 
 from billing.models import (
@@ -24,6 +24,7 @@ from billing.models import (
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from core.database import epoch_bucket
 from core.errors import BadRequest
+from core.events import UsageKind
 from core.tenants.scope import TenantScope
 
 
@@ -156,7 +157,7 @@ def _from_events(
     sums = [
         *(func.coalesce(func.sum(getattr(Charge, name)), 0).label(name) for name in _CHARGED),
         *(func.sum(getattr(table, name)).label(name) for name in _COUNTED),
-        func.count().label("requests"),
+        func.sum(_billable_requests()).label("requests"),
         *(func.coalesce(func.sum(getattr(Charge, name)), 0).label(name) for name in AMOUNT_COLUMNS),
     ]
     return (
@@ -169,6 +170,13 @@ def _from_events(
             *_filters(table, scope, query),
         )
     )
+
+
+def _billable_requests() -> ColumnElement[int]:
+    """As rating counts them: not those that failed at our end, and not other kinds of usage."""
+    event = UsageEventRow
+    others = event.kind.in_((UsageKind.GPU_SECONDS, UsageKind.MODERATION))
+    return case((others | (event.status >= 500), 0), else_=event.quantity)
 
 
 _COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")

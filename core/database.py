@@ -113,6 +113,15 @@ class Database:
                 raise RuntimeError("a read-only session was modified; use transaction()")
 
     @contextmanager
+    def snapshot(self) -> Iterator[Session]:
+        """A session that must not write, whose queries all see the same state of the database."""
+        with self._sessions() as session:
+            if self.dialect == "postgresql":  # a read transaction of SQLite is a snapshot
+                options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+                session.connection(execution_options=options)
+            yield session
+
+    @contextmanager
     def transaction(self) -> Iterator[Session]:
         with self._writers.begin() as session:
             yield session

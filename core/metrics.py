@@ -22,15 +22,23 @@ first_token_seconds = Histogram(
     ["model"],
     buckets=LATENCY_BUCKETS,
 )
-in_flight = Gauge("tollhouse_in_flight_requests", "Requests in progress.")
+in_flight = Gauge(
+    "tollhouse_in_flight_requests", "Requests in progress.", multiprocess_mode="livesum"
+)
 rejections = Counter("tollhouse_rejections", "Requests rejected, by reason.", ["reason"])
 tokens = Counter(
     "tollhouse_tokens", "Tokens by kind: input, cached, output, waived.", ["model", "kind"]
 )
 limit_mode = Gauge(
-    "tollhouse_limit_mode", "Mode of rate limits: 0 shared, 1 local share, 2 closed."
+    "tollhouse_limit_mode",
+    "Mode of rate limits: 0 shared, 1 local share, 2 closed.",
+    multiprocess_mode="livemax",
 )
-limit_queue = Gauge("tollhouse_limit_queue_requests", "Requests waiting in the queues of plans.")
+limit_queue = Gauge(
+    "tollhouse_limit_queue_requests",
+    "Requests waiting in the queues of plans.",
+    multiprocess_mode="livesum",
+)
 limit_queue_seconds = Histogram(
     "tollhouse_limit_queue_seconds",
     "Time in the plan's queue, by the limit waited for.",
@@ -67,30 +75,76 @@ payment_events = Counter(
     "Events received from the payment provider, by outcome.",
     ["outcome"],
 )
-audit_differences = Gauge("tollhouse_audit_differences", "Differences found by the last audit.")
+invoice_failures = Counter(
+    "tollhouse_invoice_failures", "Tenants that an invoice run could not bill, and failed runs."
+)
+tenant_failures = Counter(
+    "tollhouse_tenant_failures",
+    "Tenants left out by a billing task after an error, by task.",
+    ["task"],
+)
+# Read from the database at every scrape (billing.measures), so that each process that serves
+# /metrics shows the same value.
+database_up = Gauge(
+    "tollhouse_database_up",
+    "1 if the database answered the last scrape.",
+    multiprocess_mode="mostrecent",
+)
+audit_differences = Gauge(
+    "tollhouse_audit_differences",
+    "Differences found by the last audit.",
+    multiprocess_mode="mostrecent",
+)
+audit_age_seconds = Gauge(
+    "tollhouse_audit_age_seconds",
+    "Time since the last stored audit, or since the first usage if there was none.",
+    multiprocess_mode="mostrecent",
+)
+unrated_age_seconds = Gauge(
+    "tollhouse_unrated_age_seconds",
+    "Age of the oldest usage that is not rated; 0 if there is none.",
+    multiprocess_mode="mostrecent",
+)
 parked_events = Gauge(
-    "tollhouse_parked_events", "Usage events that cannot be rated and need attention."
+    "tollhouse_parked_events",
+    "Usage events that cannot be stored or rated and need attention.",
+    multiprocess_mode="mostrecent",
 )
 parked_exports = Gauge(
-    "tollhouse_parked_exports", "Scheduled exports that failed and need attention."
+    "tollhouse_parked_exports",
+    "Scheduled exports that failed and need attention.",
+    multiprocess_mode="mostrecent",
 )
-spool_waiting = Gauge("tollhouse_spool_records", "Spool records not yet shipped to the database.")
+dead_letters_waiting = Gauge(
+    "tollhouse_dead_letters_waiting",
+    "Tasks that exhausted their retries and were not replayed.",
+    multiprocess_mode="mostrecent",
+)
+spool_waiting = Gauge(
+    "tollhouse_spool_records",
+    "Spool records not yet shipped to the database.",
+    multiprocess_mode="livesum",
+)
 spool_parked = Gauge(
     "tollhouse_spool_parked_records",
     "Spool records that cannot be read, settled or stored and need attention.",
+    multiprocess_mode="livesum",
 )
 spool_parked_adopted = Gauge(
     "tollhouse_spool_parked_adopted_records",
     "Parked records of spool files that processes left behind and this process adopted.",
+    multiprocess_mode="livesum",
 )
 spool_age_seconds = Gauge(
     "tollhouse_spool_age_seconds",
     "How long shipping to the database has been failing; 0 if it succeeds.",
+    multiprocess_mode="livemax",
 )
 breaker_open = Gauge(
     "tollhouse_breaker_open",
     "1 if the replica's circuit breaker is open after failures.",
     ["engine"],
+    multiprocess_mode="livemax",
 )
 hung = Counter(
     "tollhouse_hung_requests",

@@ -100,6 +100,13 @@ class Settings(BaseSettings):
     moderation_retention_days: int = Field(
         90, ge=1, le=3650, description="Retention of moderation decisions, days."
     )
+    usage_retention_months: int = Field(
+        0,
+        ge=0,
+        le=240,
+        description="Whole months of usage events and engine receipts to keep on PostgreSQL; charges, "
+        "roll-ups, ledger and invoices stay. 0: keep everything.",
+    )
     request_timeout_s: float = Field(600, gt=0, description="Time-out of a request, seconds.")
     fallbacks: str = Field(
         "",

@@ -6,11 +6,13 @@ from dataclasses import asdict
 from typing import cast
 
 from prometheus_client import Counter
+from sqlalchemy.orm import Session
 
 from billing import dunning, top_ups
 from billing.payments import commands, inbox, meters, push
 from billing.payments.base import PaymentProvider
 from billing.payments.manual import ManualPayments
+from billing.per_tenant import each_tenant
 from core import metrics
 from core.clock import Clock
 from core.database import Database
@@ -27,13 +29,18 @@ def provider_of(context: TaskContext) -> PaymentProvider:
 @task("billing.top_up", queue="payments", every_s=60.0)
 def top_up(context: TaskContext) -> int:
     provider = provider_of(context)
-    with context.database.transaction() as session:
-        now = context.clock.now()
-        begun = top_ups.due(session, provider.name, now)
+    now = context.clock.now()
+    with context.database.read() as session:
+        tenants = top_ups.tenants_with_rules(session)
+
+    def _due(session: Session, tenant_id: str) -> int:
+        begun = top_ups.due(session, provider.name, now, tenant_id)
         if provider.collects:
             for payment in begun:
                 commands.charge(session, payment, now)
-    return len(begun)
+        return len(begun)
+
+    return each_tenant(context.database, "billing.top_up", tenants, _due)
 
 
 @task("billing.push_payments", queue="payments", every_s=15.0, time_limit_s=600)

@@ -161,8 +161,18 @@ DASHBOARDS: dict[str, tuple[Panel, ...]] = {
         Panel("Run time of tasks", "s", _quantiles("tollhouse_task_seconds", "task")),
         Panel("Queue time of tasks", "s", _quantiles("tollhouse_queue_age_seconds", "queue")),
         Panel("Retries", "short", ((_rate("tollhouse_task_retries_total", "task"), "{{task}}"),)),
+        Panel("Dead letters", "short", (("max(tollhouse_dead_letters_waiting)", "tasks"),)),
         Panel(
-            "Dead letters", "short", (("sum by (task) (tollhouse_dead_letters_total)", "{{task}}"),)
+            "Age of the oldest unrated usage", "s", (("max(tollhouse_unrated_age_seconds)", "age"),)
+        ),
+        Panel("Age of the last audit", "s", (("max(tollhouse_audit_age_seconds)", "age"),)),
+        Panel(
+            "Parked spool records",
+            "short",
+            (
+                ("sum(tollhouse_spool_parked_records)", "own"),
+                ("sum(tollhouse_spool_parked_adopted_records)", "adopted"),
+            ),
         ),
         Panel(
             "Audit differences (must be 0)",

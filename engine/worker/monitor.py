@@ -41,15 +41,17 @@ class Monitor:
                 """Logs nothing: scrapes arrive every few seconds."""
 
         port = server.config.metrics_port or 0
+        host = _host(server.config.listen)
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+            self._server = ThreadingHTTPServer((host, port), Handler)
         except OSError as error:
             raise EngineError(
                 "cannot_listen",
                 f"cannot listen on metrics_port {port}: {error}; choose another port",
             ) from error
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}/metrics"
+        shown = "127.0.0.1" if host == "0.0.0.0" else host
+        self.url = f"http://{shown}:{self._server.server_port}/metrics"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
@@ -57,6 +59,14 @@ class Monitor:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)
+
+
+def _host(listen: str) -> str:
+    """The interface that gateways connect to; scrapers and probes come from the same machines."""
+    if not listen.startswith("tcp://"):
+        return "127.0.0.1"
+    host = listen.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    return "0.0.0.0" if host in ("*", "") or ":" in host else host
 
 
 def _respond(server: MonitoredServer, path: str) -> tuple[int, str, str]:

@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from billing import measures
 from gateway.api.access import ServicesDep
 
 router = APIRouter(tags=["operation"])
@@ -35,7 +36,8 @@ async def readyz(services: ServicesDep) -> JSONResponse:
 
 
 @router.get("/metrics")
-def metrics_page() -> Response:
+def metrics_page(services: ServicesDep) -> Response:
+    measures.refresh(services.database, services.clock)
     registry = REGISTRY
     if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
         registry = CollectorRegistry()

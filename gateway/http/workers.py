@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from prometheus_client.multiprocess import mark_process_dead
+
 from core.settings import PREFIX, Settings
 
 log = logging.getLogger("tollhouse.workers")
@@ -70,6 +72,8 @@ class _WorkerPool:
                 if code is None:
                     continue
                 log.error("gateway worker %d exited with %s; restarting it", worker.pid, code)
+                # Otherwise its last gauges, such as the age of its spool, are shown for good.
+                mark_process_dead(worker.pid, self._metrics_dir)  # type: ignore[no-untyped-call]
                 self.stopping.wait(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_S)
                 if not self.stopping.is_set():

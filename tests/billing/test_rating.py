@@ -194,7 +194,7 @@ def test_an_event_stored_without_a_known_price_is_rated_once_the_price_is_there(
     assert deployment.rate() == 2
     with deployment.database.read() as session:
         assert [row.request_id for row in usage.parked(session)] == [strange.request_id]
-        assert reconcile.audit(session).clean
+        assert reconcile.audit(session).differences == ()
     with deployment.database.transaction() as session:
         assert rating.release_stored(session, deployment.clock) == 0
         known = session.get_one(PriceVersionRow, deployment.version.id)

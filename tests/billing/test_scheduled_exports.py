@@ -14,7 +14,7 @@ from moto.server import ThreadedMotoServer
 from prometheus_client import REGISTRY
 from sqlalchemy import select
 
-from billing import tasks
+from billing import measures, tasks
 from billing.exports import schedules
 from billing.exports.stores import S3Store, Store, open_store
 from billing.exports.subjects import SUBJECTS, Period
@@ -197,6 +197,7 @@ def test_a_broken_destination_is_parked_with_the_reason_and_retried(
     with deployment.database.read() as session:
         assert "No space left" in str(session.scalar(select(ExportSchedule.last_error)))
     tasks.run_exports(TaskContext(settings, deployment.database, deployment.clock))
+    measures.refresh(deployment.database, deployment.clock)
     assert REGISTRY.get_sample_value("tollhouse_parked_exports") == 1
     store.full = False
     with deployment.database.transaction() as session:
@@ -209,6 +210,7 @@ def test_a_broken_destination_is_parked_with_the_reason_and_retried(
     with deployment.database.read() as session:
         assert session.scalar(select(ExportSchedule.last_error)) is None
     tasks.run_exports(TaskContext(settings, deployment.database, deployment.clock))
+    measures.refresh(deployment.database, deployment.clock)
     assert REGISTRY.get_sample_value("tollhouse_parked_exports") == 0
 
 

@@ -294,7 +294,6 @@ def _safety(seeder: Seeder) -> None:
 
 def _house(seeder: Seeder) -> None:
     services = seeder.services
-    with services.database.transaction() as session:
-        reconcile.audit_and_store(session, services.clock)
+    reconcile.audit_and_store(services.database, services.clock)
     error = TimeoutError("the payment provider did not answer")
     keeper(services.database, services.clock)(TASKS["billing.top_up"], {}, error, 9)

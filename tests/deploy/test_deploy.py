@@ -22,7 +22,7 @@ DEPLOY = ROOT / "deploy"
 TEMPLATES = sorted(path.name for path in (CHART / "templates").glob("*.yaml"))
 KINDS = {
     "ConfigMap", "Job", "StatefulSet", "Deployment", "Service", "PersistentVolumeClaim",
-    "PodDisruptionBudget", "HorizontalPodAutoscaler", "ServiceMonitor", "PrometheusRule",
+    "PodDisruptionBudget", "HorizontalPodAutoscaler", "ServiceMonitor", "PodMonitor", "PrometheusRule",
 }  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def test_prometheus_scrapes_what_listens_and_knows_our_rules() -> None:
     targets = {
         t for job in found["scrape_configs"] for s in job["static_configs"] for t in s["targets"]
     }
-    assert targets == {"gateway:8000", "engine:9100"}
+    assert targets == {"gateway:8000", "engine:9100", "worker:9101"}
     mounts = " ".join(compose()["services"]["prometheus"]["volumes"])
     assert all(rule in mounts for rule in found["rule_files"])
     promtool = shutil.which("promtool")

@@ -203,11 +203,16 @@ def start_engine(command: Command, place: str) -> "subprocess.Popen[str]":
     return engine
 
 
-def start_worker(command: Command, prefix: str) -> "subprocess.Popen[str]":
+def start_worker(
+    command: Command, prefix: str, *options: str, metrics_port: int = 0
+) -> "subprocess.Popen[str]":
     log = (command.data_dir / "worker.txt").open("a")
     with log:
         return subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli.main", "worker", "--prefix", prefix],
+            [
+                *(sys.executable, "-m", "gateway.cli.main", "worker", "--prefix", prefix),
+                *("--metrics-port", str(metrics_port), *options),
+            ],
             cwd=ROOT,
             env=command.environment | {"C_FORCE_ROOT": "1"},
             stdout=log,

@@ -36,10 +36,9 @@ def _run(arguments: argparse.Namespace) -> int:
         more = (partial(compare.differences, snapshot=snapshot),) if snapshot else ()
         steps = snapshot.steps() if snapshot else None
         if arguments.keep:
-            with tools.database.transaction() as session:
-                report = reconcile.audit_and_store(session, tools.clock, more=more, steps=steps)
+            report = reconcile.audit_and_store(tools.database, tools.clock, more=more, steps=steps)
         else:
-            with tools.database.read() as session:
+            with tools.database.snapshot() as session:
                 report = reconcile.audit(session, more=more, steps=steps)
     shown = report.as_json()
     clean = report.clean and not spool.parked

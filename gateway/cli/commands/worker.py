@@ -4,20 +4,24 @@ import argparse
 from pathlib import Path
 
 from core import logs
-from core.celery_queue import QUEUES, worker_arguments
-from core.settings import load_settings
+from core.settings import Settings, load_settings
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
+from gateway.worker_metrics import serve_metrics
 
 HELP = "run tasks from the broker: rating, invoices, payments, exports"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--queues", default=",".join(QUEUES), help="queues to serve, separated by commas"
-    )
+    parser.add_argument("--queues", default="", help="queues to serve, separated by commas; all")
     parser.add_argument("--concurrency", type=int, default=2, help="number of processes")
     parser.add_argument("--no-beat", action="store_true", help="do not run the schedule here")
+    parser.add_argument(
+        "--metrics-host", default="127.0.0.1", help="interface of /metrics and /healthz"
+    )
+    parser.add_argument(
+        "--metrics-port", type=int, default=9101, help="port of /metrics; 0: a free one; -1: none"
+    )
     parser.add_argument("--prefix", default="tollhouse", help="prefix of the queues' names")
     parser.add_argument("--dead", action="store_true", help="list tasks that failed permanently")
     parser.add_argument(
@@ -33,18 +37,26 @@ def run(arguments: argparse.Namespace) -> int:
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
 
+    port = arguments.metrics_port if arguments.metrics_port >= 0 else None
+    with serve_metrics(arguments.metrics_host, port):
+        _work(settings, arguments)
+    return 0
+
+
+def _work(settings: Settings, arguments: argparse.Namespace) -> None:
+    # After `serve_metrics`: these import prometheus_client.
+    from core.celery_queue import QUEUES, worker_arguments
     from gateway.worker import make_worker
 
     app = make_worker(settings, arguments.prefix)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     beat = "" if arguments.no_beat else str(Path(settings.data_dir) / "beat-schedule")
-    queues = [name for name in arguments.queues.split(",") if name]
+    queues = [name for name in arguments.queues.split(",") if name] or list(QUEUES)
     app.worker_main(
         worker_arguments(
             arguments.prefix, queues, concurrency=arguments.concurrency, beat_file=beat
         )
     )
-    return 0
 
 
 def _dead(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,57 @@
+"""Figures for alerts that every process which serves /metrics reads from the database.
+
+A task runs in any one worker, so a gauge that it sets is stale in the others; these are read anew at
+each scrape.
+"""
+
+import logging
+import threading
+from datetime import datetime
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from billing.exports import schedules
+from billing.models import AuditRun, ParkedEvent, UsageBatch
+from core import metrics
+from core.clock import Clock
+from core.database import Database
+from core.dead_letter_models import DeadLetter
+
+log = logging.getLogger("tollhouse.billing")
+_one_at_a_time = threading.Lock()
+
+
+def refresh(database: Database, clock: Clock) -> None:
+    """Set the gauges. If the database does not answer, they keep their values."""
+    with _one_at_a_time:
+        try:
+            with database.read() as session:
+                _measure(session, clock.now())
+        except SQLAlchemyError as error:
+            log.warning("cannot read the billing metrics: %s", error)
+            metrics.database_up.set(0)
+            return
+        metrics.database_up.set(1)
+
+
+def _measure(session: Session, now: datetime) -> None:
+    oldest = select(UsageBatch.recorded_at).order_by(UsageBatch.id).limit(1)
+    unrated = session.scalar(oldest.where(UsageBatch.rated_at.is_(None)))
+    metrics.unrated_age_seconds.set(_age(unrated, now))
+    run = session.execute(
+        select(AuditRun.at, AuditRun.report).order_by(AuditRun.at.desc()).limit(1)
+    ).one_or_none()
+    metrics.audit_age_seconds.set(_age(run[0] if run else session.scalar(oldest), now))
+    metrics.audit_differences.set(len(run[1].get("differences", ())) if run else 0)
+    waiting = (ParkedEvent.released_at.is_(None), ParkedEvent.dismissed_by.is_(None))
+    parked = session.scalar(select(func.count()).select_from(ParkedEvent).where(*waiting))
+    metrics.parked_events.set(parked or 0)
+    metrics.parked_exports.set(schedules.parked(session))
+    dead = select(func.count()).select_from(DeadLetter).where(DeadLetter.replayed_at.is_(None))
+    metrics.dead_letters_waiting.set(session.scalar(dead) or 0)
+
+
+def _age(since: datetime | None, now: datetime) -> float:
+    return max(0.0, (now - since).total_seconds()) if since is not None else 0.0
