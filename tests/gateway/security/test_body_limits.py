@@ -68,7 +68,7 @@ def test_an_endless_body_is_cut_off(deployment: Deployment, path: str) -> None:
                 ended = True
     assert ended, "the server reads on"
     # A route that reads no body may have answered before.
-    assert got.startswith((b"HTTP/1.1 4", b"HTTP/1.1 2"))
+    assert got.startswith(b"HTTP/1.1 ") and b"HTTP/1.1 5" not in got
 
 
 @pytest.mark.parametrize("path", PATHS)
