@@ -9,15 +9,31 @@ from datetime import UTC, datetime
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
+# What stays of a secret, so that an operator can tell which one it was, is the first group.
 _SECRETS = re.compile(
-    r"(th_[0-9A-Za-z]{4})[0-9A-Za-z]+|(sk_(?:live|test)_|whsec_|rk_live_)\w+|(://[^:/\s]+:)[^@\s]+@"
+    "|".join(
+        (
+            r"\b(?P<own>th_[0-9A-Za-z]{4})[0-9A-Za-z]+",
+            r"\b(?P<stripe>sk_live_|sk_test_|rk_live_|whsec_)\w+",
+            r"\b(?P<vendor>sk-|gh[pousr]_|github_pat_|xox[abposr]-|hf_|glpat-|AKIA|ASIA|AIza)[\w-]{12,}",
+            r"(?P<url>://[^:/\s]*:)[^@\s]+@",
+            r"\b(?P<token>eyJ)[\w-]{5,}\.[\w-]{5,}\.[\w-]*",  # a JSON web token
+            r"(?P<scheme>\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}",
+            r"(?P<field>[\w-]*(?:password|passwd|secret|api[_-]?key|access[_-]?key|token)"
+            r"[\"']?\s*(?:=|:)\s*[\"']?)(?![\"'\s])[^\s\"',;&}]{6,}",
+            r"(?P<pem>-----BEGIN [A-Z ]*PRIVATE KEY-----)[\s\S]*?(?:-----END [A-Z ]*-----|\Z)",
+        )
+    ),
+    re.IGNORECASE,
 )
 
 
 def redact(text: str) -> str:
+    """Mask keys, tokens and passwords in their usual forms."""
+
     def _mask(match: re.Match[str]) -> str:
-        head = match.group(1) or match.group(2)
-        return f"{head}…" if head else f"{match.group(3)}…@"
+        head = match.group(match.lastgroup or 0)
+        return f"{head}…@" if match.lastgroup == "url" else f"{head}…"
 
     return _SECRETS.sub(_mask, text)
 

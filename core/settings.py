@@ -71,6 +71,11 @@ class Settings(BaseSettings):
         None, description="File with the gateway's CURVE key pair for engine sockets."
     )
     admin_token: str = Field("", description="Operator's token; empty: generated at first start.")
+    metrics_token: str = Field(
+        "",
+        description="Bearer token that `/metrics` and the parts in `/readyz` require; empty: both are "
+        "public. The status of `/readyz` stays public.",
+    )
     stripe_api_key: str = Field("", description="Stripe secret key; empty: manual payments.")
     stripe_api_base: str = Field("", description="Base URL of the Stripe API; empty: Stripe's own.")
     stripe_webhook_secret: str = Field(

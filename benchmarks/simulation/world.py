@@ -156,7 +156,7 @@ class World:
         self.books = Books(self.database, clock, self.faults)
         self.broker = Wire(self.faults)
         self.bank = Bank(self.database, clock, self.faults, TENANTS)
-        self._open_house()
+        self._create_deployment()
         try:
             for number in range(self.steps):
                 self._step(number, ACTIONS)
@@ -170,7 +170,7 @@ class World:
                 gateway.die()
         return dict(self.faults.seen)
 
-    def _open_house(self) -> None:
+    def _create_deployment(self) -> None:
         self.faults.healed = True
         with self.database.transaction() as session:
             prices.ensure_default_prices(session, self.clock, "demo")

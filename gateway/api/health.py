@@ -1,16 +1,19 @@
 """/healthz (liveness), /readyz (readiness, with what is missing), /metrics (Prometheus), and the
 redirect from / to the dashboard."""
 
+import hmac
 import os
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from billing import measures
+from core.errors import Unauthenticated
 from gateway.api.access import ServicesDep
+from gateway.wiring import Services
 
 router = APIRouter(tags=["operation"])
 
@@ -28,18 +31,31 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def readyz(services: ServicesDep) -> JSONResponse:
+async def readyz(request: Request, services: ServicesDep) -> JSONResponse:
     parts = await services.readiness()
     ready = all(part["ready"] for part in parts.values() if part.get("needed", True))
-    body: dict[str, Any] = {"status": "ready" if ready else "not ready", "parts": parts}
+    body: dict[str, Any] = {"status": "ready" if ready else "not ready"}
+    if _may_see_details(request, services):
+        body["parts"] = parts
     return JSONResponse(body, 200 if ready else 503)
 
 
 @router.get("/metrics")
-def metrics_page(services: ServicesDep) -> Response:
+def metrics_page(request: Request, services: ServicesDep) -> Response:
+    if not _may_see_details(request, services):
+        raise Unauthenticated(
+            "/metrics needs a token.",
+            next_step="Send TOLLHOUSE_METRICS_TOKEN as `Authorization: Bearer`.",
+        )
     measures.refresh(services.database, services.clock)
     registry = REGISTRY
     if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _may_see_details(request: Request, services: Services) -> bool:
+    token = services.settings.metrics_token
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    return not token or hmac.compare_digest(given.encode(), token.encode())

@@ -56,3 +56,34 @@ def test_log_lines_hold_no_secret(shape: str, capsys: pytest.CaptureFixture[str]
     assert secret[:7] in written
     if shape == "json":
         assert [json.loads(line)["level"] for line in written.splitlines()] == ["info", "error"]
+
+
+@pytest.mark.parametrize(
+    ("line", "secret"),
+    [
+        ("Authorization: Bearer abcDEF123456.789", "abcDEF123456"),
+        ('{"password": "hunter2hunter2", "user": "ann"}', "hunter2hunter2"),
+        ("connect with api_key=Zx81-secret-value&x=1", "Zx81-secret-value"),
+        ("upstream refused sk-proj-abcdefghijkl123456", "abcdefghijkl123456"),
+        ("env AKIAIOSFODNN7EXAMPLE", "IOSFODNN7EXAMPLE"),
+        ("jwt eyJhbGciOi.eyJzdWIiOiJhIn0.c2lnbmF0dXJl", "c2lnbmF0dXJl"),
+        ("ghp_0123456789abcdefghij", "0123456789abcdefghij"),
+        ("redis://:letmein99@cache:6379/0", "letmein99"),
+        ("-----BEGIN PRIVATE KEY-----\nMIIEvQIBADAN\n-----END PRIVATE KEY-----", "MIIEvQIBADAN"),
+    ],
+)
+def test_secrets_of_other_products_are_masked(line: str, secret: str) -> None:
+    assert secret not in logs.redact(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "prompt_tokens: 512, cached_tokens: 128, token_delay_s=0.5",
+        "key key_01HXYZ of tenant demo was revoked",
+        "a basic request: 12 input tokens",
+        "GET http://127.0.0.1:8000/v1/models 200",
+    ],
+)
+def test_ordinary_lines_stay_as_they_are(line: str) -> None:
+    assert logs.redact(line) == line

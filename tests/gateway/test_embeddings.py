@@ -43,7 +43,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def embedding_house(
+def embedding_deployment(
     server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
     entries = [
@@ -71,9 +71,9 @@ def _engines(path: Path, text: str) -> Engines:
 
 
 @pytest.fixture
-def embedder(embedding_house: Deployment) -> Iterator[OpenAI]:
-    url = f"{embedding_house.url}/v1"
-    with OpenAI(base_url=url, api_key=embedding_house.key, max_retries=0, timeout=60) as made:
+def embedder(embedding_deployment: Deployment) -> Iterator[OpenAI]:
+    url = f"{embedding_deployment.url}/v1"
+    with OpenAI(base_url=url, api_key=embedding_deployment.key, max_retries=0, timeout=60) as made:
         yield made
 
 
@@ -82,15 +82,15 @@ def newest(deployment: Deployment) -> dict[str, Any]:
 
 
 def test_the_sdk_gets_vectors_in_order_and_the_ledger_the_upstreams_count(
-    embedding_house: Deployment, embedder: OpenAI, server: Server
+    embedding_deployment: Deployment, embedder: OpenAI, server: Server
 ) -> None:
-    before = len(embedding_house.events(0))
+    before = len(embedding_deployment.events(0))
     answer = embedder.embeddings.create(model="vec", input=["one", "two"], user="ada")
     assert [row.embedding for row in answer.data] == [[0.5] * 4, [1.5] * 4]
     assert answer.usage.prompt_tokens == 6 and answer.model == "vec"
     assert server.asked[-1][1]["model"] == "theirs"
-    embedding_house.events(before + 1)
-    event = newest(embedding_house)
+    embedding_deployment.events(before + 1)
+    event = newest(embedding_deployment)
     assert (event["kind"], event["route"], event["model"]) == ("embedding", PATH, "vec")
     assert (event["input_tokens"], event["output_tokens"]) == (6, 0)
     assert (event["status"], event["end_user"], event["engine_id"]) == (200, "ada", "e")
@@ -107,38 +107,48 @@ def test_texts_and_token_ids_and_options_pass(embedder: OpenAI, server: Server, 
     assert len(body["input"]) == (2 if given == [[1, 2], [3]] else 1)
 
 
-def test_base64_is_made_where_the_upstream_sends_numbers(embedding_house: Deployment) -> None:
+def test_base64_is_made_where_the_upstream_sends_numbers(embedding_deployment: Deployment) -> None:
     body = {"model": "vec", "input": "x", "encoding_format": "base64"}
-    answer = httpx.post(f"{embedding_house.url}{PATH}", json=body, headers=embedding_house.headers)
+    answer = httpx.post(
+        f"{embedding_deployment.url}{PATH}", json=body, headers=embedding_deployment.headers
+    )
     packed = base64.b64decode(answer.json()["data"][0]["embedding"])
     assert struct.unpack("<4f", packed) == (0.5,) * 4
 
 
 def test_the_answer_is_as_openais_document_says(
-    document: dict[str, Any], embedding_house: Deployment
+    document: dict[str, Any], embedding_deployment: Deployment
 ) -> None:
     body = {"model": "vec", "input": ["x", "y"]}
-    answer = httpx.post(f"{embedding_house.url}{PATH}", json=body, headers=embedding_house.headers)
+    answer = httpx.post(
+        f"{embedding_deployment.url}{PATH}", json=body, headers=embedding_deployment.headers
+    )
     check(document, "CreateEmbeddingResponse", answer.json())
 
 
-def test_every_step_is_passed(embedding_house: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = embedding_house.steps(monkeypatch)
+def test_every_step_is_passed(
+    embedding_deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = embedding_deployment.steps(monkeypatch)
     body = {"model": "vec", "input": "x"}
-    answer = httpx.post(f"{embedding_house.url}{PATH}", json=body, headers=embedding_house.headers)
+    answer = httpx.post(
+        f"{embedding_deployment.url}{PATH}", json=body, headers=embedding_deployment.headers
+    )
     assert answer.status_code == 200
     assert steps == ["principal", "reserve", "screen", "open", "close"]
 
 
 @pytest.mark.parametrize("given", ["", [], ["a", ""], [1, "a"], [[1], []], {"a": 1}, ["x"] * 2049])
-def test_wrong_inputs_are_refused(embedding_house: Deployment, given: Any) -> None:
+def test_wrong_inputs_are_refused(embedding_deployment: Deployment, given: Any) -> None:
     body = {"model": "vec", "input": given}
-    answer = httpx.post(f"{embedding_house.url}{PATH}", json=body, headers=embedding_house.headers)
+    answer = httpx.post(
+        f"{embedding_deployment.url}{PATH}", json=body, headers=embedding_deployment.headers
+    )
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "input"
 
 
 def test_a_model_that_makes_none_says_so(
-    embedding_house: Deployment, embedder: OpenAI, deployment: Deployment, client: OpenAI
+    embedding_deployment: Deployment, embedder: OpenAI, deployment: Deployment, client: OpenAI
 ) -> None:
     for sdk, model in ((embedder, "plain"), (client, MODEL)):
         with pytest.raises(openai.NotFoundError) as told:
@@ -147,9 +157,9 @@ def test_a_model_that_makes_none_says_so(
 
 
 def test_a_failing_upstream_is_named_and_nothing_is_charged(
-    embedding_house: Deployment, embedder: OpenAI, server: Server
+    embedding_deployment: Deployment, embedder: OpenAI, server: Server
 ) -> None:
-    before = len(embedding_house.events(0))
+    before = len(embedding_deployment.events(0))
     server.statuses[PATH] = 500
     try:
         with pytest.raises(openai.APIStatusError) as told:
@@ -157,17 +167,17 @@ def test_a_failing_upstream_is_named_and_nothing_is_charged(
     finally:
         server.statuses.clear()
     assert told.value.status_code == 503
-    embedding_house.events(before + 1)
-    event = newest(embedding_house)
+    embedding_deployment.events(before + 1)
+    event = newest(embedding_deployment)
     assert (event["input_tokens"], event["output_tokens"]) == (0, 0)
 
 
-def test_langchain_embeds(embedding_house: Deployment) -> None:
+def test_langchain_embeds(embedding_deployment: Deployment) -> None:
     from langchain_openai import OpenAIEmbeddings
 
     made = OpenAIEmbeddings(
-        base_url=f"{embedding_house.url}/v1",
-        api_key=embedding_house.key,
+        base_url=f"{embedding_deployment.url}/v1",
+        api_key=embedding_deployment.key,
         model="vec",
         check_embedding_ctx_length=False,
         max_retries=0,

@@ -22,7 +22,7 @@ from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 CHAT = "/v1/chat/completions"
 CLOCK = SystemClock()
-Door = tuple[Deployment, httpx.Client]
+Served = tuple[Deployment, httpx.Client]
 
 
 def book_of(deployment: Deployment) -> PriceBook:
@@ -33,8 +33,8 @@ def book_of(deployment: Deployment) -> PriceBook:
 class Firm:
     """A tenant of one test, so that no test meets another's limits."""
 
-    def __init__(self, door: Door, name: str, *rules: LimitRule) -> None:
-        self.deployment, self.client = deployment, _ = door
+    def __init__(self, served: Served, name: str, *rules: LimitRule) -> None:
+        self.deployment, self.client = deployment, _ = served
         self.book = book_of(deployment)
         with deployment.services.database.transaction() as session:
             tenant = create_tenant(session, CLOCK, name=name)
@@ -88,7 +88,7 @@ class Firm:
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with (
         running_deployment(tmp_path_factory.mktemp("limits")) as deployment,
         httpx.Client(base_url=deployment.url, timeout=30) as client,
@@ -97,12 +97,14 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 
 
 @pytest.fixture
-def deployment(door: Door) -> Deployment:
-    return door[0]
+def deployment(served: Served) -> Deployment:
+    return served[0]
 
 
-def test_a_burst_is_admitted_up_to_the_limit_exactly(door: Door, deployment: Deployment) -> None:
-    firm = Firm(door, "burst", LimitRule(Scope.TENANT, Unit.REQUESTS, 9, DAY))
+def test_a_burst_is_admitted_up_to_the_limit_exactly(
+    served: Served, deployment: Deployment
+) -> None:
+    firm = Firm(served, "burst", LimitRule(Scope.TENANT, Unit.REQUESTS, 9, DAY))
     with ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(lambda _: firm.ask(max_tokens=2), range(40)))
     assert Counter(answer.status_code for answer in answers) == {200: 9, 429: 31}
@@ -119,9 +121,9 @@ def test_a_burst_is_admitted_up_to_the_limit_exactly(door: Door, deployment: Dep
 
 
 def test_the_sdk_that_obeys_the_header_gets_through_by_itself(
-    door: Door, deployment: Deployment
+    served: Served, deployment: Deployment
 ) -> None:
-    firm = Firm(door, "patient", LimitRule(Scope.KEY, Unit.REQUESTS, 60))
+    firm = Firm(served, "patient", LimitRule(Scope.KEY, Unit.REQUESTS, 60))
     for _ in range(60):
         assert firm.ask(max_tokens=1).status_code in (200, 429)
     messages = [{"role": "user", "content": "hello"}]
@@ -134,9 +136,9 @@ def test_the_sdk_that_obeys_the_header_gets_through_by_itself(
     assert answer.usage is not None and answer.usage.completion_tokens == 1
 
 
-def test_tokens_are_counted_as_the_answer_says(door: Door, deployment: Deployment) -> None:
+def test_tokens_are_counted_as_the_answer_says(served: Served, deployment: Deployment) -> None:
     limit = 100_000
-    firm = Firm(door, "tokens", LimitRule(Scope.TENANT, Unit.TOTAL_TOKENS, limit, DAY))
+    firm = Firm(served, "tokens", LimitRule(Scope.TENANT, Unit.TOTAL_TOKENS, limit, DAY))
     used = 0
     for _ in range(5):
         usage = firm.ask(max_tokens=7).json()["usage"]
@@ -149,8 +151,8 @@ def test_tokens_are_counted_as_the_answer_says(door: Door, deployment: Deploymen
     assert 0 <= remaining - (limit - used - taken) <= 30
 
 
-def test_one_request_at_a_time_means_one(door: Door, deployment: Deployment) -> None:
-    firm = Firm(door, "single", LimitRule(Scope.KEY, Unit.CONCURRENT, 1))
+def test_one_request_at_a_time_means_one(served: Served, deployment: Deployment) -> None:
+    firm = Firm(served, "single", LimitRule(Scope.KEY, Unit.CONCURRENT, 1))
     deployment.engine.token_delay_s = 0.05
     try:
         with ThreadPoolExecutor(6) as pool:
@@ -163,9 +165,9 @@ def test_one_request_at_a_time_means_one(door: Door, deployment: Deployment) -> 
 
 
 def test_a_budget_ends_an_answer_cleanly_and_is_never_passed(
-    door: Door, deployment: Deployment
+    served: Served, deployment: Deployment
 ) -> None:
-    firm = Firm(door, "thrifty")
+    firm = Firm(served, "thrifty")
     first = firm.ask(max_tokens=1)
     one = firm.spent(1)
     (price,) = firm.book.by_id.values()
@@ -188,8 +190,10 @@ def test_a_budget_ends_an_answer_cleanly_and_is_never_passed(
     assert cap - 2 * token <= total <= cap
 
 
-def test_many_at_once_never_pass_the_budget_together(door: Door, deployment: Deployment) -> None:
-    firm = Firm(door, "crowd")
+def test_many_at_once_never_pass_the_budget_together(
+    served: Served, deployment: Deployment
+) -> None:
+    firm = Firm(served, "crowd")
     firm.ask(max_tokens=1)
     one = firm.spent(1)
     cap = one * 12

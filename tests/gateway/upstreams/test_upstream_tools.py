@@ -54,7 +54,9 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def able_house(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def able_deployment(
+    server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
     entry = {"url": server.url, "name": "u", "model": "able", "capabilities": ["tools", "json"]}
     path = tmp_path_factory.mktemp("able")
     settings = {"upstreams": json.dumps([entry])}
@@ -72,19 +74,19 @@ def able_house(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture
-def able(able_house: Deployment) -> Iterator[OpenAI]:
-    url = f"{able_house.url}/v1"
-    with OpenAI(base_url=url, api_key=able_house.key, max_retries=0, timeout=60) as made:
+def able(able_deployment: Deployment) -> Iterator[OpenAI]:
+    url = f"{able_deployment.url}/v1"
+    with OpenAI(base_url=url, api_key=able_deployment.key, max_retries=0, timeout=60) as made:
         yield made
 
 
 def test_a_whole_answers_calls_come_back_with_their_ids(
-    able_house: Deployment, able: OpenAI, server: Server
+    able_deployment: Deployment, able: OpenAI, server: Server
 ) -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
     server.answers[PATH] = {"choices": [choice], "usage": USAGE}
-    before = len(able_house.events(0))
+    before = len(able_deployment.events(0))
     answer = able.chat.completions.create(
         model="able", messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
     )
@@ -95,7 +97,7 @@ def test_a_whole_answers_calls_come_back_with_their_ids(
     assert calls is not None and calls[0].id == "call_theirs"
     assert json.loads(calls[0].function.arguments) == {"city": "Bern"}
     assert answer.choices[0].finish_reason == "tool_calls"
-    event = max(able_house.events(before + 1), key=lambda each: each["request_id"])
+    event = max(able_deployment.events(before + 1), key=lambda each: each["request_id"])
     assert (event["input_tokens"], event["output_tokens"], event["waived_tokens"]) == (7, 9, 0)
 
 
@@ -113,9 +115,9 @@ def test_pieces_of_a_stream_become_whole_calls(able: OpenAI, server: Server) -> 
 
 
 def test_a_call_passes_the_guard_as_any_text(
-    able_house: Deployment, able: OpenAI, server: Server, monkeypatch: pytest.MonkeyPatch
+    able_deployment: Deployment, able: OpenAI, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moderator = able_house.services.pipeline.moderator
+    moderator = able_deployment.services.pipeline.moderator
     plain, seen = moderator.guard, []
 
     def _guard(*given: Any, **named: Any) -> Any:

@@ -1,0 +1,71 @@
+"""No metaphors in code, comments, pages and guides: names are the field's standard terms."""
+
+import re
+from pathlib import Path
+
+from tests.rules.test_tree_contents import ROOT, TEXT, tracked
+
+WORDS = re.compile(
+    r"(?<![a-z])(doors?|desks?|houses?|wish(es)?|porters?|doorm[ae]n|gatehouses?|ushers?"
+    r"|counting[-_ ]?houses?|lobby|landlord)(?![a-z])",
+    re.IGNORECASE,
+)
+IN_A_NAME = re.compile(r"[a-z](Door|Desk|House|Wish|Porter|Gatehouse|Usher)(?![a-z])")
+STANDARD = re.compile(r"in-house|lighthouse|click-?house|warehouse|tollhouse", re.IGNORECASE)
+# Text for models to learn from, results that were measured, and what is stored under its old name.
+DATA = (
+    "LICENSE",
+    "benchmarks/results/",
+    "engine/demo/",
+    "migrations/versions/000",
+    "moderation/classifiers/",
+    "tests/rules/test_plain_words.py",
+)
+OLD_VALUES = {
+    "CHANGELOG.md": ("`house`", "usage_house_daily", "counting-house"),
+    "billing/accounts.py": ('DEFAULT_SELLER_ID = "house"',),  # final invoices are frozen with it
+    "core/events.py": ('OLD_OPERATOR = "house"',),
+    "moderation/policy_document.py": ("as `house`",),
+}
+
+
+def offences(name: str, text: str) -> list[str]:
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        plain = STANDARD.sub("", line)
+        for old in OLD_VALUES.get(name, ()):
+            plain = plain.replace(old, "")
+        if WORDS.search(plain) or IN_A_NAME.search(plain):
+            found.append(f"{name}:{number}: {line.strip()[:90]}")
+    return found
+
+
+def _checked() -> list[Path]:
+    names = [path for path in tracked() if path.suffix in TEXT]
+    return [path for path in names if not path.relative_to(ROOT).as_posix().startswith(DATA)]
+
+
+def test_the_product_uses_no_metaphor() -> None:
+    found = []
+    for path in _checked():
+        name = path.relative_to(ROOT).as_posix()
+        if not name.startswith("tests/"):
+            found += offences(name, path.read_text(errors="replace"))
+    assert not found
+
+
+def test_no_file_and_no_fixture_of_the_tests_is_named_by_one() -> None:
+    found = [str(path) for path in _checked() if WORDS.search(STANDARD.sub("", path.name))]
+    for path in _checked():
+        text = path.read_text(errors="replace") if path.suffix == ".py" else ""
+        for name in re.findall(r"@pytest\.fixture.*\n(?:async )?def (\w+)", text):
+            if WORDS.search(name.replace("_", " ")):
+                found.append(f"{path.relative_to(ROOT)}: {name}")
+    assert not found
+
+
+def test_a_metaphor_is_found_and_a_standard_word_is_not() -> None:
+    wrong = ("at the door", "own_house = 1", "class SafetyDesk:", "the Counting-House", "a wish")
+    assert all(offences("x.py", line) for line in wrong)
+    right = ("Tollhouse", "in-house", "a ClickHouse table", "warehouse", "indoors", "TOLLHOUSE_X")
+    assert not [line for line in right if offences("x.py", line)]
