@@ -5,8 +5,8 @@ from alembic import op
 
 from core.database import UtcDateTime
 
-revision = "0007_single_sign_on"
-down_revision = "0006_end_user_length"
+revision = "0009_single_sign_on"
+down_revision = "0008_closed_days"
 branch_labels = None
 depends_on = None
 

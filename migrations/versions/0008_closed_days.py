@@ -6,8 +6,8 @@ from alembic import op
 from billing import guards
 from core.database import Json, UtcDateTime
 
-revision = "0007_closed_days"
-down_revision = "0006_ledger_guards"
+revision = "0008_closed_days"
+down_revision = "0007_ledger_guards"
 branch_labels = None
 depends_on = None
 

@@ -4,8 +4,8 @@ from alembic import op
 
 from billing import guards
 
-revision = "0006_ledger_guards"
-down_revision = "0005_end_user_length"
+revision = "0007_ledger_guards"
+down_revision = "0006_end_user_length"
 branch_labels = None
 depends_on = None
 
