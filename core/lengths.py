@@ -15,6 +15,7 @@ PROMPT_ORDER = 40
 TRUNCATED = 40
 ROUTED = 120
 PAID_BY = 10
+COUNTED_BY = 10
 # Anthropic's `metadata.user_id` may have 256 characters, OpenAI's `safety_identifier` 64.
 END_USER = 256
 CLIENT_REQUEST_ID = 200
@@ -43,6 +44,7 @@ EVENT = {
     "truncated": TRUNCATED,
     "routed": ROUTED,
     "paid_by": PAID_BY,
+    "counted_by": COUNTED_BY,
 }
 # Descriptions and correlation: cut at their length, because billing does not depend on them. A
 # longer value of any other field is refused.

@@ -102,7 +102,7 @@ class UsageEventRow(Base):
     batch_job: Mapped[str | None] = mapped_column(ID)
     routed: Mapped[str | None] = mapped_column(String(lengths.ROUTED))
     paid_by: Mapped[str | None] = mapped_column(PaidBy)
-    counted_by: Mapped[str | None] = mapped_column(String(10))
+    counted_by: Mapped[str | None] = mapped_column(String(lengths.COUNTED_BY))
 
 
 class ParkedEvent(Base):

@@ -77,8 +77,8 @@ class DecodeGraphs:
         recorded = self._graphs.get(key)
         if recorded is None:
             log.debug("recording a graph for %s", key)
-            recorded = self._graphs[key] = step.layout, self._record(lambda: forward(step))
-        elif recorded[0] != step.layout:
+            recorded = self._graphs[key] = step.memory, self._record(lambda: forward(step))
+        elif recorded[0] != step.memory:
             raise RuntimeError(f"the step's memory moved after the graph for {key} was recorded")
         return recorded[1].replay()
 

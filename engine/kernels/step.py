@@ -55,7 +55,7 @@ class DeviceStep:
     sampled_rows: Tensor
     lora: LoraStep | None
     splits: int  # of the keys of decoding sequences
-    layout: list[tuple[int, int]]  # where its arrays begin in the buffer, and their lengths
+    memory: list[tuple[int, int]]  # of every tensor that a recorded graph reads
 
 
 def host_step(
@@ -101,6 +101,11 @@ def padded(step: HostStep, tokens: int, chunks: int) -> HostStep:
     )
 
 
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """The storage and the offset in it. Unlike an address, a fake tensor has them too."""
+    return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
+
+
 class StepBuffer:
     """The device memory that receives every step's arrays: equal sizes always have the same
     addresses, as graphs require."""
@@ -142,7 +147,7 @@ class StepBuffer:
             if lora is None
             else LoraStep(parts[8], parts[9].view(-1, 3), lora.chunk_rows, lora.max_rank),
             splits=splits,
-            layout=[(start, len(array)) for start, array in zip(starts, arrays, strict=True)],
+            memory=[_memory(tensor) for tensor in (tables, *parts)],
         )
 
 

@@ -56,9 +56,9 @@ def test_the_api_s_bound_is_the_column_s_width(extra: int) -> None:
     sent = "r" * ((columns["client_request_id"] or 0) + extra)
     if not extra:
         assert check_label("user", user) == user
-        assert read_options(_Exchange(sent), 60).client_request_id == sent  # type: ignore[arg-type]
+        assert read_options(_Exchange(sent), 60, "").client_request_id == sent  # type: ignore[arg-type]
         return
     with pytest.raises(BadRequest):
         check_label("user", user)
     with pytest.raises(BadRequest):
-        read_options(_Exchange(sent), 60)  # type: ignore[arg-type]
+        read_options(_Exchange(sent), 60, "")  # type: ignore[arg-type]
