@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from billing.prices import ensure_default_prices
 from core.clock import SystemClock
@@ -96,15 +96,26 @@ def test_the_sdk_gets_vectors_in_order_and_the_ledger_the_upstreams_count(
     assert (event["status"], event["end_user"], event["engine_id"]) == (200, "ada", "e")
 
 
-@pytest.mark.parametrize("given", ["a text", [1, 2, 3], [[1, 2], [3]]])
-def test_texts_and_token_ids_and_options_pass(embedder: OpenAI, server: Server, given: Any) -> None:
+@pytest.mark.parametrize("given", ["a text", ["one", "two"]])
+def test_texts_and_options_pass(embedder: OpenAI, server: Server, given: Any) -> None:
     answer = embedder.embeddings.create(
         model="vec", input=given, dimensions=2, encoding_format="float"
     )
     assert len(answer.data[0].embedding) == 2
     body = server.asked[-1][1]
     assert body["dimensions"] == 2 and body["encoding_format"] == "float"
-    assert len(body["input"]) == (2 if given == [[1, 2], [3]] else 1)
+    assert len(body["input"]) == (2 if isinstance(given, list) else 1)
+
+
+@pytest.mark.parametrize("given", [[1, 2, 3], [[1, 2], [3]]])
+def test_token_ids_without_a_tokenizer_are_refused(
+    embedder: OpenAI, server: Server, given: Any
+) -> None:
+    """They can be neither counted nor screened."""
+    before = len(server.asked)
+    with pytest.raises(BadRequestError, match="tokenizer is not known"):
+        embedder.embeddings.create(model="vec", input=given)
+    assert len(server.asked) == before
 
 
 def test_base64_is_made_where_the_upstream_sends_numbers(embedding_deployment: Deployment) -> None:

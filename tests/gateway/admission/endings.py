@@ -28,7 +28,7 @@ from gateway.catalog.catalog import ServedModel
 from gateway.http.exchange import Exchange, Headers
 from gateway.inference.registry import inference_surfaces
 from gateway.inference.request import InferenceRequest
-from gateway.metering.spool import read_outbox
+from gateway.metering.spool import decode_outbox, read_outbox
 from gateway.prompts.tokenizing import load_codec
 from gateway.screening.moderator import PromptBlocked, ScreeningResult
 from gateway.streaming.choices import OutputGuard
@@ -263,7 +263,7 @@ class Gateway:
 
     def events(self) -> list[UsageEvent]:
         self.services.spool.flush()
-        return read_outbox(self.services.spool.file.connection, 100_000).usage
+        return decode_outbox(read_outbox(self.services.spool.file.connection, 100_000)).usage
 
     async def kept(self) -> dict[str, int]:
         """What the tenant's buckets hold, by unit, and its money in nano-units: spent and held."""

@@ -74,4 +74,4 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     words = WordCache(TOKENIZERS["demo"])
     for number in range(50):
         words.encode(f"w{number} is {'long' * 20}{number}")
-        assert len(words._kept) <= 20
+        assert len(words._cached) <= 20

@@ -97,7 +97,7 @@ def test_an_engine_killed_with_the_request_in_it_is_replaced_and_billed_once(
     prompt = list(range(5, 105))
     thread = threading.Thread(target=lambda: answers.append(ask(deployment, prompt)))
     thread.start()
-    until(lambda: [p.running for p in deployment.services.router.replicas()] == [1, 0])
+    until(lambda: [p.under_way for p in deployment.services.router.replicas()] == [1, 0])
     processes["left"].kill()
     thread.join(30)
     (answer,) = answers

@@ -37,7 +37,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 def link(deployment: Deployment, path: str, header: str) -> socket.socket:
     parts = urlsplit(deployment.url)
     made = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20)
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{header}\r\n\r\n"
+    kind = "multipart/form-data; boundary=x" if path == "/v1/files" else "application/json"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\n{header}\r\n\r\n"
     made.sendall(head.encode())
     return made
 
