@@ -139,9 +139,10 @@ def test_scorers_agree_and_are_reused() -> None:
     with classifier._scorer():
         second = classifier.score([text])
     assert np.array_equal(first, second)
-    assert len(classifier._free) == 2
+    free = len(classifier._free)  # the classifier is shared: other threads may have added some
+    assert free >= 2
     classifier.score([text])
-    assert len(classifier._free) == 2
+    assert len(classifier._free) == free
 
 
 @pytest.mark.parametrize("length", [100, 5_000, 80_000])
