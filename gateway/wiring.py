@@ -139,6 +139,8 @@ class Services:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.batches.stop()
+        self.spool.flush()
+        await self.router.close()
         for engine in self.router.engines():
             await engine.close()
         await self.limiter.close()

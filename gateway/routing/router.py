@@ -71,6 +71,7 @@ class Router:
         self._conversations = Conversations()
         self._replicas: dict[str, list[Replica]] = {}
         self._settled: list[str] = []
+        self._closed = False
         self._sending: set[asyncio.Future[None]] = set()
 
     def add(self, model: str, clients: Sequence[EngineClient]) -> None:
@@ -164,15 +165,26 @@ class Router:
 
     def acknowledge_soon(self, *engine_request_ids: str) -> None:
         """Acknowledge receipts, with one message per engine for those of the next 0.2 s."""
+        if self._closed:
+            return  # the engine keeps the receipt until its own limit
         if not self._settled:
             asyncio.get_running_loop().call_later(0.2, self._send_settled)
         self._settled += engine_request_ids
 
     def _send_settled(self) -> None:
         settled, self._settled = self._settled, []
+        if not settled:
+            return
         task = asyncio.ensure_future(self.acknowledge(settled))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
+
+    async def close(self) -> None:
+        """Send the acknowledgements that wait; later ones are dropped. Call it before the engines
+        are closed."""
+        self._send_settled()
+        self._closed = True
+        await asyncio.gather(*self._sending, return_exceptions=True)
 
     async def acknowledge(self, request_ids: list[str]) -> None:
         for client in self.engines():
