@@ -16,7 +16,7 @@ from core.database import Base, Json, UtcDateTime, insert_new
 from core.errors import BadRequest, Conflict, RateLimited
 
 RETENTION = timedelta(hours=24)
-MAX_KEYS = 10_000  # per tenant
+MAX_KEYS = 100_000  # per tenant, unless the setting says otherwise
 MAX_RESPONSE_BYTES = 4 << 20  # per response; a larger one is not stored
 
 
@@ -54,6 +54,7 @@ def claim(
     body: bytes,
     now: datetime,
     longest: timedelta,
+    max_keys: int = MAX_KEYS,
 ) -> tuple[str, StoredResponse | None]:
     """Returns (claim id, None) for the first request and (claim id, stored response) for a retry.
 
@@ -68,7 +69,7 @@ def claim(
     )
     stored = session.get(StoredResponseRow, name)
     if stored is None:
-        _enforce_key_limit(session, tenant_id, now)
+        _enforce_key_limit(session, tenant_id, now, max_keys)
         row: dict[str, Any] = {
             "id": name,
             "tenant_id": tenant_id,
@@ -134,19 +135,25 @@ def drop_expired(session: Session, now: datetime) -> None:
     session.execute(delete(StoredResponseRow).where(StoredResponseRow.expires_at <= now))
 
 
-def _enforce_key_limit(session: Session, tenant_id: str, now: datetime) -> None:
+def _enforce_key_limit(session: Session, tenant_id: str, now: datetime, max_keys: int) -> None:
     count = select(func.count()).where(StoredResponseRow.tenant_id == tenant_id)
-    if (session.scalar(count) or 0) < MAX_KEYS:
+    if (session.scalar(count) or 0) < max_keys:
         return
     session.execute(
         delete(StoredResponseRow).where(
             StoredResponseRow.tenant_id == tenant_id, StoredResponseRow.expires_at <= now
         )
     )
-    if (session.scalar(count) or 0) >= MAX_KEYS:
-        raise RateLimited(
-            f"The organisation used {MAX_KEYS} idempotency keys in the last 24 hours, the maximum.",
-            next_step="Send the request without an Idempotency-Key, or retry later.",
-            code="too_many_idempotency_keys",
-            retry_after_s=60.0,
-        )
+    if (session.scalar(count) or 0) < max_keys:
+        return
+    first = select(func.min(StoredResponseRow.expires_at)).where(
+        StoredResponseRow.tenant_id == tenant_id
+    )
+    expires_at = session.scalar(first) or now
+    raise RateLimited(
+        f"The organisation used {max_keys} idempotency keys in the last 24 hours, the maximum.",
+        next_step="Send the request without an Idempotency-Key, or ask the operator to raise "
+        "TOLLHOUSE_IDEMPOTENCY_KEYS.",
+        code="too_many_idempotency_keys",
+        retry_after_s=max(1.0, (expires_at - now).total_seconds()),
+    )

@@ -134,6 +134,14 @@ class Settings(BaseSettings):
         le=1024,
         description="Batch lines that one gateway process runs concurrently; 0: none.",
     )
+    idempotency_keys: int = Field(
+        100_000, ge=1, description="Idempotency keys that one organisation may use in 24 hours."
+    )
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Networks (CIDR, comma-separated) of the proxies whose X-Forwarded-For and "
+        "X-Forwarded-Proto are believed; empty: the client is the peer of the connection.",
+    )
     drain_timeout_s: float = Field(
         30, ge=0, description="How long open streams may continue at shutdown, seconds."
     )
@@ -172,7 +180,7 @@ class Settings(BaseSettings):
             return tuple(Path(part) for part in value.split(":") if part)
         return value
 
-    @field_validator("webhook_networks", mode="before")
+    @field_validator("webhook_networks", "trusted_proxies", mode="before")
     @classmethod
     def _split_networks(cls, value: object) -> object:
         if isinstance(value, str):

@@ -26,6 +26,7 @@ from gateway.api.files import FORM_OVERHEAD
 from gateway.api.openapi import install_openapi
 from gateway.dashboard import make_dashboard
 from gateway.http.body_limits import BodyLimits
+from gateway.http.client_address import TrustedProxies
 from gateway.http.exchange import Exchange, Scope
 from gateway.http.idempotency import HEADER, IdempotencyHandler
 from gateway.inference.registry import inference_surfaces
@@ -58,6 +59,7 @@ class TollhouseApp(FastAPI):
 
     direct_routes: Mapping[bytes, Callable[[Exchange], Coroutine[Any, Any, None]]] = {}
     body_limits: BodyLimits | None = None
+    trusted_proxies: TrustedProxies | None = None
 
 
 def create_app(services: Services) -> TollhouseApp:
@@ -79,7 +81,12 @@ def create_app(services: Services) -> TollhouseApp:
     )
     app.state.services = services
     add_error_handlers(app)
-    idempotency = IdempotencyHandler(services.pipeline, services.database, services.clock)
+    idempotency = IdempotencyHandler(
+        services.pipeline,
+        services.database,
+        services.clock,
+        services.settings.idempotency_keys,
+    )
     direct_routes = {
         each.route: InferenceEndpoint(each, services.pipeline, idempotency)
         for each in inference_surfaces()
@@ -87,6 +94,7 @@ def create_app(services: Services) -> TollhouseApp:
     for route, handler in direct_routes.items():
         app.router.routes.append(Route(route, handler, methods=["POST"]))
     app.direct_routes = {route.encode(): handler.serve for route, handler in direct_routes.items()}
+    app.trusted_proxies = TrustedProxies(services.settings.trusted_proxies)
     app.body_limits = BodyLimits(
         services.pipeline.limits.max_body,
         {

@@ -29,6 +29,7 @@ class RequestContext:
     exchange: Exchange
     started: float  # monotonic
     trace: Trace = NO_TRACE
+    large: bool = False  # the body is so large that its prompt takes long to encode
     principal: Principal = field(init=False)
     options: RequestOptions = field(init=False)
     given: InferenceRequest = field(init=False)  # as the client sent it

@@ -19,7 +19,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.context import RequestContext
 from gateway.http.exchange import ClientDisconnected, Exchange
 from gateway.http.headers import read_options
-from gateway.inference.decoding import nested_too_deeply
+from gateway.inference.decoding import nested_too_deeply, parse_body
 from gateway.inference.surface import Surface
 from gateway.metering.meter import Meter, MeterServices, blocked_ending, refused_ending
 from gateway.prompts.prompt import prepare_for
@@ -31,6 +31,7 @@ from gateway.tracing import RequestTracer
 from gateway.upstreams.base import Job
 
 log = logging.getLogger("tollhouse.pipeline")
+_LARGE_BODY = 16_384  # bytes, from which on a prompt may take milliseconds to encode
 
 
 @dataclass(kw_only=True)
@@ -88,7 +89,7 @@ class Pipeline:
             raise Unavailable("This gateway is shutting down.", code="draining", retry_after_s=1.0)
         await self._authenticate(ctx)
         await self._read(ctx)
-        await self._prepare(ctx)
+        await self._prepare_first(ctx)
         while True:
             await self._admit(ctx)
             try:
@@ -109,9 +110,30 @@ class Pipeline:
 
     async def _read(self, ctx: RequestContext) -> None:
         ctx.options = read_options(ctx.exchange, self.limits.timeout_s, self.operator_token)
-        ctx.given = ctx.request = ctx.surface.parse(await ctx.exchange.body(self.limits.max_body))
+        body = await ctx.exchange.body(self.limits.max_body)
+        ctx.large = len(body) > _LARGE_BODY
+        ctx.given = ctx.request = await parse_body(ctx.surface.parse, body)
         ctx.target = self.catalog.resolve(ctx.principal, ctx.request.model)
         ctx.fallbacks = self.fallbacks.after(ctx.principal, ctx.target)
+
+    async def _prepare_first(self, ctx: RequestContext) -> None:
+        """A large prompt takes the limits on requests before it is encoded, and keeps them if it is
+        refused, so that refused prompts cost no more than the plan allows."""
+        if not ctx.large:
+            await self._prepare(ctx)
+            return
+        request = AdmissionRequest.without_prompt(
+            ctx.request_id, ctx.principal, ctx.target.model.name
+        )
+        taken = await self.admission.request_rate.take(request, may_wait=True)
+        try:
+            await self._prepare(ctx)
+        except BaseException:
+            if taken is not None:
+                await taken.keep()
+            raise
+        if taken is not None:
+            await taken.give_back()
 
     async def _prepare(self, ctx: RequestContext) -> None:
         ctx.prompt = await prepare_for(ctx.request, ctx.target, ctx.principal)

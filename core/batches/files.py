@@ -122,13 +122,20 @@ def content(session: Session, file: StoredFile) -> Iterator[bytes]:
         number += 1
 
 
-def lines(session: Session, file: StoredFile) -> Iterator[bytes]:
-    rest = b""
+def lines(session: Session, file: StoredFile, longest: int) -> Iterator[bytes]:
+    """Of a line of more than `longest` bytes only the beginning, longer than `longest`."""
+    parts: list[bytes] = []
+    size = 0
     for chunk in content(session, file):
-        *complete, rest = (rest + chunk).split(b"\n")
-        yield from complete
-    if rest:
-        yield rest
+        *complete, rest = chunk.split(b"\n")
+        for each in complete:
+            yield b"".join([*parts, each])
+            parts, size = [], 0
+        if size <= longest:
+            parts.append(rest)
+            size += len(rest)
+    if size:
+        yield b"".join(parts)
 
 
 def remove(session: Session, scope: TenantScope, file_id: str, now: datetime) -> None:

@@ -61,7 +61,7 @@ def _append(
             request_id=request_id.get(),
         )
     )
-    epochs.advance(session)
+    epochs.advance(session, tenant_id)
     session.flush()
 
 

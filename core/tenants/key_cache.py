@@ -1,4 +1,4 @@
-"""An in-memory cache of verified API keys, valid until the epoch changes. Also collects the times
+"""An in-memory cache of verified API keys, valid until their tenant changes. Also collects the times
 of last use, which are written in batches.
 
 While the database is down, keys that are in the cache continue to work.
@@ -62,7 +62,6 @@ class KeyCache:
         with self._lock:
             # A result of an older epoch may be stale: use it once, but do not cache it.
             if epoch >= self._epoch:
-                self._set_epoch(epoch)
                 self._cached[secrets.digest(secret)] = principal
                 if len(self._cached) > _MAX_ENTRIES:
                     self._cached.popitem(last=False)
@@ -70,11 +69,16 @@ class KeyCache:
         return principal
 
     def poll(self) -> None:
-        """Clear the cache if the epoch changed. Call it in a thread, every POLL_S seconds."""
+        """Drop the keys of the tenants that changed. Call it in a thread, every POLL_S seconds."""
         with self._database.read() as session:
             epoch = epochs.current(session)
+            if epoch == self._epoch:
+                return
+            changed = epochs.changed_since(session, self._epoch)
         with self._lock:
-            self._set_epoch(epoch)
+            for digest in self._digests_of(changed):
+                del self._cached[digest]
+            self._epoch = epoch
 
     def flush_used(self) -> int:
         """Write the times of last use and return their number. Call it about every 30 seconds."""
@@ -87,7 +91,9 @@ class KeyCache:
                 session.execute(update(ApiKey), rows)
         return len(last_used)
 
-    def _set_epoch(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            self._cached.clear()
-            self._epoch = epoch
+    def _digests_of(self, tenants: set[str] | None) -> list[str]:
+        return [
+            digest
+            for digest, principal in self._cached.items()
+            if tenants is None or principal.tenant_id in tenants
+        ]

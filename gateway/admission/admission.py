@@ -30,6 +30,7 @@ class Prices(Protocol):
 class Admission:
     def __init__(self, limiter: Limiter, prices: Prices, clock: Clock) -> None:
         self._limiter = limiter
+        self.request_rate = limiter.request_rate
         self._prices = prices
         self._clock = clock
         self._bounds = CostBounds()

@@ -25,6 +25,7 @@ from gateway.admission.queue import TenantQueues
 from gateway.admission.rejection_counter import RejectionCounter
 from gateway.admission.rejections import out_of_money_error, over_limit_error, too_large_error
 from gateway.admission.request import UNUSED, AdmissionRequest, SettledUsage
+from gateway.admission.request_rate import RequestRate
 from gateway.admission.reservation import Reservation
 
 log = logging.getLogger("tollhouse.admission")
@@ -47,6 +48,7 @@ class Limiter:
         """In mode `local` each of `processes` gets an equal share of the limits while Redis is down.
         `max_in_flight` 0 disables the concurrency limit."""
         self._counters = FailoverCounters(counters, clock, mode=when_down, processes=processes)
+        self.request_rate = RequestRate(self._counters)
         self._clock = clock
         self._estimates = OutputEstimates()
         self._leases = Leases()

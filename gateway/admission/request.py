@@ -9,6 +9,7 @@ from msgspec import Struct
 from billing.pricing import Counts, PriceVersion
 from core.counters import BucketState
 from core.events import UsageEvent
+from core.tenants.keys import Principal
 from core.tenants.plans import Plan
 
 if TYPE_CHECKING:
@@ -61,6 +62,21 @@ class AdmissionRequest(Struct, frozen=True):
             deadline_s=ctx.options.timeout_s,
             adapter=adapter.name if adapter is not None else None,
             on_disconnect=ctx.exchange.on_disconnect,
+        )
+
+    @classmethod
+    def without_prompt(
+        cls, request_id: str, principal: Principal, model: str
+    ) -> "AdmissionRequest":
+        """Of a request whose prompt is not encoded: for limits on requests alone."""
+        return cls(
+            request_id=request_id,
+            tenant_id=principal.tenant_id,
+            project_id=principal.project_id,
+            key_id=principal.key_id,
+            model=model,
+            plan=principal.plan,
+            prompt_tokens=0,
         )
 
     def watch_disconnect(self, waiting: "asyncio.Future[Any]") -> None:

@@ -1,12 +1,13 @@
 """Request bodies of the small JSON routes: limited in size, typed, with errors that name the field."""
 
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 from fastapi import Request
 
 from gateway.http.exchange import ClientDisconnected, Exchange
-from gateway.inference.decoding import decode
+from gateway.inference.decoding import decode, parse_body
 from gateway.wiring import Services
 
 Body = TypeVar("Body")
@@ -15,7 +16,7 @@ Body = TypeVar("Body")
 async def read_body(
     request: Request, services: Services, decoder: "msgspec.json.Decoder[Body]"
 ) -> Body:
-    return decode(decoder, await read_raw(request, services))
+    return await parse_body(partial(decode, decoder), await read_raw(request, services))
 
 
 async def read_raw(request: Request, services: Services) -> bytes:

@@ -22,7 +22,8 @@ class FailedAttempts:
         self._blocked: OrderedDict[str, float] = OrderedDict()
 
     def check(self, address: str) -> None:
-        """Raises RateLimited while the address is blocked. Call it before checking a credential."""
+        """Raises RateLimited while the address is blocked. Call it before checking a password; a key
+        cannot be guessed, so a valid one is served all the same."""
         network = _network_of(address)
         until = self._blocked.get(network)
         if until is None:
@@ -31,6 +32,10 @@ class FailedAttempts:
         if remaining_s > 0:
             raise _too_many_attempts(remaining_s)
         del self._blocked[network]
+
+    def is_blocked(self, address: str) -> bool:
+        until = self._blocked.get(_network_of(address))
+        return until is not None and until > self._clock.monotonic()
 
     async def failed(self, address: str) -> None:
         """Count one failure. The failure that exceeds the limit blocks the address until it refills."""

@@ -20,6 +20,7 @@ class Authenticator:
     def __init__(self, key_cache: KeyCache, attempts: FailedAttempts) -> None:
         self._key_cache = key_cache
         self.attempts = attempts
+        self._one_by_one = asyncio.Semaphore(1)
 
     async def principal(self, exchange: Exchange, route: str) -> Principal:
         """Raises Unauthenticated, Forbidden (scopes or address), InsufficientQuota (suspended), or
@@ -32,8 +33,7 @@ class Authenticator:
         try:
             principal = self._key_cache.cached(secret)
             if principal is None:
-                self.attempts.check(exchange.address)
-                principal = await self._find(secret)
+                principal = await self._look_up(secret, exchange.address)
         except Unauthenticated:
             self.attempts.check(exchange.address)
             await self.attempts.failed(exchange.address)
@@ -52,6 +52,14 @@ class Authenticator:
                 next_step="Call from an address on the key's allow list.",
             )
         return principal
+
+    async def _look_up(self, secret: str, address: str) -> Principal:
+        """An address with too many failures is looked up one key at a time: others behind the same
+        proxy may have valid keys, and a flood of wrong ones must not occupy the database."""
+        if not self.attempts.is_blocked(address):
+            return await self._find(secret)
+        async with self._one_by_one:
+            return await self._find(secret)
 
     async def _find(self, secret: str) -> Principal:
         try:

@@ -207,12 +207,12 @@ class BatchRunner:
             if file is None:
                 checked = batch_input.ValidationResult([_no_file()])
             else:
-                lines = files.lines(session, file)
+                lines = files.lines(session, file, self._max_line_bytes)
                 checked = batch_input.validate(lines, batch.endpoint, self._max_line_bytes)
             if checked.errors or file is None:
                 batch.status, batch.errors, batch.ended_at = "failed", checked.errors, now
                 return
-            rows = batch_input.read_requests(files.lines(session, file))
+            rows = batch_input.read_requests(files.lines(session, file, self._max_line_bytes))
             jobs.start(session, batch, rows, checked.model, now)
 
     def _finish(self, batch_id: str) -> None:

@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http import body_limits, exchange
 from gateway.http.body_limits import LINGER_S, BodyLimit, BodyLimits
+from gateway.http.client_address import TrustedProxies
 from gateway.http.direct import DirectCycle, DirectExchange
 from gateway.http.exchange import Exchange
 
@@ -25,8 +26,8 @@ _TOO_LARGE = (
 )
 
 
-# Headers that uvicorn or its proxy middleware must handle.
-_PROXY_HEADERS = frozenset((b"x-forwarded-for", b"x-forwarded-proto", b"expect"))
+# Headers that uvicorn must handle.
+_UVICORN_HEADERS = frozenset((b"expect",))
 ExchangeHandler = Callable[[Exchange], Coroutine[Any, Any, None]]
 
 
@@ -41,6 +42,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._direct_routes: Mapping[bytes, ExchangeHandler] = getattr(
             self.config.app, "direct_routes", {}
         )
+        self._proxies: TrustedProxies | None = getattr(self.config.app, "trusted_proxies", None)
         self._body_limits: BodyLimits | None = getattr(self.config.app, "body_limits", None)
         self._body_limit: BodyLimit | None = None
         self._body_bytes = 0
@@ -74,6 +76,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         if not self._expect_body():
             return
+        self._resolve_client()
         handler = self._direct_routes.get(self.url)
         if handler is None or not self._is_simple():
             super().on_headers_complete()
@@ -97,6 +100,15 @@ class BoundedHttp(HttpToolsProtocol):
         task = self.loop.create_task(handler(DirectExchange(scope, cycle)))
         task.add_done_callback(self._served)
         self.tasks.add(task)
+
+    def _resolve_client(self) -> None:
+        if self._proxies is None or self.client is None:
+            return
+        peer = self.client[0]
+        client = self._proxies.client_of(peer, self.headers)
+        if client != peer:
+            self.scope["client"] = (client, 0)
+        self.scope["scheme"] = self._proxies.scheme_of(peer, self.headers, self.scope["scheme"])
 
     def _expect_body(self) -> bool:
         """Begins to watch the request's body. False if its declared length is refused."""
@@ -149,7 +161,7 @@ class BoundedHttp(HttpToolsProtocol):
             and not self.parser.should_upgrade()
             and (self.cycle is None or self.cycle.response_complete)
             and self.limit_concurrency is None
-            and _PROXY_HEADERS.isdisjoint([name for name, _ in self.headers])
+            and _UVICORN_HEADERS.isdisjoint([name for name, _ in self.headers])
         )
 
     def _served(self, task: "asyncio.Task[None]") -> None:

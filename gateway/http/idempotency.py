@@ -33,7 +33,9 @@ _CLAIM_GRACE_S = 60.0  # beyond the request timeout, before a claim is considere
 
 
 class IdempotencyHandler:
-    def __init__(self, pipeline: Pipeline, database: Database, clock: Clock) -> None:
+    def __init__(self, pipeline: Pipeline, database: Database, clock: Clock, max_keys: int) -> None:
+        """`max_keys` is the limit on a tenant's keys in 24 hours."""
+        self._max_keys = max_keys
         self._pipeline = pipeline
         self._database = database
         self._clock = clock
@@ -87,6 +89,7 @@ class IdempotencyHandler:
                 body=body,
                 now=self._clock.now(),
                 longest=timedelta(seconds=self._pipeline.limits.timeout_s + _CLAIM_GRACE_S),
+                max_keys=self._max_keys,
             )
 
 

@@ -15,6 +15,7 @@ import uvicorn
 from core.errors import SettingError
 from core.settings import Settings
 from gateway.app import create_app
+from gateway.http import memory
 from gateway.http.http_protocol import BoundedHttp
 from gateway.wiring import build
 
@@ -65,6 +66,7 @@ def serve_on(
 
     `ready` is called in a thread once the server accepts requests. When the process `parent` ends,
     this one does too."""
+    memory.bound_arenas()
     services = build(settings)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     config = uvicorn.Config(
@@ -74,6 +76,7 @@ def serve_on(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # the protocol resolves them, for the direct path too
         timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
         timeout_keep_alive=75,
         backlog=_BACKLOG,
@@ -106,10 +109,15 @@ async def _serve(
     ready: Callable[[], None] | None,
     parent: int | None,
 ) -> None:
-    watcher = asyncio.create_task(_watch(server, ready, parent))
+    memory.bound_threads(asyncio.get_running_loop())
+    tasks = [
+        asyncio.create_task(_watch(server, ready, parent)),
+        asyncio.create_task(memory.trim_when_idle(lambda: len(server.server_state.tasks))),
+    ]
     await server.serve(sockets=[listener])
-    watcher.cancel()
-    await asyncio.gather(watcher, return_exceptions=True)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _watch(

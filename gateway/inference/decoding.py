@@ -1,5 +1,6 @@
 """Decodes JSON bodies into typed structs, with errors that name the field."""
 
+import asyncio
 import re
 from collections.abc import Callable
 from functools import cache
@@ -10,8 +11,11 @@ import msgspec
 
 from core import lengths
 from core.errors import BadRequest, UnsupportedParameter
+from gateway.inference.json_size import check_json_size
 
 Body = TypeVar("Body")
+Parsed = TypeVar("Parsed")
+_INLINE_BYTES = 32_768  # less than a millisecond
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _WHERE = re.compile(r" - at `\$\.?([^`]*)`")
 
@@ -33,6 +37,18 @@ def decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
         ) from None
     except RecursionError:
         raise nested_too_deeply() from None
+
+
+async def parse_body(parse: Callable[[bytes], Parsed], raw: bytes) -> Parsed:
+    """Parses a large body in a thread, and only if the number of its values is bounded."""
+    if len(raw) <= _INLINE_BYTES:
+        return parse(raw)
+
+    def _parse() -> Parsed:
+        check_json_size(raw)
+        return parse(raw)
+
+    return await asyncio.to_thread(_parse)
 
 
 def nested_too_deeply() -> BadRequest:

@@ -64,8 +64,8 @@ class Shipper:
             self._thread.join(timeout_s)
 
     def backlog(self) -> int:
-        row = self._spool.file.connection.execute("select count(*) from outbox").fetchone()
-        return int(row[0])
+        """The number of records that wait, without reading them."""
+        return self._spool.file.waiting
 
     def _run(self) -> None:
         reader = connect(self._spool.file.path)

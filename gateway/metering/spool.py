@@ -41,6 +41,9 @@ create table if not exists parked (
     reason text not null);
 """
 _TO_OUTBOX = "insert into outbox values (next_seq(), ?, ?)"
+_SHIPPED = "delete from outbox where seq <= ?"
+_PARKED = "delete from outbox where seq = ?"
+_FROM_OUTBOX = frozenset((_SHIPPED, _PARKED))
 _opened = msgspec.msgpack.Decoder(OpenedRequest)
 _settled = msgspec.msgpack.Decoder(tuple[UsageEvent, EngineCount | None])
 _moderation = msgspec.msgpack.Decoder(list[ModerationEvent])
@@ -64,7 +67,9 @@ class OutboxBatch:
 
 
 class SpoolFile:
-    """The SQLite file, under an exclusive lock that the system releases when the process ends."""
+    """The SQLite file, under an exclusive lock that the system releases when the process ends.
+
+    `waiting` is the number of records in the outbox. A count of the rows would read all of them."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,18 +90,25 @@ class SpoolFile:
         # with a table of its own, which is a third of what a request writes.
         [(last,)] = self.connection.execute("select coalesce(max(seq), 0) from outbox")
         self.connection.create_function("next_seq", 0, count(last + 1).__next__)
+        [(waiting,)] = self.connection.execute("select count(*) from outbox")
+        self.waiting = int(waiting)
 
     def commit(self, statements: list[Statement]) -> None:
         """All of them or none, in one transaction."""
-        connection = self.connection
+        connection, waiting = self.connection, self.waiting
         connection.execute("begin immediate")
         try:
             for sql, values in statements:
-                connection.execute(sql, values)
+                changed = connection.execute(sql, values).rowcount
+                if sql is _TO_OUTBOX:
+                    waiting += changed
+                elif sql in _FROM_OUTBOX:
+                    waiting -= changed
             connection.execute("commit")
         except BaseException:
             connection.execute("rollback")
             raise
+        self.waiting = waiting
 
     def open_requests(self) -> list[OpenedRequest]:
         """The open requests. A record that cannot be read is parked."""
@@ -198,7 +210,7 @@ def insert_answer(batch_id: str, answered: LineResult) -> Statement:
 
 
 def delete_shipped(last: int) -> Statement:
-    return "delete from outbox where seq <= ?", (last,)
+    return _SHIPPED, (last,)
 
 
 def move_to_parked(seq: int, reason: str) -> list[Statement]:
@@ -208,7 +220,7 @@ def move_to_parked(seq: int, reason: str) -> list[Statement]:
             " where seq = ?",
             (reason, seq),
         ),
-        ("delete from outbox where seq = ?", (seq,)),
+        (_PARKED, (seq,)),
     ]
 
 

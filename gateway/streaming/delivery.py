@@ -283,8 +283,19 @@ class Delivery:
 
     async def _answer(self, usage: Usage) -> None:
         self._meter.first_token()
+        # Vectors and logprobs are hundreds of bytes per token, and serialised in a thread.
+        if self._request.inputs is not None or self._request.logprobs is not None:
+            body = await asyncio.to_thread(self._whole_answer, usage)
+        else:
+            body = self._whole_answer(usage)
+        await self._exchange.answer(200, self._headers(), body)
+
+    def _whole_answer(self, usage: Usage) -> bytes:
         answer = self._surface.answer(self._info, self._request, self._choices, usage)
-        await self._exchange.answer(200, self._headers(), orjson.dumps(answer))
+        rows = answer.get("data")
+        if isinstance(rows, list):  # one by one: a call holds the interpreter's lock
+            answer["data"] = [orjson.Fragment(orjson.dumps(row)) for row in rows]
+        return orjson.dumps(answer)
 
     async def _fail(self, error: TollhouseError) -> int:
         """Report an engine failure or timeout: as a stream event after the first byte, else raise."""

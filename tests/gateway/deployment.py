@@ -129,7 +129,9 @@ def _listening(app: FastAPI, send_buffer: int) -> Iterator[tuple[str, asyncio.Ab
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=BoundedHttp, log_config=None, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app, http=BoundedHttp, proxy_headers=False, log_config=None, timeout_graceful_shutdown=5
+    )
     server = uvicorn.Server(config)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(

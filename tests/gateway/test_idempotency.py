@@ -195,7 +195,9 @@ def test_a_wrong_credential_learns_nothing(deployment: Deployment) -> None:
     assert answer.status_code == 401
 
 
-def claim(database: Database, key: str, body: bytes = b"x", tenant: str = "org") -> Any:
+def claim(
+    database: Database, key: str, body: bytes = b"x", tenant: str = "org", max_keys: int = 100
+) -> Any:
     with database.transaction() as session:
         return idempotency.claim(
             session,
@@ -206,10 +208,11 @@ def claim(database: Database, key: str, body: bytes = b"x", tenant: str = "org")
             body=body,
             now=SystemClock().now(),
             longest=timedelta(seconds=60),
+            max_keys=max_keys,
         )
 
 
-def test_claims_on_both_databases(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_on_both_databases(database: Database) -> None:
     name, kept = claim(database, "k")
     assert kept is None
     with pytest.raises(Conflict):
@@ -225,11 +228,12 @@ def test_claims_on_both_databases(database: Database, monkeypatch: pytest.Monkey
             session, name, idempotency.StoredResponse(200, [("a", "b")], b"z")
         )
     assert claim(database, "k")[1] == idempotency.StoredResponse(200, [("a", "b")], b"z")
-    monkeypatch.setattr(idempotency, "MAX_KEYS", 2)
-    claim(database, "k2")
-    with pytest.raises(RateLimited):
-        claim(database, "k3")
-    claim(database, "k3", tenant="another")
+    claim(database, "k2", max_keys=2)
+    with pytest.raises(RateLimited) as refused:
+        claim(database, "k3", max_keys=2)
+    # "k" was claimed moments ago, and is free again a day later.
+    assert refused.value.retry_after_s == pytest.approx(24 * 3600, abs=60)
+    claim(database, "k3", tenant="another", max_keys=2)
     with database.transaction() as session:
         idempotency.drop_expired(session, SystemClock().now() + timedelta(hours=25))
         assert session.scalar(select(func.count(StoredResponseRow.id))) == 0

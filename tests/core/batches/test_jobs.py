@@ -63,7 +63,7 @@ def test_a_file_comes_back_as_it_went_in(database: Database, clock: FakeClock) -
         file = files.get(session, MINE, file_id, clock.now())
         assert file.bytes == len(content)
         assert b"".join(files.content(session, file)) == content
-        assert list(files.lines(session, file)) == content.split(b"\n")
+        assert list(files.lines(session, file, 1 << 20)) == content.split(b"\n")
 
 
 def test_a_file_ends_with_its_life_and_is_only_its_projects(

@@ -1,0 +1,68 @@
+"""The request limits alone, taken before work that costs more than parsing a request.
+
+A long prompt takes seconds of CPU to encode, and only then is its reservation possible. The limits on
+requests need no token count, so they are taken first, given back before the reservation takes them
+again, and kept where the prompt is refused.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import msgspec
+
+from core.counters import BucketRequest, Counters, Denial
+from core.tenants.plans import Plan, Unit
+from gateway.admission.failover import FailoverCounters
+from gateway.admission.planning import plan_buckets
+from gateway.admission.rejections import over_limit_error
+from gateway.admission.request import AdmissionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRequest:
+    counters: Counters
+    taken: BucketRequest
+
+    async def give_back(self) -> None:
+        await self._settle(0)
+
+    async def keep(self) -> None:
+        await self._settle(1)
+
+    async def _settle(self, requests: int) -> None:
+        exact = [requests] * len(self.taken.takes)
+        await self.counters.settle(self.taken.group, self.taken.id, exact, 0)
+
+
+class RequestRate:
+    def __init__(self, counters: FailoverCounters) -> None:
+        self._counters = counters
+
+    async def count(self, request: AdmissionRequest) -> None:
+        """Count a request that needs no reservation. Raises RateLimited."""
+        taken = await self.take(request, may_wait=False)
+        if taken is not None:
+            await taken.keep()
+
+    async def take(self, request: AdmissionRequest, *, may_wait: bool) -> TakenRequest | None:
+        """None where the plan limits no requests, or where the request `may_wait` in the plan's
+        queue, whose length is bounded. Raises RateLimited."""
+        plan = _requests_only(request.plan)
+        if not plan.rules:
+            return None
+        counters, shares = self._counters.choose(needs_money=False)
+        # Under an id of its own: the reservation has the request's.
+        id = f"{request.request_id}-first"
+        request = msgspec.structs.replace(request, request_id=id, plan=plan)
+        planned = plan_buckets(request, 0, shares=shares)
+        answer, counters = await self._counters.reserve(counters, planned, request, 0)
+        if not isinstance(answer, Denial):
+            return TakenRequest(counters, planned.bucket_request)
+        if may_wait and 0 < (answer.wait_ms or 0) <= plan.queue_wait_s * 1000:
+            return None
+        raise over_limit_error(answer, 0.0)
+
+
+def _requests_only(plan: Plan) -> Plan:
+    rules = tuple(rule for rule in plan.rules if rule.unit is Unit.REQUESTS)
+    return dataclasses.replace(plan, rules=rules)
