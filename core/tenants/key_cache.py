@@ -60,6 +60,8 @@ class KeyCache:
             epoch = epochs.current(session)
             principal = keys.find(session, secret, now)
         with self._lock:
+            if self._epoch < 0:  # before the first poll
+                self._epoch = epoch
             # A result of an older epoch may be stale: use it once, but do not cache it.
             if epoch >= self._epoch:
                 self._cached[secrets.digest(secret)] = principal

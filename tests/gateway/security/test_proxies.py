@@ -12,6 +12,7 @@ import pytest
 
 from core.clock import SystemClock
 from core.database import Database
+from core.ids import new_id
 from core.tenants import keys, secrets
 from core.tenants.key_cache import KeyCache
 from core.tenants.organisations import create_project, create_tenant
@@ -34,7 +35,7 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 def new_key(database: Database, name: str, *allowed: str) -> tuple[str, str]:
     """(tenant, key)"""
     with database.transaction() as session:
-        tenant = create_tenant(session, CLOCK, name=name)
+        tenant = create_tenant(session, CLOCK, name=new_id(name).replace("_", "-"))
         scope = scope_of_operator(tenant.id)
         project = create_project(session, scope, CLOCK, name="default").id
         issued = keys.issue(

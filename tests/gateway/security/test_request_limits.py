@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from core.clock import SystemClock
+from core.ids import new_id
 from core.tenants import keys, limits
 from core.tenants.organisations import create_project, create_tenant
 from core.tenants.plans import DAY, LimitRule, Scope, Unit
@@ -22,7 +23,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 def limited_key(deployment: Deployment, requests: int) -> str:
     with deployment.services.database.transaction() as session:
-        tenant = create_tenant(session, CLOCK, name="limited")
+        tenant = create_tenant(session, CLOCK, name=new_id("limited").replace("_", "-"))
         scope = scope_of_operator(tenant.id)
         project = create_project(session, scope, CLOCK, name="default").id
         limits.set_rule(
