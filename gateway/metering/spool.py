@@ -43,7 +43,6 @@ create table if not exists parked (
 _TO_OUTBOX = "insert into outbox values (next_seq(), ?, ?)"
 _SHIPPED = "delete from outbox where seq <= ?"
 _PARKED = "delete from outbox where seq = ?"
-_FROM_OUTBOX = frozenset((_SHIPPED, _PARKED))
 _opened = msgspec.msgpack.Decoder(OpenedRequest)
 _settled = msgspec.msgpack.Decoder(tuple[UsageEvent, EngineCount | None])
 _moderation = msgspec.msgpack.Decoder(list[ModerationEvent])
@@ -100,9 +99,9 @@ class SpoolFile:
         try:
             for sql, values in statements:
                 changed = connection.execute(sql, values).rowcount
-                if sql is _TO_OUTBOX:
+                if sql.startswith("insert into outbox"):
                     waiting += changed
-                elif sql in _FROM_OUTBOX:
+                elif sql.startswith("delete from outbox"):
                     waiting -= changed
             connection.execute("commit")
         except BaseException:
