@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# What `make serve` installs beside the base; on a GPU: make serve EXTRAS=gpu,pdf
-EXTRAS ?= engine,pdf
+# What `make serve` installs beside the base; on a GPU: make serve EXTRAS=gpu,pdf,stripe
+EXTRAS ?= engine,pdf,stripe
 # --no-compile: Python compiles the few modules that are imported, not the thousands that are installed.
 INSTALL := $(BIN)/pip install --no-compile -c constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -40,9 +40,9 @@ lock:
 lock-check:
 	$(PYTHON) .ci/lock.py --check
 
-# Newest versions that fit together, the suite on them, and what changed.
+# Newest versions that fit together, the suite on them, and what changed. KEEP="torch triton" leaves pins.
 upgrade:
-	$(PYTHON) .ci/lock.py --upgrade
+	$(PYTHON) .ci/lock.py --upgrade $(addprefix --keep ,$(KEEP))
 	$(MAKE) test
 	git --no-pager diff --stat -p constraints.txt
 

@@ -1,7 +1,8 @@
 """Writes constraints.txt: the version of every distribution that any extra installs, dev included.
 
     python3 .ci/lock.py              pins stay, what is missing is added, what nobody needs goes
-    python3 .ci/lock.py --upgrade    resolves anew, to the newest versions that fit together
+    python3 .ci/lock.py --upgrade    resolves anew, to the newest versions that fit together;
+                                     --keep NAME leaves the pin of a distribution as it is
     python3 .ci/lock.py --check      writes nothing; exit 1 where the file is not what it should be
 
 pip resolves in an empty environment and installs nothing. torch comes first and alone: where the
@@ -29,9 +30,10 @@ def main() -> int:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--upgrade", action="store_true", help="resolve anew")
     how.add_argument("--check", action="store_true", help="say what is missing; write nothing")
+    parser.add_argument("--keep", action="append", default=[], metavar="NAME")
     given = parser.parse_args()
-    found = resolve(LOCK.read_text().splitlines() if not given.upgrade else [])
     written = LOCK.read_text().splitlines()
+    found = resolve(kept(written, given.keep) if given.upgrade else written)
     missing, surplus = sorted({*found} - {*written}), sorted({*written} - {*found})
     for line in surplus:
         print(f"- {line}")
@@ -44,6 +46,15 @@ def main() -> int:
     LOCK.write_text("\n".join(found) + "\n")
     print(f"constraints.txt: {len(found)} distributions")
     return 0
+
+
+def kept(pins: list[str], names: list[str]) -> list[str]:
+    """The pins that an upgrade leaves alone."""
+    wanted = {canonical(name) for name in names}
+    known = {canonical(line.partition("==")[0]): line for line in pins}
+    if unknown := wanted - {*known}:
+        sys.exit(f"constraints.txt pins no {', '.join(sorted(unknown))}")
+    return [known[name] for name in sorted(wanted)]
 
 
 def resolve(pins: list[str]) -> list[str]:

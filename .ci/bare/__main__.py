@@ -1,14 +1,18 @@
-"""What ships, installed alone: the wheel in new environments, then `make serve` in a new clone.
+"""Installs what ships, alone: the wheel in new environments, then `make serve` in a new clone.
 
     python3 .ci/bare [--source DIRECTORY]
 
-Nothing of the checkout is reachable: every command runs in an empty directory, without PYTHONPATH.
-A non-zero exit, a traceback in any output, a missing file or an undeclared dependency ends it.
+The wheel without an engine also runs on every newer Python that the machine has
+(`python3.12` and so on in PATH, or pyenv's). Nothing of the checkout is reachable: every command runs
+in an empty directory, without PYTHONPATH.
+A non-zero exit, a traceback in any output, a missing file or an undeclared dependency fails the run.
 """
 
 import argparse
 import json
+import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -21,6 +25,7 @@ from shell import Background, Failed, Shell, environment, free_port, megabytes, 
 HERE = Path(__file__).parent
 BASE_MB, SERVE_MB = 350, 1300
 MODEL = "tollhouse-demo"
+NEWER = ("3.12", "3.13", "3.14")
 READY_S = 150
 
 
@@ -101,6 +106,8 @@ def serve_alone(served: Path, client: Path, home: Path) -> None:
         ask(shell, client, url, key)
         every_command(shell, served)
         gateway_alone(client, home, url, key)
+        for python in newer_pythons():
+            newer_gateway(python, client, home, url, key)
         audited(shell, served)
 
 
@@ -145,14 +152,46 @@ def gateway_alone(client: Path, home: Path, url: str, key: str) -> None:
     check_size("the base install, as pip compiles it", bare, home / "build/bin", BASE_MB)
     directory = home / "also-empty"
     directory.mkdir()
-    port = free_port()
-    shell = Shell(directory, environment(TOLLHOUSE_PORT=port))
-    shell.run(bare / "python", "-m", "pip", "check")
+    shell = Shell(directory, environment())
     every_command(shell, bare)
     said = shell.run(bare / "tollhouse", "serve", code=1)
     if "tollhouse[engine]" not in said:
         raise Failed(f"serve without torch does not name the extra 'engine':\n{said}")
     say(f"  {said.rstrip()}")
+    forward(bare, client, directory, url, key)
+
+
+def newer_pythons() -> list[Path]:
+    pyenv = Path.home() / ".pyenv/versions"
+    found = []
+    for version in NEWER:
+        named = shutil.which(
+            f"python{version}", path=os.environ["PATH"].replace(".pyenv/shims", "")
+        )
+        kept = sorted(pyenv.glob(f"{version}.*/bin/python"))
+        found += [Path(named)] if named else kept[-1:]
+    if not found:
+        say(f"\nno newer Python here ({', '.join(NEWER)}): the wheel ran on one only")
+    return found
+
+
+def newer_gateway(python: Path, client: Path, home: Path, url: str, key: str) -> None:
+    shell = Shell(home)
+    version = shell.run(python, "-c", "import platform; print(platform.python_version())").strip()
+    say(f"\n== the wheel without an engine on Python {version} ==")
+    shell.run(python, "-m", "venv", home / version)
+    bare = home / version / "bin"
+    install(bare, home, "./source")
+    directory = home / f"empty-{version}"
+    directory.mkdir()
+    forward(bare, client, directory, url, key)
+
+
+def forward(bare: Path, client: Path, directory: Path, url: str, key: str) -> None:
+    """Serve from `directory`, with the gateway at `url` as the only upstream."""
+    port = free_port()
+    shell = Shell(directory, environment(TOLLHOUSE_PORT=port))
+    shell.run(bare / "python", "-m", "pip", "check")
     upstreams = json.dumps([{"url": f"{url}/v1", "api_key": key, "upstream_model": MODEL}])
     shell.env["TOLLHOUSE_UPSTREAMS"] = upstreams
     with Background(shell, bare / "tollhouse", "serve") as server:

@@ -1,6 +1,6 @@
-"""Asks a served Tollhouse through the openai SDK: ask.py BASE_URL KEY MODEL.
+"""Sends requests to a running Tollhouse through the openai SDK: ask.py BASE_URL KEY MODEL.
 
-The streamed text and count are those of the whole answer.
+Checks that a streamed answer has the text and the counts of the whole one.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Commands with a clean environment, a time limit, and every output searched for a traceback."""
+"""Runs commands with a clean environment and a time limit, and searches their output for tracebacks."""
 
 import os
 import re
@@ -14,7 +14,7 @@ _SHOWN = 4000  # characters of a failed command's output
 
 
 class Failed(Exception):
-    """What was expected, and what came instead."""
+    """The message says what was expected and what happened."""
 
 
 def environment(**given: str) -> dict[str, str]:
