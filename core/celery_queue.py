@@ -17,10 +17,9 @@ from kombu.entity import Queue
 
 from core import metrics
 from core.errors import SettingError
-from core.queue import TASKS, DeadLetterHandler, Task, TaskContext
+from core.queue import QUEUES, TASKS, DeadLetterHandler, Task, TaskContext
 
 log = logging.getLogger("tollhouse.queue")
-QUEUES = ("rating", "invoices", "payments", "exports", "default")
 _SENT_AT = "tollhouse_sent_at"
 
 

@@ -14,6 +14,8 @@ EXACT = 2**53 - 1  # the largest integer up to which doubles are exact
 _MAX = EXACT // 2
 DAY_MS = 86_400_000  # the longest period: its square is below 2^53
 PICO_PER_NANO = 1000
+# How long the money of a kept reservation whose lease expired waits for its settlement.
+KEPT_MS = 7 * DAY_MS
 
 
 class Take(Struct, frozen=True):
@@ -55,11 +57,13 @@ class Cap(Struct, frozen=True):
 
 
 class Hold(Struct, frozen=True):
-    """Money to hold against every cap: up to `want` as the caps allow, and at least `need`."""
+    """Money to hold against every cap: up to `want` as the caps allow, and at least `need`. Unless it
+    `seeds`, a cap whose account is not there yet, or was lost, denies it as unseeded."""
 
     need: int
     want: int
     caps: tuple[Cap, ...]
+    seeds: bool = True
 
 
 class BucketRequest(Struct, frozen=True):
@@ -96,6 +100,15 @@ class BucketGrant(Struct, frozen=True):
     shadow: tuple[str, ...] = ()  # shadow keys that were over their limit
 
 
+class HeldMoney(Struct, frozen=True):
+    """Money under one cap: what the cap counts as held, and the sum over its reservations, in
+    nano-units. They are equal."""
+
+    key: str
+    held: int
+    reserved: int
+
+
 class Denial(Struct, frozen=True):
     """Nothing was taken. `wait_ms` is None if waiting may not help."""
 
@@ -105,6 +118,7 @@ class Denial(Struct, frozen=True):
     money: tuple[str, ...] = field(default=())  # caps below `need`
     shadow: tuple[str, ...] = ()
     affordable: int = 0  # nano-units that the caps still allow
+    unseeded: bool = False  # what was spent under a cap is unknown: `seed` it, and try again
 
     @property
     def wait_ms(self) -> int | None:
@@ -130,6 +144,7 @@ class Counters(Protocol):
         """Raise the takes to `amounts` (a bucket may go into debt) and hold more money.
 
         Returns the additional nano-units held: between `need` and `want`, or 0 if the caps allow less.
+        -1: the id or what was spent is unknown, because the data was lost; `restore` and `seed`.
         """
         ...
 
@@ -141,8 +156,30 @@ class Counters(Protocol):
         """
         ...
 
+    async def keep(self, group: str, id: str) -> None:
+        """The reservation has a durable record elsewhere, from which it will be settled: when its
+        lease expires its money stays held, for `KEPT_MS`. Other reservations return it at once."""
+        ...
+
     async def renew(self, group: str, ids: Sequence[str], lease_ms: int) -> None:
         """Extend the leases to `lease_ms` from now. An expired lease is not revived."""
+        ...
+
+    async def restore(self, bucket_request: BucketRequest, held: int) -> bool:
+        """Enter a running reservation whose data was lost, with the nano-units that it holds. Its
+        takes are not taken again. Returns False if the id is known."""
+        ...
+
+    async def seed(self, group: str, caps: Sequence[Cap]) -> None:
+        """Tell what was spent under caps whose accounts are unseeded, beside what was settled since."""
+        ...
+
+    async def born(self) -> tuple[int, int]:
+        """When the data began, and now, in ms. It begins again when the server loses its data."""
+        ...
+
+    async def holds(self, group: str, keys: Sequence[str]) -> tuple[HeldMoney, ...]:
+        """The money held under these caps, for the audit."""
         ...
 
     async def close(self) -> None: ...

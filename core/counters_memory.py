@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.clock import Clock
-from core.counters import DAY_MS, BucketGrant, BucketRequest, BucketState, Denial, Take
+from core.counters import (
+    DAY_MS,
+    KEPT_MS,
+    BucketGrant,
+    BucketRequest,
+    BucketState,
+    Cap,
+    Denial,
+    HeldMoney,
+    Take,
+)
 
 _IDLE_MS = 2 * DAY_MS
 
@@ -24,6 +34,7 @@ class _Bucket:
 class _MoneyAccount:
     spent: int
     held: int
+    seeded: bool = True
 
 
 @dataclass(slots=True)
@@ -33,7 +44,8 @@ class _Record:
     held: int
     expires: int
     grant: BucketGrant
-    live: bool = True  # False once the lease expired; money stays held until it settles
+    kept: bool = False  # its money outlives the lease
+    live: bool = True  # False once the lease expired
 
 
 class MemoryCounters:
@@ -46,6 +58,7 @@ class MemoryCounters:
         self._records: dict[tuple[str, str], _Record] = {}
         self._leases: list[tuple[int, str, str]] = []
         self._writes = 0
+        self._born = self._now()
 
     async def start(self) -> None:
         return
@@ -71,7 +84,7 @@ class MemoryCounters:
             self._expire(now)
             record = self._records.get((group, id))
             if record is None:
-                return 0
+                return -1
             raised = [max(*pair) for pair in zip(record.amounts, amounts, strict=False)]
             self._set_amounts(group, record, raised, now)
             return self._hold_more(record, need, want)
@@ -85,11 +98,15 @@ class MemoryCounters:
                 return False
             self._set_amounts(group, record, amounts, now)
             self._release_slots(record)
-            for cap in record.bucket_request.hold.caps if record.bucket_request.hold else ():
-                account = self._accounts[(group, cap.key)]
-                account.held -= record.held
-                account.spent += spent
+            self._return_money(record, spent)
             return True
+
+    async def keep(self, group: str, id: str) -> None:
+        with self._lock:
+            self._expire(self._now())
+            record = self._records.get((group, id))
+            if record is not None:
+                record.kept = True
 
     async def renew(self, group: str, ids: Sequence[str], lease_ms: int) -> None:
         with self._lock:
@@ -100,6 +117,52 @@ class MemoryCounters:
                 if record is not None and record.live:
                     record.expires = now + lease_ms
                     heapq.heappush(self._leases, (record.expires, group, id))
+
+    async def restore(self, bucket_request: BucketRequest, held: int) -> bool:
+        with self._lock:
+            group, id = bucket_request.group, bucket_request.id
+            if (group, id) in self._records:
+                return False
+            now = self._now()
+            takes = [0] * len(bucket_request.takes)
+            expires = now + bucket_request.lease_ms
+            self._records[(group, id)] = _Record(
+                bucket_request, takes, held, expires, BucketGrant((), (), held)
+            )
+            heapq.heappush(self._leases, (expires, group, id))
+            for slot in bucket_request.slots:
+                self._slots.setdefault((group, slot.key), set()).add(id)
+            for cap in bucket_request.hold.caps if bucket_request.hold else ():
+                account = self._accounts.setdefault(
+                    (group, cap.key), _MoneyAccount(0, 0, seeded=False)
+                )
+                account.held += held
+            return True
+
+    async def seed(self, group: str, caps: Sequence[Cap]) -> None:
+        with self._lock:
+            for cap in caps:
+                account = self._accounts.setdefault(
+                    (group, cap.key), _MoneyAccount(0, 0, seeded=False)
+                )
+                if not account.seeded:
+                    account.spent, account.seeded = account.spent + cap.spent, True
+
+    async def born(self) -> tuple[int, int]:
+        return self._born, self._now()
+
+    async def holds(self, group: str, keys: Sequence[str]) -> tuple[HeldMoney, ...]:
+        with self._lock:
+            self._expire(self._now())
+            reserved = dict.fromkeys(keys, 0)
+            for (owner, _), record in self._records.items():
+                hold = record.bucket_request.hold if owner == group else None
+                for cap in hold.caps if hold is not None else ():
+                    reserved[cap.key] = reserved.get(cap.key, 0) + record.held
+            accounts = [self._accounts.get((group, key)) for key in keys]
+            held = [account.held if account is not None else 0 for account in accounts]
+            pairs = zip(keys, held, strict=True)
+            return tuple([HeldMoney(key, each, reserved[key]) for key, each in pairs])
 
     async def close(self) -> None:
         return None
@@ -123,6 +186,10 @@ class MemoryCounters:
         ]
         shadow = tuple([key for key, is_shadow in full if is_shadow])
         refused = tuple([key for key, is_shadow in full if not is_shadow])
+        if self._is_unseeded(bucket_request):
+            counts = tuple([len(held) for held in holders])
+            states = _states(takes, buckets, taken=False)
+            return Denial(states, counts, refused, shadow=shadow, unseeded=True)
         free = self._affordable(bucket_request)
         unaffordable = (
             bucket_request.hold is not None
@@ -159,6 +226,13 @@ class MemoryCounters:
         heapq.heappush(self._leases, (expires, group, bucket_request.id))
         return grant
 
+    def _is_unseeded(self, bucket_request: BucketRequest) -> bool:
+        hold = bucket_request.hold
+        if hold is None or hold.seeds:
+            return False
+        known = [self._accounts.get((bucket_request.group, cap.key)) for cap in hold.caps]
+        return any(account is None or not account.seeded for account in known)
+
     def _affordable(self, bucket_request: BucketRequest) -> dict[str, int]:
         """Nano-units left in each cap, after `spent` is applied."""
         if bucket_request.hold is None:
@@ -166,8 +240,10 @@ class MemoryCounters:
         left = {}
         for cap in bucket_request.hold.caps:
             account = self._accounts.setdefault(
-                (bucket_request.group, cap.key), _MoneyAccount(cap.spent, 0)
+                (bucket_request.group, cap.key), _MoneyAccount(0, 0, seeded=False)
             )
+            if not account.seeded:
+                account.spent, account.seeded = account.spent + cap.spent, True
             account.spent = max(account.spent, cap.spent)
             left[cap.key] = cap.cap - account.spent - account.held
         return left
@@ -179,6 +255,8 @@ class MemoryCounters:
         accounts = [
             (cap.cap, self._accounts[(record.bucket_request.group, cap.key)]) for cap in hold.caps
         ]
+        if not all(account.seeded for _, account in accounts):
+            return -1
         granted = min(want, *(cap - account.spent - account.held for cap, account in accounts))
         if granted < max(need, 1):
             return 0
@@ -217,19 +295,36 @@ class MemoryCounters:
             bucket.debt = debt if debt > 0 else 0
 
     def _expire(self, now: int) -> None:
-        """Expired leases return their slots and the amounts above `keep`; money stays held."""
+        """Expired leases return their slots and the amounts above `keep`, and their money too unless
+        the reservation is kept: then it is returned `KEPT_MS` later."""
         while self._leases and self._leases[0][0] <= now:
             _, group, id = heapq.heappop(self._leases)
             record = self._records.get((group, id))
-            if record is None or not record.live or record.expires > now:
+            if record is None or record.expires > now:
                 continue
-            record.live = False
-            self._release_slots(record)
-            takes = record.bucket_request.takes
-            kept = [min(take.keep, held) for take, held in zip(takes, record.amounts, strict=True)]
-            self._set_amounts(group, record, kept, now)
-            if record.held == 0:
+            waits = record.live and record.kept and record.held > 0
+            if record.live:
+                self._end_lease(group, record, now)
+            if waits:
+                record.expires = now + KEPT_MS
+                heapq.heappush(self._leases, (record.expires, group, id))
+            else:
+                self._return_money(record, 0)
                 del self._records[(group, id)]
+
+    def _end_lease(self, group: str, record: _Record, now: int) -> None:
+        record.live = False
+        self._release_slots(record)
+        takes = record.bucket_request.takes
+        kept = [min(take.keep, held) for take, held in zip(takes, record.amounts, strict=True)]
+        self._set_amounts(group, record, kept, now)
+
+    def _return_money(self, record: _Record, spent: int) -> None:
+        hold = record.bucket_request.hold
+        for cap in hold.caps if hold is not None else ():
+            account = self._accounts[(record.bucket_request.group, cap.key)]
+            account.held -= record.held
+            account.spent += spent
 
     def _release_slots(self, record: _Record) -> None:
         for slot in record.bucket_request.slots:

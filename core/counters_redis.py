@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from core.adaptive_timeout import AdaptiveTimeout
 from core.clock import Clock
-from core.counters import BucketGrant, BucketRequest, Denial, state_of
+from core.counters import BucketGrant, BucketRequest, Cap, Denial, HeldMoney, state_of
 from core.errors import DependencyDown
 from core.redis_client import check_mode, connect
 from core.redis_pipeline import pipeline_for
@@ -30,6 +30,7 @@ PROBE_FIRST_S, PROBE_EVERY_S = 0.02, 0.25
 _START_S = 3.0
 _BATCH = 128
 _UNCERTAIN = 100_000
+_GRANTED, _UNSEEDED = 1, 2  # answers of `reserve`; 0 is a denial
 _SCRIPT = Path(__file__).with_name("counters.lua")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
@@ -90,6 +91,7 @@ class RedisCounters:
             hold.need if hold else 0,
             hold.want if hold else 0,
             [(c.key, c.cap, c.spent) for c in hold.caps] if hold else [],
+            hold.seeds if hold else True,
         )
         return _decode_reply(
             bucket_request, await self._call("reserve", bucket_request.group, arguments)
@@ -103,8 +105,38 @@ class RedisCounters:
     async def settle(self, group: str, id: str, amounts: Sequence[int], spent: int) -> bool:
         return bool(await self._call("settle", group, (id, list(amounts), spent)))
 
+    async def keep(self, group: str, id: str) -> None:
+        await self._call("keep", group, (id,))
+
     async def renew(self, group: str, ids: Sequence[str], lease_ms: int) -> None:
         await self._call("renew", group, (list(ids), lease_ms))
+
+    async def restore(self, bucket_request: BucketRequest, held: int) -> bool:
+        hold = bucket_request.hold
+        arguments = (
+            bucket_request.id,
+            bucket_request.lease_ms,
+            [
+                (t.key, t.capacity, t.period_ms, t.amount, t.keep, t.shadow)
+                for t in bucket_request.takes
+            ],
+            [(s.key, s.limit, s.shadow) for s in bucket_request.slots],
+            held,
+            [(c.key, c.cap, c.spent) for c in hold.caps] if hold else [],
+        )
+        return bool(await self._call("restore", bucket_request.group, arguments))
+
+    async def seed(self, group: str, caps: Sequence[Cap]) -> None:
+        await self._call("seed", group, ([(c.key, c.cap, c.spent) for c in caps],))
+
+    async def born(self) -> tuple[int, int]:
+        began, now = _decode(await self._call("born", "generation", ()))
+        return int(began), int(now)
+
+    async def holds(self, group: str, keys: Sequence[str]) -> tuple[HeldMoney, ...]:
+        found = _decode(await self._call("holds", group, (list(keys),)))
+        pairs = zip(keys, found[::2], found[1::2], strict=True)
+        return tuple([HeldMoney(key, int(held), int(sums)) for key, held, sums in pairs])
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -218,18 +250,20 @@ class RedisCounters:
 def _decode_reply(bucket_request: BucketRequest, raw: bytes) -> BucketGrant | Denial:
     granted, states, counts, full, left, held = _decode(raw)
     buckets = tuple(
-        state_of(take, used, carry, taken=bool(granted))
+        state_of(take, used, carry, taken=granted == _GRANTED)
         for take, used, carry in zip(bucket_request.takes, states[::2], states[1::2], strict=True)
     )
     shadows = {take.key for take in bucket_request.takes if take.shadow}
     shadows |= {slot.key for slot in bucket_request.slots if slot.shadow}
     shadow = tuple(key for key in full if key in shadows)
-    if granted:
+    if granted == _GRANTED:
         return BucketGrant(buckets, tuple(counts), held, shadow)
     caps = bucket_request.hold.caps if bucket_request.hold else ()
     need = bucket_request.hold.need if bucket_request.hold else 0
     short_caps = tuple(cap.key for cap, each in zip(caps, left, strict=True) if each < need)
     refused = tuple(key for key in full if key not in shadows)
+    if granted == _UNSEEDED:
+        return Denial(buckets, tuple(counts), refused, shadow=shadow, unseeded=True)
     return Denial(buckets, tuple(counts), refused, short_caps, shadow, max(0, min(left, default=0)))
 
 

@@ -46,6 +46,10 @@ _NAMING = {
 }
 
 
+# What every PostgreSQL transaction runs with; the time-outs are in milliseconds.
+_SESSION = {"timezone": "UTC", "lock_timeout": "30000", "statement_timeout": "300000"}
+
+
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=_NAMING)
 
@@ -177,17 +181,7 @@ def _dialect_of(url: str) -> str:
 
 def _make_engine(url: str, dialect: str, pool_size: int, connect_timeout_s: int) -> Engine:
     if dialect == "postgresql":
-        return create_engine(
-            make_url(url).set(drivername="postgresql+psycopg"),
-            pool_size=pool_size,
-            max_overflow=pool_size,
-            pool_pre_ping=True,
-            pool_timeout=10,
-            connect_args={
-                "connect_timeout": connect_timeout_s,
-                "options": "-c timezone=UTC -c lock_timeout=30000 -c statement_timeout=300000",
-            },
-        )
+        return _make_postgres_engine(url, pool_size, connect_timeout_s)
     path = make_url(url).database
     if path and path != ":memory:":
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -195,6 +189,41 @@ def _make_engine(url: str, dialect: str, pool_size: int, connect_timeout_s: int)
     event.listen(db_engine, "connect", _prepare_sqlite)
     event.listen(db_engine, "begin", _begin_sqlite)
     return db_engine
+
+
+def _make_postgres_engine(url: str, pool_size: int, connect_timeout_s: int) -> Engine:
+    """With `?pooler=transaction`, each transaction may run on another server connection: it sets what
+    it needs itself, and nothing is prepared for a later one."""
+    address = make_url(url).set(drivername="postgresql+psycopg")
+    pooler = address.query.get("pooler", "")
+    if pooler not in ("", "transaction"):
+        raise SettingError(
+            f"TOLLHOUSE_DATABASE_URL has pooler={pooler!r}.",
+            next_step="Write ?pooler=transaction behind PgBouncer in transaction mode, else nothing.",
+        )
+    arguments: dict[str, Any] = {"connect_timeout": connect_timeout_s}
+    if pooler:
+        arguments["prepare_threshold"] = None
+    else:
+        arguments["options"] = " ".join(f"-c {name}={value}" for name, value in _SESSION.items())
+    db_engine = create_engine(
+        address.difference_update_query(["pooler"]),
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_pre_ping=True,
+        pool_timeout=10,
+        connect_args=arguments,
+    )
+    if pooler:
+        event.listen(db_engine, "begin", _set_local)
+    return db_engine
+
+
+def _set_local(connection: Any) -> None:
+    """One round trip a transaction."""
+    connection.exec_driver_sql(
+        "; ".join(f"set local {name} = '{value}'" for name, value in _SESSION.items())
+    )
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:

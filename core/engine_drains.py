@@ -28,7 +28,7 @@ def drain(session: Session, clock: Clock, actor: str, engine_id: str) -> None:
     if session.get(EngineDrain, engine_id) is None:
         session.add(EngineDrain(engine_id=engine_id, since=clock.now(), by=actor))
         audit.record_operator(
-            session, clock, actor, "engine.drain", engine_id, None, {"drained": True}
+            session, clock, actor, "engine.drain", engine_id, before=None, after={"drained": True}
         )
 
 
@@ -37,5 +37,5 @@ def resume(session: Session, clock: Clock, actor: str, engine_id: str) -> None:
     if row is not None:
         session.delete(row)
         audit.record_operator(
-            session, clock, actor, "engine.resume", engine_id, {"drained": True}, None
+            session, clock, actor, "engine.resume", engine_id, before={"drained": True}, after=None
         )

@@ -23,7 +23,10 @@ class SettledBy(StrEnum):
 
 
 class CountedBy(StrEnum):
-    ENGINE = "engine"  # our engine: token by token
+    ENGINE = "engine"  # our engine: by its receipt
+    GATEWAY = (
+        "gateway"  # our engine, whose receipt did not come in time: as the gateway received them
+    )
     UPSTREAM = "upstream"  # the usage that an OpenAI-compatible server reported
     TOKENIZER = "tokenizer"  # such a server's text, by the model's tokenizer
     ESTIMATE = "estimate"  # such a server's text, by its bytes
@@ -124,9 +127,10 @@ class UsageEvent(Struct, frozen=True):
 
 
 class EngineCount(Struct, frozen=True):
-    """Token counts of an engine's receipt; the audit compares them with the usage event."""
+    """Token counts of an engine's receipt, on a way of their own: spooled as they arrive, whatever
+    becomes of the request. The audit compares them with the usage event."""
 
-    request_id: str
+    request_id: str  # by which the engine knows it: of several prompts, the number follows a dot
     engine_id: str
     prompt_tokens: int
     cached_tokens: int

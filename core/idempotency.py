@@ -21,10 +21,10 @@ MAX_RESPONSE_BYTES = 4 << 20  # per response; a larger one is not stored
 
 
 class StoredResponseRow(Base):
-    __tablename__ = "kept_answers"
+    __tablename__ = "idempotency_records"
     __table_args__ = (
-        Index("ix_kept_answers_tenant_id", "tenant_id", "claimed_at"),
-        Index("ix_kept_answers_expires_at", "expires_at"),
+        Index("ix_idempotency_records_tenant_id", "tenant_id", "claimed_at"),
+        Index("ix_idempotency_records_expires_at", "expires_at"),
     )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)  # SHA-256 of tenant and key
@@ -34,7 +34,7 @@ class StoredResponseRow(Base):
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
     status: Mapped[int | None]  # None while the first request runs
     headers: Mapped[list[list[str]]] = mapped_column(Json)
-    answer: Mapped[bytes | None] = mapped_column(LargeBinary)
+    response: Mapped[bytes | None] = mapped_column(LargeBinary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def claim(
             "expires_at": now + RETENTION,
             "status": None,
             "headers": [],
-            "answer": None,
+            "response": None,
         }
         if insert_new(session, StoredResponseRow.__table__, [row], "id"):  # type: ignore[arg-type]
             return name, None
@@ -92,7 +92,7 @@ def claim(
         )
     if stored.status is not None:
         headers = [(name, value) for name, value in stored.headers]
-        return stored.id, StoredResponse(stored.status, headers, stored.answer or b"")
+        return stored.id, StoredResponse(stored.status, headers, stored.response or b"")
     reclaimed = session.execute(
         update(StoredResponseRow)
         .where(StoredResponseRow.id == name, StoredResponseRow.claimed_at <= now - longest)
@@ -117,7 +117,7 @@ def store_response(session: Session, claim_id: str, response: StoredResponse) ->
         .values(
             status=response.status,
             headers=[[name, value] for name, value in response.headers],
-            answer=response.answer,
+            response=response.answer,
         )
     )
 

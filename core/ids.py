@@ -52,6 +52,17 @@ def new_id(prefix: str, millis: int | None = None) -> str:
     return f"{prefix}_{_encode_millis(moment)}{random_part}"
 
 
+def moment_of(name: str) -> int:
+    """Milliseconds since 1970 at which an id was made. Raises ValueError if it is not an id."""
+    digits = name.partition("_")[2][:10]
+    if len(digits) != 10 or any(digit not in _ALPHABET for digit in digits):
+        raise ValueError(f"{name!r} is not an id with a time")
+    millis = 0
+    for digit in digits:
+        millis = millis * 32 + _ALPHABET.index(digit)
+    return millis
+
+
 def floor_id(prefix: str, at: datetime) -> str:
     """The lowest id of a timestamp; every later id sorts after it."""
     return f"{prefix}_{_encode_millis(int(at.timestamp() * 1000))}{_ALPHABET[0] * _RANDOM_CHARS}"

@@ -57,6 +57,7 @@ class Task:
         return float(random.uniform(0.5, 1.0) * min(600.0, self.retry_base_s * 2 ** (attempt - 1)))
 
 
+QUEUES = ("rating", "invoices", "payments", "exports", "default")
 TASKS: dict[str, Task] = {}
 
 

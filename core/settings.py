@@ -36,7 +36,9 @@ class Settings(BaseSettings):
         Path("./data"), description="Directory of the spool and of embedded data."
     )
     database_url: str = Field(
-        "", description="SQLAlchemy database URL; empty: a SQLite file in the data directory."
+        "",
+        description="SQLAlchemy database URL; empty: a SQLite file in the data directory. Behind "
+        "PgBouncer in transaction mode it ends with ?pooler=transaction.",
     )
     redis_url: str = Field(
         "", description="Redis URL (redis:// or redis+cluster://) for counters; empty: in memory."
@@ -81,6 +83,9 @@ class Settings(BaseSettings):
     stripe_webhook_secret: str = Field(
         "", description="Signing secret of the Stripe webhook endpoint."
     )
+    taxes: Literal["rates", "stripe"] = Field(
+        "rates", description="Taxes by our table of rates, or by Stripe Tax with the Stripe key."
+    )
     dunning: Literal["own", "stripe"] = Field(
         "own", description="What retries a declined card: our dunning, or Stripe's Smart Retries."
     )
@@ -111,6 +116,11 @@ class Settings(BaseSettings):
         le=240,
         description="Whole months of usage events and engine receipts to keep on PostgreSQL; charges, "
         "roll-ups, ledger and invoices stay. 0: keep everything.",
+    )
+    closing_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated secrets that sign closed days: the first one signs, all verify, so "
+        "that a new one is put first. Keep them out of the database's reach; empty: not signed.",
     )
     request_timeout_s: float = Field(600, gt=0, description="Time-out of a request, seconds.")
     fallbacks: str = Field(
@@ -179,6 +189,22 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return tuple(Path(part) for part in value.split(":") if part)
         return value
+
+    @field_validator("closing_keys", mode="before")
+    @classmethod
+    def _split_keys(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("closing_keys")
+    @classmethod
+    def _long_enough(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        if any(len(key) < 32 for key in keys):
+            raise ValueError(
+                "a key has fewer than 32 characters; create one with openssl rand -hex 32"
+            )
+        return keys
 
     @field_validator("webhook_networks", "trusted_proxies", mode="before")
     @classmethod

@@ -7,6 +7,7 @@ from core.database import Base
 MODEL_MODULES = (
     "core.tenants.models",
     "core.dead_letter_models",
+    "core.heartbeat_models",
     "core.batches.models",
     "core.idempotency",
     "core.engine_drains",

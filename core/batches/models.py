@@ -28,7 +28,7 @@ class StoredFile(Base):
 
 
 class FileChunk(Base):
-    __tablename__ = "file_pieces"
+    __tablename__ = "file_chunks"
 
     file_id: Mapped[str] = mapped_column(ID, ForeignKey("files.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

@@ -61,7 +61,9 @@ def register(
     row.rank, row.bytes, row.removed_at = rank, bytes, None
     row.created_at, row.created_by = clock.now(), scope.actor[:40]
     session.flush()
-    audit.record(session, scope, clock, "adapter.register", row.id, before, describe(row))
+    audit.record(
+        session, scope, clock, "adapter.register", row.id, before=before, after=describe(row)
+    )
     return row
 
 
@@ -70,7 +72,9 @@ def remove(session: Session, scope: TenantScope, clock: Clock, name_or_id: str) 
     before = describe(row)
     row.removed_at = clock.now()
     session.flush()
-    audit.record(session, scope, clock, "adapter.remove", row.id, before, describe(row))
+    audit.record(
+        session, scope, clock, "adapter.remove", row.id, before=before, after=describe(row)
+    )
     return row
 
 

@@ -19,11 +19,21 @@ def record(
     clock: Clock,
     action: str,
     target: str,
+    *,
     before: dict[str, Any] | None,
     after: dict[str, Any] | None,
 ) -> None:
     """Add an entry in the transaction of the change, and advance the epoch."""
-    _append(session, clock, scope.tenant_id, scope.actor, action, target, before, after)
+    _append(
+        session,
+        clock,
+        scope.tenant_id,
+        scope.actor,
+        action=action,
+        target=target,
+        before=before,
+        after=after,
+    )
 
 
 def record_operator(
@@ -32,11 +42,12 @@ def record_operator(
     actor: str,
     action: str,
     target: str,
+    *,
     before: dict[str, Any] | None,
     after: dict[str, Any] | None,
 ) -> None:
     """For the operator's changes of objects that belong to no tenant, such as plans and roles."""
-    _append(session, clock, None, actor, action, target, before, after)
+    _append(session, clock, None, actor, action=action, target=target, before=before, after=after)
 
 
 def _append(
@@ -44,6 +55,7 @@ def _append(
     clock: Clock,
     tenant_id: str | None,
     actor: str,
+    *,
     action: str,
     target: str,
     before: dict[str, Any] | None,

@@ -111,7 +111,7 @@ def issue(
     )
     session.add(key)
     session.flush()
-    audit.record(session, scope, clock, "key.create", key.id, None, describe(key))
+    audit.record(session, scope, clock, "key.create", key.id, before=None, after=describe(key))
     return IssuedKey(key.id, secret)
 
 
@@ -166,7 +166,7 @@ def revoke(session: Session, scope: TenantScope, clock: Clock, key_id: str) -> N
     before = describe(key)
     key.revoked_at = clock.now()
     session.flush()
-    audit.record(session, scope, clock, "key.revoke", key.id, before, describe(key))
+    audit.record(session, scope, clock, "key.revoke", key.id, before=before, after=describe(key))
 
 
 def rotate(
@@ -201,7 +201,7 @@ def rotate(
     old.rotated_to = new_key.id
     old.revoked_at = clock.now() + overlap
     session.flush()
-    audit.record(session, scope, clock, "key.rotate", old.id, before, describe(old))
+    audit.record(session, scope, clock, "key.rotate", old.id, before=before, after=describe(old))
     return new_key
 
 

@@ -44,7 +44,7 @@ def set_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule
     row.shadow = rule.shadow
     row.by_operator = scope.role == OPERATOR
     session.flush()
-    audit.record(session, scope, clock, "limit.set", rule.name, before, describe(rule))
+    audit.record(session, scope, clock, "limit.set", rule.name, before=before, after=describe(rule))
 
 
 def remove_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule) -> None:
@@ -57,7 +57,7 @@ def remove_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitR
         raise _set_by_operator()
     before = describe(_rule(row))
     session.execute(delete(LimitRow).where(LimitRow.id == row.id))
-    audit.record(session, scope, clock, "limit.remove", rule.name, before, None)
+    audit.record(session, scope, clock, "limit.remove", rule.name, before=before, after=None)
 
 
 def own_rules(session: Session, scope: TenantScope) -> tuple[LimitRule, ...]:

@@ -49,7 +49,9 @@ def add(
     )
     session.add(member)
     session.flush()
-    audit.record(session, scope, clock, "member.add", member.id, None, describe(member))
+    audit.record(
+        session, scope, clock, "member.add", member.id, before=None, after=describe(member)
+    )
     return member
 
 
@@ -79,7 +81,9 @@ def change(
         _require_owner(session, scope)
     if role is not None or disabled:
         sessions.revoke_all(session, clock, member.id)
-    audit.record(session, scope, clock, "member.change", member.id, before, describe(member))
+    audit.record(
+        session, scope, clock, "member.change", member.id, before=before, after=describe(member)
+    )
     return member
 
 
@@ -94,7 +98,7 @@ def set_password(
     member.password_hash = passwords.hash_password(password)
     session.flush()
     sessions.revoke_all(session, clock, member.id)
-    audit.record(session, scope, clock, "member.password", member.id, None, None)
+    audit.record(session, scope, clock, "member.password", member.id, before=None, after=None)
 
 
 def authenticate_password(session: Session, clock: Clock, email: str, password: str) -> Member:

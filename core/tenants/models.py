@@ -155,14 +155,14 @@ class LimitRow(Base):
 class RejectionRow(Base):
     """Requests of a tenant that limits rejected or delayed, per hour and reason."""
 
-    __tablename__ = "limit_refusals"
+    __tablename__ = "limit_rejections"
 
     tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
     at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)  # start of the hour
     reason: Mapped[str] = mapped_column(NAME, primary_key=True)
-    refused: Mapped[int] = mapped_column(BigInteger, default=0)
-    waited: Mapped[int] = mapped_column(BigInteger, default=0)
-    waited_ms: Mapped[int] = mapped_column(BigInteger, default=0)
+    rejected: Mapped[int] = mapped_column(BigInteger, default=0)
+    queued: Mapped[int] = mapped_column(BigInteger, default=0)
+    queued_ms: Mapped[int] = mapped_column(BigInteger, default=0)
 
 
 class PlanRow(Base):

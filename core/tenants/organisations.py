@@ -61,7 +61,9 @@ def create_tenant(
     session.flush()
     ensure_policy(session)
     scope = scope_of_operator(tenant.id, actor)
-    audit.record(session, scope, clock, "tenant.create", tenant.id, None, describe(tenant))
+    audit.record(
+        session, scope, clock, "tenant.create", tenant.id, before=None, after=describe(tenant)
+    )
     return tenant
 
 
@@ -113,7 +115,9 @@ def change_tenant(
             )
         tenant.status = status
     session.flush()
-    audit.record(session, scope, clock, "tenant.change", tenant.id, before, describe(tenant))
+    audit.record(
+        session, scope, clock, "tenant.change", tenant.id, before=before, after=describe(tenant)
+    )
     return tenant
 
 
@@ -130,7 +134,7 @@ def set_unpaid(session: Session, clock: Clock, tenant_id: str, unpaid: bool) -> 
     session.flush()
     scope = scope_of_operator(tenant.id, "dunning")
     action = "tenant.suspend" if unpaid else "tenant.reinstate"
-    audit.record(session, scope, clock, action, tenant.id, shown, describe(tenant))
+    audit.record(session, scope, clock, action, tenant.id, before=shown, after=describe(tenant))
     return True
 
 
@@ -139,17 +143,24 @@ def all_tenants(session: Session) -> list[Tenant]:
     return list(session.scalars(select(Tenant).order_by(Tenant.name)))
 
 
-def archive_project(session: Session, scope: TenantScope, clock: Clock, project_id: str) -> Project:
-    """Archive a project; its keys stop working."""
+def get_project(session: Session, scope: TenantScope, project_id: str) -> Project:
     project = session.get(Project, project_id)
     if project is None or project.tenant_id != scope.tenant_id:
         raise NotFound(f"No project {project_id}.", next_step="List the projects.")
+    return project
+
+
+def archive_project(session: Session, scope: TenantScope, clock: Clock, project_id: str) -> Project:
+    """Archive a project; its keys stop working."""
+    project = get_project(session, scope, project_id)
     before = describe_project(project)
     if project.archived_at is None:
         project.archived_at = clock.now()
         session.flush()
         after = describe_project(project)
-        audit.record(session, scope, clock, "project.archive", project.id, before, after)
+        audit.record(
+            session, scope, clock, "project.archive", project.id, before=before, after=after
+        )
     return project
 
 
@@ -164,7 +175,13 @@ def create_project(session: Session, scope: TenantScope, clock: Clock, *, name: 
     session.add(project)
     session.flush()
     audit.record(
-        session, scope, clock, "project.create", project.id, None, describe_project(project)
+        session,
+        scope,
+        clock,
+        "project.create",
+        project.id,
+        before=None,
+        after=describe_project(project),
     )
     return project
 

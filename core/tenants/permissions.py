@@ -26,7 +26,7 @@ def grant(session: Session, clock: Clock, actor: str, role: str, obj: str, act: 
     session.add(PolicyRule(id=highest + 1, ptype="p", v0=role, v1=obj, v2=act))
     session.flush()
     after = {"right": f"{act} {obj}"}
-    audit.record_operator(session, clock, actor, "role.grant", role, None, after)
+    audit.record_operator(session, clock, actor, "role.grant", role, before=None, after=after)
 
 
 def withdraw(session: Session, clock: Clock, actor: str, role: str, obj: str, act: str) -> None:
@@ -38,7 +38,7 @@ def withdraw(session: Session, clock: Clock, actor: str, role: str, obj: str, ac
         )
     session.execute(delete(PolicyRule).where(PolicyRule.id == row.id))
     before = {"right": f"{act} {obj}"}
-    audit.record_operator(session, clock, actor, "role.withdraw", role, before, None)
+    audit.record_operator(session, clock, actor, "role.withdraw", role, before=before, after=None)
 
 
 def _find(session: Session, role: str, obj: str, act: str) -> PolicyRule | None:

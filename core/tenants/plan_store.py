@@ -52,7 +52,9 @@ def save(session: Session, clock: Clock, actor: str, plan: Plan) -> None:
         session.add(row)
     row.body = describe(plan)
     session.flush()
-    audit.record_operator(session, clock, actor, "plan.save", plan.name, before, row.body)
+    audit.record_operator(
+        session, clock, actor, "plan.save", plan.name, before=before, after=row.body
+    )
 
 
 def remove(session: Session, clock: Clock, actor: str, name: str) -> None:
@@ -67,7 +69,7 @@ def remove(session: Session, clock: Clock, actor: str, name: str) -> None:
         )
     before = row.body
     session.execute(delete(PlanRow).where(PlanRow.name == name))
-    audit.record_operator(session, clock, actor, "plan.remove", name, before, None)
+    audit.record_operator(session, clock, actor, "plan.remove", name, before=before, after=None)
 
 
 def describe(plan: Plan) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from core.tenants.models import RejectionRow
 from core.tenants.scope import TenantScope
 
-_SUMS = ("refused", "waited", "waited_ms")
+_SUMS = ("rejected", "queued", "queued_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class RejectionCount:
     tenant_id: str
     at: datetime  # start of the hour
     reason: str  # a limit's name, or: money, overloaded, queue_full, queue_timeout, queue
-    refused: int
-    waited: int
-    waited_ms: int
+    rejected: int
+    queued: int
+    queued_ms: int
 
 
 def add(session: Session, counts: Iterable[RejectionCount]) -> None:
@@ -54,10 +54,10 @@ def since(session: Session, scope: TenantScope, moment: datetime) -> list[dict[s
     rows_by_reason = [
         {
             "reason": reason,
-            "refused": int(refused),
-            "waited": int(waited),
-            "mean": int(waited_ms) // int(waited) if waited else 0,
+            "rejected": int(rejected),
+            "queued": int(queued),
+            "mean": int(queued_ms) // int(queued) if queued else 0,
         }
-        for reason, refused, waited, waited_ms in rows
+        for reason, rejected, queued, queued_ms in rows
     ]
-    return sorted(rows_by_reason, key=lambda row: (-row["refused"], -row["waited"]))
+    return sorted(rows_by_reason, key=lambda row: (-row["rejected"], -row["queued"]))

@@ -54,7 +54,15 @@ def invite(session: Session, scope: TenantScope, clock: Clock, member_id: str) -
     member.invitation_sha256 = digest(token)
     member.invitation_expires_at = expires_at
     session.flush()
-    audit.record(session, scope, clock, "member.invite", member.id, None, {"email": member.email})
+    audit.record(
+        session,
+        scope,
+        clock,
+        "member.invite",
+        member.id,
+        before=None,
+        after={"email": member.email},
+    )
     return Invitation(member.id, token, expires_at)
 
 
@@ -146,7 +154,7 @@ def add_domain(session: Session, scope: TenantScope, clock: Clock, domain: str) 
     if row is None:
         session.add(TenantDomain(domain=name, tenant_id=scope.tenant_id, proved_at=clock.now()))
         session.flush()
-        audit.record(session, scope, clock, "domain.add", name, None, {"domain": name})
+        audit.record(session, scope, clock, "domain.add", name, before=None, after={"domain": name})
 
 
 def remove_domain(session: Session, scope: TenantScope, clock: Clock, domain: str) -> None:
@@ -155,7 +163,15 @@ def remove_domain(session: Session, scope: TenantScope, clock: Clock, domain: st
     if row is None or row.tenant_id != scope.tenant_id:
         raise NotFound(f"The tenant has no domain {domain}.", next_step="List its domains.")
     session.delete(row)
-    audit.record(session, scope, clock, "domain.remove", row.domain, {"domain": row.domain}, None)
+    audit.record(
+        session,
+        scope,
+        clock,
+        "domain.remove",
+        row.domain,
+        before={"domain": row.domain},
+        after=None,
+    )
 
 
 def domains(session: Session, scope: TenantScope) -> list[TenantDomain]:
