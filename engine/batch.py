@@ -3,14 +3,17 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engine.protocol import AdapterState, EngineInfo, SamplingParams
+from engine.protocol import (
+    AdapterState,
+    EngineInfo,
+    Grammar,
+    SamplingParams,
+    TokenLogprob,
+)
 
 # In `Row.tokens`: the id that the previous step sampled for this sequence, still on the device
 # (overlapped stepping). The runner knows it, the scheduler does not yet.
 LAST_SAMPLED = -1
-
-# In `Sampled.token`: the row's logits were not finite, so no token was chosen.
-NOT_FINITE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +33,20 @@ class Row:
     seq: int  # the engine's number of the sequence, stable while it lives
     tokens: list[int]  # ids to compute now: one when decoding, a chunk when prefilling
     start: int  # position of tokens[0]; the KV of earlier positions is present
-    blocks: list[int]  # the block table, covering start + len(tokens) positions
+    blocks: list[int]  # the block table by reference; it covers at least this row's positions
     adapter: AdapterHandle | None
     sample: bool  # whether the last token's logits give the next token
     sampling: SamplingParams
     choice: int
     history: list[int]  # prompt and output ids so far, by reference: read-only
     prompt_len: int  # history[prompt_len:] is output
+    drafts: int = 0  # how many of the last `tokens` are guesses, to be verified by this step
+    table_version: int = 0  # rises when blocks that were there before change; growth keeps it
+
+    @property
+    def position(self) -> int:
+        """Of the token that follows: the one about to be sampled."""
+        return self.start + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +58,16 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The next token of one sequence."""
+    """The next tokens of one sequence: the guesses that proved right, and one more.
+
+    No tokens: the row's last position must be computed again, or `error` says why there are none.
+    """
 
     seq: int
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
+    tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None  # of each token, if the request asks for them
+    ended: bool = False  # the request's grammar allows nothing more
+    error: str = ""
 
 
 class Runner(Protocol):
@@ -65,6 +79,7 @@ class Runner(Protocol):
     """
 
     info: EngineInfo
+    window: int  # the most tokens that any layer sees back from a position; 0: all
     overlapped: bool  # `launch` returns early, so the next step can be prepared meanwhile
 
     def register_adapter(self, path: str) -> AdapterState:
@@ -82,9 +97,18 @@ class Runner(Protocol):
 
     def adapter_blocks(self, digest: str) -> int: ...
 
+    def adapter_host_bytes(self, digest: str) -> int:
+        """Host memory of a registered adapter's copy."""
+
     def load_adapter(self, handle: AdapterHandle, blocks: list[int]) -> None: ...
 
     def unload_adapter(self, handle: AdapterHandle) -> None: ...
+
+    def grammar_ready(self, grammar: Grammar) -> bool:
+        """Whether `prepare_grammar` returns at once."""
+
+    def prepare_grammar(self, grammar: Grammar) -> None:
+        """Check and compile a grammar, in any thread. Raises RequestError."""
 
     def forget(self, seq: int) -> None:
         """The sequence has ended: drop its state (seeded generator, last token)."""

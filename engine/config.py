@@ -51,9 +51,11 @@ class EngineConfig:
     client_keys_file: str | None = None  # public keys of the allowed gateways, one per line
     metrics_port: int | None = None  # port of /metrics and /healthz; 0: a free one, None: off
     receipts_file: str | None = None  # keeps receipts across restarts; short form: `--receipts`
+    receipts_days: float = 7.0  # acknowledged receipts stay in the file for so long after a restart
     receipts_kept: int = 100_000  # most receipts kept while they wait for an acknowledgement
     heartbeat_s: float = 1.0  # interval between load reports to each gateway
-    gateway_timeout_s: float = 10.0  # silence after which a gateway's requests end
+    gateway_timeout_s: float = 10.0  # a connection that is silent for so long ends its requests
+    gateway_stall_s: float = 120.0  # so does a gateway that only its connection keeps alive
 
     def __post_init__(self) -> None:
         _check(self)
@@ -95,6 +97,8 @@ def _check(config: EngineConfig) -> None:
         )
     if config.gateway_timeout_s <= config.heartbeat_s:
         raise ConfigError("gateway_timeout_s must be longer than heartbeat_s: raise it")
+    if config.gateway_stall_s <= config.heartbeat_s:
+        raise ConfigError("gateway_stall_s must be longer than heartbeat_s: raise it")
     cap = config.cache_cap_blocks
     if cap is not None and cap < config.cache_floor_blocks:
         raise ConfigError(f"cache_cap_blocks ({cap}) is below cache_floor_blocks: raise it")

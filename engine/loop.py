@@ -33,6 +33,9 @@ from engine.scheduling.waiting import WaitingQueue
 log = logging.getLogger("tollhouse.engine")
 
 
+_SLACK_DEADLINES = 1000  # of ended requests in the heap before they are removed
+
+
 class Engine:
     """Composes scheduler, pool, adapters and runner. Call it from one thread only."""
 
@@ -47,7 +50,7 @@ class Engine:
         self.config = config
         self.info: EngineInfo = runner.info
         self.metrics = Metrics()
-        self.receipts = Receipts(config.receipts_kept, config.receipts_file)
+        self.receipts = Receipts(config.receipts_kept, config.receipts_file, config.receipts_days)
         self.pool = BlockPool(
             self.info.num_blocks,
             config.block_size,
@@ -62,7 +65,9 @@ class Engine:
         waiting = WaitingQueue(
             ServiceCounters(), fair=fair, quantum=config.locality_quantum if fair else 0.0
         )
-        self.scheduler = Scheduler(config, self.pool, hasher, self.adapters, waiting, self.metrics)
+        self.scheduler = Scheduler(
+            config, self.pool, hasher, self.adapters, waiting, self.metrics, window=runner.window
+        )
         self._results = OutputProcessor(
             config,
             self.scheduler,
@@ -110,6 +115,8 @@ class Engine:
             )
         blocks = 0 if inputs.adapter is None else self._adapter_blocks(inputs.adapter)
         limit = check_request(inputs, self.info, self.config, blocks)
+        if inputs.sampling.grammar is not None:
+            self._runner.prepare_grammar(inputs.sampling.grammar)
         request = Request(inputs, origin, self._clock(), limit)
         self.scheduler.submit(request)
         self.requests[inputs.request_id] = request
@@ -117,6 +124,9 @@ class Engine:
             self.adapters.accept(inputs.adapter)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, inputs.request_id))
+            if len(self._deadlines) > _SLACK_DEADLINES + 2 * len(self.requests):
+                self._deadlines = [each for each in self._deadlines if each[1] in self.requests]
+                heapq.heapify(self._deadlines)
 
     def abandon(self, message: str) -> None:
         """Write a receipt for every open request, before the process ends."""
@@ -326,11 +336,11 @@ class Engine:
     def check_integrity(self) -> None:
         """Compare blocks, slots, queue and sequences with each other; raises IntegrityError. The
         server calls it whenever the engine becomes idle."""
-        held: list[int] = list(self.adapters.blocks_held())
+        held = [*self.adapters.blocks_held(), *self.scheduler.copied_blocks()]
         users: Counter[str] = Counter()
         for request in self.requests.values():
             for seq in request.sequences:
-                held.extend(seq.blocks)
+                held.extend(seq.held_blocks)
                 users.update([seq.handle.digest] if seq.handle else [])
                 self._check_owner(seq)
                 if (seq.status is SequenceStatus.RUNNING) != (seq in self.scheduler.running):
@@ -345,6 +355,6 @@ class Engine:
 
     def _check_owner(self, seq: Sequence) -> None:
         allowed = (seq.request.inputs.namespace, PUBLIC)
-        for block in seq.blocks:
+        for block in seq.held_blocks:
             if self.pool.keys[block] is not None and self.pool.owners[block] not in allowed:
                 raise IntegrityError(f"sequence {seq.number} reads another tenant's block {block}")

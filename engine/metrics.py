@@ -12,6 +12,9 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
+_REMOVED_ADAPTERS = 1000  # whose counts are still reported
+
+
 class Histogram:
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -47,8 +50,13 @@ COUNTERS = {
     "delivered_tokens": ("Output tokens sent to gateways", None),
     "recomputed_tokens": ("Tokens computed again after a preemption, not charged", None),
     "discarded_tokens": ("Tokens sampled and discarded, not charged", None),
+    "drafted_tokens": ("Tokens guessed by speculative decoding", None),
+    "rejected_tokens": ("Guesses of speculative decoding that proved wrong, not charged", None),
     "voided_tokens": ("Prompt tokens computed with logits not finite, not charged", None),
-    "not_finite": ("Requests ended because their logits were not finite", None),
+    "not_finite": (
+        "Requests ended because no token could be chosen, such as by logits that are not finite",
+        None,
+    ),
     "prefix_queries": ("Prefix cache look-ups, in tokens", "vllm:prefix_cache_queries_total"),
     "prefix_hits": ("Prefix cache hits, in tokens", "vllm:prefix_cache_hits_total"),
     "preemptions": ("Sequences preempted", "vllm:num_preemptions_total"),
@@ -93,6 +101,7 @@ class Metrics:
         self.finished: dict[str, int] = {}
         self.refused: dict[str, int] = {}
         self.adapter_tokens: dict[str, int] = {}  # output tokens by adapter digest
+        self._removed: dict[str, None] = {}  # digests of removed adapters, oldest first
 
     def add(self, name: str, amount: int = 1) -> None:
         self.counters[name] += amount
@@ -102,6 +111,16 @@ class Metrics:
 
     def finish(self, reason: str) -> None:
         self.finished[reason] = self.finished.get(reason, 0) + 1
+
+    def forget_adapter(self, digest: str) -> None:
+        """Note that an adapter was removed. Its count stays until many more were, so that a scraper
+        reads its last value."""
+        self._removed.pop(digest, None)
+        self._removed[digest] = None
+        if len(self._removed) > _REMOVED_ADAPTERS:
+            oldest = next(iter(self._removed))
+            del self._removed[oldest]
+            self.adapter_tokens.pop(oldest, None)
 
     def refuse(self, code: str) -> None:
         self.refused[code] = self.refused.get(code, 0) + 1

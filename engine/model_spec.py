@@ -59,6 +59,11 @@ class ModelSpec:
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
+    @property
+    def widest_window(self) -> int:
+        """The most tokens that any layer sees back from a position, its own included; 0: all."""
+        return max(window or 0 for window in self.windows) if all(self.windows) else 0
+
     def attention(self, layer: int) -> AttentionShape:
         return AttentionShape(self.query_scale, self.windows[layer] or 0, self.attention_cap or 0.0)
 

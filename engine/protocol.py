@@ -17,19 +17,36 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must match."""
+
+    kind: str  # json_schema, regex, lark, gbnf, or choice: a JSON list of strings
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Applied in the order: penalties, temperature, truncation, softmax, sample."""
+    """Applied in the order that `engine/decoding/sampling.py` describes."""
 
     max_tokens: int
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 is off
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0  # 1 is off; arXiv 2202.00666
     top_n_sigma: float = 0.0  # 0 is off; arXiv 2411.07641
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0  # 0 is off; see `engine/decoding/repeats.py`
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2  # repeats of so many tokens are not penalised
+    dry_breakers: tuple[int, ...] = ()  # ids that no repeat reaches across
+    lz_penalty: float = 0.0  # 0 is off; arXiv 2504.20131
     logit_bias: dict[int, float] = field(default_factory=dict)
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of ids that are never completed
+    allowed_token_ids: tuple[int, ...] = ()  # no others are sampled; empty is off
+    grammar: Grammar | None = None
     seed: int | None = None
     n: int = 1
     logprobs: int | None = None  # number of top alternatives beside the chosen id; None is off
@@ -50,6 +67,7 @@ class GenerateRequest:
     weight: float = 1.0  # the tenant's share against other tenants
     priority: int = 0  # higher goes first
     deadline_s: float | None = None  # seconds from arrival at the engine
+    note: str = ""  # the gateway's own; it comes back in the receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +112,8 @@ class Receipt:
     prefill_s: float
     decode_s: float
     message: str = ""
+    rejected: int = 0  # guesses of speculative decoding that proved wrong; not charged
+    note: str = ""  # of the request
 
 
 @dataclass(frozen=True, slots=True)

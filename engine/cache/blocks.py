@@ -4,11 +4,20 @@ Adapters take their memory from the same pool, so KV and weights share one budge
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from engine.cache.idle_blocks import IdleBlocks
 from engine.errors import IntegrityError
 from engine.protocol import KvEvent
+
+
+def _bisect(count: int, found: Callable[[int], bool]) -> int:
+    """How many of the numbers from 0 on are `found`, when none is after the first that is not."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if found(middle) else (low, middle)
+    return low
 
 
 class BlockPool:
@@ -26,6 +35,8 @@ class BlockPool:
         # Floors protect at most half of the pool, or many idle tenants could block all admissions.
         self._idle = IdleBlocks(floor, cap, floor_total=num_blocks // 2)
         self._index: dict[bytes, int] = {}
+        self._parents: list[bytes | None] = [None] * num_blocks  # only valid with a key
+        self._children: dict[bytes, set[bytes]] = {}  # cached keys by their parent's
         self.events: list[KvEvent] | None = None  # None: no gateway subscribed
 
     @property
@@ -47,14 +58,18 @@ class BlockPool:
         return self._index.get(key)
 
     def hits(self, keys: list[bytes], limit: int) -> int:
-        """How many leading keys are cached, at most `limit`."""
-        index = self._index
-        count = 0
-        for key in keys[:limit]:
-            if key not in index:
-                break
-            count += 1
-        return count
+        """How many leading keys are cached, at most `limit`. A cached key's parent is cached too, so
+        the last of them is found by bisection."""
+        return _bisect(min(limit, len(keys)), lambda n: keys[n] in self._index)
+
+    def held(self, keys: list[bytes], count: int) -> int:
+        """How many of the first `count` keys, all cached, belong to blocks that are in use."""
+        return sum(self.refs[self._index[key]] > 0 for key in keys[:count])
+
+    def held_prefix(self, keys: list[bytes], count: int) -> int:
+        """Like `held`, by bisection; it errs where a sequence holds blocks of its own instead of
+        cached ones with the same keys."""
+        return _bisect(count, lambda n: self.refs[self._index[keys[n]]] > 0)
 
     def cached_keys(self) -> list[bytes]:
         """Every key that can be found now."""
@@ -94,10 +109,16 @@ class BlockPool:
 
     def cache(self, block: int, key: bytes, owner: str, parent: bytes | None) -> None:
         """Enter a held, fully computed block in the prefix cache. A key that is already cached
-        keeps its first block, so that block tables only ever grow."""
+        keeps its first block, so that block tables only ever grow. A block whose parent is not
+        cached cannot be found, so it is not entered."""
         if self.keys[block] is not None or key in self._index:
             return
+        if parent is not None:
+            if parent not in self._index:
+                return
+            self._children.setdefault(parent, set()).add(key)
         self.keys[block] = key
+        self._parents[block] = parent
         self.owners[block] = owner
         self._index[key] = block
         if self.events is not None:
@@ -121,13 +142,25 @@ class BlockPool:
         return block
 
     def _forget(self, block: int) -> None:
-        key = self.keys[block]
-        if key is None:
-            return
-        del self._index[key]
-        self.keys[block] = None
-        if self.events is not None:
-            self.events.append(KvEvent("removed", [key.hex()]))
+        """Remove a block's key, and those of the blocks after it, which nobody could find."""
+        lost = [block]
+        while lost:
+            block = lost.pop()
+            key, parent = self.keys[block], self._parents[block]
+            if key is None:
+                continue
+            del self._index[key]
+            self.keys[block] = self._parents[block] = None
+            if parent in self._children:
+                self._children[parent].discard(key)
+                if not self._children[parent]:
+                    del self._children[parent]
+            if block in self._idle:
+                self._idle.remove(block)
+                self._free.append(block)
+            if self.events is not None:
+                self.events.append(KvEvent("removed", [key.hex()]))
+            lost += [self._index[child] for child in self._children.get(key, ())]
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """`held` lists every block of every sequence and adapter, once per holder."""
@@ -140,6 +173,9 @@ class BlockPool:
             key = self.keys[block]
             if key is not None and self._index.get(key) != block:
                 raise IntegrityError(f"block {block} has a key that is not in the index")
+            parent = self._parents[block]
+            if parent is not None and parent not in self._index:
+                raise IntegrityError(f"block {block} is cached although its parent is not")
             if (block in self._idle) != (key is not None and self.refs[block] == 0):
                 raise IntegrityError(f"block {block} is idle although it must not be, or reversed")
         in_use = sum(1 for count in self.refs if count)

@@ -60,10 +60,13 @@ class PrefixHasher:
         namespace: str,
         adapter: str | None,
         public_blocks: int,
+        count: int | None = None,
     ) -> None:
-        """Append the missing keys of the full blocks of `tokens` to `keys`."""
+        """Append the missing ones of the first `count` (None: all) keys of the full blocks of
+        `tokens` to `keys`."""
         size = self._size
-        for index in range(len(keys), len(tokens) // size):
+        full = len(tokens) // size
+        for index in range(len(keys), full if count is None else min(count, full)):
             if index < public_blocks:
                 public_root = chain_root("public", adapter or "", self._base, self._dtype)
                 parent = keys[-1] if keys else public_root

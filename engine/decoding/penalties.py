@@ -1,4 +1,4 @@
-"""Changes to logits before temperature: repetition, frequency, presence, bias, min_tokens."""
+"""The repetition, frequency and presence penalties, from counts that stay on the device."""
 
 import numpy as np
 import torch
@@ -12,9 +12,8 @@ class Penalties:
     """Applies penalties. Counts stay on the device, where one launch adds the sampled ids of all
     rows. A sequence's are rebuilt from its history when their number differs from the row's."""
 
-    def __init__(self, vocab: int, eos: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, vocab: int, device: torch.device) -> None:
         self._vocab = vocab
-        self._eos = eos
         self._device = device
         self._slots: dict[int, int] = {}  # sequence -> its row in the counts
         self._outputs: dict[int, int] = {}  # sequence -> generated ids that its row counts
@@ -26,23 +25,9 @@ class Penalties:
 
     def apply_(self, rows: list[Row], logits: torch.Tensor) -> None:
         """Changes float32 logits [rows, vocab] in place; rows without penalties stay the same."""
-        counted = [n for n, row in enumerate(rows) if _penalised(row.sampling)]
+        counted = [n for n, row in enumerate(rows) if penalised(row.sampling)]
         if counted:
             self._penalise_(rows, logits, counted)
-        at: list[tuple[int, int]] = []
-        amounts: list[float] = []
-        for n, row in enumerate(rows):
-            for token, amount in row.sampling.logit_bias.items():
-                at.append((n, token))
-                amounts.append(amount)
-            if _position(row) - row.prompt_len < row.sampling.min_tokens:
-                ends = {*self._eos, *row.sampling.stop_token_ids}
-                at += [(n, token) for token in ends]
-                amounts += [float("-inf")] * len(ends)
-        if at:
-            index = on_device(at, self._device).unbind(1)
-            values = on_device(amounts, self._device)
-            logits.index_put_(index, values, accumulate=True)
 
     def count(self, rows: list[Row], tokens: torch.Tensor) -> None:
         """Adds the tokens just sampled, [rows]."""
@@ -80,7 +65,7 @@ class Penalties:
         logits[index] = penalised
 
     def _slot_of(self, row: Row) -> int:
-        outputs = _position(row) - row.prompt_len
+        outputs = row.position - row.prompt_len
         slot = self._slots.get(row.seq)
         if slot is None:
             slot = self._slots[row.seq] = self._free_slot()
@@ -107,14 +92,9 @@ class Penalties:
         return on_device(values, self._device)[:, None]
 
 
-def _penalised(params: SamplingParams) -> bool:
+def penalised(params: SamplingParams) -> bool:
     return (
         params.repetition_penalty != 1.0
         or params.frequency_penalty != 0.0
         or params.presence_penalty != 0.0
     )
-
-
-def _position(row: Row) -> int:
-    """The position of the token about to be sampled."""
-    return row.start + len(row.tokens)

@@ -1,45 +1,94 @@
 """Samples the tokens of a whole batch from its logits.
 
-Order: penalties and bias, temperature, truncation, softmax, sample. The random number of a row
-depends only on its own seed, choice and position, so other rows cannot change it.
+Each row's logits are changed by what its own request asks for, in this order:
+
+1. the repetition, frequency and presence penalties (`penalties.py`)
+2. DRY, the LZ penalty, logit_bias, bad_words and min_tokens, which are added up (`edits.py`)
+3. allowed_token_ids and the grammar: every other id is excluded (`masks.py`, `grammar/`)
+4. temperature
+5. top-nσ and min-p, then typical, then top-k, then top-p of what top-k leaves (`truncation.py`)
+6. softmax and one draw, or the greatest logit where the temperature is 0
+
+Log-probabilities are reported as they are after step 3. The random number of a row depends only on
+its own seed, choice and position, so other rows cannot change it.
 """
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
-from engine.batch import NOT_FINITE, Row, Sampled
-from engine.decoding.penalties import Penalties
+from engine.batch import Row, Sampled
+from engine.decoding.edits import Edit, edits_for
+from engine.decoding.grammar.matchers import MaskGroup, Matchers, StepMasks
+from engine.decoding.masks import Mask, exclude_, mask_of
+from engine.decoding.penalties import Penalties, penalised
 from engine.decoding.splitmix import mix
 from engine.decoding.truncation import draw
 from engine.layers.transfer import on_device
-from engine.protocol import SamplingParams
+from engine.protocol import SamplingParams, TokenLogprob
 
 _GREEDY_BELOW = 1e-5  # a temperature this small is greedy: dividing by it would overflow
 _STRIPE = 128
+_NOT_FINITE = -1  # in `Choice.tokens`: the row's logits are not finite, so no token was chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Sampled tokens, still on the device."""
 
-    tokens: torch.Tensor  # [rows]; NOT_FINITE for a row whose logits are
+    tokens: torch.Tensor  # [rows]; -1 for a row whose logits are not finite
     logprobs: torch.Tensor | None  # of the sampled token: [rows]
     top: tuple[torch.Tensor, torch.Tensor] | None  # values and ids: [rows, largest `logprobs`]
+    late: frozenset[int] = frozenset()  # rows to be computed again
+    errors: Mapping[int, str] = field(default_factory=dict)  # by row
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What a sequence's request changes, decided once."""
+
+    edits: tuple[Edit, ...]
+    allowed: Mask | None
 
 
 class Sampler:
-    """Keeps the penalty counts and random keys of each sequence until `forget`."""
+    """Keeps the state of each sequence until `forget`."""
 
-    def __init__(self, vocab: int, eos: tuple[int, ...], device: torch.device) -> None:
+    def __init__(
+        self,
+        vocab: int,
+        eos: tuple[int, ...],
+        device: torch.device,
+        matchers: Matchers | None = None,
+    ) -> None:
+        self._vocab = vocab
+        self._eos = eos
         self._device = device
-        self._penalties = Penalties(vocab, eos, device)
+        self._matchers = matchers
+        self._penalties = Penalties(vocab, device)
         self._keys: dict[int, int] = {}
+        self._changes: dict[int, _Changes] = {}
 
-    def __call__(self, rows: list[Row], logits: torch.Tensor) -> Choice:
-        """logits: float32 [rows, vocab], changed in place."""
-        self._penalties.apply_(rows, logits)
+    def begin(self, rows: list[Row]) -> list[MaskGroup]:
+        """Start on the masks of the rows' grammars, beside the computation of their logits."""
+        return self._matchers.begin(rows) if self._matchers is not None else []
+
+    def __call__(
+        self,
+        rows: list[Row],
+        logits: torch.Tensor,
+        groups: list[MaskGroup] | None = None,
+        patience_s: float | None = None,
+    ) -> Choice:
+        """logits: float32 [rows, vocab], changed in place. groups: what `begin` returned for these
+        rows. patience_s: how long to wait for their masks; None: until they are ready."""
+        allowed = StepMasks()
+        if groups and self._matchers is not None:
+            allowed = self._matchers.finish(groups, patience_s)
+        self._process_(rows, logits, allowed)
         stochastic = [n for n, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
         tokens = self._choose(rows, logits, stochastic)
         self._penalties.count(rows, tokens)
@@ -47,11 +96,55 @@ class Sampler:
         # The greatest logit is NaN or infinite wherever one of the row is. For a greedy row it is
         # the chosen one, whose look-up costs less than another pass over the vocabulary.
         greatest = logits.amax(-1) if stochastic else _chosen(logits, tokens)
-        return Choice(refuse_not_finite(tokens, greatest), logprobs, top)
+        tokens = refuse_not_finite(tokens, greatest)
+        return Choice(tokens, logprobs, top, frozenset(allowed.late), allowed.errors)
+
+    def accept(self, rows: list[Row], sampled: list[Sampled]) -> list[Sampled]:
+        """Tell the grammars which tokens were taken, of one row per sequence."""
+        if self._matchers is None:
+            return sampled
+        return [
+            replace(each, ended=self._matchers.accept(row, each.tokens))
+            if row.sampling.grammar is not None and each.tokens
+            else each
+            for row, each in zip(rows, sampled, strict=True)
+        ]
 
     def forget(self, seq: int) -> None:
         self._penalties.forget(seq)
         self._keys.pop(seq, None)
+        self._changes.pop(seq, None)
+        if self._matchers is not None:
+            self._matchers.forget(seq)
+
+    def _process_(self, rows: list[Row], logits: torch.Tensor, allowed: StepMasks) -> None:
+        self._penalties.apply_(rows, logits)
+        at: list[tuple[int, int]] = []
+        amounts: list[float] = []
+        masks = dict(zip(allowed.index, allowed.masks, strict=True))
+        for n, row in enumerate(rows):
+            changes = self._changes.get(row.seq) or self._changes_of(row)
+            for edit in changes.edits:
+                for token, amount in edit(row):
+                    at.append((n, token))
+                    amounts.append(amount)
+            if changes.allowed is not None:
+                masks[n] = masks[n] & changes.allowed if n in masks else changes.allowed
+        if at:
+            where = on_device(at, self._device).unbind(1)
+            logits.index_put_(where, on_device(amounts, self._device), accumulate=True)
+        if masks:
+            exclude_(logits, list(masks), np.stack(list(masks.values())))
+
+    def _changes_of(self, row: Row) -> _Changes:
+        params = row.sampling
+        allowed = params.allowed_token_ids
+        changes = _Changes(
+            edits_for(params, self._eos, self._vocab),
+            mask_of(allowed, self._vocab) if allowed else None,
+        )
+        self._changes[row.seq] = changes
+        return changes
 
     def _choose(self, rows: list[Row], logits: torch.Tensor, stochastic: list[int]) -> torch.Tensor:
         if not stochastic:
@@ -72,13 +165,25 @@ class Sampler:
             key = self._keys.setdefault(row.seq, secrets.randbits(64))
         else:
             key = mix(seed ^ mix(row.choice + 1))
-        position = row.start + len(row.tokens)
-        return float(mix(key + 0x9E3779B97F4A7C15 * position) >> 12) * 2.0**-52
+        return float(mix(key + 0x9E3779B97F4A7C15 * row.position) >> 12) * 2.0**-52
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the greatest logit of the model is always the sampled token, and nothing else is
+    wanted."""
+    return (
+        params.temperature < _GREEDY_BELOW
+        and params.logprobs is None
+        and not params.allowed_token_ids
+        and params.grammar is None
+        and not penalised(params)
+        and not edits_for(params, (), 1)
+    )
 
 
 def refuse_not_finite(tokens: torch.Tensor, greatest: torch.Tensor) -> torch.Tensor:
-    """`tokens`, with NOT_FINITE in the rows whose greatest logit is not a finite number."""
-    return tokens.masked_fill(~torch.isfinite(greatest), NOT_FINITE)
+    """`tokens`, with -1 in the rows whose greatest logit is not a finite number."""
+    return tokens.masked_fill(~torch.isfinite(greatest), _NOT_FINITE)
 
 
 def _chosen(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -103,18 +208,41 @@ def host_samples(rows: list[Row], choice: Choice) -> list[Sampled]:
     """Waits for the device and returns the step's tokens."""
     tokens = choice.tokens.tolist()
     if choice.logprobs is None:
-        return [Sampled(row.seq, token) for row, token in zip(rows, tokens, strict=True)]
+        none = [None] * len(rows)
+        return [
+            _sampled(n, rows, choice, *pair)
+            for n, pair in enumerate(zip(tokens, none, strict=True))
+        ]
     logprobs = choice.logprobs.tolist()
     values, ids = ([], []) if choice.top is None else (t.tolist() for t in choice.top)
     samples = []
     for n, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         counts = row.sampling.logprobs
         if counts is None:
-            samples.append(Sampled(row.seq, token))
+            samples.append(_sampled(n, rows, choice, token, None))
             continue
         top = tuple(zip(ids[n][:counts], values[n][:counts], strict=True)) if counts else ()
-        samples.append(Sampled(row.seq, token, logprobs[n], top))
+        listed = [TokenLogprob(token, logprobs[n], top)]
+        samples.append(_sampled(n, rows, choice, token, listed))
     return samples
+
+
+def _sampled(
+    n: int, rows: list[Row], choice: Choice, token: int, logprobs: list[TokenLogprob] | None
+) -> Sampled:
+    row = rows[n]
+    if n in choice.errors:
+        return Sampled(row.seq, [], error=choice.errors[n])
+    if n in choice.late:
+        return Sampled(row.seq, [])
+    if token != _NOT_FINITE:
+        return Sampled(row.seq, [token], logprobs)
+    source = "the model" if row.adapter is None else "the model with its adapter"
+    error = f"{source} computed logits that are not finite"
+    params = row.sampling
+    if params.grammar is not None or params.allowed_token_ids or params.bad_words:
+        error = f"{error}, or the grammar, allowed_token_ids and bad_words leave no token"
+    return Sampled(row.seq, [], error=error)
 
 
 def _logprobs(

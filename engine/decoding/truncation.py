@@ -1,4 +1,4 @@
-"""Samples one token per row from logits truncated by top-nσ, min-p, top-k and top-p."""
+"""Samples one token per row from logits truncated by top-nσ, min-p, typical, top-k and top-p."""
 
 import math
 
@@ -21,6 +21,7 @@ def draw(logits: torch.Tensor, params: list[SamplingParams], uniforms: list[floa
     u = table[0]
     scaled = logits / table[1, :, None].float()
     _mask_low_(scaled, params)
+    _mask_atypical_(scaled, params)
     ranked = [n for n, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
     if not ranked:
         return _invert(torch.softmax(scaled, -1), u)
@@ -44,6 +45,24 @@ def _mask_low_(scaled: torch.Tensor, params: list[SamplingParams]) -> None:
         widths = on_device([p.top_n_sigma or math.inf for p in params], device)[:, None]
         floor = torch.maximum(floor, best - widths * _deviation(scaled))
     scaled.masked_fill_(scaled < floor, -math.inf)
+
+
+def _mask_atypical_(scaled: torch.Tensor, params: list[SamplingParams]) -> None:
+    """Keeps the ids whose surprise is nearest to the expected one, up to the mass `typical_p`
+    (arXiv 2202.00666)."""
+    if all(p.typical_p >= 1 for p in params):
+        return
+    device = scaled.device
+    logs = torch.log_softmax(scaled, -1)
+    shares = logs.exp()
+    entropy = -(shares * logs).nansum(-1, keepdim=True)
+    order = (-logs - entropy).abs().argsort(-1)
+    sorted_shares = shares.gather(-1, order)
+    before = sorted_shares.cumsum(-1) - sorted_shares
+    masses = on_device([p.typical_p if p.typical_p < 1 else math.inf for p in params], device)
+    outside = torch.empty_like(before, dtype=torch.bool)
+    outside.scatter_(-1, order, before >= masses[:, None])
+    scaled.masked_fill_(outside, -math.inf)
 
 
 def _deviation(scaled: torch.Tensor) -> torch.Tensor:

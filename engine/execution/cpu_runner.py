@@ -1,17 +1,21 @@
 """The CPU runner, and `load_runner`, which chooses the runner for the configured device."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from engine.batch import Row, Runner, Sampled, StepBatch
+from engine.batch import LAST_SAMPLED, Row, Runner, Sampled, StepBatch
 from engine.config import EngineConfig
+from engine.decoding.edits import reads_history
+from engine.decoding.grammar.matchers import PATIENCE_S
 from engine.decoding.sampling import host_samples
 from engine.execution.model_runner import ModelRunner
 from engine.extras import imports_of
+from engine.layers.cpu_operations import CpuOperations
 from engine.layers.host_memory import collapse_into_huge_pages, keep_freed_memory
-from engine.layers.step import StepPlanner, order_rows, token_ids
+from engine.layers.step import StepInputs, StepPlanner, order_rows, token_ids
 from engine.lora.cpu_adapters import CpuAdapters
 from engine.models.load import LoadedModel, load_model
 
@@ -28,6 +32,9 @@ class CpuRunner(ModelRunner):
         windows = {spec.attention(layer).window for layer in range(spec.layers)}
         self._plan = StepPlanner(self.pool, self._angles(model.dtype), windows, self.adapters.step)
         self._last: dict[int, int] = {}
+        # A row without its mask is computed again, which an overlapped loop cannot do: its next step
+        # is launched by then.
+        self._patience_s = None if config.overlap else PATIENCE_S
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> list[Sampled]:
@@ -41,13 +48,28 @@ class CpuRunner(ModelRunner):
         rows = decodes + prefills
         tokens = token_ids(rows, lambda n: self._last[rows[n].seq])
         inputs = self._plan(decodes, prefills, tokens)
-        logits = self._model.decoder(inputs, self.pool)
-        rows_to_sample = [row for row in rows if row.sample]
+        rows_to_sample = [self._with_last(row) for row in rows if row.sample]
+        groups = self._sampler.begin(rows_to_sample)
+        logits = self._logits(inputs)
         if not rows_to_sample:
             return []
-        sampled = host_samples(rows_to_sample, self._sampler(rows_to_sample, logits))
-        self._last.update((sample.seq, sample.token) for sample in sampled)
+        choice = self._sampler(rows_to_sample, logits, groups, self._patience_s)
+        sampled = self._sampler.accept(rows_to_sample, host_samples(rows_to_sample, choice))
+        self._last.update((each.seq, each.tokens[-1]) for each in sampled if each.tokens)
         return sampled
+
+    def _logits(self, inputs: StepInputs) -> torch.Tensor:
+        """In float32: [rows, vocab]."""
+        spec = self._model.spec
+        logits = self._model.decoder(CpuOperations(spec, self.pool, inputs)).float()
+        cap = spec.logit_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def _with_last(self, row: Row) -> Row:
+        """The row with its last sampled id in the history, where sampling reads it."""
+        if row.tokens[0] != LAST_SAMPLED or not reads_history(row.sampling):
+            return row
+        return replace(row, history=[*row.history[: row.position - 1], self._last[row.seq]])
 
     def _clear_unwritten(self, rows: list[Row]) -> None:
         """Clears the rest of every block that these rows begin and do not fill: its last holder's

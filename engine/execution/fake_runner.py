@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.batch import LAST_SAMPLED, AdapterHandle, Row, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.decoding.splitmix import mix
-from engine.errors import AdapterError, IntegrityError
-from engine.lora.adapter_digest import CONFIG, adapter_digest, read_config
-from engine.protocol import AdapterState, EngineInfo, SamplingParams
+from engine.errors import AdapterError, IntegrityError, RequestError
+from engine.lora.adapter_digest import CONFIG, WEIGHTS, adapter_digest, read_config
+from engine.protocol import AdapterState, EngineInfo, Grammar, SamplingParams, TokenLogprob
 
 
 def _mix(a: int, b: int) -> int:
@@ -37,17 +38,20 @@ class FakeRunner:
         vocab_size: int = 1000,
         eos: tuple[int, ...] = (0,),
         overlapped: bool = False,
+        window: int = 0,
         blocks_per_rank: float = 0.25,
         pause: Callable[[StepBatch], None] | None = None,
     ) -> None:
         self._config = config
         blocks = config.num_blocks or 1024
         self.overlapped = overlapped
+        self.window = window
         self._blocks_per_rank = blocks_per_rank
         self._pause = pause  # simulates a step's duration: sleeps, or advances a fake clock
         self._kv = np.zeros((blocks, config.block_size), dtype=np.uint64)
         self._last: dict[int, int] = {}
         self._host: dict[str, int] = {}  # digest -> rank
+        self._file_bytes: dict[str, int] = {}
         self._slots: dict[int, tuple[AdapterHandle, list[int]]] = {}
         context = min(context_length, config.max_context or context_length)
         weights = [_mix(11, position) | 1 for position in range(context + 1)]
@@ -71,15 +75,19 @@ class FakeRunner:
             raise AdapterError("invalid_adapter", f"{path}/{CONFIG}: r is {rank!r}: use 1 or more")
         digest = adapter_digest(Path(path))
         self._host[digest] = rank
+        self._file_bytes[digest] = (Path(path) / WEIGHTS).stat().st_size
         return AdapterState(digest, "host", rank, 0)
 
     def drop_adapter(self, digest: str) -> None:
         if any(handle.digest == digest for handle, _ in self._slots.values()):
             raise IntegrityError(f"adapter {digest[:12]} was dropped while it has a slot")
-        del self._host[digest]
+        del self._host[digest], self._file_bytes[digest]
 
     def adapter_blocks(self, digest: str) -> int:
         return max(1, round(self._host[digest] * self._blocks_per_rank))
+
+    def adapter_host_bytes(self, digest: str) -> int:
+        return self._file_bytes[digest]
 
     def load_adapter(self, handle: AdapterHandle, blocks: list[int]) -> None:
         if handle.slot in self._slots or handle.digest not in self._host:
@@ -93,6 +101,14 @@ class FakeRunner:
 
     def forget(self, seq: int) -> None:
         self._last.pop(seq, None)
+
+    def grammar_ready(self, grammar: Grammar) -> bool:
+        return False
+
+    def prepare_grammar(self, grammar: Grammar) -> None:
+        raise RequestError(
+            "invalid_grammar", f"the {grammar.kind} cannot be served: this engine has no model"
+        )
 
     def launch(self, batch: StepBatch) -> list[Sampled]:
         if batch.copies:
@@ -110,7 +126,8 @@ class FakeRunner:
         tokens = [self._last[row.seq]] if row.tokens == [LAST_SAMPLED] else row.tokens
         end = row.start + len(tokens)
         seed = self._adapter_seed(row.adapter)
-        flat = self._kv[row.blocks].reshape(-1)
+        blocks = row.blocks[: -(-end // self._config.block_size)]
+        flat = self._kv[blocks].reshape(-1)
         state = int(flat[row.start - 1]) if row.start else seed
         fresh = []
         for token in tokens:
@@ -118,19 +135,30 @@ class FakeRunner:
             fresh.append(state)
         flat[row.start : end] = np.array(fresh, dtype=np.uint64)
         first = row.start // self._config.block_size
-        self._kv[row.blocks[first:]] = flat.reshape(len(row.blocks), -1)[first:]
+        self._kv[blocks[first:]] = flat.reshape(len(blocks), -1)[first:]
         if not row.sample:
             return None
-        whole = int((flat[:end] * self._weights[:end]).sum(dtype=np.uint64))
-        token = next_token(whole, end, row.sampling, row.choice, self.info.vocab_size)
-        vocab, ends = self.info.vocab_size, self.info.eos_token_ids
-        if token in ends and end - row.prompt_len + 1 < row.sampling.min_tokens:
-            token = (token + 1) % vocab
-        self._last[row.seq] = token
+        sampled: list[int] = []
+        for place in range(end - row.drafts, end + 1):
+            sampled.append(self._token_after(flat[:place], row))
+            if place < end and sampled[-1] != tokens[place - row.start]:
+                break
+        self._last[row.seq] = sampled[-1]
         if row.sampling.logprobs is None:
-            return Sampled(row.seq, token)
-        others = [(token + i) % vocab for i in range(row.sampling.logprobs)]
-        return Sampled(row.seq, token, -0.5, tuple((t, -0.5 - i) for i, t in enumerate(others)))
+            return Sampled(row.seq, sampled)
+        return Sampled(row.seq, sampled, [self._logprob(token, row) for token in sampled])
+
+    def _token_after(self, flat: NDArray[np.uint64], row: Row) -> int:
+        """The token that follows the positions `flat`."""
+        place, vocab = len(flat), self.info.vocab_size
+        whole = int((flat * self._weights[:place]).sum(dtype=np.uint64))
+        token = next_token(whole, place, row.sampling, row.choice, vocab)
+        too_short = place - row.prompt_len + 1 < row.sampling.min_tokens
+        return (token + 1) % vocab if too_short and token in self.info.eos_token_ids else token
+
+    def _logprob(self, token: int, row: Row) -> TokenLogprob:
+        others = [(token + i) % self.info.vocab_size for i in range(row.sampling.logprobs or 0)]
+        return TokenLogprob(token, -0.5, tuple((t, -0.5 - i) for i, t in enumerate(others)))
 
     def _adapter_seed(self, handle: AdapterHandle | None) -> int:
         if handle is None:

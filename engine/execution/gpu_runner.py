@@ -2,40 +2,44 @@
 are launched before the results of the previous step are read."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Row, Sampled, StepBatch
+from engine.batch import LAST_SAMPLED, Row, Sampled, StepBatch
 from engine.config import EngineConfig
-from engine.decoding.sampling import Choice, host_samples, refuse_not_finite
+from engine.decoding.edits import reads_history
+from engine.decoding.sampling import Choice, host_samples, is_greedy, refuse_not_finite
 from engine.execution.cuda_graphs import CHUNK_ROWS, CudaGraph, DecodeGraphs, GraphKey, PlainReplay
 from engine.execution.gpu_tuning import fastest_tiles
+from engine.execution.gpu_warm_up import compiling_steps, padding_step, prompt_step
 from engine.execution.model_runner import ModelRunner
 from engine.kernels.attention_launch import Partials, choose_splits, max_partials
 from engine.kernels.model import KernelModel
 from engine.kernels.sequence_rows import SequenceRows
 from engine.kernels.skinny_launch import MAX_ROWS
-from engine.kernels.step import DeviceStep, HostStep, LoraRows, StepBuffer, host_step
+from engine.kernels.step import DeviceStep, HostStep, StepBuffer, host_step
 from engine.layers.step import order_rows
 from engine.layers.transfer import on_device
 from engine.lora.gpu_adapters import GpuAdapters
 from engine.models.load import LoadedModel
-from engine.protocol import SamplingParams
 
 log = logging.getLogger("tollhouse.engine")
 
+_SAMPLING_COPIES = 6  # float32 copies of the logits of a full batch that sampling holds at once
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class GpuStep:
     """A launched step; its results are on the host once the event has completed."""
 
-    rows: list[Row]
-    choice: Choice | None
-    done: "torch.cuda.Event | None"
+    rows: list[Row]  # sampled
+    choice: Choice | None = None
+    done: "torch.cuda.Event | None" = None
+    # Logits of the rows and their sequence rows, while the step is not sampled yet.
+    logits: tuple[Tensor, Tensor] | None = None
 
 
 class GpuRunner(ModelRunner):
@@ -47,8 +51,11 @@ class GpuRunner(ModelRunner):
         spec, device = model.spec, model.device
         if device.type == "cuda":
             torch.cuda.set_device(device)  # Triton launches on the current one
-        super().__init__(config, model)
+        sized = config.num_blocks is not None or config.kv_memory_bytes is not None
+        reserved = 0 if sized or device.type != "cuda" else reserved_bytes(config, model)
+        super().__init__(config, model, reserved)
         self._device = device
+        self._config = config
         self.adapters: GpuAdapters = GpuAdapters(config, spec, model.dtype, self.pool)
         self._processors = (
             torch.cuda.get_device_properties(device).multi_processor_count
@@ -77,43 +84,72 @@ class GpuRunner(ModelRunner):
             if device.type == "cuda"
             else PlainReplay,
         )
+        self._unsampled: GpuStep | None = None
         self._greedy: dict[int, bool] = {}  # by sequence: whether an argmax is enough
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> GpuStep:
+        self._sample_unsampled()
         if batch.copies:
             self.pool.copy(batch.copies)
         if not batch.rows:
-            return GpuStep([], None, None)
+            return GpuStep([])
         decodes, prefills = order_rows(batch.rows)
         rows = decodes + prefills
         logits, sampled_rows = self._run(decodes, prefills)
         rows_to_sample = [row for row in rows if row.sample]
         if not rows_to_sample:
             # Waited for all the same: the scheduler's timing needs the true duration of steps.
-            return GpuStep([], None, self._completion_event())
-        choice = self._sample(rows_to_sample, logits)
-        self._last.index_copy_(0, sampled_rows.long(), choice.tokens.clamp(min=0))
-        return self._copy_to_host(rows_to_sample, choice)
+            return GpuStep([], done=self._completion_event())
+        step = GpuStep(rows_to_sample, logits=(logits, sampled_rows))
+        if any(self._sampled_later(row) for row in rows_to_sample):
+            self._unsampled = step
+        else:
+            self._sample(step)
+        return step
 
+    @torch.inference_mode()
     def collect(self, ticket: GpuStep) -> list[Sampled]:
+        if ticket is self._unsampled:
+            self._sample_unsampled()
         if ticket.done is not None:
             ticket.done.synchronize()
-        return [] if ticket.choice is None else host_samples(ticket.rows, ticket.choice)
+        if ticket.choice is None:
+            return []
+        return self._sampler.accept(ticket.rows, host_samples(ticket.rows, ticket.choice))
+
+    def _sampled_later(self, row: Row) -> bool:
+        """Whether the row's sampling must know the id that the step before samples. Such a step is
+        sampled when that id has been collected, while the device computes this step's logits."""
+        return row.tokens[0] == LAST_SAMPLED and reads_history(row.sampling)
+
+    def _sample_unsampled(self) -> None:
+        if self._unsampled is not None:
+            step, self._unsampled = self._unsampled, None
+            self._sample(step)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compiles the kernels and records every graph before the first request."""
+        """Records every graph and compiles the kernels of all other steps before the first request."""
         self.tune()
         for key in self._graphs.keys(self.adapters.rank_sizes):
             step = self._graphs.fit(padding_step(key), key)
             self._graphs.run(key, self._send(step), self._compute)
+        most, context = self._config.max_batch_tokens, self._model.spec.context
+        for step in compiling_steps(most, context, self.adapters.rank_sizes):
+            self._compute(self._send(step))
+
+    @torch.inference_mode()
+    def run_prompts(self, tokens: int, most_sampled: int) -> None:
+        """Computes prompts of so many tokens, to see what memory that takes."""
+        rank = max(self.adapters.rank_sizes, default=0)
+        context = self._model.spec.context
+        self._compute(self._send(prompt_step(tokens, 0, most_sampled, context, rank)))
 
     @torch.inference_mode()
     def tune(self) -> None:
         """Chooses by measurement how steps of few tokens run. Call it before graphs are recorded."""
-        spec = self._model.spec
-        if self._device.type != "cuda" or spec.sandwich_norm or self._model.dtype == torch.float16:
+        if self._device.type != "cuda" or self._model.dtype == torch.float16:
             return
         for size in (size for size in self._graphs.sizes if size <= MAX_ROWS):
             device_step = self._send(
@@ -167,7 +203,15 @@ class GpuRunner(ModelRunner):
         splits = choose_splits(decodes, spec.kv_heads, spec.context, self._processors)
         return self._buffer.send(step, self._tables, splits)
 
-    def _sample(self, rows: list[Row], logits: Tensor) -> Choice:
+    def _sample(self, step: GpuStep) -> None:
+        assert step.logits is not None
+        logits, sequence_rows = step.logits
+        choice = self._choose(step.rows, logits)
+        self._last.index_copy_(0, sequence_rows.long(), choice.tokens.clamp(min=0))
+        step.logits = None
+        self._copy_to_host(step, choice)
+
+    def _choose(self, rows: list[Row], logits: Tensor) -> Choice:
         if all(self._is_greedy(row) for row in rows):
             greatest, tokens = logits.max(-1)
             return Choice(refuse_not_finite(tokens, greatest), None, None)
@@ -175,7 +219,7 @@ class GpuRunner(ModelRunner):
         cap = self._model.spec.logit_cap
         if cap is not None:
             logits = logits.div_(cap).tanh_().mul_(cap)
-        return self._sampler(rows, logits)
+        return self._sampler(rows, logits, self._sampler.begin(rows))
 
     def _is_greedy(self, row: Row) -> bool:
         greedy = self._greedy.get(row.seq)
@@ -183,13 +227,14 @@ class GpuRunner(ModelRunner):
             greedy = self._greedy[row.seq] = is_greedy(row.sampling)
         return greedy
 
-    def _copy_to_host(self, rows: list[Row], choice: Choice) -> GpuStep:
+    def _copy_to_host(self, step: GpuStep, choice: Choice) -> None:
         if self._device.type != "cuda":
-            return GpuStep(rows, choice, None)
+            step.choice = choice
+            return
         top = None if choice.top is None else (_to_host(choice.top[0]), _to_host(choice.top[1]))
         logprobs = None if choice.logprobs is None else _to_host(choice.logprobs)
-        on_host = Choice(_to_host(choice.tokens), logprobs, top)
-        return GpuStep(rows, on_host, self._completion_event())
+        step.choice = replace(choice, tokens=_to_host(choice.tokens), logprobs=logprobs, top=top)
+        step.done = self._completion_event()
 
     def _completion_event(self) -> "torch.cuda.Event | None":
         """An event that completes when the device has done all work launched so far."""
@@ -200,27 +245,22 @@ class GpuRunner(ModelRunner):
         return event
 
 
-def is_greedy(params: SamplingParams) -> bool:
-    """Whether the highest logit is always the sampled token."""
-    return (
-        params.temperature < 1e-5
-        and params.logprobs is None
-        and params.min_tokens == 0
-        and not params.logit_bias
-        and params.repetition_penalty == 1.0
-        and params.frequency_penalty == 0.0
-        and params.presence_penalty == 0.0
-    )
-
-
-def padding_step(key: GraphKey) -> HostStep:
-    """A step of padding alone, with which graphs are recorded before there is a request."""
-    none = np.zeros(0, np.int32)
-    lora = None
-    if key.adapters:
-        lora = LoraRows(none, none.reshape(0, 3), CHUNK_ROWS, key.max_rank)
-    start = np.zeros(1, np.int32)
-    return HostStep(none, none, none, none, none, start, none, none, 0, lora)
+def reserved_bytes(config: EngineConfig, model: LoadedModel) -> int:
+    """Memory that steps need beside the weights and the pool, measured by the largest step over a
+    pool of a few blocks, and by the largest graph, which keeps memory of its own."""
+    device = model.device
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(device)
+    runner = GpuRunner(replace(config, num_blocks=2), model)
+    peak = 0
+    for tokens in (config.max_batch_tokens, config.max_running):
+        torch.cuda.reset_peak_memory_stats(device)
+        runner.run_prompts(tokens, config.max_running)
+        torch.cuda.synchronize(device)
+        peak += torch.cuda.max_memory_allocated(device) - before
+    del runner
+    torch.cuda.empty_cache()
+    return peak + _SAMPLING_COPIES * config.max_running * model.spec.vocab * 4
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -10,15 +10,19 @@ from engine.layers.kv import block_bytes
 from engine.model_spec import ModelSpec
 
 _CPU_SHARE = 0.4  # of the memory that is free after the weights are loaded
-_GPU_SHARE = 0.85
+_GPU_SHARE = 0.95  # of the memory that is free after the weights and what steps need
 
 
 def decide_blocks(
-    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    reserved: int = 0,
 ) -> int:
     """`num_blocks` if set, else as many as fit into `kv_memory_bytes`, else as many as fit into a
-    share of the free memory, at most twice what all running sequences can fill. Raises ConfigError
-    when fewer than two blocks fit."""
+    share of the free memory without the `reserved` bytes, at most twice what all running sequences
+    can fill. Raises ConfigError when fewer than two blocks fit."""
     each = block_bytes(spec, config.block_size, dtype)
     if config.num_blocks is not None:
         return config.num_blocks
@@ -26,12 +30,12 @@ def decide_blocks(
         blocks = config.kv_memory_bytes // each
         setting = f"kv_memory_bytes is {config.kv_memory_bytes}"
     else:
-        free = free_bytes(device)
+        free = max(0, free_bytes(device) - reserved)
         useful = 2 * config.max_running * -(-spec.context // config.block_size)
         blocks = min(
             int(free * (_CPU_SHARE if device.type == "cpu" else _GPU_SHARE)) // each, useful
         )
-        setting = f"{free} bytes are free"
+        setting = f"{free} bytes are free beside {reserved} that steps need"
     if blocks < 2:
         raise ConfigError(
             f"{setting}: 2 blocks of {config.block_size} tokens take {2 * each} bytes"

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.batch import NOT_FINITE, Row, Sampled
+from engine.batch import Row, Sampled
 from engine.cache.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.errors import IntegrityError
 from engine.metrics import Metrics
 from engine.protocol import FinishReason, Receipt, TokenChunk, TokenLogprob
 from engine.receipts import Receipts
+from engine.scheduling.cost import row_cost
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
 
@@ -48,42 +49,47 @@ class OutputProcessor:
         by_number = {result.seq: result for result in sampled}
         for seq, row in launched.rows:
             seq.in_flight -= 1
-            self._account(seq, row)
             result = by_number.get(row.seq)
             if row.sample and result is None:
-                raise IntegrityError(f"the runner returned no token for sequence {row.seq}")
+                raise IntegrityError(f"the runner returned nothing for sequence {row.seq}")
+            end = row.position if result is None else self._verify(seq, row, result)
+            seq.request.reach(row.start, end)
+            self._account(seq, row, end)
             if seq.status is SequenceStatus.FINISHED:
                 self._discard(seq, result, now)
-                continue
-            if result is not None and result.token == NOT_FINITE:
-                self._end_not_finite(seq.request, now)
-                continue
-            self._cache_filled_blocks(seq, row)
-            if result is not None:
-                seq.pending -= 1
-                self._take_token(seq, result, now)
+            elif result is not None and result.error:
+                self._end_failed(seq.request, result.error, now)
+            else:
+                self._take(seq, row, end, result, now)
+                self.scheduler.release_unseen(seq, min(end, seq.computed))
 
     def fail(self, launched: LaunchedStep, message: str, now: float) -> None:
         """The step failed on the device: its requests end with an error, all others go on."""
         for seq, row in launched.rows:
             seq.in_flight -= 1
             seq.pending = 0
-            self.scheduler.waiting.refund(seq, self.scheduler.cost_of(seq, row))
+            self.scheduler.waiting.refund(seq, row_cost(seq, row, self.config))
         for seq, _ in launched.rows:
             if seq.status is SequenceStatus.FINISHED:
                 self._discard(seq, None, now)
             else:
                 self.end_request(seq.request, FinishReason.ERROR, now, message)
 
-    def _end_not_finite(self, request: Request, now: float) -> None:
+    def _verify(self, seq: Sequence, row: Row, result: Sampled) -> int:
+        """Counts the guesses that proved wrong. Returns up to which position KV is now present: the
+        KV of wrong guesses will be overwritten."""
+        wrong = row.drafts - max(0, len(result.tokens) - 1)
+        seq.request.rejected += wrong
+        self.metrics.add("rejected_tokens", wrong)
+        self.metrics.add("drafted_tokens", row.drafts)
+        return row.position - wrong
+
+    def _end_failed(self, request: Request, message: str, now: float) -> None:
         """Nothing is charged if no token was delivered. What was delivered before stays charged, or
         an adapter that overflows at its last token would answer for nothing."""
-        source = "the model" if request.inputs.adapter is None else "the model with its adapter"
         request.voided = not request.delivered
         self.metrics.add("not_finite")
-        self.end_request(
-            request, FinishReason.ERROR, now, f"{source} computed logits that are not finite"
-        )
+        self.end_request(request, FinishReason.ERROR, now, message)
 
     def end_request(
         self, request: Request, reason: FinishReason, now: float, message: str = ""
@@ -103,14 +109,15 @@ class OutputProcessor:
             if request.settled:
                 continue
             request.finish_reason, request.message = FinishReason.ERROR, message
+            wrong = bool(request.wrong_counts())
+            request.voided = request.voided or wrong
             for seq in request.sequences:
                 if seq.status is not SequenceStatus.FINISHED:
                     self._emit(seq, [], None, FinishReason.ERROR)
                     seq.status, seq.in_flight = SequenceStatus.FINISHED, 0
-            self._settle(request, now)
+            self._settle(request, now, known_wrong=wrong)
 
-    def _account(self, seq: Sequence, row: Row) -> None:
-        end = row.start + len(row.tokens)
+    def _account(self, seq: Sequence, row: Row, end: int) -> None:
         if row.start >= seq.prompt_len and row.start >= seq.counted_until:
             seq.counted_until = end  # plain decoding is counted by its generated token
             return
@@ -126,58 +133,95 @@ class OutputProcessor:
 
     def _discard(self, seq: Sequence, result: Sampled | None, now: float) -> None:
         if result is not None:
-            seq.request.discarded += 1
-            self.metrics.add("discarded_tokens")
+            self._count_discarded(seq, len(result.tokens))
             self.scheduler.waiting.refund(seq, self.config.output_price)
         if not seq.in_flight:
             self.scheduler.release(seq)
             self._settle(seq.request, now)
 
-    def _cache_filled_blocks(self, seq: Sequence, row: Row) -> None:
-        """Enter the blocks that this row filled in the prefix cache."""
-        if not self.config.prefix_cache:
-            return
-        size = self.config.block_size
-        first, last = row.start // size, (row.start + len(row.tokens)) // size
-        if first == last:
-            return
-        if len(seq.keys) < last:
-            self.scheduler.extend_keys(seq)
-        for index in range(first, last):
-            parent = seq.keys[index - 1] if index else None
-            owner = self.scheduler.owner_of(seq, index)
-            self.pool.cache(seq.blocks[index], seq.keys[index], owner, parent)
+    def _count_discarded(self, seq: Sequence, count: int) -> None:
+        seq.request.discarded += count
+        self.metrics.add("discarded_tokens", count)
 
-    def _take_token(self, seq: Sequence, result: Sampled, now: float) -> None:
-        request, params = seq.request, seq.request.inputs.sampling
-        seq.history.append(result.token)
-        request.generated += 1
-        self.metrics.counters["generated_tokens"] += 1
-        if request.inputs.adapter is not None:
-            tokens = self.metrics.adapter_tokens
-            tokens[request.inputs.adapter] = tokens.get(request.inputs.adapter, 0) + 1
-        if request.first_token_at is None:
-            request.first_token_at = now
-            self.metrics.observe("first_token_seconds", now - request.arrived)
-        elif seq.output_len > 1:
-            self.metrics.observe("inter_token_seconds", now - seq.last_token_at)
-        seq.last_token_at = now
-        logprobs = None
-        if params.logprobs is not None:
-            logprobs = [TokenLogprob(result.token, result.logprob or 0.0, result.top)]
-        reason = self._end_of(seq, result.token)
-        self._emit(seq, [result.token], logprobs, reason)
+    def _take(self, seq: Sequence, row: Row, end: int, result: Sampled | None, now: float) -> None:
+        """Accept the tokens of a row up to the first that ends the sequence."""
+        if result is None:
+            self._cache_filled_blocks(seq, row.start, end)
+            return
+        seq.pending -= 1
+        if not result.tokens:  # its last position is computed again
+            seq.computed = end - 1
+            self.scheduler.waiting.refund(seq, self.config.output_price)
+            return
+        if row.drafts:
+            seq.computed = end
+            extra = len(result.tokens) - 1
+            rate = self.config.output_price - self.config.prompt_price
+            self.scheduler.waiting.charge(seq, extra * rate)
+        tokens, reason = self._up_to_the_end(seq, result)
+        self._count_discarded(seq, len(result.tokens) - len(tokens))
+        seq.history.extend(tokens)
+        self._cache_filled_blocks(seq, row.start, min(end, len(seq.history)))
+        self._count_generated(seq, tokens, now)
+        logprobs = None if result.logprobs is None else result.logprobs[: len(tokens)]
+        self._emit(seq, tokens, logprobs, reason)
         if reason is not None:
+            request = seq.request
             request.finish_reason = request.finish_reason or reason
             self.scheduler.stop(seq)
             self._settle(request, now)
 
-    def _end_of(self, seq: Sequence, token: int) -> FinishReason | None:
-        params, length = seq.request.inputs.sampling, seq.output_len
+    def _up_to_the_end(
+        self, seq: Sequence, result: Sampled
+    ) -> tuple[list[int], FinishReason | None]:
+        last = len(result.tokens)
+        for count, token in enumerate(result.tokens, 1):
+            reason = self._end_of(seq, token, seq.output_len + count)
+            if result.ended and count == last:
+                reason = FinishReason.STOP
+            if reason is not None:
+                return result.tokens[:count], reason
+        return result.tokens, None
+
+    def _cache_filled_blocks(self, seq: Sequence, start: int, end: int) -> None:
+        """Enter the blocks that the positions from `start` to `end` filled in the prefix cache."""
+        if not self.config.prefix_cache:
+            return
+        size = self.config.block_size
+        first, last = start // size, end // size
+        if first == last:
+            return
+        if len(seq.keys) < last:
+            self.scheduler.keys.extend(seq, last)
+        for index in range(first, last):
+            parent = seq.keys[index - 1] if index else None
+            owner = self.scheduler.keys.owner(seq, index)
+            self.pool.cache(seq.blocks[index], seq.keys[index], owner, parent)
+
+    def _count_generated(self, seq: Sequence, tokens: list[int], now: float) -> None:
+        """Count the tokens that were appended to the history."""
+        request, count = seq.request, len(tokens)
+        request.generated += count
+        self.metrics.counters["generated_tokens"] += count
+        if request.inputs.adapter is not None:
+            by_adapter = self.metrics.adapter_tokens
+            adapter = request.inputs.adapter
+            by_adapter[adapter] = by_adapter.get(adapter, 0) + count
+        if request.first_token_at is None:
+            request.first_token_at = now
+            self.metrics.observe("first_token_seconds", now - request.arrived)
+        elif seq.output_len > count:
+            for _ in tokens:
+                self.metrics.observe("inter_token_seconds", (now - seq.last_token_at) / count)
+        seq.last_token_at = now
+
+    def _end_of(self, seq: Sequence, token: int, length: int) -> FinishReason | None:
+        """Whether a token ends the sequence as its output's token number `length`."""
+        params = seq.request.inputs.sampling
         ended = token in params.stop_token_ids or (token in self.eos and not params.ignore_eos)
         if ended and length >= params.min_tokens:
             return FinishReason.STOP
-        if length >= params.max_tokens or len(seq.history) >= seq.request.limit:
+        if length >= params.max_tokens or seq.prompt_len + length >= seq.request.limit:
             return FinishReason.LENGTH
         return None
 
@@ -194,13 +238,16 @@ class OutputProcessor:
         request.delivered += len(tokens)
         self.metrics.counters["delivered_tokens"] += len(tokens)
 
-    def _settle(self, request: Request, now: float) -> None:
+    def _settle(self, request: Request, now: float, *, known_wrong: bool = False) -> None:
         if request.settled or request.open or request.in_flight:
             return
+        wrong = request.wrong_counts()
+        if wrong and not known_wrong:
+            raise IntegrityError(
+                f"the receipt of {request.inputs.request_id} does not add up: {wrong} too many"
+            )
         request.settled = True
         receipt = request.receipt(now)
-        if receipt.cached + receipt.computed != receipt.prompt or receipt.unprocessed < 0:
-            raise IntegrityError(f"the receipt of {receipt.request_id} does not add up: {receipt}")
         self.receipts.add(request.origin, receipt)
         self.outboxes.setdefault(request.origin, Outbox()).receipts.append(receipt)
         self.ended.append(request)

@@ -33,16 +33,17 @@ def _sequence_of(block, cu_q, num_seqs, BLOCK_Q: tl.constexpr):
 @triton.jit
 def _attend(
     acc, peak, total, q, k_base, v_base, table,
-    position, begin, end, scale, stride_block, stride_token,
+    position, low, begin, end, scale, stride_block, stride_token,
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the keys [begin, end); unmasked tiles must be visible to every row."""
+    """Online softmax over the keys [begin, end); unmasked tiles must be visible to every row. Keys
+    before `low` are not read: their blocks may belong to another sequence by now."""
     dims = tl.arange(0, HEAD_PAD)
     dim_ok = dims < HEAD_DIM
     for start in range(begin, end, TILE):
         keys = start + tl.arange(0, TILE)
-        key_ok = keys < end
+        key_ok = (keys < end) & (keys >= low)
         if MASKED:
             blocks = tl.load(table + keys // PAGE, mask=key_ok, other=0)
         else:
@@ -129,8 +130,10 @@ def attention_kernel(
 
     end = context + tl.minimum(first + BLOCK_Q, q_len)
     begin = 0
+    low = 0
     if WINDOW > 0:
-        begin = tl.maximum(context + first + 1 - WINDOW, 0) // TILE * TILE
+        low = tl.maximum(context + first + 1 - WINDOW, 0)
+        begin = low // TILE * TILE
     per_split = tl.cdiv(tl.cdiv(end - begin, TILE), SPLITS) * TILE
     begin += split * per_split
     end = tl.minimum(end, begin + per_split)
@@ -148,11 +151,11 @@ def attention_kernel(
         scale = scale * LOG2E
     if WINDOW == 0:
         acc, peak, total = _attend(
-            acc, peak, total, q_tile, k_base, v_base, table, position, begin, plain_end, scale,
+            acc, peak, total, q_tile, k_base, v_base, table, position, 0, begin, plain_end, scale,
             kv_block, kv_token, HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, SOFTCAP, PRECISION, False,
         )  # fmt: skip
     acc, peak, total = _attend(
-        acc, peak, total, q_tile, k_base, v_base, table, position, plain_end, end, scale,
+        acc, peak, total, q_tile, k_base, v_base, table, position, low, plain_end, end, scale,
         kv_block, kv_token, HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, SOFTCAP, PRECISION, True,
     )  # fmt: skip
 

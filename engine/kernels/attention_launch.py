@@ -72,6 +72,7 @@ def paged_attention(
     kv: Tensor,
     step: AttentionStep,
     shape: AttentionShape,
+    *,
     out: Tensor | None = None,
     partials: Partials | None = None,
     splits: int = 1,
@@ -89,10 +90,10 @@ def paged_attention(
         elif partials is None:
             partials = Partials.make(step.decodes * heads * splits, dim, q.device)
         chosen = tiles or decode_tiles(group, dim, q.dtype)
-        _launch(q, kv, out, step, shape, chosen, True, splits, partials)
+        _launch(q, kv, out, step, shape, chosen, one_query=True, splits=splits, partials=partials)
     if step.decodes < step.seq_lens.shape[0]:
         chosen = tiles or prefill_tiles(group, dim, q.dtype)
-        _launch(q, kv, out, step, shape, chosen, False, 1, None)
+        _launch(q, kv, out, step, shape, chosen, one_query=False, splits=1, partials=None)
     return out
 
 
@@ -103,6 +104,7 @@ def _launch(
     step: AttentionStep,
     shape: AttentionShape,
     tiles: Tiles,
+    *,
     one_query: bool,
     splits: int,
     partials: Partials | None,

@@ -1,7 +1,11 @@
 """Sorts a step's rows by adapter slot and cuts them into chunks, on the host."""
 
-import torch
-from torch import Tensor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.integer[Any]]
 
 
 def chunk_rows_for(tokens: int) -> int:
@@ -14,15 +18,14 @@ def max_chunks(tokens: int, adapters: int, chunk_rows: int) -> int:
     return min(tokens, adapters + tokens // chunk_rows)
 
 
-def sort_into_chunks(slots: Tensor, chunk_rows: int) -> tuple[Tensor, Tensor]:
-    """`slots` is [tokens], -1 for no adapter, on the host. Returns the rows that use an adapter,
-    sorted by slot (stable), and [chunks, 3]: slot, first index in that order, count."""
-    order = torch.argsort(slots, stable=True)
-    order = order[int((slots < 0).sum()) :]
-    used, counts = torch.unique_consecutive(slots[order], return_counts=True)
-    pieces = (counts + chunk_rows - 1) // chunk_rows
-    owner = torch.repeat_interleave(pieces)  # the adapter of each chunk
-    nth = torch.arange(len(owner)) - (pieces.cumsum(0) - pieces)[owner]
-    first = (counts.cumsum(0) - counts)[owner] + nth * chunk_rows
-    held = torch.minimum(counts[owner] - nth * chunk_rows, torch.tensor(chunk_rows))
-    return order.int(), torch.stack((used[owner].long(), first, held), 1).int()
+def sort_into_chunks(slots: Ints, chunk_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """`slots` is [tokens], -1 for no adapter. Returns the rows that use an adapter, sorted by slot
+    (stable), and [chunks, 3]: slot, first index in that order, count."""
+    order = np.argsort(slots, kind="stable")[np.count_nonzero(slots < 0) :]
+    used, first, counts = np.unique(slots[order], return_index=True, return_counts=True)
+    pieces = -(-counts // chunk_rows)
+    owner = np.repeat(np.arange(len(used)), pieces)  # the adapter of each chunk
+    nth = np.arange(len(owner)) - (np.cumsum(pieces) - pieces)[owner]
+    held = np.minimum(counts[owner] - nth * chunk_rows, chunk_rows)
+    chunks = np.stack((used[owner], first[owner] + nth * chunk_rows, held), 1)
+    return order.astype(np.int32), chunks.astype(np.int32)

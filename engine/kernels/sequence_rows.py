@@ -16,7 +16,8 @@ class SequenceRows:
 
     def __init__(self, capacity: int) -> None:
         self._rows: dict[int, int] = {}  # sequence -> row, least recently used first
-        self._held: list[list[int]] = [[] for _ in range(capacity)]
+        # Of each row: the version of the table and how many of its blocks the device has.
+        self._known = [(0, 0)] * capacity
         self._free = list(range(capacity - 1, -1, -1))
 
     def assign(self, step: Sequence[Row]) -> tuple[list[int], list[Change]]:
@@ -31,18 +32,18 @@ class SequenceRows:
             if assign is None:
                 assign = self._take(row.seq)
             sequence_rows.append(assign)
-            held = self._held[assign]
-            if row.blocks[: len(held)] != held:
-                held.clear()
-            new = row.blocks[len(held) :]
-            changes += [(assign, len(held) + i, block) for i, block in enumerate(new)]
-            held += new
+            version, known = self._known[assign]
+            if version != row.table_version:
+                known = 0
+            if known < len(row.blocks):
+                changes += [(assign, n, row.blocks[n]) for n in range(known, len(row.blocks))]
+            self._known[assign] = row.table_version, len(row.blocks)
         return sequence_rows, changes
 
     def forget(self, seq: int) -> None:
         assign = self._rows.pop(seq, None)
         if assign is not None:
-            self._held[assign].clear()
+            self._known[assign] = 0, 0
             self._free.append(assign)
 
     def _take(self, seq: int) -> int:

@@ -17,7 +17,7 @@ def skinny_kernel(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program computes all rows and BLOCK_N outputs. GATE is "", "silu" or "gelu"; with a gate
-    the weight holds the gate's rows followed by those of the up part. ADD sums into `out`.
+    weight and bias hold the gate's rows followed by those of the up part. ADD sums into `out`.
 
     With NORM, inputs are scaled by `gain` and outputs by 1 / rms(x), which is known only at the
     end of the loop.
@@ -57,6 +57,9 @@ def skinny_kernel(
         up *= rms
     if BIAS:
         acc += tl.load(bias + outputs, mask=out_ok, other=0.0).to(tl.float32)[None, :]
+        if GATE != "":
+            up_bias = tl.load(bias + OUTPUTS + outputs, mask=out_ok, other=0.0)
+            up += up_bias.to(tl.float32)[None, :]
     if GATE != "":
         inner = acc
         if GATE == "gelu":  # the tanh form, as in `gated_kernel`

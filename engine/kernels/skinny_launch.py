@@ -31,6 +31,7 @@ def skinny_linear(
     x: Tensor,
     weight: Tensor,
     tiles: SkinnyTiles,
+    *,
     bias: Tensor | None = None,
     norm: RmsNorm | None = None,
     gate: str = "",
@@ -38,8 +39,8 @@ def skinny_linear(
     out: Tensor | None = None,
 ) -> Tensor:
     """gate(norm(x) W^T + bias), written to `out` or added to `add_to` if given. `x` is [rows,
-    inputs] with at most 16 rows, `weight` [outputs, inputs]; with a gate ("silu", "gelu") it holds
-    the gate's rows followed by those of the up part."""
+    inputs] with at most 16 rows, `weight` [outputs, inputs]; with a gate ("silu", "gelu") it
+    and the bias hold the gate's rows followed by those of the up part."""
     rows, inputs = x.shape
     if rows > MAX_ROWS:
         raise ValueError(f"x has {rows} rows: at most {MAX_ROWS} are supported")

@@ -78,9 +78,12 @@ def positions_and_slots(
         for row in decodes
     ]  # fmt: skip
     for row in prefills:
-        at = np.arange(row.start, row.start + len(row.tokens))
+        end = row.start + len(row.tokens)
+        at = np.arange(row.start, end)
         positions += at.tolist()
-        slots += (np.asarray(row.blocks)[at // block_size] * block_size + at % block_size).tolist()
+        first = row.start // block_size
+        table = np.asarray(row.blocks[first : -(-end // block_size)])
+        slots += (table[at // block_size - first] * block_size + at % block_size).tolist()
     return positions, slots
 
 

@@ -18,6 +18,7 @@ class Shortage(StrEnum):
     ADAPTER_SLOT = "slot"  # for its adapter
     BLOCKS = "blocks"
     WEIGHTS = "weights"  # still being read from disk
+    KEYS = "keys"  # of its prompt's blocks, computed over several steps
 
 
 class AdapterStatus(StrEnum):
@@ -42,7 +43,7 @@ class Adapter:
     digest: str
     path: str
     rank: int
-    bytes: int  # size of its weight file; counts against the host tier's budget
+    bytes: int  # of its copy in host memory; counts against the host tier's budget
     blocks_needed: int  # blocks that it takes on the device
     status: AdapterStatus = AdapterStatus.ABSENT
     handle: AdapterHandle | None = None

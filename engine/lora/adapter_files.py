@@ -57,7 +57,9 @@ def read_adapter(
         name, part = f"layer {layer} {module}", _PART_OF[module]
         if len(pair) != 2:
             raise _invalid(path, f"{name} has lora_{next(iter(pair))} without the other half")
-        rank = _check_pair(path, name, pair["A"], pair["B"], part, spec, max_rank)
+        rank = _check_pair(
+            path, name, pair["A"], pair["B"], part=part, spec=spec, max_rank=max_rank
+        )
         scale = _scale(config, f"model.layers.{layer}.{module}", rank, directory / CONFIG)
         a, b = pair["A"], pair["B"]
         matrices[layer, part] = (
@@ -127,6 +129,7 @@ def _check_pair(
     name: str,
     a: torch.Tensor,
     b: torch.Tensor,
+    *,
     part: str,
     spec: ModelSpec,
     max_rank: int,

@@ -31,7 +31,7 @@ class AdapterMemory(ABC, Generic[HostCopy]):
         self._enabled = config.enable_lora
         self._reader = AdapterReader(spec, dtype, config.max_lora_rank)
         self._copies: dict[str, HostCopy] = {}
-        self._blocks_needed: dict[str, int] = {}  # digest -> blocks; kept after the copy is dropped
+        self._blocks_needed: dict[str, int] = {}  # by digest, like `_copies`
         self._loaded: list[AdapterHandle | None] = [None] * config.max_adapter_slots
 
     def register(self, path: str) -> AdapterState:
@@ -52,6 +52,13 @@ class AdapterMemory(ABC, Generic[HostCopy]):
 
     def drop(self, digest: str) -> None:
         self._copies.pop(digest, None)
+        self._blocks_needed.pop(digest, None)
+
+    def host_bytes(self, digest: str) -> int:
+        """Host memory of a registered adapter's copy."""
+        if digest not in self._copies:
+            raise _unknown(digest)
+        return self._bytes_of(self._copies[digest])
 
     def blocks(self, digest: str) -> int:
         if digest not in self._blocks_needed:
@@ -89,6 +96,9 @@ class AdapterMemory(ABC, Generic[HostCopy]):
     def _prepare(self, weights: AdapterWeights) -> tuple[HostCopy, int]:
         """The host copy, and the number of blocks that it needs on the device. Raises ValueError
         when the adapter does not fit the device's layout."""
+
+    @abstractmethod
+    def _bytes_of(self, copy: HostCopy) -> int: ...
 
     @abstractmethod
     def _store(self, slot: int, copy: HostCopy, blocks: list[int]) -> None: ...

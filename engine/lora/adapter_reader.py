@@ -13,6 +13,7 @@ from engine.model_spec import ModelSpec
 
 # A file younger than this may be written again without a change of its timestamps.
 _SETTLED_NS = 2_000_000_000
+_MOST_VERIFIED = 4096  # directories remembered; the oldest is then verified again
 
 
 FileIdentity = list[tuple[int, ...]]
@@ -40,6 +41,8 @@ class AdapterReader:
             raise AdapterError("invalid_adapter", f"{directory} changed while read: load it again")
         if began - max(files)[0] > _SETTLED_NS:
             self.verified[directory] = files, weights.digest
+            if len(self.verified) > _MOST_VERIFIED:
+                del self.verified[next(iter(self.verified))]
         return weights
 
 

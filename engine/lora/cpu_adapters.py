@@ -48,6 +48,9 @@ class CpuAdapters(AdapterMemory[AdapterWeights]):
         needed = stack_bytes(self._spec, weights.rank, self._dtype)
         return weights, -(-needed // block_bytes(self._spec, self._pool.block_size, self._dtype))
 
+    def _bytes_of(self, copy: AdapterWeights) -> int:
+        return sum(a.nbytes + b.nbytes for a, b in copy.matrices.values())
+
     def _store(self, slot: int, copy: AdapterWeights, blocks: list[int]) -> None:
         self._pool.lend(blocks)
         rank, count = copy.rank, len(self._loaded)

@@ -3,12 +3,14 @@
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.batch import Row
 from engine.config import EngineConfig
 from engine.kernels.adapter_pages import AdapterTable, PackedAdapter, pack_adapter
+from engine.kernels.launch import power_of_two
 from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
 from engine.kernels.step import HostStep, LoraRows
 from engine.kernels.streams import side_stream
@@ -46,12 +48,16 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
         )  # fmt: skip
         return packed, packed.image.shape[0]
 
+    def _bytes_of(self, copy: PackedAdapter) -> int:
+        """torch rounds pinned memory up to a power of two."""
+        size = copy.image.nbytes
+        return size if self._side is None else power_of_two(size)
+
     def _store(self, slot: int, copy: PackedAdapter, blocks: list[int]) -> None:
-        block_ids = torch.tensor(blocks)
-        self._copy_to_blocks(copy.image, block_ids)
+        self._copy_to_blocks(copy.image, blocks)
         if self.table is not None:
-            self.table.fill(slot, copy, block_ids)
-        self._ranks[slot] = int(copy.ranks.max())
+            self.table.fill(slot, copy, torch.tensor(blocks))
+        self._ranks[slot] = copy.offsets.shape[-1]
 
     def _clear(self, slot: int) -> None:
         if self.table is not None:
@@ -72,20 +78,19 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
         ]
         key = (mapping, lengths.tolist())
         if self._sorted_rows is None or self._sorted_rows[0] != key:
-            slots = torch.tensor([slot for slot, _ in mapping])
-            by_token = torch.repeat_interleave(slots, torch.from_numpy(lengths))
+            by_token = np.repeat(np.array([slot for slot, _ in mapping]), lengths)
             tokens = len(step.tokens)
             chunk_rows = chunk_rows_for(0 if tokens == step.decodes else tokens)
             order, chunks = sort_into_chunks(by_token, chunk_rows)
             max_rank = max(self._ranks[handle.slot] for handle in handles)
             size = next(size for size in self.rank_sizes if size >= max_rank)
-            self._sorted_rows = key, LoraRows(order.numpy(), chunks.numpy(), chunk_rows, size)
+            self._sorted_rows = key, LoraRows(order, chunks, chunk_rows, size)
         return replace(step, lora=self._sorted_rows[1])
 
-    def _copy_to_blocks(self, image: Tensor, block_ids: Tensor) -> None:
+    def _copy_to_blocks(self, image: Tensor, blocks: list[int]) -> None:
         """Copies to the device beside the running step, and into the blocks after it."""
         device = self._arena.device
-        index = on_device(block_ids.tolist(), device)
+        index = on_device(blocks, device)
         for first in range(0, image.shape[0], _COPY_BATCH):
             part = slice(first, first + _COPY_BATCH)
             with torch.cuda.stream(self._side) if self._side is not None else nullcontext():

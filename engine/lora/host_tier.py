@@ -68,6 +68,8 @@ class HostTier:
                 self.read(read.path, read.on_read)
             else:
                 read.on_read(read.future)
+        if not self._reads:
+            self._dropped_at.clear()
 
     def fits(self, incoming: Iterable[Adapter]) -> bool:
         """Whether these fit beside the copies that requests need."""
@@ -96,7 +98,8 @@ class HostTier:
         del self._copies[adapter.digest]
         self._bytes -= adapter.bytes
         self._drop_count += 1
-        self._dropped_at[adapter.digest] = self._drop_count
+        if self._reads:  # only a read that has begun can be stale
+            self._dropped_at[adapter.digest] = self._drop_count
         adapter.transition_to(AdapterStatus.ABSENT)
 
     def trim(self) -> None:

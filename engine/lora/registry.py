@@ -4,8 +4,8 @@ use them. No torch: the runner copies the weights, the block pool provides devic
 """
 
 import logging
-import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 
@@ -55,7 +55,7 @@ class AdapterRegistry:
         """Record an adapter that the runner has just read from `path` into host memory."""
         adapter = self.known.get(state.digest)
         if adapter is None:
-            size = os.path.getsize(os.path.join(path, "adapter_model.safetensors"))
+            size = self._runner.adapter_host_bytes(state.digest)
             blocks_needed = self._runner.adapter_blocks(state.digest)
             adapter = Adapter(state.digest, path, state.rank, size, blocks_needed)
             self.known[state.digest] = adapter
@@ -109,6 +109,31 @@ class AdapterRegistry:
             and adapter.status is not AdapterStatus.DRAINING
             and digest not in self._reading
         )
+
+    def loadable(self, digest: str | None) -> bool:
+        """Whether a request with this adapter lacks at most a slot and blocks."""
+        return digest is None or self.known[digest].status in (
+            AdapterStatus.HOST, AdapterStatus.RESIDENT,
+        )  # fmt: skip
+
+    def room(self, digest: str | None, released: Iterable[AdapterHandle | None]) -> int | None:
+        """Blocks that idle adapters could give up beyond those that this one needs, after the
+        handles in `released` are released; below zero when it needs more. None: no slot."""
+        adapter = None if digest is None else self.known[digest]
+        uses = Counter(handle.slot for handle in released if handle is not None)
+        idle = [
+            each
+            for slot, each in enumerate(self._slots)
+            if each is not None and each is not adapter and each.sequences == uses[slot]
+        ]
+        blocks = sum(each.blocks_needed for each in idle)
+        if adapter is None or adapter.status is AdapterStatus.RESIDENT:
+            return blocks
+        return blocks - adapter.blocks_needed if idle or None in self._slots else None
+
+    def users(self, handle: AdapterHandle) -> int:
+        """How many sequences hold this handle."""
+        return self._adapter_of(handle).sequences
 
     def acquire(self, digest: str, spare: int, force: bool = False) -> AdapterHandle | Shortage:
         """A handle for one more sequence; loads the weights if needed.
@@ -299,6 +324,7 @@ class AdapterRegistry:
         if adapter.status is AdapterStatus.HOST:
             self.host.drop(adapter)
         self.known.pop(adapter.digest, None)
+        self._metrics.forget_adapter(adapter.digest)
         self._slot_wait_since.pop(adapter.digest, None)
 
     # Reading.

@@ -1,16 +1,11 @@
 """The decoder of all model families: embedding, blocks of attention and gated MLP, head."""
 
 import torch
-import torch.nn.functional as F
 
-from engine.layers.attention import attend
-from engine.layers.kv import KvPool
-from engine.layers.linear import GatedLinear, Linear, activate
-from engine.layers.lora import LoraStep
+from engine.layers.linear import GatedLinear, Linear
 from engine.layers.matrices import MODULES, SITES, part_shape
 from engine.layers.norm import RmsNorm
-from engine.layers.rotary import rotate_
-from engine.layers.step import Queries, StepInputs
+from engine.layers.operations import Attention, Operations, Site, X
 from engine.model_spec import ModelSpec
 from engine.models.weights import Weights
 
@@ -19,14 +14,13 @@ class Block:
     """One decoder layer."""
 
     def __init__(self, spec: ModelSpec, layer: int, weights: Weights) -> None:
-        self.spec = spec
-        self.layer = layer
-        self.shape = spec.attention(layer)
         prefix = f"model.layers.{layer}"
-        self.qkv = Linear(*_stacked(weights, spec, prefix, "qkv"))
-        self.o = Linear(*_stacked(weights, spec, prefix, "o"))
-        self.gate_up = GatedLinear(*_stacked(weights, spec, prefix, "gate_up"))
-        self.down = Linear(*_stacked(weights, spec, prefix, "down"))
+
+        def site(name: str, kind: type[Linear] = Linear) -> Site:
+            return Site(layer, name, kind(*_stacked(weights, spec, prefix, name)))
+
+        self.qkv, self.o = site("qkv"), site("o")
+        self.gate_up, self.down = site("gate_up", GatedLinear), site("down")
 
         def norm(name: str, size: int = spec.hidden) -> RmsNorm:
             weight = weights.take(f"{prefix}.{name}.weight", (size,))
@@ -38,67 +32,19 @@ class Block:
         )
         self.after_attention = norm("post_attention_layernorm") if spec.sandwich_norm else None
         self.after_mlp = norm("post_feedforward_layernorm") if spec.sandwich_norm else None
-        self.head_norms: tuple[RmsNorm, RmsNorm] | None = None  # of queries and of keys
+        head_norms: tuple[RmsNorm, RmsNorm] | None = None
         if spec.head_norm:
             q_norm, k_norm = (norm(f"self_attn.{part}_norm", spec.head_dim) for part in "qk")
-            self.head_norms = q_norm, k_norm
+            head_norms = q_norm, k_norm
+        self.attention = Attention(layer, spec.attention(layer), head_norms)
 
-    def __call__(
-        self, x: torch.Tensor, step: StepInputs, queries: Queries | None, pool: KvPool
-    ) -> torch.Tensor:
-        """x: the residual stream of all rows. Returns that of the rows in `queries`."""
-        qkv = self._qkv(self.input_norm(x), step, pool)
-        if queries is None:
-            return x[:0]
-        spec = self.spec
-        q = qkv.view(x.shape[0], -1, spec.head_dim)[:, : spec.heads]
-        if queries.rows is not None:
-            q, x = q.index_select(0, queries.rows), x.index_select(0, queries.rows)
-        y = attend(q, pool, self.layer, queries.tiles[self.shape.window], self.shape)
-        x = self._join(self.o, "o", y, x, self.after_attention, queries.lora)
-        y = self._gated(self.mlp_norm(x), queries.lora)
-        return self._join(self.down, "down", y, x, self.after_mlp, queries.lora)
-
-    def _qkv(self, x: torch.Tensor, step: StepInputs, pool: KvPool) -> torch.Tensor:
-        """Queries, keys and values, concatenated; keys and values are also written to the pool."""
-        spec = self.spec
-        qkv = self.qkv(x)
-        lora = step.all_rows.lora
-        if lora is not None:
-            ends = (spec.q_width, spec.q_width + spec.kv_width)
-            lora.add_(self.layer, "qkv", x, *qkv.tensor_split(ends, -1))
-        heads = qkv.view(x.shape[0], -1, spec.head_dim)
-        q, kv = heads[:, : spec.heads], heads[:, spec.heads :]
-        if self.head_norms is not None:
-            k = kv[:, : spec.kv_heads]
-            q.copy_(self.head_norms[0](q))
-            k.copy_(self.head_norms[1](k))
-        rotate_(qkv[:, : spec.q_width + spec.kv_width], step.cos, step.sin, spec.head_dim)
-        pool.write(self.layer, step.kv_slots, kv)
-        return qkv
-
-    def _join(
-        self,
-        linear: Linear,
-        site: str,
-        y: torch.Tensor,
-        residual: torch.Tensor,
-        norm: RmsNorm | None,
-        lora: LoraStep | None,
-    ) -> torch.Tensor:
-        """The residual stream plus a half-block's projection, which is normed if `norm` is set."""
-        out = linear(y) if norm is not None else linear.plus(y, residual)
-        if lora is not None:
-            lora.add_(self.layer, site, y, out)
-        return out if norm is None else residual + norm(out)
-
-    def _gated(self, x: torch.Tensor, lora: LoraStep | None) -> torch.Tensor:
-        activation = self.spec.activation
-        if lora is None:
-            return self.gate_up.gated(x, activation)
-        gate, up = self.gate_up.halves(x)
-        lora.add_(self.layer, "gate_up", x, gate, up)
-        return activate(gate, activation).mul_(up)
+    def __call__(self, do: Operations[X], x: X) -> X:
+        """x: the residual stream."""
+        qkv = do.project(self.qkv, x, self.input_norm)
+        y, x = do.attend(self.attention, qkv, x)
+        x = do.add(self.o, y, x, self.after_attention)
+        y = do.gate(self.gate_up, x, self.mlp_norm)
+        return do.add(self.down, y, x, self.after_mlp)
 
 
 class Decoder:
@@ -114,19 +60,13 @@ class Decoder:
         tied = spec.tied or "lm_head.weight" not in weights
         self.head = Linear(self.embedding if tied else weights.take("lm_head.weight", shape))
 
-    def __call__(self, step: StepInputs, pool: KvPool) -> torch.Tensor:
-        """Logits in float32 of the step's sampled rows: [rows, vocab]."""
-        x = F.embedding(step.tokens, self.embedding)
-        if self.spec.embedding_scale != 1.0:
-            x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype)
-        for block in self.blocks[:-1]:
-            x = block(x, step, step.all_rows, pool)
-        x = self.blocks[-1](x, step, step.sampled, pool)
-        if not x.shape[0]:
-            return x.new_empty((0, self.spec.vocab), dtype=torch.float32)
-        logits = self.head(self.norm(x)).float()
-        cap = self.spec.logit_cap
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+    def __call__(self, do: Operations[X]) -> torch.Tensor:
+        """The logits of the step's sampled rows before the soft cap: [rows, vocab]. The one forward
+        pass: devices differ in what their operations do, not in which there are."""
+        x = do.embed(self.embedding, self.spec.embedding_scale)
+        for block in self.blocks:
+            x = block(do, x)
+        return do.logits(self.head, x, self.norm)
 
 
 def _stacked(

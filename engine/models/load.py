@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -25,11 +26,13 @@ class LoadedModel:
     device: torch.device
     decoder: Decoder
     bytes: int  # of the weights as they are served
+    path: Path | None = None  # of the checkpoint
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
     """Raises CheckpointError naming the file at fault, ConfigError for a wrong setting."""
-    checkpoint = open_checkpoint(model_path(config.model))
+    path = model_path(config.model)
+    checkpoint = open_checkpoint(path)
     with closing(checkpoint.source) as source:
         spec = model_spec(checkpoint.config)
         spec = replace(spec, eos=tuple(dict.fromkeys((*checkpoint.eos, *spec.eos))))
@@ -48,6 +51,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         device=device,
         decoder=decoder,
         bytes=checkpoint.bytes,
+        path=path,
     )
 
 

@@ -26,7 +26,7 @@ def refuse_quantised(raw: dict[str, Any]) -> None:
     if not declared:
         return
     raise CheckpointError(
-        f"config.json: the weights are quantised as {_format_of(declared)}, which is not served: "
+        f"config.json: the weights are quantised as {_format_of(declared)}, which is not supported: "
         f"{_NEXT}"
     )
 
@@ -37,7 +37,7 @@ def refuse_companions(names: Iterable[str]) -> None:
         for suffix, label in _COMPANIONS.items():
             if name.endswith(suffix):
                 raise CheckpointError(
-                    f"tensor {name} belongs to weights quantised as {label}, which is not served: "
+                    f"tensor {name} belongs to weights quantised as {label}, which is not supported: "
                     f"{_NEXT}"
                 )
 

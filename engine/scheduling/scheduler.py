@@ -8,14 +8,16 @@ from collections import deque
 
 from engine.batch import LAST_SAMPLED, Row, StepBatch
 from engine.cache.blocks import BlockPool
-from engine.cache.prefix import PUBLIC, PrefixHasher
+from engine.cache.prefix import PrefixHasher
 from engine.config import EngineConfig
-from engine.errors import IntegrityError
 from engine.lora.adapter import Shortage
 from engine.lora.registry import AdapterRegistry
 from engine.metrics import Metrics
+from engine.scheduling.capacity import Capacity
+from engine.scheduling.cost import row_cost
 from engine.scheduling.preemption import StepTiming, choose_victim
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
+from engine.scheduling.sequence_keys import SequenceKeys
 from engine.scheduling.waiting import WaitingQueue
 
 MAX_BYPASSES = 8  # admissions that may bypass a request which lacks blocks before all wait for it
@@ -36,20 +38,24 @@ class Scheduler:
         adapters: AdapterRegistry,
         waiting: WaitingQueue,
         metrics: Metrics,
+        *,
+        window: int = 0,
     ) -> None:
+        """`window`: the most tokens that any layer sees back from a position; 0: all."""
         self._config = config
         self._pool = pool
-        self._hasher = hasher
+        self.keys = SequenceKeys(hasher, pool, enabled=config.prefix_cache)
         self._adapters = adapters
         self._metrics = metrics
         self._size = config.block_size
+        self._window = window
         self.rows: list[tuple[Sequence, Row]] = []  # the batch that was scheduled last
-        self._copies: list[tuple[int, int]] = []
+        self._copies: list[tuple[int, int]] = []  # (from, to); both are held
         self._budget = 0
         self._next_number = 0
-        self._reserved = 0  # choices that running requests add when they fork
         self.waiting = waiting
         self.running: list[Sequence] = []
+        self.capacity = Capacity(config, pool, adapters, self.keys, self.running)
         self.timing = StepTiming()
 
     # Life of a sequence.
@@ -63,20 +69,8 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         seq = self.new_sequence(request, 0)
-        if self._config.prefix_cache:
-            request.public_blocks = self._hasher.public_blocks(request.inputs.prompt)
-            self.extend_keys(seq)
+        self.keys.begin(seq)
         self.waiting.push(seq, lift=True)
-
-    def extend_keys(self, seq: Sequence) -> None:
-        """Compute the missing keys of the sequence's full blocks."""
-        inputs = seq.request.inputs
-        self._hasher.extend(
-            seq.keys, seq.history, inputs.namespace, inputs.adapter, seq.request.public_blocks
-        )
-
-    def owner_of(self, seq: Sequence, index: int) -> str:
-        return PUBLIC if index < seq.request.public_blocks else seq.request.inputs.namespace
 
     def stop(self, seq: Sequence) -> None:
         """End the sequence. Its blocks are released at once, or when its last step is collected."""
@@ -86,16 +80,18 @@ class Scheduler:
             seq.status = SequenceStatus.FINISHED
             self.running.remove(seq)
             if not seq.request.forked:
-                self._reserved -= self._extra_choices(seq)
+                self.capacity.reserved -= self.capacity.extra_choices(seq)
                 seq.request.forked = True
             if not seq.in_flight:
                 self.release(seq)
 
     def release(self, seq: Sequence) -> None:
-        if self._copies:
-            self._copies = [(a, b) for a, b in self._copies if b not in seq.blocks]
-        self._pool.release(reversed(seq.blocks))
-        seq.blocks = []
+        dropped = [pair for pair in self._copies if pair[1] in seq.blocks]
+        self._copies = [pair for pair in self._copies if pair not in dropped]
+        self._pool.release(source for source, _ in dropped)
+        self._pool.release(reversed(seq.blocks[seq.unheld :]))
+        seq.blocks, seq.unheld = [], 0
+        seq.table_version += 1
         if seq.handle is not None:
             self._adapters.release(seq.handle)
             seq.handle = None
@@ -105,6 +101,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepBatch | None:
         """The batch of the next step, or None when nothing can run now."""
         self.rows = []
+        self.keys.begin_step(idle=not self.running)
         self._budget = self.timing.budget(self._config.step_s, self._config.max_batch_tokens)
         self._preempt_for_priority(now)
         self._secure_blocks(now)
@@ -117,6 +114,7 @@ class Scheduler:
             return None
         self.rows.sort(key=lambda pair: len(pair[1].tokens) > 1)  # stable: decode rows first
         copies, self._copies = self._copies, []
+        self._pool.release(source for source, _ in copies)
         return StepBatch([row for _, row in self.rows], copies)
 
     def _complete(self, seq: Sequence) -> bool:
@@ -130,7 +128,7 @@ class Scheduler:
     def _secure_blocks(self, now: float) -> None:
         """Give every running sequence the blocks of its next row, preempting others if needed."""
         for seq in list(self.running):
-            if seq.remaining == 0 or (seq.pending and self._complete(seq)):
+            if seq.remaining <= 0 or (seq.pending and self._complete(seq)):
                 continue
             while seq.status is SequenceStatus.RUNNING and not self._ensure_blocks(seq):
                 if self._adapters.evict_idle():
@@ -144,39 +142,21 @@ class Scheduler:
         first = self.waiting.first_sort_key()
         if first is None or all(s.request.inputs.priority >= -first[0] for s in self.running):
             return
-        slot_available = self._adapters.slot_available()
-        needed = next(
-            self.waiting.candidates(lambda a: self._adapters.usable(a, slot_available), self._hits),
-            None,
-        )
+        needed = next(self.waiting.candidates(self._adapters.loadable, self.keys.hits), None)
         if needed is None:
             return
         priority = needed.request.inputs.priority
         lower = [s for s in self.running if s.request.inputs.priority < priority]
-        if not self._would_fit(needed, lower):
+        if not self.capacity.would_fit(needed, lower):
             return
-        while lower and not self._would_fit(needed, []):
+        while lower and not self.capacity.would_fit(needed, []):
             if any(seq.in_flight for seq in self.running):
                 raise NeedsCollect
-            victim = choose_victim(lower, self.waiting, self.timing, now)
+            lacks_slot = self._adapters.room(needed.request.inputs.adapter, []) is None
+            victims = self.capacity.slot_holders(lower) if lacks_slot else lower
+            victim = choose_victim(victims, self.waiting, self.timing, now)
             lower.remove(victim)
             self._preempt(victim)
-
-    def _would_fit(self, seq: Sequence, preempted: list[Sequence]) -> bool:
-        """Whether a waiting sequence fits after the sequences in `preempted` are preempted."""
-        need = -(-len(seq.history) // self._size) - self._hits(seq) + self._margin()
-        blocks = self._pool.available(seq.request.inputs.namespace)
-        blocks += self._pool.freed_by(other.blocks for other in preempted)
-        return self._missing_running_slots(seq) <= len(preempted) and blocks >= need
-
-    def _missing_running_slots(self, seq: Sequence) -> int:
-        choices = 1 if seq.request.forked else seq.request.inputs.sampling.n
-        return len(self.running) + self._reserved + choices - self._config.max_running
-
-    def _margin(self) -> int:
-        """Blocks to leave free for the running sequences: without them an admission would lead to
-        a preemption in one of the next steps."""
-        return len(self.running) // 4 + 1 if self.running else 0
 
     def _ensure_blocks(self, seq: Sequence) -> bool:
         """Provide writable blocks for the positions that the next row writes. False if too few
@@ -188,9 +168,11 @@ class Scheduler:
             fresh = self._pool.allocate(1, tenant, force)
             if fresh is None:
                 return False
+            # The source stays held until the batch is complete: an adapter that this step loads
+            # must not take it before the copy is made.
             self._copies.append((seq.blocks[first], fresh[0]))
-            self._pool.release([seq.blocks[first]])
             seq.blocks[first] = fresh[0]
+            seq.table_version += 1
         length = len(seq.history) + seq.pending
         lacking = -(-length // self._size) - len(seq.blocks)
         if lacking > 0:
@@ -200,11 +182,24 @@ class Scheduler:
             seq.blocks.extend(fresh)
         return True
 
+    def release_unseen(self, seq: Sequence, position: int) -> None:
+        """Release the leading blocks that no layer's window reaches from `position` on."""
+        if not self._window:
+            return
+        unseen = min(max(0, position - self._window + 1) // self._size, len(seq.blocks))
+        if unseen > seq.unheld:
+            self._pool.release(reversed(seq.blocks[seq.unheld : unseen]))
+            seq.unheld = unseen
+
+    def copied_blocks(self) -> list[int]:
+        """The blocks held because the next step copies from them."""
+        return [source for source, _ in self._copies]
+
     def _preempt(self, seq: Sequence) -> None:
         """Release the sequence's blocks; it later recomputes what the cache has evicted by then."""
         self.running.remove(seq)
         if not seq.request.forked:
-            self._reserved -= self._extra_choices(seq)
+            self.capacity.reserved -= self.capacity.extra_choices(seq)
         self.release(seq)
         seq.computed = 0
         self._metrics.add("preemptions")
@@ -236,43 +231,40 @@ class Scheduler:
         if seq.computed >= seq.prompt_len and not seq.request.forked:
             self._fork(seq)
 
-    def _add_row(self, seq: Sequence, count: int) -> None:
-        start, end = seq.computed, seq.computed + count
-        sample = end == len(seq.history) + seq.pending
+    def _add_row(self, seq: Sequence, count: int, guesses: list[int] | None = None) -> None:
+        """A row of the next `count` tokens, and of `guesses` for those that may follow them."""
+        guesses = guesses or []
+        known = seq.computed + count
+        start, end = seq.computed, known + len(guesses)
+        sample = known == len(seq.history) + seq.pending
         if seq.handle is not None:
             self._adapters.check(seq.handle)
         row = Row(
             seq=seq.number,
-            tokens=[LAST_SAMPLED] if seq.pending else seq.history[start:end],
+            tokens=[LAST_SAMPLED] if seq.pending else seq.history[start:known] + guesses,
             start=start,
-            blocks=seq.blocks[: -(-end // self._size)],
+            blocks=seq.blocks,
             adapter=seq.handle,
             sample=sample,
             sampling=seq.request.inputs.sampling,
             choice=seq.choice,
             history=seq.history,
             prompt_len=seq.prompt_len,
+            drafts=len(guesses),
+            table_version=seq.table_version,
         )
-        self.waiting.charge(seq, self.cost_of(seq, row))
+        self.waiting.charge(seq, row_cost(seq, row, self._config))
         seq.computed = end
         seq.in_flight += 1
         seq.pending += int(sample)
-        self._budget -= count
+        self._budget -= count + len(guesses)
         self.rows.append((seq, row))
-
-    def cost_of(self, seq: Sequence, row: Row) -> float:
-        """The row's cost in fairness units; tokens recomputed after a preemption cost nothing."""
-        if row.start >= seq.prompt_len:
-            return row.sample * self._config.output_price
-        end = row.start + len(row.tokens)
-        fresh = max(0, min(end, seq.prompt_len) - max(row.start, seq.counted_until))
-        return fresh * self._config.prompt_price + row.sample * self._config.output_price
 
     # Admission.
 
     def _admit_next(self, now: float) -> Sequence | None:
         """Admit the first waiting sequence, in fair order, that fits now."""
-        if len(self.running) + self._reserved >= self._config.max_running:
+        if len(self.running) + self.capacity.reserved >= self._config.max_running:
             return None
         skipped: list[Sequence] = []
 
@@ -284,7 +276,7 @@ class Scheduler:
                 self._adapters.note_slot_wait(digest, now)
             return ready
 
-        for seq in self.waiting.candidates(usable, self._hits):
+        for seq in self.waiting.candidates(usable, self.keys.hits):
             shortage = self._admit(seq, now)
             if shortage is None:
                 for other in skipped:
@@ -296,25 +288,23 @@ class Scheduler:
                     return None
         return None
 
-    def _hits(self, seq: Sequence) -> int:
-        """The number of leading blocks that are cached and that the sequence may use."""
-        limit = (len(seq.history) - 1) // self._size  # the last token is always computed
-        if seq.request.cached is not None:
-            # The cached count is frozen: blocks cached by others since then are not used.
-            limit = min(limit, seq.counted_until // self._size)
-        return self._pool.hits(seq.keys, limit)
-
     def _admit(self, seq: Sequence, now: float) -> Shortage | None:
         """Admit a waiting sequence with its slot, blocks and cached prefix; returns what it lacks
         otherwise."""
         inputs = seq.request.inputs
-        if seq.in_flight or self._missing_running_slots(seq) > 0:
+        if seq.in_flight or self.capacity.missing_running_slots(seq) > 0:
             return Shortage.RUNNING_SLOTS
-        hits = self._hits(seq)
+        hits = self.keys.hits(seq)
+        if self.keys.unfinished(seq, hits):
+            return Shortage.KEYS
         need = -(-len(seq.history) // self._size) - hits
-        spare = need + self._margin()
+        spare = need + self.capacity.margin()
         force = not self.running
-        seq.blocks = self._share(seq.keys[:hits])
+        if not self.capacity.may_fit(seq, hits, spare, force):
+            if inputs.adapter is not None:
+                self._adapters.note_slot_wait(inputs.adapter, now)
+            return Shortage.BLOCKS
+        seq.blocks = self.keys.share(seq, hits)
         if inputs.adapter is not None:
             handle = self._adapters.acquire(inputs.adapter, spare, force)
             if isinstance(handle, Shortage):
@@ -336,45 +326,32 @@ class Scheduler:
         self.waiting.remove(seq, SequenceStatus.RUNNING)
         self.running.append(seq)
         if not seq.request.forked:
-            self._reserved += self._extra_choices(seq)
+            self.capacity.reserved += self.capacity.extra_choices(seq)
         return None
-
-    def _share(self, keys: list[bytes]) -> list[int]:
-        blocks = []
-        for key in keys:
-            block = self._pool.find(key)
-            if block is None:
-                raise IntegrityError("a cached block was removed between look-up and use")
-            self._pool.share(block)
-            blocks.append(block)
-        return blocks
 
     def _count_admission(self, seq: Sequence, now: float) -> None:
         request = seq.request
         if request.cached is not None:
             return
-        request.cached = seq.counted_until = seq.computed
+        request.cached = request.reached = seq.counted_until = seq.computed
         request.admitted_at = now
         self.waiting.charge(seq, seq.computed * self._config.cached_price)
         self._metrics.add("prefix_queries", len(request.inputs.prompt))
         self._metrics.add("prefix_hits", seq.computed)
-
-    def _extra_choices(self, seq: Sequence) -> int:
-        return seq.request.inputs.sampling.n - 1
 
     def _fork(self, parent: Sequence) -> None:
         """The other choices share the prompt's blocks and compute its last token again to sample
         a first token of their own; a block that they write is copied first."""
         request = parent.request
         request.forked = True
-        self._reserved -= self._extra_choices(parent)
+        self.capacity.reserved -= self.capacity.extra_choices(parent)
         shared = parent.blocks[: -(-parent.prompt_len // self._size)]
         for choice in range(1, request.inputs.sampling.n):
             child = self.new_sequence(request, choice)
             child.history = parent.history[: parent.prompt_len]
             child.keys = list(parent.keys)
-            child.blocks = list(shared)
-            for block in shared:
+            child.blocks, child.unheld = list(shared), parent.unheld
+            for block in child.held_blocks:
                 self._pool.share(block)
             child.computed = parent.prompt_len - 1
             child.counted_until = parent.prompt_len

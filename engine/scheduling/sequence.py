@@ -26,6 +26,8 @@ class Sequence:
     computed: int = 0  # positions whose KV is present, or will be after the steps in flight
     counted_until: int = 0  # positions already counted once; computing below it is recomputing
     blocks: list[int] = field(default_factory=list)
+    unheld: int = 0  # leading blocks that every layer's window has passed, and that were released
+    table_version: int = 0  # of `blocks`; see `Row.table_version`
     keys: list[bytes] = field(default_factory=list)  # of the full blocks of history
     handle: AdapterHandle | None = None
     in_flight: int = 0  # steps launched and not collected
@@ -33,6 +35,10 @@ class Sequence:
     overtaken: int = 0  # later requests of the tenant that went first because of their prefix
     bypassed: int = 0  # admissions that bypassed it while it lacked blocks
     last_token_at: float = 0.0
+
+    @property
+    def held_blocks(self) -> list[int]:
+        return self.blocks[self.unheld :]
 
     @property
     def output_len(self) -> int:
@@ -61,11 +67,13 @@ class Request:
     settled: bool = False
     voided: bool = False  # ended by a fault of its computation: its prompt is not charged
     cached: int | None = None  # frozen at first admission
+    reached: int = 0  # prompt positions whose KV was present at some time, without a gap
     computed: int = 0
     recomputed: int = 0
     generated: int = 0
     delivered: int = 0
     discarded: int = 0
+    rejected: int = 0
     admitted_at: float | None = None
     first_token_at: float | None = None
     finish_reason: FinishReason | None = None
@@ -83,11 +91,28 @@ class Request:
     def in_flight(self) -> bool:
         return any(s.in_flight for s in self.sequences)
 
+    def reach(self, start: int, end: int) -> None:
+        """The positions from `start` to `end` were computed. Kept apart from the counts that are
+        charged, so that one can be compared with the other."""
+        if start <= self.reached:
+            self.reached = max(self.reached, min(end, len(self.inputs.prompt)))
+
+    def wrong_counts(self) -> dict[str, int]:
+        """By how much each count exceeds the positions or tokens that it counts; empty if none."""
+        found = {
+            "cached + computed": (self.cached or 0) + self.computed - self.reached,
+            "generated": self.generated - sum(s.output_len for s in self.sequences),
+            "delivered": self.delivered - self.generated,
+        }
+        if self.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            found["unprocessed"] = len(self.inputs.prompt) - self.reached
+        return {name: excess for name, excess in found.items() if excess}
+
     def receipt(self, now: float) -> Receipt:
         cached, computed = (0, 0) if self.voided else (self.cached or 0, self.computed)
         started = self.admitted_at if self.admitted_at is not None else now
         first = self.first_token_at if self.first_token_at is not None else now
-        processed = cached + computed
+        processed = 0 if self.voided else self.reached
         return Receipt(
             request_id=self.inputs.request_id,
             namespace=self.inputs.namespace,
@@ -100,9 +125,11 @@ class Request:
             delivered=self.delivered,
             recomputed=self.recomputed,
             discarded=self.discarded,
+            rejected=self.rejected,
             finish_reason=self.finish_reason or FinishReason.ERROR,
             queue_s=started - self.arrived,
             prefill_s=first - started,
             decode_s=now - first,
             message=self.message,
+            note=self.inputs.note,
         )

@@ -32,6 +32,8 @@ log = logging.getLogger("tollhouse.engine.client")
 
 HELLO_RETRY_S = 2.0  # ZeroMQ queues a Hello until the engine is up; it is repeated in case of loss
 
+_LATE_S = 0.5  # of a timer: the event loop was blocked
+
 Item = TokenChunk | Receipt | Exception
 
 
@@ -353,8 +355,13 @@ class EngineClient:
     async def _send_heartbeats(self) -> None:
         """Sends heartbeats, and fails streams when the connection or the engine is gone."""
         while True:
+            asleep = time.monotonic()
             await asyncio.sleep(self._heartbeat_s)
             now = time.monotonic()
+            if now - asleep > self._heartbeat_s + _LATE_S:
+                # This process was busy, and the engine's messages of that time are still unread.
+                self.liveness.start()
+                self._lost_at = None if self._lost_at is None else now
             if self.connected:
                 self._send_soon(wire.Heartbeat())
             elif now - self._hello_at > HELLO_RETRY_S:

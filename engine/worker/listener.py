@@ -21,6 +21,10 @@ class Listener:
             self.socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
             self.socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
             self.socket.setsockopt(zmq.LINGER, 1000)
+            # Answered by the gateway's I/O thread, which no busy event loop delays. The connection of
+            # a gateway that does not answer closes, and the next load report finds it unreachable.
+            self.socket.setsockopt(zmq.HEARTBEAT_IVL, round(config.heartbeat_s * 1000))
+            self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(config.gateway_timeout_s * 1000))
             self._authenticator = enable_curve(self._context, self.socket, config)
             self._bind(config.listen)
         except BaseException:

@@ -25,6 +25,7 @@ from engine.protocol import AdapterState, GenerateRequest, KvEvent, Refusal, Ste
 from engine.worker import wire
 from engine.worker.beats import Beats
 from engine.worker.gateways import Gateway, Gateways
+from engine.worker.grammar_queue import GrammarQueue
 from engine.worker.listener import Listener
 from engine.worker.monitor import Monitor
 from engine.worker.options import parse
@@ -48,6 +49,8 @@ class Server:
         self.address = self._listener.address
         self.gateways = Gateways(self._socket)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter-loader")
+        self._runner = runner
+        self._grammars = GrammarQueue(runner.prepare_grammar)
         self._step = 0
         self._stop_by: float | None = None
         self._integrity_checked = (
@@ -93,6 +96,7 @@ class Server:
         """Handle messages, run one step, send outputs and heartbeats; waits while idle."""
         idle = not self._receive(self._poll_timeout_s())
         self.engine.poll()
+        self._submit_prepared()
         with self._beats.stepping():
             stepped = self.engine.busy and self.engine.step()
         self._send_outputs()
@@ -110,6 +114,7 @@ class Server:
         self._beats.close()
         if self.monitor is not None:
             self.monitor.close()
+        self._grammars.close()
         self._loader.shutdown(wait=True, cancel_futures=True)
         self._listener.close()
         self.engine.receipts.close()
@@ -129,7 +134,7 @@ class Server:
         """Seconds to wait for a message now."""
         if self.engine.busy:
             return READ_POLL_S if self._stalled else 0.0
-        if self.engine.adapters.host.reading:
+        if self.engine.adapters.host.reading or len(self._grammars):
             return READ_POLL_S
         left_s = self._beats.sent_at + self.config.heartbeat_s - time.monotonic()
         return min(IDLE_S, max(0.0, left_s))
@@ -177,10 +182,9 @@ class Server:
             case wire.Generate(request):
                 self._generate(gateway, request)
             case wire.Abort(request_ids):
-                for request_id in request_ids:
-                    self.engine.abort(request_id, gateway.gateway_id)
+                self._abort(gateway, request_ids)
             case wire.Acknowledge(request_ids):
-                self.engine.receipts.acknowledge(request_ids)
+                self.engine.receipts.acknowledge(request_ids, gateway.gateway_id)
             case wire.LoadAdapter(call, path):
                 then = partial(self._adapter_read, gateway.gateway_id, call, path)
                 self.engine.adapters.host.read(path, then)
@@ -219,6 +223,7 @@ class Server:
         under_way = [
             i for i, r in self.engine.requests.items() if r.origin == hello.gateway_id and r.open
         ]
+        under_way += [each.request.request_id for each in self._grammars.find(hello.gateway_id)]
         welcome = wire.Welcome(
             info=self.engine.info,
             stats=self._current_stats(),
@@ -232,11 +237,17 @@ class Server:
         if stored:
             self.gateways.send(gateway, wire.KvEvents([KvEvent("stored", stored)]))
 
-    def _generate(self, gateway: Gateway, request: GenerateRequest) -> None:
+    def _generate(
+        self, gateway: Gateway, request: GenerateRequest, *, prepared: bool = False
+    ) -> None:
         try:
             if self._stop_by is not None:
                 raise RequestError("draining", "the engine is shutting down: use another engine")
-            self.engine.submit(request, gateway.gateway_id)
+            grammar = request.sampling.grammar
+            if grammar is None or prepared or self._runner.grammar_ready(grammar):
+                self.engine.submit(request, gateway.gateway_id)
+            else:
+                self._grammars.add(gateway.gateway_id, request)
         except (RequestError, AdapterError) as error:
             self.gateways.send(gateway, Refusal(request.request_id, error.code, error.message))
         except IntegrityError:
@@ -244,6 +255,27 @@ class Server:
         except Exception as error:
             log.exception("request %s could not be queued", request.request_id)
             self.gateways.send(gateway, Refusal(request.request_id, "internal", str(error)))
+
+    def _submit_prepared(self) -> None:
+        """Submit a request whose grammar has been compiled."""
+        pending = self._grammars.take()
+        gateway = self.gateways.by_id(pending.gateway_id) if pending is not None else None
+        if pending is None or gateway is None:
+            return
+        request, error = pending.request, pending.error
+        if error is not None:
+            self.engine.metrics.refuse(error.code)
+            self.gateways.send(gateway, Refusal(request.request_id, error.code, error.message))
+            return
+        self._generate(gateway, request, prepared=True)
+        if pending.aborted:
+            self.engine.abort(request.request_id, gateway.gateway_id)
+
+    def _abort(self, gateway: Gateway, request_ids: list[str]) -> None:
+        for pending in self._grammars.find(gateway.gateway_id) if len(self._grammars) else ():
+            pending.aborted |= pending.request.request_id in request_ids
+        for request_id in request_ids:
+            self.engine.abort(request_id, gateway.gateway_id)
 
     def _unload(self, gateway: Gateway, call: int, digest: str) -> None:
         try:
@@ -253,7 +285,8 @@ class Server:
         self.gateways.send(gateway, reply)
 
     def _look_up(self, gateway: Gateway, call: int, request_ids: list[str]) -> None:
-        found = [r for i in request_ids if (r := self.engine.receipts.find(i)) is not None]
+        receipts, reader = self.engine.receipts, gateway.gateway_id
+        found = [r for i in request_ids if (r := receipts.find(i, reader)) is not None]
         done = {receipt.request_id for receipt in found}
         under_way = [i for i in request_ids if i in self.engine.requests and i not in done]
         self.gateways.send(gateway, wire.LookUpReply(call, found, under_way))
@@ -288,11 +321,12 @@ class Server:
             self._disconnect(gateway, "cannot be reached")
 
     def _drop_silent(self) -> None:
-        """Call it when all messages are read, those that arrived during a long step included."""
+        """Ends the requests of gateways whose program hangs while its connection still answers. Call
+        it when all messages are read, those that arrived during a long step included."""
         now = time.monotonic()
         for gateway in self.gateways:
-            if now - gateway.last_heard > self.config.gateway_timeout_s:
-                self._disconnect(gateway, "fell silent")
+            if now - gateway.last_heard > self.config.gateway_stall_s:
+                self._disconnect(gateway, "hangs")
 
     def _send_heartbeats(self) -> None:
         if not self._beats.due:

@@ -22,7 +22,7 @@ from engine.protocol import (
     StepOutput,
 )
 
-VERSION = 1
+VERSION = 2  # 2: requests carry grammars, which an older engine would not follow
 
 
 # From a gateway.

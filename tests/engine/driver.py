@@ -73,7 +73,7 @@ class Driver:
             sequence.done += len(row.tokens)
             if row.sample:
                 sample = by_number[sequence.number]
-                sequence.history.append(sample.token)
+                sequence.history += sample.tokens
                 sequence.samples.append(sample)
 
     def run(self, sequences: list[Sequence], chunk: int = 0, count: int = 16) -> None:

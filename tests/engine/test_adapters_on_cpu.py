@@ -81,16 +81,16 @@ def test_a_stale_handle_stops_the_step(base: Path, tmp_path: Path) -> None:
     driver.step((driver.sequence(PROMPT, adapter=new), 0))
 
 
-def test_dropped_adapters_are_unknown_but_sized(base: Path, tmp_path: Path) -> None:
+def test_dropped_adapters_are_unknown(base: Path, tmp_path: Path) -> None:
     driver = Driver(base)
     state = driver.runner.register_adapter(str(save_adapter(base, tmp_path, 4, 1)))
     blocks = driver.runner.adapter_blocks(state.digest)
     driver.runner.drop_adapter(state.digest)
-    assert driver.runner.adapter_blocks(state.digest) == blocks > 0
+    assert blocks > 0
     with pytest.raises(AdapterError, match="register it first"):
         driver.runner.load_adapter(AdapterHandle(state.digest, 0, 1), list(range(blocks)))
     with pytest.raises(AdapterError, match="register it first"):
-        driver.runner.adapter_blocks("0" * 64)
+        driver.runner.adapter_blocks(state.digest)
 
 
 def test_an_engine_without_lora_refuses_adapters(base: Path, tmp_path: Path) -> None:

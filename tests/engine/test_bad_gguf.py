@@ -148,7 +148,7 @@ _DOUBLE = [*_SHORT, _SHORT[5]]
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"general__architecture": "falcon"}, "'falcon': served are llama, qwen2, qwen3, gemma2"),
+        ({"general__architecture": "falcon"}, "'falcon'; supported: llama, qwen2, qwen3, gemma2"),
         ({"general__architecture": None}, "general.architecture is missing"),
         ({"llama__block_count": None}, "llama.block_count is missing"),
         ({"llama__block_count": "two"}, "llama.block_count is 'two'"),
@@ -163,10 +163,10 @@ _DOUBLE = [*_SHORT, _SHORT[5]]
         ({"tokenizer__ggml__tokens": _SHORT}, "has 319 tokens, but the model 320"),
         ({"tokenizer__ggml__tokens": _DOUBLE}, "twice"),
         ({"tokenizer__ggml__token_type": [1, 2]}, "tokenizer.ggml.token_type"),
-        ({"tokenizer__ggml__model": "t5"}, "'t5': served are gpt2, llama"),
+        ({"tokenizer__ggml__model": "t5"}, "'t5'; supported: gpt2, llama"),
         ({"tokenizer__ggml__model": None}, "tokenizer.ggml.model is missing"),
         ({"tokenizer__ggml__model": "llama"}, "tokenizer.ggml.scores"),
-        ({"tokenizer__ggml__pre": "jais-2"}, "'jais-2': served are gpt-2, smollm"),
+        ({"tokenizer__ggml__pre": "jais-2"}, "'jais-2'; supported: gpt-2, smollm"),
         ({"tokenizer__ggml__pre": None}, "tokenizer.ggml.pre is None"),
         ({"tokenizer__ggml__merges": None}, "tokenizer.ggml.merges is missing"),
         ({"tokenizer__ggml__merges": ["ab"]}, "'ab'"),

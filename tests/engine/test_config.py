@@ -17,6 +17,7 @@ from engine.worker.options import parse
         ({"num_blocks": -1}, "num_blocks"),
         ({"max_running": 10, "max_batch_tokens": 4}, "max_running"),
         ({"heartbeat_s": 5.0, "gateway_timeout_s": 5.0}, "gateway_timeout_s"),
+        ({"heartbeat_s": 5.0, "gateway_stall_s": 5.0}, "gateway_stall_s"),
         ({"cache_floor_blocks": 9, "cache_cap_blocks": 3}, "cache_cap_blocks"),
         ({"output_price": float("nan")}, "output_price"),
     ],

@@ -167,6 +167,7 @@ def check_counts(storm: Storm) -> None:
         "delivered_tokens": "delivered",
         "recomputed_tokens": "recomputed",
         "discarded_tokens": "discarded",
+        "rejected_tokens": "rejected",
     }.items():
         assert counters[counter] == sum(getattr(r, field) for r in receipts), counter
     assert sum(storm.engine.metrics.finished.values()) == len(storm.asked)
@@ -183,7 +184,7 @@ def check_all_returned(storm: Storm) -> None:
     assert not engine._runner._host
     assert not engine._runner._last
     assert engine.scheduler.waiting.size == engine.scheduler.waiting.tokens == 0
-    assert engine.scheduler._reserved == 0
+    assert engine.scheduler.capacity.reserved == 0
 
 
 @pytest.mark.parametrize("seed", range(20))

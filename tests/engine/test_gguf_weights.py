@@ -225,7 +225,8 @@ def _tensors(decoder: Decoder) -> list[torch.Tensor]:
     """The embedding and what layers hold beside the matrices that are packed for the processor."""
     found = [decoder.embedding, decoder.head.weight]
     for block in decoder.blocks:
-        for linear in (block.qkv, block.o, block.gate_up, block.down):
+        for site in (block.qkv, block.o, block.gate_up, block.down):
+            linear = site.linear
             halves = getattr(linear, "_halves", None) or ()
             found += [linear.weight, *(half.weight for half in halves)]
     return [tensor for tensor in found if tensor.layout == torch.strided]

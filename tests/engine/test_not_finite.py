@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from engine.batch import Row
+from engine.batch import Row, Sampled
 from engine.config import EngineConfig
 from engine.decoding.sampling import Sampler, host_samples
 from engine.execution.cpu_runner import load_runner
@@ -111,7 +111,10 @@ def test_tokens_delivered_before_a_fault_stay_charged(
         nonlocal steps
         steps += 1
         sampled = collect(ticket)
-        return [type(s)(s.seq, -1) if steps == 4 and s.seq == 1 else s for s in sampled]
+        return [
+            Sampled(s.seq, [], error="no numbers") if steps == 4 and s.seq == 1 else s
+            for s in sampled
+        ]
 
     monkeypatch.setattr(engine._runner, "collect", faulty)
     found = run_until_idle(engine)
@@ -132,7 +135,8 @@ def test_only_the_row_that_is_not_finite_has_no_token(
     logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(1))
     logits[1, 17] = value
     tokens = [
-        s.token for s in host_samples(rows, Sampler(vocab, (2,), torch.device("cpu"))(rows, logits))
+        s.tokens
+        for s in host_samples(rows, Sampler(vocab, (2,), torch.device("cpu"))(rows, logits))
     ]
-    assert tokens[1] == -1
-    assert all(0 <= tokens[n] < vocab for n in (0, 2))
+    assert tokens[1] == []
+    assert all(0 <= token < vocab for n in (0, 2) for token in tokens[n])

@@ -156,11 +156,13 @@ def test_penalties_are_their_definitions() -> None:
     normal = torch.tensor(expected).log_softmax(-1)
     choice = Sampler(VOCAB, EOS, CPU)([asked], logits.clone())
     (found,) = host_samples([asked], choice)
-    assert found.token == int(normal.argmax())
-    assert found.logprob == pytest.approx(float(normal.max()), abs=1e-5)
-    for token, value in found.top:
+    assert found.logprobs is not None
+    (logprob,) = found.logprobs
+    assert found.tokens == [int(normal.argmax())]
+    assert logprob.logprob == pytest.approx(float(normal.max()), abs=1e-5)
+    for token, value in logprob.top:
         assert value == pytest.approx(float(normal[token]), abs=1e-4)
-    assert [value for _, value in found.top] == sorted((v for _, v in found.top), reverse=True)
+    assert [value for _, value in logprob.top] == sorted((v for _, v in logprob.top), reverse=True)
 
 
 def test_counts_follow_what_was_sampled_and_are_remade_after_preemption() -> None:
@@ -195,9 +197,10 @@ def test_logprobs_come_only_to_rows_that_ask() -> None:
         row(3, [5], 1, temperature=0.0, logprobs=2),
     ]
     found = host_samples(rows, Sampler(VOCAB, EOS, CPU)(rows, logits.clone()))
-    assert found[0].logprob is None
-    assert found[1].logprob is not None and found[1].top == ()
-    assert len(found[2].top) == 2 and found[2].top[0] == (found[2].token, found[2].logprob)
+    assert found[0].logprobs is None
+    first, second = (each.logprobs[0] for each in found[1:] if each.logprobs)
+    assert math.isfinite(first.logprob) and first.top == ()
+    assert len(second.top) == 2 and second.top[0] == (second.token, second.logprob)
 
 
 def test_logits_that_are_not_numbers_give_no_id() -> None:
@@ -215,3 +218,124 @@ def test_hardly_any_temperature_is_greedy_and_finite() -> None:
     assert support(logits, draws=5, temperature=1e-30) == {int(logits.argmax())}
     assert support(logits, draws=5, temperature=1e-4) == {int(logits.argmax())}
     assert math.isfinite(float(logits.max()))
+
+
+def edited(
+    history: list[int], prompt_len: int, logits: torch.Tensor, **params: Any
+) -> torch.Tensor:
+    """The log-probabilities that the sampler reports for one row: [VOCAB]."""
+    asked = row(1, history, prompt_len, temperature=0.0, logprobs=VOCAB, **params)
+    (found,) = host_samples([asked], Sampler(VOCAB, EOS, CPU)([asked], logits.clone()))
+    values = torch.full((VOCAB,), -math.inf)
+    assert found.logprobs is not None
+    for token, value in found.logprobs[0].top:
+        values[token] = value
+    return values
+
+
+HISTORY = [4, 9, 5, 4, 9, 7, 4, 9]
+
+
+@pytest.mark.parametrize(
+    ("params", "processor"),
+    [
+        ({"repetition_penalty": 1.4}, transformers.RepetitionPenaltyLogitsProcessor(1.4)),
+        (
+            {"bad_words": ((3,), (9, 5), (4, 9, 7), (9, 9, 8))},
+            transformers.NoBadWordsLogitsProcessor([[3], [9, 5], [4, 9, 7], [9, 9, 8]], [2]),
+        ),
+        (
+            {"logit_bias": {3: 4.0, 8: -2.5}},
+            transformers.SequenceBiasLogitsProcessor({(3,): 4.0, (8,): -2.5}),
+        ),
+        (
+            {"min_tokens": 5},
+            transformers.MinNewTokensLengthLogitsProcessor(4, 5, list(EOS), device="cpu"),
+        ),
+        (
+            {"allowed_token_ids": (1, 6, 33)},
+            transformers.PrefixConstrainedLogitsProcessor(lambda *_: [1, 6, 33], 1),
+        ),
+    ],
+    ids=["repetition", "bad words", "bias", "min tokens", "allowed"],
+)
+def test_changes_of_logits_are_those_of_transformers(
+    params: dict[str, Any], processor: Any
+) -> None:
+    logits = random_logits(1, 7)
+    expected = processor(torch.tensor([HISTORY]), logits.clone()).log_softmax(-1)[0]
+    found = edited(HISTORY, 4, logits, **params)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mass", [0.2, 0.6, 0.95])
+def test_typical_keeps_what_transformers_keeps(mass: float) -> None:
+    logits = random_logits(1, 11) / 3
+    kept = _kept(transformers.TypicalLogitsWarper(mass), logits)
+    assert support(logits, typical_p=mass, draws=900) == kept
+
+
+def longest_repeat(history: list[int], place: int) -> int:
+    """How many ids before `place` equal the last ones, counted one by one."""
+    count = 0
+    while count < place and history[place - 1 - count] == history[-1 - count]:
+        count += 1
+    return count
+
+
+@given(st.lists(st.integers(3, 6), min_size=1, max_size=30))
+@settings(max_examples=60)
+def test_dry_penalises_the_continuation_of_the_longest_repeat(history: list[int]) -> None:
+    logits = torch.zeros(1, VOCAB)
+    expected = torch.zeros(VOCAB)
+    for token in set(history):
+        repeats = [longest_repeat(history, n) for n, t in enumerate(history) if t == token]
+        if max(repeats) >= 2:
+            expected[token] = -0.8 * 1.75 ** (max(repeats) - 2)
+    found = edited(history, 1, logits, dry_multiplier=0.8)
+    torch.testing.assert_close(found, expected.log_softmax(-1), atol=1e-3, rtol=1e-4)
+
+
+def test_dry_does_not_reach_across_breakers() -> None:
+    history = [11, 5, 12, 13, 11, 5, 12]
+    with_breaker = edited(history, 1, torch.zeros(1, VOCAB), dry_multiplier=1.0, dry_breakers=(5,))
+    without = edited(history, 1, torch.zeros(1, VOCAB), dry_multiplier=1.0)
+    assert int(without.argmin()) == 13 and without.unique().numel() == 2
+    assert with_breaker.unique().numel() == 1
+
+
+@given(st.lists(st.integers(3, 6), min_size=1, max_size=30))
+@settings(max_examples=40)
+def test_the_lz_penalty_is_what_the_code_saves(history: list[int]) -> None:
+    expected = torch.zeros(VOCAB)
+    for place, token in enumerate(history):
+        length, distance = longest_repeat(history, place) + 1, len(history) - place
+        cost = (math.log(distance) + math.log(length)) / length
+        saved = max(0.0, math.log(VOCAB) - cost)
+        expected[token] = min(float(expected[token]), -0.3 * saved)
+    found = edited(history, 1, torch.zeros(1, VOCAB), lz_penalty=0.3)
+    torch.testing.assert_close(found, expected.log_softmax(-1), atol=1e-4, rtol=1e-4)
+
+
+def test_an_endless_repeat_ends_with_dry_or_lz() -> None:
+    """A model that prefers to repeat 7 8 9 for ever."""
+    for params in ({"dry_multiplier": 2.0}, {"lz_penalty": 2.0}):
+        history = [7, 8, 9] * 3
+        for _ in range(12):
+            logits = torch.zeros(1, VOCAB)
+            logits[0, 7 + (history[-1] - 6) % 3] = 4.0
+            history.append(sample([row(1, history, 3, temperature=0.0, **params)], logits)[0])
+        assert history[-6:] != [7, 8, 9] * 2
+
+
+def test_rows_of_all_kinds_do_not_touch_each_other() -> None:
+    kinds: list[dict[str, Any]] = [
+        {"dry_multiplier": 1.0}, {"lz_penalty": 0.5}, {"bad_words": ((4, 9), (6,))},
+        {"allowed_token_ids": (4, 8, 12)}, {"logit_bias": {9: 3.0}}, {"min_tokens": 9},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.4}, {"typical_p": 0.4}, {"top_k": 4}, {},
+    ]  # fmt: skip
+    rows = [row(n, HISTORY, 4, seed=n, **params) for n, params in enumerate(kinds)]
+    logits = random_logits(len(rows), 12)
+    alone = [sample([each], logits[n : n + 1])[0] for n, each in enumerate(rows)]
+    assert sample(rows, logits) == alone
+    assert sample(rows[::-1], logits.flip(0)) == alone[::-1]

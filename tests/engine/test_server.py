@@ -15,7 +15,7 @@ import pytest
 
 from engine.errors import AdapterError, ConnectionLost, RequestError
 from engine.execution.fake_runner import FakeRunner
-from engine.protocol import GenerateRequest, KvEvent, Receipt, TokenChunk
+from engine.protocol import GenerateRequest, Grammar, KvEvent, Receipt, TokenChunk
 from engine.worker.client import EngineClient
 from engine.worker.server import Server
 from tests.engine.helpers import ask, make_config, run_alone, write_adapter
@@ -186,12 +186,12 @@ async def test_receipts_are_repeated_to_the_same_gateway_until_acknowledged(
 
 @pytest.fixture
 def impatient_worker() -> Iterator[Worker]:
-    running = Worker(step_s=0.01, gateway_timeout_s=2.0)
+    running = Worker(step_s=0.01, gateway_stall_s=2.0)
     yield running
     running.stop()
 
 
-async def test_a_silent_gateway_has_its_requests_ended_and_receipts_kept(
+async def test_a_gateway_that_hangs_has_its_requests_ended_and_receipts_kept(
     impatient_worker: Worker,
 ) -> None:
     first = connected(impatient_worker, gateway_id="gw")
@@ -202,7 +202,7 @@ async def test_a_silent_gateway_has_its_requests_ended_and_receipts_kept(
         task.cancel()
     engine = impatient_worker.server.engine
     await wait_until(lambda: not engine.busy)
-    assert engine.receipts.find("r").finish_reason == "abort"
+    assert engine.receipts.find("r", "test").finish_reason == "abort"
     await client.close()
     await stream.aclose()
     async with connected(impatient_worker) as other:
@@ -325,3 +325,44 @@ def test_a_wrong_address_and_a_wrong_setting_are_named() -> None:
         assert ran.returncode == 1
         assert words in ran.stderr
         assert "Traceback" not in ran.stderr
+
+
+async def test_grammars_are_tried_beside_the_steps(
+    slow_worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow grammar delays its own request only; a refused one is told why; both orders of aborts
+    end with a receipt."""
+    gate = threading.Event()
+
+    def prepare(_runner: FakeRunner, grammar: Grammar) -> None:
+        if grammar.text == "bad":
+            raise RequestError("invalid_grammar", "the regex cannot be served: bad")
+        if grammar.text == "slow":
+            gate.wait(20)
+
+    monkeypatch.setattr(FakeRunner, "prepare_grammar", prepare)
+    async with connected(slow_worker) as client:
+        slow: asyncio.Queue = asyncio.Queue()
+        await client.submit(ask("slow", [5], 3, grammar=Grammar("regex", "slow")), slow)
+        aborted: asyncio.Queue = asyncio.Queue()
+        await client.submit(ask("aborted", [5], 3, grammar=Grammar("regex", "x")), aborted)
+        free: asyncio.Queue = asyncio.Queue()
+        await client.submit(ask("free", [5], 3), free)
+        assert isinstance(await receipt_of(free), Receipt)
+        assert slow.empty()
+        client.abort_soon("aborted")
+        await asyncio.sleep(0.1)
+        gate.set()
+        assert (await receipt_of(slow)).generated == 3
+        assert (await receipt_of(aborted)).finish_reason == "abort"
+        refused: asyncio.Queue = asyncio.Queue()
+        await client.submit(ask("bad", [5], 3, grammar=Grammar("regex", "bad")), refused)
+        error = await asyncio.wait_for(refused.get(), 20)
+        assert isinstance(error, RequestError) and error.code == "invalid_grammar"
+
+
+async def receipt_of(queue: "asyncio.Queue") -> Receipt:
+    while True:
+        item = await asyncio.wait_for(queue.get(), 20)
+        if not isinstance(item, TokenChunk):
+            return item

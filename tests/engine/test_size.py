@@ -18,14 +18,14 @@ LIBRARY = [
 LIMITS = {
     "": 1000,
     "cache": 300,
-    "decoding": 350,
+    "decoding": 1050,
     "execution": 900,
     "kernels": 1300,
     "layers": 900,
     "lora": 1000,
     "models": 700,
     "models/gguf": 950,
-    "scheduling": 850,
+    "scheduling": 950,
 }
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

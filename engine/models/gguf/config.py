@@ -19,14 +19,14 @@ _GEMMA2_27B_LAYERS = 46  # the size whose queries are scaled by hidden / heads, 
 
 
 def read_config(header: GgufHeader, fields: Fields) -> dict[str, Any]:
-    """All but the end tokens. Raises CheckpointError for an architecture or value not served."""
+    """All but the end tokens. Raises CheckpointError for an unsupported architecture or value."""
     architecture = fields.architecture
     if architecture not in _CLASSES:
         known = ", ".join(_CLASSES)
-        raise fields.fail(f"general.architecture is {architecture!r}: served are {known}")
+        raise fields.fail(f"general.architecture is {architecture!r}; supported: {known}")
     own = fields.own
     if fields.whole(own("expert_count"), 0) > 0:
-        raise fields.fail(f"{own('expert_count')} is set: mixtures of experts are not served")
+        raise fields.fail(f"{own('expert_count')} is set: mixtures of experts are not supported")
     config: dict[str, Any] = {
         "architectures": [_CLASSES[architecture]],
         "model_type": architecture,
@@ -61,13 +61,13 @@ def _vocabulary(header: GgufHeader, fields: Fields) -> int:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise fields.fail("tensor token_embd.weight is missing")
-    told = fields.whole(fields.own("vocab_size"), embedding.shape[0])
-    if told != embedding.shape[0]:
+    declared = fields.whole(fields.own("vocab_size"), embedding.shape[0])
+    if declared != embedding.shape[0]:
         raise fields.fail(
-            f"{fields.own('vocab_size')} is {told}, but token_embd.weight has "
+            f"{fields.own('vocab_size')} is {declared}, but token_embd.weight has "
             f"{embedding.shape[0]} rows"
         )
-    return told
+    return declared
 
 
 def _head_size(fields: Fields, hidden: int, heads: int) -> int:
@@ -78,7 +78,7 @@ def _head_size(fields: Fields, hidden: int, heads: int) -> int:
         other = fields.whole(fields.own(key), size)
         if other != size:
             raise fields.fail(
-                f"{fields.own(key)} is {other}: only the head's size, {size}, is served"
+                f"{fields.own(key)} is {other}: only the head size, {size}, is supported"
             )
     return size
 
@@ -91,7 +91,7 @@ def _rope_scaling(header: GgufHeader, fields: Fields, head: int) -> dict[str, An
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
-        raise fields.fail(f"{own('rope.scaling.type')} is {kind!r}: served are none, linear, yarn")
+        raise fields.fail(f"{own('rope.scaling.type')} is {kind!r}; supported: none, linear, yarn")
     scaling: dict[str, Any] = {
         "rope_type": kind,
         "factor": fields.number(own("rope.scaling.factor")),

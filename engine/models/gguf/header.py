@@ -112,7 +112,7 @@ def _tensor(cursor: Cursor, number: int) -> TensorInfo:
     start = cursor.u64(f"the offset of {name}")
     if kind not in BLOCKS:
         known = ", ".join(type_name(each) for each in BLOCKS)
-        raise cursor.fail(f"tensor {name} is stored as {type_name(kind)}: served are {known}")
+        raise cursor.fail(f"tensor {name} is stored as {type_name(kind)}; supported: {known}")
     if min(shape) < 1 or shape[-1] % BLOCKS[kind][0]:
         raise cursor.fail(
             f"tensor {name} has shape {list(shape)}: {type_name(kind)} is stored in whole "

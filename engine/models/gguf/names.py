@@ -66,7 +66,7 @@ def hugging_face_names(header: GgufHeader, fields: Fields) -> dict[str, Placed]:
         elif name in _TOP:
             target = _TOP[name]
         else:
-            raise fields.fail(f"tensor {name} is of no part that {architecture} models have here")
+            raise fields.fail(f"tensor {name} belongs to no part of {architecture} models")
         # Gemma's norms multiply by 1 + weight; the file holds the sum.
         offset = 1.0 if architecture == "gemma2" and name.endswith("norm.weight") else 0.0
         found[target] = Placed(info, turned.get(part, 0), offset)

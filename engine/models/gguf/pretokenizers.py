@@ -60,5 +60,5 @@ _KNOWN = {
 def splitting_of(fields: Fields) -> Splitting:
     name = fields.values.get("tokenizer.ggml.pre")
     if not isinstance(name, str) or name not in _KNOWN:
-        raise fields.fail(f"tokenizer.ggml.pre is {name!r}: served are {', '.join(_KNOWN)}")
+        raise fields.fail(f"tokenizer.ggml.pre is {name!r}; supported: {', '.join(_KNOWN)}")
     return _KNOWN[name]

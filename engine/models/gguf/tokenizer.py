@@ -13,14 +13,14 @@ _SPACE = "\u2581"  # what SentencePiece writes for a blank
 
 
 def build_tokenizer(fields: Fields, tokens: Tokens) -> Tokenizer:
-    """Ids as llama.cpp gives them. Raises CheckpointError for a kind that is not served."""
+    """Ids as llama.cpp gives them. Raises CheckpointError for a kind that is not supported."""
     kind = fields.text("tokenizer.ggml.model")
     if kind == "gpt2":
         tokenizer, adds_bos = _byte_level(fields, tokens)
     elif kind == "llama":
         tokenizer, adds_bos = _sentence_piece(fields, tokens), True
     else:
-        raise fields.fail(f"tokenizer.ggml.model is {kind!r}: served are gpt2, llama")
+        raise fields.fail(f"tokenizer.ggml.model is {kind!r}; supported: gpt2, llama")
     tokenizer.add_special_tokens([_added(tokens, number, True) for number in tokens.control])
     tokenizer.add_tokens([_added(tokens, number, False) for number in tokens.user])
     _frame(fields, tokenizer, tokens, adds_bos)

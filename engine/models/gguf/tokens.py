@@ -87,11 +87,11 @@ def _roles(fields: Fields, count: int) -> dict[str, int]:
 
 
 def _ends(fields: Fields, ids: dict[str, int], control: set[int]) -> tuple[int, ...]:
-    told = [_role(fields, key, len(ids)) for key in _ENDS]
+    declared = [_role(fields, key, len(ids)) for key in _ENDS]
     known = [ids.get(text) for text in _END_TEXTS]
     return tuple(
         dict.fromkeys(
-            [number for number in told if number is not None]
+            [number for number in declared if number is not None]
             + [number for number in known if number is not None and number in control]
         )
     )

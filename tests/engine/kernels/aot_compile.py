@@ -125,7 +125,9 @@ def pointwise() -> None:
 def skinny() -> None:
     x, norm, first = halves(1, 4096), RmsNorm(halves(4096), 1e-5), skinny_launch.CANDIDATES[0]
     for tiles in skinny_launch.CANDIDATES:
-        skinny_launch.skinny_linear(x, halves(512, 4096), tiles, norm=norm, gate="silu")
+        skinny_launch.skinny_linear(
+            x, halves(512, 4096), tiles, bias=halves(512), norm=norm, gate="silu"
+        )
     skinny_launch.skinny_linear(x, halves(4096, 4096), first, add_to=halves(1, 4096))
 
 

@@ -7,6 +7,7 @@ code runs on host memory, so that its results can be compared.
 """
 
 import ctypes
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,11 @@ class Launches:
 
     kernels: list[str] = field(default_factory=list)
     waits: int = 0  # times that the host waited for the device
+    # Of each launch, what Triton compiles a variant of the kernel for: the constants, the types, and
+    # which whole numbers are 1 or divisible by 16.
+    variants: set[Any] = field(default_factory=set)
+    allocated: int = 0  # bytes that the device says are allocated
+    peak: int = 0
 
 
 class _Stream:
@@ -113,6 +119,10 @@ def boundary(patch: pytest.MonkeyPatch) -> Iterator[Launches]:
         "_cuda_synchronize": wait,
         "_cuda_emptyCache": lambda: None,
         "_host_emptyCache": lambda: None,
+        "_cuda_memoryStats": lambda index: {
+            "allocated_bytes": {"all": {"current": launches.allocated, "peak": launches.peak}}
+        },
+        "_cuda_resetPeakMemoryStats": lambda index: None,
     }
     for name, function in functions.items():
         patch.setattr(torch._C, name, function, raising=False)
@@ -159,9 +169,22 @@ def _forgetful(tensor: Tensor) -> Tensor:
 
 
 def _check_kernel(launches: Launches) -> Callable[..., None]:
-    def run(kernel: InterpretedFunction, *args: Any, grid: Any, warmup: bool, **_: Any) -> None:
+    def run(
+        kernel: InterpretedFunction, *args: Any, grid: Any, warmup: bool, **constants: Any
+    ) -> None:
         name = kernel.fn.__name__
         launches.kernels.append(name)
+        plain = kernel.kwargs.get("do_not_specialize") or ()
+        names = list(inspect.signature(kernel.fn).parameters)
+        kinds = tuple(
+            value.dtype
+            if isinstance(value, Tensor)
+            else (value == 1, value % 16 == 0)
+            if isinstance(value, int) and names[number] not in plain
+            else type(value)
+            for number, value in enumerate(args)
+        )
+        launches.variants.add((name, kinds, tuple(sorted(constants.items()))))
         assert len(grid) <= 3 and all(type(n) is int and n > 0 for n in grid), (name, grid)
         assert all(n <= 65535 for n in grid[1:]), (name, grid)
         for number, value in enumerate(args):

@@ -1,5 +1,6 @@
 """Adapters packed into blocks of the KV cache are found again, wherever their blocks lie."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,7 +60,7 @@ def test_two_adapters_in_scattered_blocks() -> None:
         mine, blocks = blocks[: len(packed.image)], blocks[len(packed.image) :]
         arena[mine] = packed.image
         table.fill(slot, packed, mine)
-    order, chunks = sort_into_chunks(torch.tensor([2, 0, -1, 2]), 16)
+    order, chunks = map(torch.from_numpy, sort_into_chunks(np.array([2, 0, -1, 2]), 16))
     step = LoraStep(order, chunks, 16, 32)
     for layer in range(LAYERS):
         for name, parts in SITES.items():
@@ -78,7 +79,7 @@ def test_a_cleared_slot_adds_nothing() -> None:
     table = AdapterTable(SPEC, 1, 16, BLOCK, torch.device("cpu"))
     table.fill(0, packed, torch.arange(len(packed.image)))
     table.clear(0)
-    order, chunks = sort_into_chunks(torch.tensor([0]), 16)
+    order, chunks = map(torch.from_numpy, sort_into_chunks(np.array([0]), 16))
     y = torch.zeros(1, 80)
     step = LoraStep(order, chunks, 16, 16)
     lora_reference(y, torch.ones(1, 96), packed.image.flatten(), table.site(0, "o"), step)

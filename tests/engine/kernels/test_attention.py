@@ -39,6 +39,7 @@ def run(
     dim: int = 64,
     page: int = 16,
     dtype: torch.dtype = torch.float32,
+    *,
     shape: AttentionShape | None = None,
     splits: int = 1,
     tiles: tuple[int, int] | None = (16, 16),
@@ -159,3 +160,23 @@ def test_the_reference_equals_torch(group: int) -> None:
 )
 def test_the_number_of_splits(sequences: int, heads: int, most: int, expected: int) -> None:
     assert attention_launch.choose_splits(sequences, heads, most, 132) == expected
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_blocks_behind_the_window_are_not_read(splits: int) -> None:
+    """They were given to another sequence, whose numbers may be anything."""
+    generator = torch.Generator().manual_seed(3)
+    queries, contexts, window = [1, 1, 9], [70, 20, 61], 21
+    step, blocks = make_step(queries, contexts, 4, generator)
+    cache = torch.randn((blocks, 4, 4, 16), generator=generator).to(DEVICE)
+    q = torch.randn(sum(queries), 4, 16, generator=generator).to(DEVICE)
+    shape = AttentionShape(0.25, window=window)
+    want = paged_attention_reference(q, cache, step, shape)
+    for row, context in zip(step.table_rows.tolist(), contexts, strict=True):
+        unseen = max(0, context - window + 1) // 4
+        cache[step.tables[row, :unseen].long()] = float("nan")
+    got = attention_launch.paged_attention(
+        q, cache, step, shape, splits=splits, tiles=attention_launch.Tiles(16, 16, 4, 2)
+    )
+    assert torch.isnan(cache).any()
+    close(got, want)

@@ -1,6 +1,7 @@
 """Segmented LoRA: each way of launching it against plain torch, and plain torch against the two
 products of one adapter."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -49,7 +50,7 @@ def make_site(ranks: Ranks, widths: list[int], inputs: int, dtype: torch.dtype, 
 
 
 def make_step(slots: list[int], chunk_rows: int, max_rank: int, padding: int = 0) -> LoraStep:
-    order, chunks = sort_into_chunks(torch.tensor(slots), chunk_rows)
+    order, chunks = map(torch.from_numpy, sort_into_chunks(np.array(slots), chunk_rows))
     chunks = torch.cat((chunks, torch.zeros(padding, 3, dtype=torch.int32)))
     return LoraStep(order.to(DEVICE), chunks.to(DEVICE), chunk_rows, max_rank)
 
@@ -61,6 +62,7 @@ def run(
     inputs: int,
     dtype: torch.dtype = torch.float32,
     chunk_rows: int = 16,
+    *,
     way: str = "add_lora",
     padding: int = 0,
 ) -> tuple[Tensor, Tensor]:
@@ -129,7 +131,7 @@ def test_the_reference_equals_two_products() -> None:
     chunk_rows=st.sampled_from([16, 64]),
 )
 def test_chunks_hold_every_row_once_and_one_adapter_each(slots: list[int], chunk_rows: int) -> None:
-    order, chunks = sort_into_chunks(torch.tensor(slots), chunk_rows)
+    order, chunks = map(torch.from_numpy, sort_into_chunks(np.array(slots), chunk_rows))
     held = []
     for slot, first, count in chunks.tolist():
         assert 0 < count <= chunk_rows

@@ -4,12 +4,13 @@ interpreter where there is no GPU, and a graph is then the same function over th
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.batch import LAST_SAMPLED, AdapterHandle, Row, StepBatch
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError
 from engine.models.load import load_model
-from tests.engine.checkpoints import save_adapter, save_checkpoint
+from tests.engine.checkpoints import VOCAB, save_adapter, save_checkpoint
 from tests.engine.driver import Driver, Sequence, greedy
 
 from .device import DEVICE
@@ -57,19 +58,37 @@ def test_the_same_tokens_as_on_a_cpu(llama: Path) -> None:
     assert ours == theirs
 
 
-@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
-def test_steps_of_few_rows_by_fused_linears(tmp_path: Path, family: str) -> None:
-    checkpoint = save_checkpoint(tmp_path, family, num_hidden_layers=1)
-    outputs = []
-    for fused in (False, True):
-        driver = GpuDriver(checkpoint)
-        if fused:
-            tiles = skinny_launch.SkinnyTiles(16, 32, 4, 2)
-            driver.runner._forward.fused_tiles = {1: tiles, 2: tiles, 10: tiles}
-        sequences = [driver.sequence(prompt) for prompt in PROMPTS[:2]]
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Qwen2", {}),
+        ("Qwen3", {}),
+        ("Gemma2", {"head_dim": 16}),
+        ("Llama", {"mlp_bias": True, "attention_bias": True}),
+    ],
+)
+def test_steps_of_few_rows_by_fused_linears(
+    tmp_path: Path, family: str, changes: dict[str, object]
+) -> None:
+    """The same logits as on a CPU, whichever way a step of few rows runs."""
+    checkpoint = save_checkpoint(tmp_path, family, **({"num_hidden_layers": 1} | changes))
+    tiles = skinny_launch.SkinnyTiles(16, 32, 4, 2)
+    likely = []
+    for fused_tiles in (None, {}, {1: tiles, 2: tiles, 10: tiles}):
+        driver = Driver(checkpoint, dtype="float32")
+        if fused_tiles is not None:
+            driver = GpuDriver(checkpoint)
+            driver.runner._forward.fused_tiles = fused_tiles
+        sequences = [driver.sequence(prompt, greedy(logprobs=VOCAB)) for prompt in PROMPTS[:2]]
         driver.run(sequences, count=2)
-        outputs.append([sequence.output for sequence in sequences])
-    assert outputs[0] == outputs[1]
+        tops = [
+            dict((sample.logprobs or [])[0].top)
+            for sequence in sequences
+            for sample in sequence.samples
+        ]
+        likely.append(torch.tensor([[top[token] for token in range(VOCAB)] for top in tops]))
+    torch.testing.assert_close(likely[1], likely[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(likely[2], likely[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +130,7 @@ def test_a_step_is_launched_before_the_last_one_is_read(llama: Path) -> None:
     tickets = [launch(StepBatch([rows_of(sequence, PROMPTS[1], 0)]))]
     for start in range(7, 9):
         tickets.append(launch(StepBatch([rows_of(sequence, [LAST_SAMPLED], start)])))
-    tokens = [driver.runner.collect(ticket)[0].token for ticket in tickets]
+    tokens = [driver.runner.collect(ticket)[0].tokens[0] for ticket in tickets]
     assert tokens == alone.output
 
 
@@ -124,7 +143,7 @@ def test_copied_blocks_carry_their_keys(llama: Path) -> None:
     copies = list(zip(first.blocks, fork.blocks, strict=True))
     row = rows_of(fork, PROMPTS[2][-1:], len(PROMPTS[2]) - 1)
     found = driver.runner.collect(driver.runner.launch(StepBatch([row], copies)))
-    assert found[0].token == first.output[0]
+    assert found[0].tokens[0] == first.output[0]
 
 
 def test_a_stale_generation_stops_the_step(llama: Path, tmp_path: Path) -> None:

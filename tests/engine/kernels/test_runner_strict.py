@@ -7,17 +7,19 @@ import pytest
 import torch
 
 from benchmarks.gpu import models, sections
-from engine.batch import LAST_SAMPLED, Row, StepBatch
+from engine.batch import LAST_SAMPLED, AdapterHandle, Row, StepBatch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.execution import cpu_runner, cuda_graphs, gpu_runner
+from engine.layers.kv import block_bytes
 from engine.loop import Engine
+from engine.model_spec import ModelSpec
 from engine.models.load import choose_device
 from engine.protocol import SamplingParams
 from tests.engine.checkpoints import reference, reference_greedy, save_adapter, save_checkpoint
 from tests.engine.helpers import ask, run_until_idle
 
-from .cuda_stand_in import Launches, fake_device, numbers_on_the_host
+from .cuda_stand_in import MEMORY, Launches, fake_device, numbers_on_the_host
 
 CUDA = torch.device("cuda", 0)
 SHAPE = {
@@ -49,6 +51,14 @@ SAMPLING = {
     "top_k": {"temperature": 0.8, "top_k": 5, "top_p": 0.9},
     "min_p": {"temperature": 0.8, "min_p": 0.1, "top_n_sigma": 1.0},
     "penalties": {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.1},
+    "typical": {"temperature": 0.8, "typical_p": 0.5},
+    "allowed": {"temperature": 0.8, "allowed_token_ids": (3, 4, 700)},
+    "repeats": {
+        "temperature": 0.0,
+        "dry_multiplier": 1.0,
+        "lz_penalty": 0.2,
+        "bad_words": ((5, 6),),
+    },
     "bias": {"temperature": 1.0, "logit_bias": {3: 2.0}, "min_tokens": 3, "logprobs": 2},
 }
 
@@ -67,6 +77,42 @@ def row(seq: int, tokens: list[int], start: int, params: SamplingParams, **chang
         "prompt_len": 20,
     }  # fmt: skip
     return Row(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def load_adapters(runner: gpu_runner.GpuRunner, spec: ModelSpec) -> list[AdapterHandle]:
+    """One of rank 5 and one of rank 16, in the last blocks."""
+    handles = []
+    last = runner.info.num_blocks
+    for slot, rank in enumerate((5, 16)):
+        weights = models.random_adapter(spec, rank, slot + 1, torch.bfloat16)
+        runner.adapters.keep(weights)
+        count = runner.adapter_blocks(weights.digest)
+        handles.append(AdapterHandle(weights.digest, slot, 1))
+        runner.load_adapter(handles[-1], list(range(last - count, last)))
+        last -= count
+    return handles
+
+
+def launch_adapter_steps(runner: gpu_runner.GpuRunner, handles: list[AdapterHandle]) -> None:
+    """Prompt chunks, mixed and decoding steps whose rows have adapters, or have none."""
+    greedy = SamplingParams(max_tokens=9, temperature=0.0)
+    asked = [handles[0], None, handles[1], handles[0]]
+    for tokens in (20, 70):
+        rows = [
+            row(n, [5] * tokens, 0, greedy, adapter=each, blocks=[n] * 8)
+            for n, each in enumerate(asked)
+        ]
+        runner.launch(StepBatch(rows))
+        for step in range(3):
+            decodes = [
+                row(n, [LAST_SAMPLED], tokens + step, greedy, adapter=each, blocks=[n] * 8)
+                for n, each in enumerate(asked)
+            ]
+            mixed = [row(30, [6] * 5, 5 * step, greedy, adapter=handles[1])] if step == 1 else []
+            runner.launch(StepBatch([*decodes, *mixed]))
+        for n in range(4):
+            runner.forget(n)
+    runner.unload_adapter(handles[0])
 
 
 def launch_steps(runner: gpu_runner.GpuRunner) -> None:
@@ -89,23 +135,85 @@ def launch_steps(runner: gpu_runner.GpuRunner) -> None:
 def test_a_launch_never_waits_for_the_device(device: Launches, family: str, lora: bool) -> None:
     model = models.random_model(SHAPE | FAMILIES[family], torch.bfloat16, sections.DEVICE)
     runner = models.make_runner(
-        model, blocks=160, most_running=8, slots=2, enable_lora=lora, max_batch_tokens=256
+        model, blocks=160, most_running=16, slots=2, enable_lora=lora, max_batch_tokens=256
     )
     runner.warm_up()
     waits = device.waits
     launch_steps(runner)
+    if lora:
+        launch_adapter_steps(runner, load_adapters(runner, model.spec))
     assert device.waits == waits
-    # Graphs with adapters are recorded over padding; steps with adapters run in the test below.
     assert {"shrink_kernel", "expand_kernel", "fused_kernel"}.isdisjoint(device.kernels) != lora
+
+
+# Above 2,048 inputs LoRA takes two kernels.
+@pytest.mark.parametrize(("lora", "intermediate"), [(False, 112), (True, 112), (True, 2304)])
+def test_no_request_waits_for_a_kernel_to_compile(
+    device: Launches, lora: bool, intermediate: int
+) -> None:
+    shape = SHAPE | {"intermediate_size": intermediate, "head_dim": 32}
+    model = models.random_model(shape, torch.bfloat16, sections.DEVICE)
+    runner = models.make_runner(
+        model, blocks=400, most_running=16, slots=2, enable_lora=lora, max_batch_tokens=512
+    )
+    runner.warm_up()
+    warm = set(device.variants)
+    launch_steps(runner)
+    for tokens in (1, 2, 16, 17, 255, 256):
+        params = SamplingParams(max_tokens=9, temperature=0.0)
+        many = [row(n, [5] * tokens, 0, params, blocks=[n] * 20) for n in range(2)]
+        runner.launch(StepBatch(many))
+    if lora:
+        launch_adapter_steps(runner, load_adapters(runner, model.spec))
+    assert not device.variants - warm
+
+
+def test_the_pool_leaves_room_for_what_the_largest_step_takes(
+    device: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = SHAPE | {"num_hidden_layers": 64, "head_dim": 128, "num_attention_heads": 32}
+    large |= {"num_key_value_heads": 32, "max_position_embeddings": 4096}
+    model = models.random_model(large, torch.bfloat16, CUDA)
+    each = block_bytes(model.spec, 16, torch.bfloat16)
+    device.allocated, sizes, tokens = 9 << 30, [], []
+    run_prompts = gpu_runner.GpuRunner.run_prompts
+
+    def noted(runner: gpu_runner.GpuRunner, count: int, most: int) -> None:
+        tokens.append(count)
+        run_prompts(runner, count, most)
+
+    monkeypatch.setattr(gpu_runner.GpuRunner, "run_prompts", noted)
+    for peak in (9 << 30, 19 << 30):
+        device.peak = peak
+        runner = models.make_runner(
+            model, blocks=None, most_running=64, enable_lora=False, max_batch_tokens=512
+        )
+        sizes.append(runner.info.num_blocks * each)
+    assert tokens == [512, 64] * 2
+    assert sizes[0] < 0.96 * MEMORY
+    # The peak of the largest step, and of the largest graph.
+    assert sizes[0] - sizes[1] == pytest.approx(0.95 * 2 * (10 << 30), rel=0.01)
 
 
 def test_small_steps_by_fused_linears_never_wait_for_the_device(device: Launches) -> None:
     model = models.random_model(SHAPE, torch.bfloat16, CUDA)
-    runner = models.make_runner(model, 160, 8, enable_lora=False, max_batch_tokens=256)
+    runner = models.make_runner(model, 160, 16, enable_lora=False, max_batch_tokens=256)
     tiles = gpu_runner.fastest_tiles.__globals__["CANDIDATES"][0]
     runner._forward.fused_tiles = dict.fromkeys(range(1, 9), tiles)
     launch_steps(runner)
     assert "skinny_kernel" in device.kernels
+
+
+def test_an_adapters_pinned_copy_is_counted_as_torch_allocates_it(device: Launches) -> None:
+    """In powers of two: counted by its size, copies would take up to twice their budget."""
+    model = models.random_model(SHAPE, torch.bfloat16, CUDA)
+    runner = models.make_runner(model, 160, 8, enable_lora=True, max_batch_tokens=256)
+    weights = models.random_adapter(model.spec, 5, 1, torch.bfloat16)
+    runner.adapters.keep(weights)
+    image = runner.adapters._copies[weights.digest].image.nbytes
+    held = runner.adapter_host_bytes(weights.digest)
+    assert held.bit_count() == 1
+    assert image < held < 2 * image
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda", "cuda:0"])

@@ -25,17 +25,19 @@ def test_plain_and_normed(
     x, weight = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, seed=1)
     norm = RmsNorm(random(inputs, dtype=dtype, seed=2), 1e-5) if normed else None
     bias = random(outputs, dtype=dtype, seed=3) if rows == 3 else None
-    got = skinny.skinny_linear(x, weight, TILES, bias, norm)
+    got = skinny.skinny_linear(x, weight, TILES, bias=bias, norm=norm)
     close(got, skinny.skinny_reference(x, weight, bias, norm))
 
 
 @pytest.mark.parametrize("gate", ["silu", "gelu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gated(gate: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_gated(gate: str, biased: bool, dtype: torch.dtype) -> None:
     x, weight = random(5, 64, dtype=dtype), random(2 * 40, 64, dtype=dtype, seed=1) * 0.2
     norm = RmsNorm(random(64, seed=2), 1e-6)
-    got = skinny.skinny_linear(x, weight, TILES, norm=norm, gate=gate)
-    close(got, skinny.skinny_reference(x, weight, norm=norm, gate=gate))
+    bias = random(2 * 40, dtype=dtype, seed=3) if biased else None
+    got = skinny.skinny_linear(x, weight, TILES, bias=bias, norm=norm, gate=gate)
+    close(got, skinny.skinny_reference(x, weight, bias, norm, gate))
 
 
 def test_summed_into_the_residual_in_place() -> None:

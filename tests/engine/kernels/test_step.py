@@ -29,12 +29,19 @@ def test_the_devices_table_holds_every_running_sequence(data: st.DataObject) -> 
     rows = SequenceRows(4)
     table = np.full((4, 8), -1)
     blocks: dict[int, list[int]] = {}
+    versions: dict[int, int] = {}
     for _ in range(data.draw(st.integers(1, 12))):
         running = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True))
         for seq in running:
-            kept = blocks.get(seq, [])[: data.draw(st.integers(0, 5))]
+            before = blocks.get(seq, [])
+            kept = before[: data.draw(st.integers(0, 5))]
             blocks[seq] = kept + data.draw(st.lists(st.integers(0, 50), max_size=3))
-        step = [row(seq, [1], 0, blocks[seq]) for seq in running]
+            if blocks[seq][: len(before)] != before:
+                versions[seq] = versions.get(seq, 0) + 1
+        step = [
+            replace(row(seq, [1], 0, blocks[seq]), table_version=versions.get(seq, 0))
+            for seq in running
+        ]
         sequence_rows, changes = rows.assign(step)
         assert len(set(sequence_rows)) == len(sequence_rows)
         for assign, column, block in changes:

@@ -1,0 +1,42 @@
+"""The grammars of one model: tried in a process apart, compiled once, followed by every sequence."""
+
+from collections.abc import Callable
+from functools import cache
+
+from engine.decoding.grammar.checker import GrammarChecker
+from engine.decoding.grammar.compiler import GrammarCompiler
+from engine.decoding.grammar.matchers import Matchers
+from engine.errors import RequestError
+from engine.protocol import Grammar
+
+
+class Grammars:
+    def __init__(
+        self, tokenizer: Callable[[], str | None], vocab: int, eos: tuple[int, ...]
+    ) -> None:
+        """`tokenizer`: reads the text of the model's tokenizer.json; None where it has none."""
+        self._tokenizer = cache(tokenizer)
+        self._compiler = GrammarCompiler(self._text, vocab, eos)
+        self._checker = GrammarChecker(self._text, vocab, eos)
+        self.matchers = Matchers(self._compiler, vocab)
+
+    def ready(self, grammar: Grammar) -> bool:
+        """Whether `prepare` returns at once."""
+        return self._compiler.ready(grammar)
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Check and compile a client's grammar: up to some seconds, in any thread. Raises
+        RequestError naming what cannot be served."""
+        if self.ready(grammar):
+            return
+        self._checker.check(grammar)
+        self._compiler.matcher(grammar)
+
+    def _text(self) -> str:
+        text = self._tokenizer()
+        if text is None:
+            raise RequestError(
+                "invalid_grammar",
+                "grammars and JSON schemas cannot be served: this model has no tokenizer.json",
+            )
+        return text

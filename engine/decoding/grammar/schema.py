@@ -1,0 +1,179 @@
+"""Checks of a JSON schema before it is compiled: its size, its references, and that it has an end."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.errors import RequestError
+
+# At most one blank between the parts of JSON: a weak model would write blanks for ever.
+JSON_OPTIONS = {"whitespace_pattern": "[ ]?"}
+_MAX_NODES = 20_000  # schemas within the schema
+_MAX_NAMES = 1_500  # properties of one object: compiling takes the square of the optional ones
+_MAX_DEPTH = 100
+_MAX_REPEATS = 100_000  # minItems, maxLength and their like
+_LARGEST_INTEGER = (1 << 53) - 1
+_BOUNDS = {
+    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const",
+}  # fmt: skip
+_SCALARS = {"string", "number", "integer", "boolean", "null"}
+_ONE = (
+    "items", "additionalProperties", "additionalItems", "not", "contains", "propertyNames",
+    "unevaluatedProperties", "if", "then", "else",
+)  # fmt: skip
+_MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+
+
+def checked_schema(text: str) -> str:
+    """The schema, with bounds for integers that have none. Raises RequestError for one that is too
+    large, loops or is never satisfied by a finite value."""
+    try:
+        root = json.loads(text)
+    except ValueError as error:
+        raise _refused(f"it is not JSON: {error}") from error
+    except RecursionError:
+        raise _refused(f"it is nested more than {_MAX_DEPTH} deep") from None
+    if not isinstance(root, dict | bool):
+        raise _refused("it must be an object")
+    found = _Schemas(root)
+    found.visit(root)
+    if not found.finite():
+        raise _refused("no finite value satisfies it: a required property or a $ref leads back")
+    for node in found.nodes:
+        _bound_integers(node)
+    return json.dumps(root)
+
+
+@dataclass(slots=True)
+class _Schemas:
+    """All schemas within one, each before those that it contains or refers to."""
+
+    root: Any
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    targets: dict[str, Any] = field(default_factory=dict)  # by $ref
+    seen: set[int] = field(default_factory=set)  # ids of nodes, which live as long as the root
+
+    def visit(self, root: Any) -> None:
+        waiting = [(root, 0)]
+        while waiting:
+            node, depth = waiting.pop()
+            if not isinstance(node, dict) or id(node) in self.seen:
+                continue
+            if depth > _MAX_DEPTH or len(self.nodes) >= _MAX_NODES:
+                raise _refused(
+                    f"it has more than {_MAX_NODES} schemas, or they are nested more than "
+                    f"{_MAX_DEPTH} deep"
+                )
+            self.seen.add(id(node))
+            self.nodes.append(node)
+            _check_numbers(node)
+            waiting += [(child, depth + 1) for child in _children(node)]
+            if isinstance(node.get("$ref"), str):
+                waiting.append((self._target(node["$ref"]), depth))
+
+    def finite(self) -> bool:
+        """Whether a finite value satisfies the root: the least fixed point over all schemas."""
+        known: set[int] = set()
+        for _ in range(_MAX_DEPTH):
+            before = len(known)
+            for node in reversed(self.nodes):
+                if id(node) not in known and self._is_finite(node, known):
+                    known.add(id(node))
+            if len(known) == before:
+                break
+        return self._known(self.root, known)
+
+    def _is_finite(self, node: dict[str, Any], known: set[int]) -> bool:
+        if "const" in node or "enum" in node:
+            return True
+        if isinstance(node.get("$ref"), str) and not self._known(self.targets[node["$ref"]], known):
+            return False
+        if not all(self._known(each, known) for each in _list(node, "allOf")):
+            return False
+        for name in ("anyOf", "oneOf"):
+            options = _list(node, name)
+            if options and not any(self._known(each, known) for each in options):
+                return False
+        types = node.get("type")
+        types = {types} if isinstance(types, str) else set(types or _SCALARS)
+        return (
+            bool(types & _SCALARS)
+            or ("object" in types and self._finite_object(node, known))
+            or ("array" in types and self._finite_array(node, known))
+        )
+
+    def _finite_object(self, node: dict[str, Any], known: set[int]) -> bool:
+        properties = node.get("properties")
+        if not isinstance(properties, dict):
+            return True
+        required = [name for name in _list(node, "required") if isinstance(name, str)]
+        return all(self._known(properties.get(name, True), known) for name in required)
+
+    def _finite_array(self, node: dict[str, Any], known: set[int]) -> bool:
+        least = node.get("minItems", 0)
+        if not isinstance(least, int) or least < 1:
+            return True
+        first = _list(node, "prefixItems")[:least]
+        rest = [node.get("items", True)] if len(first) < least else []
+        return all(self._known(each, known) for each in [*first, *rest])
+
+    def _known(self, node: Any, known: set[int]) -> bool:
+        return id(node) in known if isinstance(node, dict) else node is not False
+
+    def _target(self, ref: str) -> Any:
+        if ref in self.targets:
+            return self.targets[ref]
+        if not ref.startswith("#"):
+            raise _refused(f"$ref {ref[:100]!r} is not within the schema")
+        node = self.root
+        for step in ref[1:].split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            inside = node.get(name) if isinstance(node, dict) else None
+            if isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+                inside = node[int(name)]
+            if inside is None:
+                raise _refused(f"$ref {ref[:100]!r} names nothing in the schema")
+            node = inside
+        self.targets[ref] = node
+        return node
+
+
+def _children(node: dict[str, Any]) -> list[Any]:
+    children = [node[name] for name in _ONE if isinstance(node.get(name), dict)]
+    for name in _MANY:
+        children += _list(node, name)
+    children += [] if isinstance(node.get("items"), dict) else _list(node, "items")
+    for name in _NAMED:
+        named = node.get(name)
+        if isinstance(named, dict):
+            if len(named) > _MAX_NAMES and name == "properties":
+                raise _refused(f"an object has {len(named)} properties, at most {_MAX_NAMES}")
+            children += list(named.values())
+    return children
+
+
+def _check_numbers(node: dict[str, Any]) -> None:
+    for name in _COUNTS:
+        count = node.get(name)
+        if isinstance(count, int) and count > _MAX_REPEATS:
+            raise _refused(f"{name} is {count}, at most {_MAX_REPEATS}")
+
+
+def _bound_integers(node: dict[str, Any]) -> None:
+    """Integers of any length are within the range that JSON readers agree on (RFC 8259, section 6): a
+    weak model would write digits for ever."""
+    types = node.get("type")
+    types = [types] if isinstance(types, str) else types or []
+    if "integer" in types and "number" not in types and not _BOUNDS & node.keys():
+        node["minimum"], node["maximum"] = -_LARGEST_INTEGER, _LARGEST_INTEGER
+
+
+def _list(node: dict[str, Any], name: str) -> list[Any]:
+    value = node.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _refused(why: str) -> RequestError:
+    return RequestError("invalid_grammar", f"the json_schema cannot be served: {why}")

@@ -1,0 +1,85 @@
+"""The operations of a step on a CPU, by torch."""
+
+import torch
+import torch.nn.functional as F
+
+from engine.layers.attention import attend
+from engine.layers.kv import KvPool
+from engine.layers.linear import GatedLinear, Linear, activate
+from engine.layers.norm import RmsNorm
+from engine.layers.operations import Attention, Site
+from engine.layers.rotary import rotate_
+from engine.layers.step import StepInputs
+from engine.model_spec import ModelSpec
+
+
+class CpuOperations:
+    """Implements `Operations`. The residual stream is a tensor, [rows, hidden].
+
+    Beyond its keys and values, the last layer is computed only for the sampled rows.
+    """
+
+    def __init__(self, spec: ModelSpec, pool: KvPool, step: StepInputs) -> None:
+        self._spec = spec
+        self._pool = pool
+        self._step = step
+        self._lora = step.all_rows.lora
+
+    def embed(self, table: torch.Tensor, scale: float) -> torch.Tensor:
+        x = F.embedding(self._step.tokens, table)
+        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype)
+
+    def project(self, site: Site, x: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
+        spec, h = self._spec, norm(x)
+        qkv = site.linear(h)
+        if self._lora is not None:
+            ends = (spec.q_width, spec.q_width + spec.kv_width)
+            self._lora.add_(site.layer, site.name, h, *qkv.tensor_split(ends, -1))
+        return qkv
+
+    def attend(
+        self, attention: Attention, qkv: torch.Tensor, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        spec, step, layer = self._spec, self._step, attention.layer
+        heads = qkv.view(qkv.shape[0], -1, spec.head_dim)
+        q, kv = heads[:, : spec.heads], heads[:, spec.heads :]
+        if attention.head_norms is not None:
+            k = kv[:, : spec.kv_heads]
+            q.copy_(attention.head_norms[0](q))
+            k.copy_(attention.head_norms[1](k))
+        rotate_(qkv[:, : spec.q_width + spec.kv_width], step.cos, step.sin, spec.head_dim)
+        self._pool.write(layer, step.kv_slots, kv)
+        queries = step.all_rows if layer + 1 < spec.layers else step.sampled
+        if queries is None:
+            return qkv[:0, : spec.q_width], x[:0]
+        self._lora = queries.lora
+        if queries.rows is not None:
+            q, x = q.index_select(0, queries.rows), x.index_select(0, queries.rows)
+        tiles = queries.tiles[attention.shape.window]
+        return attend(q, self._pool, layer, tiles, attention.shape), x
+
+    def gate(self, site: Site, x: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
+        activation, linear = self._spec.activation, site.linear
+        if not isinstance(linear, GatedLinear):
+            raise TypeError(f"{site.name} of layer {site.layer} has no gate")
+        if not x.shape[0]:
+            return x.new_empty((0, self._spec.intermediate))
+        h = norm(x)
+        if self._lora is None:
+            return linear.gated(h, activation)
+        gate, up = linear.halves(h)
+        self._lora.add_(site.layer, site.name, h, gate, up)
+        return activate(gate, activation).mul_(up)
+
+    def add(
+        self, site: Site, y: torch.Tensor, x: torch.Tensor, norm: RmsNorm | None
+    ) -> torch.Tensor:
+        if not x.shape[0]:
+            return x
+        out = site.linear(y) if norm is not None else site.linear.plus(y, x)
+        if self._lora is not None:
+            self._lora.add_(site.layer, site.name, y, out)
+        return out if norm is None else x + norm(out)
+
+    def logits(self, head: Linear, x: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
+        return head(norm(x)) if x.shape[0] else x.new_empty((0, self._spec.vocab))

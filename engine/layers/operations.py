@@ -1,0 +1,54 @@
+"""What a device does in a decoder layer. `engine.models.decoder` is the one forward pass over it;
+torch on a CPU (`cpu_operations.py`) and the kernels (`engine.kernels.operations`) implement it."""
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from engine.layers.linear import Linear
+from engine.layers.norm import RmsNorm
+from engine.model_spec import AttentionShape
+
+X = TypeVar("X")  # the residual stream, in a form of the device's own
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A linear of one layer, which adapters may add to: `name` is one of `matrices.SITES`."""
+
+    layer: int
+    name: str
+    linear: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A layer's attention; `head_norms` are those of query and key heads, before the rotation."""
+
+    layer: int
+    shape: AttentionShape
+    head_norms: tuple[RmsNorm, RmsNorm] | None
+
+
+class Operations(Protocol[X]):
+    """The operations of one step. Products include the site's bias and the step's adapters."""
+
+    def embed(self, table: torch.Tensor, scale: float) -> X:
+        """The rows of `table` [vocab, hidden] for the step's tokens, times `scale`."""
+
+    def project(self, site: Site, x: X, norm: RmsNorm) -> torch.Tensor:
+        """norm(x) W^T: [tokens, out]."""
+
+    def attend(self, attention: Attention, qkv: torch.Tensor, x: X) -> tuple[torch.Tensor, X]:
+        """Writes keys and values, and returns the attention's output [rows, heads * head_dim] with
+        the residual stream of these rows: in the last layer perhaps only the sampled ones."""
+
+    def gate(self, site: Site, x: X, norm: RmsNorm) -> torch.Tensor:
+        """activation(gate) * up of norm(x) W^T, whose columns are the gate's, then the up part's."""
+
+    def add(self, site: Site, y: torch.Tensor, x: X, norm: RmsNorm | None) -> X:
+        """x + y W^T; the product is normed first if `norm` is given. May change `x`."""
+
+    def logits(self, head: Linear, x: X, norm: RmsNorm) -> torch.Tensor:
+        """norm(x) W^T of the sampled rows, before the model's soft cap: [sampled, vocab]."""

@@ -1,0 +1,70 @@
+"""Whether a waiting sequence fits: places in the batch, blocks, and its adapter's slot and blocks."""
+
+from engine.batch import AdapterHandle
+from engine.cache.blocks import BlockPool
+from engine.config import EngineConfig
+from engine.lora.registry import AdapterRegistry
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence_keys import SequenceKeys
+
+
+class Capacity:
+    """Reads the scheduler's running sequences; `reserved` is how many choices they add when they
+    fork."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        pool: BlockPool,
+        adapters: AdapterRegistry,
+        keys: SequenceKeys,
+        running: list[Sequence],
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._adapters = adapters
+        self._keys = keys
+        self._running = running
+        self._size = config.block_size
+        self.reserved = 0
+
+    def would_fit(self, seq: Sequence, preempted: list[Sequence]) -> bool:
+        """Whether a waiting sequence fits, with its adapter, after the sequences in `preempted` are
+        preempted."""
+        if self.missing_running_slots(seq) > len(preempted):
+            return False
+        need = -(-len(seq.history) // self._size) + self.margin()
+        shared = self._pool.held(seq.keys, self._keys.hits(seq))  # of the cached blocks
+        blocks = self._pool.available(seq.request.inputs.namespace) + shared
+        blocks += self._pool.freed_by(other.held_blocks for other in preempted)
+        adapters = self._adapters.room(seq.request.inputs.adapter, [s.handle for s in preempted])
+        return adapters is not None and blocks + adapters >= need
+
+    def slot_holders(self, sequences: list[Sequence]) -> list[Sequence]:
+        """The fewest of these sequences whose preemption frees an adapter's slot."""
+        by_handle: dict[AdapterHandle, list[Sequence]] = {}
+        for seq in sequences:
+            if seq.handle is not None:
+                by_handle.setdefault(seq.handle, []).append(seq)
+        whole = (each for h, each in by_handle.items() if len(each) == self._adapters.users(h))
+        return min(whole, key=len)
+
+    def missing_running_slots(self, seq: Sequence) -> int:
+        choices = 1 if seq.request.forked else seq.request.inputs.sampling.n
+        return len(self._running) + self.reserved + choices - self._config.max_running
+
+    def margin(self) -> int:
+        """Blocks to leave free for the running sequences: without them an admission would lead to
+        a preemption in one of the next steps."""
+        return len(self._running) // 4 + 1 if self._running else 0
+
+    def may_fit(self, seq: Sequence, hits: int, spare: int, force: bool) -> bool:
+        """Whether it is worth holding the prefix to see if the rest fits. May be wrongly true."""
+        inputs = seq.request.inputs
+        room = self._adapters.room(inputs.adapter, [])
+        idle = hits - self._pool.held_prefix(seq.keys, hits)
+        available = self._pool.available(inputs.namespace, force) - idle
+        return room is None or available + room >= spare
+
+    def extra_choices(self, seq: Sequence) -> int:
+        return seq.request.inputs.sampling.n - 1

@@ -1,0 +1,80 @@
+"""The block keys of sequences, computed only as far as they are needed, and a bounded number a step."""
+
+from engine.cache.blocks import BlockPool
+from engine.cache.prefix import PUBLIC, PrefixHasher
+from engine.errors import IntegrityError
+from engine.scheduling.sequence import Sequence
+
+HASHES = 512  # most keys of waiting prompts that a step computes while sequences run: about 0.5 ms
+
+
+class SequenceKeys:
+    """Looks up sequences in the prefix cache."""
+
+    def __init__(self, hasher: PrefixHasher, pool: BlockPool, *, enabled: bool) -> None:
+        self._hasher = hasher
+        self._pool = pool
+        self._enabled = enabled
+        self._left = 0  # keys that this step may still compute for waiting sequences
+
+    def begin_step(self, *, idle: bool) -> None:
+        """When the engine is idle, nobody waits for the hashing."""
+        self._left = 1 << 30 if idle else HASHES
+
+    def begin(self, seq: Sequence) -> None:
+        """Note how much of a new sequence's prompt is public."""
+        if self._enabled:
+            request = seq.request
+            request.public_blocks = self._hasher.public_blocks(request.inputs.prompt)
+
+    def extend(self, seq: Sequence, count: int) -> None:
+        """Compute the missing ones of the first `count` keys of the sequence's full blocks."""
+        inputs = seq.request.inputs
+        self._hasher.extend(
+            seq.keys,
+            seq.history,
+            inputs.namespace,
+            inputs.adapter,
+            seq.request.public_blocks,
+            count,
+        )
+
+    def owner(self, seq: Sequence, index: int) -> str:
+        """Whose cache entry the block is."""
+        return PUBLIC if index < seq.request.public_blocks else seq.request.inputs.namespace
+
+    def hits(self, seq: Sequence) -> int:
+        """The number of leading blocks that are cached and that the sequence may use. Keys are
+        computed up to the first miss, so that a new prompt is not hashed as a whole."""
+        limit = self._limit(seq)
+        hits = self._pool.hits(seq.keys, limit)
+        while hits == len(seq.keys) < limit and self._left > 0:
+            self._left -= 1
+            self.extend(seq, hits + 1)
+            hits += self._pool.find(seq.keys[hits]) is not None
+        return hits
+
+    def unfinished(self, seq: Sequence, hits: int) -> bool:
+        """Whether `hits` is all that was found because the step had computed its number of keys."""
+        return hits == len(seq.keys) < self._limit(seq)
+
+    def share(self, seq: Sequence, count: int) -> list[int]:
+        """The first `count` blocks of the sequence, all cached, each held once more."""
+        blocks = []
+        for key in seq.keys[:count]:
+            block = self._pool.find(key)
+            if block is None:
+                raise IntegrityError("a cached block was removed between look-up and use")
+            self._pool.share(block)
+            blocks.append(block)
+        return blocks
+
+    def _limit(self, seq: Sequence) -> int:
+        """The most leading blocks that the sequence may take from the cache."""
+        if not self._enabled:
+            return 0
+        limit = (len(seq.history) - 1) // self._pool.block_size  # the last token is always computed
+        if seq.request.cached is not None:
+            # The cached count is frozen: blocks cached by others since then are not used.
+            limit = min(limit, seq.counted_until // self._pool.block_size)
+        return limit
