@@ -71,7 +71,15 @@ def decide(
     if grant:
         void(session, appeal.request_id, clock)
     session.flush()
-    audit.record(session, scope, clock, "appeal.decide", appeal_id, None, {"status": appeal.status})
+    audit.record(
+        session,
+        scope,
+        clock,
+        "appeal.decide",
+        appeal_id,
+        before=None,
+        after={"status": appeal.status},
+    )
     return appeal
 
 

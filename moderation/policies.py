@@ -49,7 +49,15 @@ def put(
     )
     session.flush()
     was = None if before is None else {"version": before.version}
-    audit.record(session, scope, clock, "policy.put", target_id, was, {"version": policy.version})
+    audit.record(
+        session,
+        scope,
+        clock,
+        "policy.put",
+        target_id,
+        before=was,
+        after={"version": policy.version},
+    )
     return policy
 
 
@@ -65,7 +73,15 @@ def retire(
         )
     row.retired_at = clock.now()
     session.flush()
-    audit.record(session, scope, clock, "policy.retire", target_id, {"version": row.version}, None)
+    audit.record(
+        session,
+        scope,
+        clock,
+        "policy.retire",
+        target_id,
+        before={"version": row.version},
+        after=None,
+    )
 
 
 def in_force(session: Session, scope: TenantScope, project_id: str, key_id: str) -> Policy:

@@ -69,9 +69,9 @@ def digest_form(policy: Policy) -> dict[str, Any]:
 def _slots_to_dict(value: SecondStage | StrikeRule | None) -> dict[str, Any] | None:
     if value is None:
         return None
-    told = {name: getattr(value, name) for name in value.__slots__}
+    fields = {name: getattr(value, name) for name in value.__slots__}
     # Left out when off, so that policies without the field keep their version.
-    return {name: each for name, each in told.items() if (name, each) != ("answers", False)}
+    return {name: each for name, each in fields.items() if (name, each) != ("answers", False)}
 
 
 def _screen_to_dict(screen: Screen) -> dict[str, Any]:

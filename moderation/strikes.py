@@ -108,7 +108,9 @@ def lift(session: Session, scope: TenantScope, clock: Clock, key_id: str) -> Non
     suspension.lifted_at = clock.now()
     suspension.lifted_by = scope.actor
     session.flush()
-    audit.record(session, scope, clock, "key.unsuspend", key_id, before, keys.describe(key))
+    audit.record(
+        session, scope, clock, "key.unsuspend", key_id, before=before, after=keys.describe(key)
+    )
 
 
 def suspensions(session: Session, scope: TenantScope) -> list[Suspension]:

@@ -1,6 +1,7 @@
-"""The classifier that ships: a linear and a convolutional half in numpy, their logits averaged.
+"""The classifier that ships: a linear and a convolutional half, their logits averaged.
 
-Weights come from an .npz with only numbers and text (`allow_pickle=False`).
+Both are computed by the extension of `kernel.c` where it was built, else by numpy. Weights come from
+an .npz with only numbers and text (`allow_pickle=False`).
 """
 
 import hashlib
@@ -25,6 +26,11 @@ from moderation.classifiers.features import (
     in_word_grams,
     word_hash,
 )
+
+try:
+    from moderation.classifiers._kernel import Kernel
+except ImportError:  # installed without a C compiler
+    Kernel = None  # type: ignore[assignment, misc]
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -84,6 +90,9 @@ class WordContributions(Lexicon):
         self.rows = np.zeros((BUCKETS + self.size, weights.shape[1]), np.float32)
         self.rows[:BUCKETS] = weights[:BUCKETS]
         self.counts = [1] * self.size
+        # The same as lists of Python's are slow to read from C.
+        self.hash_array = np.zeros(self.size, np.int32)
+        self.count_array = np.ones(self.size, np.int32)
         # Rows for padding: before a text, directly after it, and one position further.
         self.before, self.behind, self.beyond = self.size, self.size + 1, self.size + 2
         shape = self.size + len(WIDTHS), len(self._filters[-1][1])
@@ -96,7 +105,8 @@ class WordContributions(Lexicon):
     def on_new_word(self, number: int, word: str) -> None:
         ids = gram_ids(word)
         self.rows[BUCKETS + number] = self._gram_weights.take(ids, axis=0).sum(0)
-        self.counts[number] = max(1, len(ids))
+        self.counts[number] = self.count_array[number] = max(1, len(ids))
+        self.hash_array[number] = self._hashes[number]
         if number < len(self._vectors):
             vector = self._vectors[number]
         else:
@@ -149,12 +159,12 @@ class Convolution:
         hidden_bias, direct_bias = unpack(stored, "hidden_bias"), unpack(stored, "direct_bias")
         out, out_bias = unpack(stored, "out"), unpack(stored, "out_bias")
         biases = np.concatenate([hidden_bias, direct_bias + out_bias])[None]
-        self._matrix = np.concatenate([np.concatenate([hidden, direct], axis=1), biases])
+        self.matrix = np.concatenate([np.concatenate([hidden, direct], axis=1), biases])
         # Contributions of the hidden features and of the direct ones to the logits.
         self.shares = np.concatenate([out, np.eye(len(out_bias), dtype=np.float32)])
         # Hidden features pass a ReLU, direct ones are unchanged.
-        self._floor = np.full(len(self.shares), -np.inf, dtype=np.float32)
-        self._floor[: len(hidden_bias)] = 0
+        self.floor = np.full(len(self.shares), -np.inf, dtype=np.float32)
+        self.floor[: len(hidden_bias)] = 0
 
     def phrases(self, padded: Integers) -> Floats:
         """The filter values of every three adjacent words, indexed by the last of them."""
@@ -173,8 +183,8 @@ class Convolution:
         mean = _MEAN_SCALE / (count - len(WIDTHS) + 1 + _LENGTH_OFFSET)
         _share(count, mean).dot(phrases_seen, out=features[half:-1])
         features[-1] = 1  # the biases' row
-        features.dot(self._matrix, out=out)
-        np.maximum(out, self._floor, out=out)
+        features.dot(self.matrix, out=out)
+        np.maximum(out, self.floor, out=out)
 
 
 def _filters(stored: Arrays, place: int) -> tuple[Floats, Floats]:
@@ -205,25 +215,31 @@ class Ensemble:
     There are as many as calls ever ran at the same time.
     """
 
-    def __init__(self, stored: Arrays, version: str) -> None:
+    def __init__(
+        self, stored: Arrays, version: str, *, compiled: bool = Kernel is not None
+    ) -> None:
         self.version = version
+        self._compiled = compiled
         self._stored = {name: stored[name] for name in stored if name not in _IN_TABLES}
         self._tables = Tables(stored)
-        self._free: deque[Scorer] = deque([Scorer(self._stored, self._tables)])
+        self._free: deque[Scorer] = deque([self._new_scorer()])
 
     @classmethod
-    def load(cls, path: Path) -> "Ensemble":
+    def load(cls, path: Path, *, compiled: bool = Kernel is not None) -> "Ensemble":
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         with np.load(path, allow_pickle=False) as archive:
             stored = {name: archive[name] for name in archive.files}
-        return cls(stored, f"th-moderation-{digest[:12]}")
+        return cls(stored, f"th-moderation-{digest[:12]}", compiled=compiled)
+
+    def _new_scorer(self) -> "Scorer":
+        return Scorer(self._stored, self._tables, self._compiled)
 
     @contextmanager
     def _scorer(self) -> Iterator["Scorer"]:
         try:
             scorer = self._free.pop()
         except IndexError:
-            scorer = Scorer(self._stored, self._tables)
+            scorer = self._new_scorer()
         try:
             yield scorer
         finally:
@@ -250,8 +266,8 @@ class Ensemble:
 class Scorer:
     """The caches and buffers of one call at a time. Not thread-safe."""
 
-    def __init__(self, stored: Arrays, tables: Tables) -> None:
-        self._words = WordContributions(tables)
+    def __init__(self, stored: Arrays, tables: Tables, compiled: bool) -> None:
+        self._words = words = WordContributions(tables)
         self._before = [self._words.before] * (len(WIDTHS) - 1)
         self._behind = [self._words.behind, self._words.beyond]
         self._linear = Linear(unpack(stored, "linear_bias"), self._words)
@@ -264,12 +280,19 @@ class Scorer:
         self._offsets = offsets + self._linear.bias.dot(straight)
         self._said = np.empty(len(self._calibration), np.float32)
         self._curved, self._straight = self._said[: len(curved)], self._said[len(curved) :]
+        self._kernel: Kernel | None = None
+        if compiled:
+            of_words = (words.rows, words.hash_array, words.count_array, *words.phrases)
+            layer = self._convolution.matrix, self._convolution.floor
+            padding = words.before, words.behind, words.beyond
+            arrays = (*of_words, *layer, self._calibration, self._offsets)
+            self._kernel = Kernel(arrays, BUCKETS, padding)
 
     def halves(self, texts: Sequence[str]) -> tuple[Floats, Floats]:
         """Return the uncalibrated logits of both halves: the heads, then any harm."""
         linear, curved = [], []
         for text in texts:
-            self.score_text(text)
+            self._numpy_logits(*self._with_phrases(self._words.read(text)))
             linear.append(self._straight + self._linear.bias)
             curved.append(self._curved.dot(self._convolution.shares))
         return np.array(linear), np.array(curved)
@@ -288,21 +311,23 @@ class Scorer:
 
     def score_text(self, text: str) -> list[float]:
         numbers = self._words.read(text)
-        return self._probabilities(numbers, self._convolution.phrases(np.array(self._pad(numbers))))
+        if self._kernel is not None:
+            return _probabilities(self._kernel.logits(numbers))
+        return _probabilities(self._numpy_logits(*self._with_phrases(numbers)))
+
+    def _with_phrases(self, numbers: list[int]) -> tuple[list[int], Floats]:
+        return numbers, self._convolution.phrases(np.array(self._pad(numbers)))
 
     def _pad(self, numbers: list[int]) -> list[int]:
         return [*self._before, *(numbers or self._before[:1]), *self._behind]
 
-    def _probabilities(self, numbers: list[int], phrases_seen: Floats) -> list[float]:
+    def _numpy_logits(self, numbers: list[int], phrases_seen: Floats) -> list[float]:
         self._linear.logits(numbers, self._straight)
         self._convolution.hidden(phrases_seen, self._curved)
         logits = self._said.dot(self._calibration)
         logits += self._offsets
-        return _rounded(
-            blend_any_harm(
-                [1 / (1 + exp(-x)) if x > -_MAX_EXPONENT else _LEAST for x in logits.tolist()]
-            )
-        )
+        found: list[float] = logits.tolist()
+        return found
 
     def _score_run(self, words: Sequence[str], pieces: Sequence[Piece]) -> list[list[float]]:
         own = [word for piece in pieces for word in (*piece.head, *piece.tail)]
@@ -313,8 +338,10 @@ class Scorer:
             inner = text[piece.first : piece.last]
             texts.append([*numbers[at:middle], *inner, *numbers[middle:end]])
             at = end
-        phrases_seen = self._phrases_of(text, pieces, texts)
-        return [self._probabilities(*each) for each in zip(texts, phrases_seen, strict=True)]
+        if self._kernel is not None:
+            return [_probabilities(self._kernel.logits(each)) for each in texts]
+        found = zip(texts, self._phrases_of(text, pieces, texts), strict=True)
+        return [_probabilities(self._numpy_logits(*each)) for each in found]
 
     def _phrases_of(
         self, text: list[int], pieces: Sequence[Piece], texts: Sequence[list[int]]
@@ -339,6 +366,11 @@ class Scorer:
             parts.append(places)
         rows = self._convolution.phrases(np.array(asked))
         return [np.concatenate([rows[start:end] for start, end in each]) for each in parts]
+
+
+def _probabilities(logits: list[float]) -> list[float]:
+    chances = [1 / (1 + exp(-x)) if x > -_MAX_EXPONENT else _LEAST for x in logits]
+    return _rounded(blend_any_harm(chances))
 
 
 def _rounded(row: list[float]) -> list[float]:

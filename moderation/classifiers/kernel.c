@@ -1,0 +1,272 @@
+/* The products of the classifier for one text, from the numbers of its words: see `ensemble.py`.
+ *
+ * Built when a C compiler is there; without it numpy computes the same, within 1e-6.
+ * A Kernel reads arrays that its scorer owns and is called by one thread at a time; long texts are
+ * computed without the interpreter's lock.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+
+enum { ROWS, HASHES, COUNTS, FIRST, SECOND, LAST, MATRIX, FLOOR, CALIBRATION, OFFSETS, ARRAYS };
+static const char *const FORMATS[ARRAYS] = {"f", "i", "i", "f", "f", "f", "f", "f", "f", "f"};
+
+#define LONG_TEXT 200     /* words, from which on the interpreter's lock is released */
+#define WIDEST 512        /* most filters, features and logits */
+#define PAIR_FACTOR 1000003u
+#define MEAN_SCALE 3.0f
+#define LENGTH_OFFSET 4
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer views[ARRAYS];
+    int held;               /* how many of the views are */
+    int32_t buckets, before, behind, beyond;
+    int32_t heads, filters, features, logits, words;
+    uint64_t *seen_hashes, *seen_words; /* one bit each, all clear between calls */
+    int32_t *list;          /* the padded words of a text */
+    int32_t room;
+} Kernel;
+
+static const float *floats(const Kernel *self, int which) { return self->views[which].buf; }
+
+/* Sets the bit and tells whether it was clear. */
+static inline int is_new(uint64_t *bits, int32_t at) {
+    uint64_t bit = 1ull << (at & 63), *word = bits + (at >> 6);
+    int found = !(*word & bit);
+    *word |= bit;
+    return found;
+}
+
+static inline void forget(uint64_t *bits, int32_t at) { bits[at >> 6] = 0; }
+
+static inline void add_row(float *restrict sum, const float *restrict row, int32_t width) {
+    for (int32_t i = 0; i < width; i++) sum[i] += row[i];
+}
+
+/* The linear half, without its bias: hashed words and adjacent pairs once each, weighted by the root
+ * of their number, then the n-grams of each word. */
+FOR_EACH_PROCESSOR
+static void linear(Kernel *self, const int32_t *words, int32_t count, float *restrict out) {
+    const float *rows = floats(self, ROWS);
+    const int32_t *hashes = self->views[HASHES].buf, *grams = self->views[COUNTS].buf;
+    const int32_t heads = self->heads, mask = self->buckets - 1;
+    float pairs[WIDEST], inner[WIDEST];
+    int32_t distinct = 0;
+    int64_t gram_count = 0;
+    memset(pairs, 0, sizeof(float) * heads);
+    memset(inner, 0, sizeof(float) * heads);
+    memset(out, 0, sizeof(float) * heads);
+    if (!count) return;
+    for (int32_t i = 0; i < count; i++) {
+        int32_t hash = hashes[words[i]];
+        if (is_new(self->seen_hashes, hash)) {
+            add_row(pairs, rows + (size_t)hash * heads, heads);
+            distinct++;
+        }
+        if (i + 1 < count) {
+            uint32_t lead = (uint32_t)hash * PAIR_FACTOR;
+            int32_t pair = (int32_t)((lead + (uint32_t)hashes[words[i + 1]]) & (uint32_t)mask);
+            if (is_new(self->seen_hashes, pair)) {
+                add_row(pairs, rows + (size_t)pair * heads, heads);
+                distinct++;
+            }
+        }
+        if (is_new(self->seen_words, words[i])) {
+            add_row(inner, rows + (size_t)(self->buckets + words[i]) * heads, heads);
+            gram_count += grams[words[i]];
+        }
+    }
+    for (int32_t i = 0; i < count; i++) {
+        uint32_t lead = (uint32_t)hashes[words[i]] * PAIR_FACTOR;
+        forget(self->seen_hashes, hashes[words[i]]);
+        forget(self->seen_words, words[i]);
+        if (i + 1 < count)
+            forget(self->seen_hashes,
+                   (int32_t)((lead + (uint32_t)hashes[words[i + 1]]) & (uint32_t)mask));
+    }
+    float of_pairs = 1.0f / sqrtf((float)distinct), of_grams = 1.0f / sqrtf((float)gram_count);
+    for (int32_t i = 0; i < heads; i++) out[i] = of_pairs * pairs[i] + of_grams * inner[i];
+}
+
+/* The convolutional half's features: filters of every three adjacent words, after a ReLU pooled by
+ * maximum and mean. `list` holds two words of padding before and two after. */
+FOR_EACH_PROCESSOR
+static void pool(const Kernel *self, const int32_t *list, int32_t length, float *restrict out) {
+    const int32_t filters = self->filters, third = filters / 3;
+    const float *first = floats(self, FIRST), *second = floats(self, SECOND), *last = floats(self, LAST);
+    float *restrict top = out, *restrict sum = out + filters;
+    float value[WIDEST];
+    memset(out, 0, sizeof(float) * 2 * filters); /* a ReLU's results are not below 0 */
+    for (int32_t at = 2; at < length; at++) {
+        memcpy(value, last + (size_t)list[at] * filters, sizeof(float) * filters);
+        add_row(value, second + (size_t)list[at - 1] * filters, 2 * third);
+        add_row(value, first + (size_t)list[at - 2] * filters, third);
+        for (int32_t i = 0; i < filters; i++) {
+            float x = value[i] > 0 ? value[i] : 0;
+            top[i] = x > top[i] ? x : top[i];
+            sum[i] += x;
+        }
+    }
+    float mean = MEAN_SCALE / (float)(length - 2 - 3 + 1 + LENGTH_OFFSET);
+    for (int32_t i = 0; i < filters; i++) sum[i] *= mean;
+}
+
+/* out = row x matrix + its last row (the biases) */
+FOR_EACH_PROCESSOR
+static void product(const float *restrict row, int32_t count, const float *restrict matrix,
+                    const float *restrict bias, int32_t width, float *restrict out) {
+    memcpy(out, bias, sizeof(float) * width);
+    for (int32_t k = 0; k < count; k++) {
+        const float by = row[k], *restrict line = matrix + (size_t)k * width;
+        for (int32_t i = 0; i < width; i++) out[i] += by * line[i];
+    }
+}
+
+static void compute(Kernel *self, int32_t count, float *logits) {
+    float pooled[2 * WIDEST], said[2 * WIDEST];
+    const float *matrix = floats(self, MATRIX), *floor = floats(self, FLOOR);
+    const int32_t features = self->features, inputs = 2 * self->filters;
+    int32_t length = (count ? count : 1) + 4;
+    pool(self, self->list, length, pooled);
+    product(pooled, inputs, matrix, matrix + (size_t)inputs * features, features, said);
+    for (int32_t i = 0; i < features; i++) said[i] = said[i] > floor[i] ? said[i] : floor[i];
+    linear(self, self->list + 2, count, said + features);
+    product(said, features + self->heads, floats(self, CALIBRATION), floats(self, OFFSETS),
+            self->logits, logits);
+}
+
+static int reserve(Kernel *self, Py_ssize_t length) {
+    if (length <= self->room) return 0;
+    int32_t *list = PyMem_Realloc(self->list, sizeof(int32_t) * length);
+    if (!list) return PyErr_NoMemory(), -1;
+    self->list = list;
+    self->room = (int32_t)length;
+    return 0;
+}
+
+PyDoc_STRVAR(logits_doc, "logits(numbers: list[int], /) -> list[float]\n--\n\n"
+                         "The calibrated logits of a text, from the numbers of its words.");
+
+static PyObject *kernel_logits(Kernel *self, PyObject *numbers) {
+    if (!PyList_Check(numbers))
+        return PyErr_SetString(PyExc_TypeError, "the numbers of the words are a list"), NULL;
+    Py_ssize_t count = PyList_GET_SIZE(numbers);
+    if (count > INT32_MAX - 4)
+        return PyErr_SetString(PyExc_ValueError, "too many words"), NULL;
+    if (reserve(self, (count ? count : 1) + 4)) return NULL;
+    int32_t *words = self->list + 2;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        long number = PyLong_AsLong(PyList_GET_ITEM(numbers, i));
+        if (number < 0 || number >= self->words) {
+            if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "no word has the number %ld", number);
+            return NULL;
+        }
+        words[i] = (int32_t)number;
+    }
+    if (!count) words[0] = self->before;
+    self->list[0] = self->list[1] = self->before;
+    words[count ? count : 1] = self->behind;
+    words[(count ? count : 1) + 1] = self->beyond;
+    float logits[WIDEST];
+    if (count >= LONG_TEXT) {
+        Py_BEGIN_ALLOW_THREADS
+        compute(self, (int32_t)count, logits);
+        Py_END_ALLOW_THREADS
+    } else {
+        compute(self, (int32_t)count, logits);
+    }
+    PyObject *result = PyList_New(self->logits);
+    for (int32_t i = 0; result && i < self->logits; i++) {
+        PyObject *value = PyFloat_FromDouble(logits[i]);
+        if (!value) return Py_DECREF(result), NULL;
+        PyList_SET_ITEM(result, i, value);
+    }
+    return result;
+}
+
+static Py_ssize_t side(const Kernel *self, int which, int axis) { return self->views[which].shape[axis]; }
+
+/* -1 with an exception where the arrays do not fit together: then nothing could be read safely. */
+static int measure(Kernel *self) {
+    for (int i = 0; i < ARRAYS; i++) {
+        int axes = i == HASHES || i == COUNTS || i == FLOOR || i == OFFSETS ? 1 : 2;
+        if (strcmp(self->views[i].format, FORMATS[i]) || self->views[i].ndim != axes)
+            return PyErr_Format(PyExc_TypeError, "array %d has the wrong type or shape", i), -1;
+    }
+    self->heads = (int32_t)side(self, ROWS, 1);
+    self->filters = (int32_t)side(self, LAST, 1);
+    self->features = (int32_t)side(self, MATRIX, 1);
+    self->logits = (int32_t)side(self, CALIBRATION, 1);
+    self->words = (int32_t)side(self, HASHES, 0);
+    Py_ssize_t rows = side(self, LAST, 0);
+    int fits = self->buckets > 0 && !(self->buckets & (self->buckets - 1)) && self->filters % 3 == 0
+        && self->heads <= WIDEST && self->filters <= WIDEST && self->features + self->heads <= WIDEST
+        && self->logits <= WIDEST && side(self, ROWS, 0) == (Py_ssize_t)self->buckets + self->words
+        && side(self, COUNTS, 0) == self->words && side(self, FIRST, 0) == rows
+        && side(self, SECOND, 0) == rows && side(self, FIRST, 1) == self->filters
+        && side(self, SECOND, 1) == self->filters && side(self, MATRIX, 0) == 2 * self->filters + 1
+        && side(self, FLOOR, 0) == self->features && side(self, OFFSETS, 0) == self->logits
+        && side(self, CALIBRATION, 0) == self->features + self->heads && self->words <= rows
+        && self->before >= 0 && self->before < rows && self->behind >= 0 && self->behind < rows
+        && self->beyond >= 0 && self->beyond < rows;
+    if (!fits) return PyErr_SetString(PyExc_ValueError, "the arrays do not fit together"), -1;
+    return 0;
+}
+
+static void kernel_dealloc(Kernel *self) {
+    for (int i = 0; i < self->held; i++) PyBuffer_Release(&self->views[i]);
+    PyMem_Free(self->seen_hashes);
+    PyMem_Free(self->seen_words);
+    PyMem_Free(self->list);
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(named)) {
+    PyObject *arrays;
+    int buckets, before, behind, beyond;
+    if (!PyArg_ParseTuple(args, "O!i(iii)", &PyTuple_Type, &arrays, &buckets, &before, &behind, &beyond))
+        return NULL;
+    if (PyTuple_GET_SIZE(arrays) != ARRAYS)
+        return PyErr_Format(PyExc_ValueError, "%d arrays are needed", (int)ARRAYS), NULL;
+    Kernel *self = (Kernel *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->buckets = buckets, self->before = before, self->behind = behind, self->beyond = beyond;
+    for (; self->held < ARRAYS; self->held++)
+        if (PyObject_GetBuffer(PyTuple_GET_ITEM(arrays, self->held), &self->views[self->held],
+                               PyBUF_FORMAT | PyBUF_C_CONTIGUOUS))
+            return Py_DECREF(self), NULL;
+    if (measure(self)) return Py_DECREF(self), NULL;
+    self->seen_hashes = PyMem_Calloc(buckets / 64 + 1, sizeof(uint64_t));
+    self->seen_words = PyMem_Calloc(self->words / 64 + 1, sizeof(uint64_t));
+    if (!self->seen_hashes || !self->seen_words) return Py_DECREF(self), PyErr_NoMemory();
+    return (PyObject *)self;
+}
+
+static PyMethodDef methods[] = {{"logits", (PyCFunction)kernel_logits, METH_O, logits_doc}, {0}};
+static PyType_Slot slots[] = {{Py_tp_new, kernel_new}, {Py_tp_dealloc, kernel_dealloc},
+                              {Py_tp_methods, methods}, {0}};
+static PyType_Spec spec = {"moderation.classifiers._kernel.Kernel", sizeof(Kernel), 0,
+                           Py_TPFLAGS_DEFAULT, slots};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_size = -1};
+
+PyMODINIT_FUNC PyInit__kernel(void) {
+    PyObject *made = PyModule_Create(&module), *type = made ? PyType_FromSpec(&spec) : NULL;
+    if (!type || PyModule_AddObject(made, "Kernel", type)) {
+        Py_XDECREF(type);
+        Py_XDECREF(made);
+        return NULL;
+    }
+    return made;
+}
