@@ -34,7 +34,7 @@ def ensure_accounts(session: Session, tenant_ids: Iterable[str], now: datetime) 
     missing = wanted - known
     if not missing:
         return
-    insert_new(session, Seller.__table__, [_default_seller()], "id")  # type: ignore[arg-type]
+    ensure_seller(session)
     tenants = {t.id: t for t in session.scalars(select(Tenant).where(Tenant.id.in_(missing)))}
     rows = []
     for tenant_id in sorted(missing):
@@ -53,6 +53,7 @@ def ensure_accounts(session: Session, tenant_ids: Iterable[str], now: datetime) 
                 "email": "",
                 "tax_id": "",
                 "tax_region": "",
+                "postal_code": "",
                 "tax_exempt": False,
                 "collection": "manual",
                 "status": "active",
@@ -60,6 +61,11 @@ def ensure_accounts(session: Session, tenant_ids: Iterable[str], now: datetime) 
             }
         )
     insert_new(session, BillingAccount.__table__, rows, "tenant_id")  # type: ignore[arg-type]
+
+
+def ensure_seller(session: Session) -> Seller:
+    insert_new(session, Seller.__table__, [_default_seller()], "id")  # type: ignore[arg-type]
+    return session.get_one(Seller, DEFAULT_SELLER_ID)
 
 
 def ensure_account(session: Session, tenant_id: str, now: datetime) -> BillingAccount:
@@ -179,6 +185,7 @@ def _default_seller() -> dict[str, object]:
         "name": "Tollhouse",
         "address": "",
         "tax_id": "",
+        "tax_region": "",
         "number_prefix": "TH",
         "next_number": 1,
         "next_credit_note": 1,

@@ -1,17 +1,20 @@
 """Audit checks of ledger, wallets, invoices, receivables and invoice numbers."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from billing.differences import Difference, amount
+from billing import frozen_sums
+from billing.differences import EVERYTHING, Difference, Since, amount
 from billing.invoices import DRAFT, UNCOLLECTIBLE, VOID
 from billing.ledger import AccountKind
 from billing.models import (
     Adjustment,
     BillingPeriod,
     Charge,
+    ClosedCharges,
     CreditGrant,
     CreditUse,
     DailyUsage,
@@ -20,62 +23,76 @@ from billing.models import (
     LedgerAccount,
     LedgerEntry,
     LedgerTransaction,
+    UsageEventRow,
 )
 from core.money import units_of_minor
 
 _L, _T, _A = LedgerEntry, LedgerTransaction, LedgerAccount
 
 
-def transactions_sum_to_zero(session: Session) -> list[Difference]:
+def transactions_sum_to_zero(session: Session, since: Since = EVERYTHING) -> list[Difference]:
     total = func.sum(_L.units)
-    rows = session.execute(
+    query = (
         select(_L.transaction_id, _L.currency, total)
         .group_by(_L.transaction_id, _L.currency)
         .having(total != 0)
     )
+    if since != EVERYTHING:
+        query = query.where(_L.transaction_id.in_(_open_transactions(since)))
+    rows = session.execute(query)
     return [
         amount("ledger", f"transaction {row[0]} does not sum to zero in {row[1]}", int(row[2]))
         for row in rows
     ]
 
 
-def balances_are_sums(session: Session) -> list[Difference]:
+def balances_are_sums(session: Session, since: Since = EVERYTHING) -> list[Difference]:
+    """The balance of an account equals its entries; of open days: where they have entries."""
     total = func.coalesce(func.sum(_L.units), 0)
-    rows = session.execute(
-        select(_A.tenant_id, _A.kind, _A.balance, total)
-        .outerjoin(_L, _L.account_id == _A.id)
-        .group_by(_A.id, _A.tenant_id, _A.kind, _A.balance)
-    )
-    return [
-        amount(
-            "ledger",
-            f"account {kind} has balance {kept}, its entries sum to {int(total)}",
-            kept - int(total),
-            (),
-            who,
+    query = select(_A.id, _A.tenant_id, _A.kind, _A.balance, total)
+    query = query.outerjoin(_L, _L.account_id == _A.id)
+    if since != EVERYTHING:
+        query = query.where(_L.id > since.entry)
+    rows = session.execute(query.group_by(_A.id, _A.tenant_id, _A.kind, _A.balance)).all()
+    frozen: dict[str, int] = {}
+    if since != EVERYTHING:
+        frozen = frozen_sums.closed_units(
+            session, frozen_sums.ACCOUNT, (str(row[0]) for row in rows)
         )
-        for who, kind, kept, total in rows
-        if kept != int(total)
-    ]
+    found = []
+    for account, who, kind, kept, units in rows:
+        there = int(units) + frozen.get(str(account), 0)
+        if kept != there:
+            message = f"account {kind} has balance {kept}, its entries sum to {there}"
+            found.append(amount("ledger", message, kept - there, (), who))
+    return found
 
 
-def charges_and_ledger(session: Session) -> list[Difference]:
+def _open_transactions(since: Since) -> Select[str]:
+    return select(_L.transaction_id).where(_L.id > since.entry).distinct()
+
+
+def charges_and_ledger(session: Session, since: Since = EVERYTHING) -> list[Difference]:
     """The revenue of a transaction equals its charges and adjustments."""
+    whole = since == EVERYTHING
     expected: dict[str, int] = defaultdict(int)
     for table in (Charge, Adjustment):
-        rows = session.execute(
-            select(table.transaction_id, func.sum(table.amount)).group_by(table.transaction_id)
-        )
-        for transaction_id, units in rows:
+        query = select(table.transaction_id, func.sum(table.amount)).group_by(table.transaction_id)
+        if not whole:
+            posted_or_open = _open_transactions(since).union(_charged_transactions(table, since))
+            query = query.where(table.transaction_id.in_(posted_or_open))
+        for transaction_id, units in session.execute(query):
             expected[transaction_id] += int(units)
-    posted = session.execute(
+    posted = (
         select(_T.id, -func.sum(_L.units))
         .join(_L, _L.transaction_id == _T.id)
         .join(_A, _A.id == _L.account_id)
         .where(_T.kind.in_(("usage", "adjustment")), _A.kind == AccountKind.REVENUE.value)
         .group_by(_T.id)
     )
-    there = {row[0]: int(row[1]) for row in posted}
+    if not whole:
+        posted = posted.where(_T.id.in_(_open_transactions(since)))
+    there = {row[0]: int(row[1]) for row in session.execute(posted)}
     found = []
     for transaction_id in expected.keys() | there.keys():
         want, have = expected.get(transaction_id, 0), there.get(transaction_id, 0)
@@ -89,7 +106,19 @@ def charges_and_ledger(session: Session) -> list[Difference]:
     return found
 
 
-def wallets_and_grants(session: Session) -> list[Difference]:
+def _charged_transactions(table: type[Charge | Adjustment], since: Since) -> Select[str]:
+    """Transactions that charges or adjustments of open days name."""
+    query = select(table.transaction_id)
+    if table is Adjustment:
+        return query.where(Adjustment.created_at >= since.day).distinct()
+    return (
+        query.join(UsageEventRow, UsageEventRow.request_id == Charge.request_id)
+        .where(UsageEventRow.batch_id > since.batch)
+        .distinct()
+    )
+
+
+def wallets_and_grants(session: Session, since: Since = EVERYTHING) -> list[Difference]:
     """The remaining credit of the grants equals the ledger's wallet balances."""
     left: dict[tuple[str, str, str], int] = defaultdict(int)
     rows = session.execute(
@@ -120,40 +149,46 @@ def wallets_and_grants(session: Session) -> list[Difference]:
         if left.get(key, 0) != owed.get(key, 0)
     ]
     used = func.coalesce(func.sum(CreditUse.units), 0)
+    query = select(
+        CreditGrant.id, CreditGrant.tenant_id, CreditGrant.granted - CreditGrant.remaining, used
+    ).outerjoin(CreditUse, CreditUse.grant_id == CreditGrant.id)
+    if since != EVERYTHING:
+        query = query.where(CreditUse.id > since.use)
     drawn = session.execute(
-        select(
-            CreditGrant.id, CreditGrant.tenant_id, CreditGrant.granted - CreditGrant.remaining, used
+        query.group_by(
+            CreditGrant.id, CreditGrant.tenant_id, CreditGrant.granted, CreditGrant.remaining
         )
-        .outerjoin(CreditUse, CreditUse.grant_id == CreditGrant.id)
-        .group_by(CreditGrant.id, CreditGrant.tenant_id, CreditGrant.granted, CreditGrant.remaining)
-    )
-    for grant_id, tenant_id, gone, uses in drawn:
-        if int(gone) != int(uses):
-            message = f"grant {grant_id} is {int(gone)} lower, its uses sum to {int(uses)}"
-            found.append(amount("grants/uses", message, int(gone) - int(uses), (), tenant_id))
+    ).all()
+    frozen: dict[str, int] = {}
+    if since != EVERYTHING:
+        frozen = frozen_sums.closed_units(session, frozen_sums.GRANT, (row[0] for row in drawn))
+    for grant_id, tenant_id, gone, open_uses in drawn:
+        uses = int(open_uses) + frozen.get(grant_id, 0)
+        if int(gone) != uses:
+            message = f"grant {grant_id} is {int(gone)} lower, its uses sum to {uses}"
+            found.append(amount("grants/uses", message, int(gone) - uses, (), tenant_id))
     return found
 
 
-def charges_and_invoices(session: Session) -> list[Difference]:
-    """A final invoice bills exactly the charges and adjustments of its period."""
+def charges_and_invoices(session: Session, since: Since = EVERYTHING) -> list[Difference]:
+    """A final invoice bills exactly the charges and adjustments of its period. Of open days: the
+    periods that were closed since.
+    """
     usage = ("usage", "late_usage", "adjustment")
-    billed_rows = session.execute(
+    closed = select(BillingPeriod.id).where(BillingPeriod.closed_at.is_not(None))
+    billed_lines = (
         select(Invoice.period_id, func.sum(InvoiceLine.exact))
         .join(InvoiceLine, InvoiceLine.invoice_id == Invoice.id)
         .where(Invoice.status != DRAFT, InvoiceLine.kind.in_(usage))
         .group_by(Invoice.period_id)
     )
-    billed = {row[0]: int(row[1]) for row in billed_rows}
-    closed = select(BillingPeriod.id).where(BillingPeriod.closed_at.is_not(None))
+    if since.day is not None:
+        closed = closed.where(BillingPeriod.closed_at >= since.day)
+        billed_lines = billed_lines.where(Invoice.period_id.in_(closed))
+    billed = {row[0]: int(row[1]) for row in session.execute(billed_lines)}
     expected: dict[str, int] = defaultdict(int)
-    for table in (Charge, Adjustment):
-        rows = session.execute(
-            select(table.bill_period_id, func.sum(table.amount))
-            .where(table.bill_period_id.in_(closed))
-            .group_by(table.bill_period_id)
-        )
-        for period_id, units in rows:
-            expected[period_id] += int(units)
+    for period_id, units in _charged_in(session, closed, since):
+        expected[period_id] += int(units)
     found = []
     for period_id in expected.keys() | billed.keys():
         want, have = expected.get(period_id, 0), billed.get(period_id, 0)
@@ -164,6 +199,23 @@ def charges_and_invoices(session: Session) -> list[Difference]:
             message = f"the invoice of period {period_id} bills {have}, its charges sum to {want}"
             found.append(amount("charges/invoices", message, have - want, ids))
     return found
+
+
+def _charged_in(session: Session, periods: Select[str], since: Since) -> Iterator[tuple[str, int]]:
+    """Units of charges and adjustments by bill period: of open days, of closed days, adjusted."""
+    frozen = since != EVERYTHING
+    for table in (Charge, Adjustment, *((ClosedCharges,) if frozen else ())):
+        query = (
+            select(table.bill_period_id, func.sum(table.amount))
+            .where(table.bill_period_id.in_(periods))
+            .group_by(table.bill_period_id)
+        )
+        if frozen and table is Charge:
+            query = query.join(UsageEventRow, UsageEventRow.request_id == Charge.request_id).where(
+                UsageEventRow.batch_id > since.batch
+            )
+        for row in session.execute(query):
+            yield row[0], row[1]
 
 
 def invoices_add_up(session: Session) -> list[Difference]:
@@ -198,11 +250,13 @@ def invoices_add_up(session: Session) -> list[Difference]:
 def receivables_are_open_amounts(session: Session) -> list[Difference]:
     """A tenant's receivable equals its open invoices plus usage that is not yet invoiced."""
     owed: dict[str, int] = defaultdict(int)
-    for invoice in session.scalars(select(Invoice).where(Invoice.status != DRAFT)):
-        if invoice.status in (VOID, UNCOLLECTIBLE):
-            continue
-        left = invoice.due_minor - invoice.paid_minor - invoice.credited_minor
-        owed[invoice.tenant_id] += units_of_minor(left, invoice.currency)
+    left = func.sum(Invoice.due_minor - Invoice.paid_minor - Invoice.credited_minor)
+    by_tenant = (Invoice.tenant_id, Invoice.currency)
+    standing = Invoice.status.not_in((DRAFT, VOID, UNCOLLECTIBLE))
+    for tenant_id, currency, minor in session.execute(
+        select(*by_tenant, left).where(standing).group_by(*by_tenant)
+    ):
+        owed[tenant_id] += units_of_minor(int(minor), currency)
     open_periods = select(BillingPeriod.id).where(BillingPeriod.closed_at.is_(None))
     for table, column, sign in (
         (DailyUsage, DailyUsage.amount, 1),  # with adjustments

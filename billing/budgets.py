@@ -1,6 +1,7 @@
 """Spending limits from budgets and wallets, and alerts on budget thresholds.
 
-The limiter's counters hold the cost of running requests; this module supplies caps and rated spend.
+The limiter's counters hold the cost of running requests; this module supplies caps and spend, rated
+and waiting to be rated.
 Both only rise under one limit key. The key names the window, so no job has to reset anything. A
 refunding correction therefore raises the cap of the window in which it is posted; a charging one
 counts as spend.
@@ -16,6 +17,7 @@ from billing import outbox, webhooks
 from billing.models import Adjustment, BillingAccount, Budget, CreditGrant, HourlyUsage
 from billing.periods import period_around, zone_of
 from billing.rollups import ADJUSTMENT
+from billing.unrated import UnratedUsage
 from core.clock import Clock
 from core.errors import BadRequest
 from core.ids import new_id
@@ -28,7 +30,7 @@ SCOPES = ("tenant", "project", "key")
 
 @dataclass(frozen=True, slots=True)
 class MoneyLimit:
-    """`spent_units` of `cap_units` picounits are spent, counting rated usage only."""
+    """`spent_units` of `cap_units` picounits are spent, by all usage that is stored."""
 
     key: str
     cap_units: int
@@ -46,9 +48,15 @@ class Window:
 
 
 def money_limits(
-    session: Session, tenant_id: str, project_id: str, key_id: str, at: datetime
+    session: Session,
+    tenant_id: str,
+    project_id: str,
+    key_id: str,
+    at: datetime,
+    unrated: UnratedUsage,
 ) -> list[MoneyLimit]:
-    """Every spending limit that applies to a request of this key at this moment."""
+    """Every spending limit that applies to a request of this key at this moment. What is spent
+    counts `unrated` usage too."""
     account = session.get(BillingAccount, tenant_id)
     zone = account.timezone if account else "UTC"
     scopes = {"tenant": tenant_id, "project": project_id, "key": key_id}
@@ -57,6 +65,10 @@ def money_limits(
         if scopes[budget.scope] == budget.scope_id:
             window = window_of(budget.window, at, zone)
             spent, back = spent_in(session, budget, window)
+            owner = {f"{budget.scope}_id": budget.scope_id}
+            if budget.scope != "tenant":
+                owner["tenant_id"] = tenant_id
+            spent += unrated.spent(owner, budget.currency, window.starts_at, window.ends_at)
             found.append(
                 MoneyLimit(
                     f"{budget.id}:{window.name}",
@@ -68,12 +80,31 @@ def money_limits(
                 )
             )
     if account is not None and account.prepaid_only:
-        found.append(wallet_limit(session, account, at))
+        waiting = unrated.spent({"tenant_id": tenant_id}, account.currency)
+        found.append(wallet_limit(session, account, at, waiting))
     return found
 
 
-def wallet_limit(session: Session, account: BillingAccount, at: datetime) -> MoneyLimit:
-    """All credit ever granted, against all that was used, expired or refunded."""
+def hard_limit_keys(session: Session, at: datetime) -> dict[str, list[str]]:
+    """The keys of all limits that hold money for running requests at this moment, by tenant."""
+    found: dict[str, list[str]] = {}
+    rows = session.execute(
+        select(Budget, BillingAccount.timezone)
+        .outerjoin(BillingAccount, BillingAccount.tenant_id == Budget.tenant_id)
+        .where(Budget.hard, Budget.ended_at.is_(None), Budget.created_at <= at)
+    )
+    for budget, zone in rows:
+        window = window_of(budget.window, at, zone or "UTC")
+        found.setdefault(budget.tenant_id, []).append(f"{budget.id}:{window.name}")
+    for account in session.scalars(select(BillingAccount).where(BillingAccount.prepaid_only)):
+        found.setdefault(account.tenant_id, []).append(_wallet_key(account))
+    return found
+
+
+def wallet_limit(
+    session: Session, account: BillingAccount, at: datetime, unrated_units: int
+) -> MoneyLimit:
+    """All credit ever granted, against all that was used, expired or refunded, or is not rated."""
     gone_by_expiry = (CreditGrant.expires_at.is_not(None)) & (CreditGrant.expires_at <= at)
     row = session.execute(
         select(
@@ -84,9 +115,12 @@ def wallet_limit(session: Session, account: BillingAccount, at: datetime) -> Mon
             CreditGrant.tenant_id == account.tenant_id, CreditGrant.currency == account.currency
         )
     ).one()
-    key = f"wallet:{account.tenant_id}:{account.currency}"
-    spent = int(row[1]) + int(row[2])
-    return MoneyLimit(key, int(row[0]), spent, account.currency, "wallet", True)
+    spent = int(row[1]) + int(row[2]) + unrated_units
+    return MoneyLimit(_wallet_key(account), int(row[0]), spent, account.currency, "wallet", True)
+
+
+def _wallet_key(account: BillingAccount) -> str:
+    return f"wallet:{account.tenant_id}:{account.currency}"
 
 
 def create(

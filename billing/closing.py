@@ -1,20 +1,23 @@
-"""Closes days: freezes the sums of the usage that was recorded on a day.
+"""Closes days: freezes and signs the sums of the usage that was recorded on a day.
 
 A day holds the batches recorded on it, so late usage belongs to the day on which it arrives and a
 closed day never changes. Audits start after the last closed day. They compare the frozen sums with the
 rows of closed days only back to the retention floor, because older rows may have been dropped.
+
+The keys of the signatures come from the settings. Whoever can write the database alone can change
+rows, sums and digests together, but not sign them.
 """
 
 import hashlib
+import hmac
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing import partitions
+from billing import frozen_sums, partitions
 from billing.differences import Difference, Since, amount
 from billing.models import Charge, ClosedDay, ParkedEvent, UsageBatch, UsageEventRow
 from core.ids import REQUEST, floor_id
@@ -24,9 +27,12 @@ DAY = timedelta(days=1)
 SETTLED = timedelta(hours=1)
 _E, _C, _B = UsageEventRow, Charge, UsageBatch
 Sums = dict[str, int]
+Keys = Sequence[str]  # the first one signs, every one verifies
+_VERIFIED_AGAIN = 30  # days in which the rows of every closed day are summed again
+_RECENT = timedelta(days=7)
 
 
-def close_days(session: Session, now: datetime) -> list[datetime]:
+def close_days(session: Session, now: datetime, keys: Keys = ()) -> list[datetime]:
     """Close every whole day whose usage is rated, oldest first; returns the days."""
     closed = []
     last = latest(session)
@@ -39,10 +45,20 @@ def close_days(session: Session, now: datetime) -> list[datetime]:
         until = _last_batch(session, since, day + DAY)
         if _unrated(session, until) or _parked(session, since, until):
             break
-        last = _close(session, day, last, until, now)
+        last = _close(session, day, last, (until, now), keys)
         closed.append(day)
         day += DAY
     return closed
+
+
+def drop_old_usage(session: Session, months: int, now: datetime) -> int:
+    """Drop the raw rows of months before the last whole `months`, as far as their days are closed.
+    Returns the number of dropped events."""
+    last = latest(session)
+    if last is None:
+        return 0
+    keep_from = min(partitions.retention_start(now, months), last.day + DAY)
+    return partitions.drop_before(session, keep_from, now)
 
 
 def latest(session: Session) -> ClosedDay | None:
@@ -51,13 +67,29 @@ def latest(session: Session) -> ClosedDay | None:
 
 def closed_days_are_unchanged(session: Session) -> list[Difference]:
     """The rows of each closed day sum to its frozen sums, and no frozen sum was changed."""
-    found = []
+    return signed_days_are_unchanged(session)
+
+
+def signed_days_are_unchanged(
+    session: Session, keys: Keys = (), today: datetime | None = None
+) -> list[Difference]:
+    """As `closed_days_are_unchanged`, with the signatures where there are keys. With `today` the rows
+    of the last week and of a thirtieth of the earlier days are read, another one each day.
+    """
+    found: list[Difference] = []
     dropped = partitions.latest_retention(session)
     floor = dropped.kept_from + DAY if dropped else None
+    signed = False
     for day, before in _chain(session):
         name = f"{day.day:%Y-%m-%d}"
-        if day.digest != _digest(before.digest if before else "", day.day, day.sums):
+        if day.digest != _digest(before.digest if before else "", day):
             found.append(amount("closed days", f"the frozen sums of {name} were changed", 0))
+        found += _signature_differences(day, name, keys, signed=signed)
+        signed = signed or bool(day.signature)
+        if today is not None and not _read_on(day.day, today):
+            continue
+        if day.frozen["groups"] != frozen_sums.stored_groups(session, day.day).digest():
+            found.append(amount("closed days", f"the frozen groups of {name} were changed", 0))
         if floor is not None and (day.day < floor or _has_dropped(session, day, before)):
             continue
         there = _sums(session, before.last_batch if before else 0, day.last_batch)
@@ -66,7 +98,49 @@ def closed_days_are_unchanged(session: Session) -> list[Difference]:
             found.append(
                 amount("closed days", f"{name} sums to {there}, was closed with {day.sums}", units)
             )
+        batches = (before.last_batch if before else 0, day.last_batch)
+        rows = frozen_sums.read_groups(
+            session, batches, before.frozen if before else {}, day.frozen
+        )
+        if day.frozen["groups"] != rows.digest():
+            message = f"charges, ledger entries or credit uses of {name} were changed"
+            found.append(amount("closed days", message, 0))
     return found
+
+
+def _signature_differences(
+    day: ClosedDay, name: str, keys: Keys, *, signed: bool
+) -> list[Difference]:
+    """`signed`: an earlier day has a signature, so that this one must have one too."""
+    if not day.signature:
+        return (
+            [amount("closed days", f"{name} is not signed, days before it are", 0)]
+            if signed
+            else []
+        )
+    if not keys:
+        return []
+    by_id = {_key_id(key): key for key in keys}
+    key_id, _, _ = day.signature.partition(":")
+    if key_id not in by_id:
+        message = f"{name} is signed with the key {key_id}, which TOLLHOUSE_CLOSING_KEYS lacks"
+        return [amount("closed days", message, 0)]
+    if not hmac.compare_digest(day.signature, _signature(day.digest, by_id[key_id])):
+        return [amount("closed days", f"the signature of {name} is wrong", 0)]
+    return []
+
+
+def _read_on(day: datetime, today: datetime) -> bool:
+    return today - day <= _RECENT or (today - day).days % _VERIFIED_AGAIN == 0
+
+
+def _signature(digest: str, key: str) -> str:
+    return f"{_key_id(key)}:{hmac.digest(key.encode(), digest.encode(), 'sha256').hex()}"
+
+
+def _key_id(key: str) -> str:
+    """Names a key without telling it."""
+    return hashlib.sha256(f"tollhouse closing key {key}".encode()).hexdigest()[:8]
 
 
 def _chain(session: Session) -> Iterator[tuple[ClosedDay, ClosedDay | None]]:
@@ -90,11 +164,24 @@ def _last_batch(session: Session, since: int, before: datetime) -> int:
 
 
 def _close(
-    session: Session, day: datetime, before: ClosedDay | None, last_batch: int, now: datetime
+    session: Session,
+    day: datetime,
+    before: ClosedDay | None,
+    until: tuple[int, datetime],
+    keys: Keys,
 ) -> ClosedDay:
-    sums = _sums(session, before.last_batch if before else 0, last_batch)
-    digest = _digest(before.digest if before else "", day, sums)
-    closed = ClosedDay(day=day, last_batch=last_batch, sums=sums, digest=digest, closed_at=now)
+    """`until`: the last batch, and now."""
+    last_batch, now = until
+    batches = (before.last_batch if before else 0, last_batch)
+    closed = ClosedDay(
+        day=day,
+        last_batch=last_batch,
+        sums=_sums(session, *batches),
+        frozen=frozen_sums.freeze(session, day, batches, before, now),
+        closed_at=now,
+    )
+    closed.digest = _digest(before.digest if before else "", closed)
+    closed.signature = _signature(closed.digest, keys[0]) if keys else ""
     session.add(closed)
     session.flush()
     return closed
@@ -132,9 +219,13 @@ def _parked(session: Session, after: int, last: int) -> bool:
     return session.scalar(waiting.limit(1)) is not None
 
 
-def _digest(before: str, day: datetime, sums: dict[str, Any]) -> str:
+def _digest(before: str, day: ClosedDay) -> str:
     """Units as text: JSON numbers of some databases lose digits."""
-    text = json.dumps([before, day.isoformat(), {k: str(v) for k, v in sorted(sums.items())}])
+    sums, frozen = (
+        {name: str(value) for name, value in sorted(each.items())}
+        for each in (day.sums, day.frozen)
+    )
+    text = json.dumps([before, day.day.isoformat(), day.last_batch, sums, frozen])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -143,7 +234,20 @@ def _start(at: datetime) -> datetime:
 
 
 def open_usage(session: Session) -> Since:
-    """Where usage that is not closed starts. Ids reach back two days, because a request may run for
-    hours and wait in a spool before it is recorded."""
+    """What is not closed. Ids reach back two days, because a request may run for hours and wait in a
+    spool before it is recorded."""
     day = latest(session)
-    return Since(day.last_batch, floor_id(REQUEST, day.day - DAY)) if day else Since()
+    if day is None:
+        return Since()
+    entry, use = int(day.frozen["last_entry"]), int(day.frozen["last_use"])
+    return Since(day.last_batch, floor_id(REQUEST, day.day - DAY), entry, use, day.day + DAY)
+
+
+def sums_of_closed_days(session: Session) -> Sums:
+    """All frozen sums together, and the number of days."""
+    found: Sums = {"count": 0}
+    for day in session.scalars(select(ClosedDay)):
+        found["count"] += 1
+        for name, value in day.sums.items():
+            found[name] = found.get(name, 0) + int(value)
+    return found

@@ -83,7 +83,15 @@ def issue(
     open_amounts.settle(invoice, at)
     outcome = REFUND if refunded else BALANCE if to_wallet else DUE
     return _write(
-        session, invoice, net_minor, tax_minor, outcome, reason, reference, at, transaction_id
+        session,
+        invoice,
+        net_minor=net_minor,
+        tax_minor=tax_minor,
+        outcome=outcome,
+        reason=reason,
+        reference=reference,
+        at=at,
+        transaction_id=transaction_id,
     )
 
 
@@ -130,6 +138,7 @@ def _tax_share(session: Session, invoice: Invoice, net_minor: int) -> int:
 def _write(
     session: Session,
     invoice: Invoice,
+    *,
     net_minor: int,
     tax_minor: int,
     outcome: str,

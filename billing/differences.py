@@ -2,16 +2,23 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
 MAX_REQUEST_IDS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """The part of the usage that a check reads: batches after `batch`, request ids from `id` on."""
+    """The part of the rows that a check reads: batches after `batch`, request ids from `id` on, ledger
+    entries after `entry`, credit uses after `use`, and what is dated `day` or later. For earlier rows
+    the frozen sums of closed days stand, from the first day on.
+    """
 
     batch: int = 0
     id: str = ""
+    entry: int = 0
+    use: int = 0
+    day: datetime | None = None
 
 
 EVERYTHING = Since()

@@ -159,7 +159,7 @@ def _advance(
         case.suspended_at = now
         account.status = SUSPENDED
         set_unpaid(session, clock, invoice.tenant_id, True)
-        _notify(session, case, invoice, account, "suspended", now, suspends_at)
+        _notify(session, case, invoice, account, "suspended", now, suspends_at=suspends_at)
         result.suspended += 1
     session.flush()
 
@@ -191,7 +191,7 @@ def _close(
         return
     account.status = PAST_DUE if others else ACTIVE
     if set_unpaid(session, clock, case.tenant_id, False):
-        _notify(session, case, invoice, account, "reinstated", now, None)
+        _notify(session, case, invoice, account, "reinstated", now, suspends_at=None)
     session.flush()
 
 
@@ -203,7 +203,9 @@ def _remind(
     suspends_at: datetime | None,
     now: datetime,
 ) -> None:
-    _notify(session, case, invoice, account, f"reminder {case.step + 1}", now, suspends_at)
+    _notify(
+        session, case, invoice, account, f"reminder {case.step + 1}", now, suspends_at=suspends_at
+    )
 
 
 def _notify(
@@ -213,6 +215,7 @@ def _notify(
     account: BillingAccount,
     what: str,
     now: datetime,
+    *,
     suspends_at: datetime | None,
 ) -> None:
     """Notify the account's email address and webhooks, once per step of a case."""

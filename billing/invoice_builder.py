@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from billing import credits, expiry, invoice_lines
+from billing import credits, expiry, invoice_lines, tax_exemptions
 from billing.accounts import lock_accounts
 from billing.credits import Draw
 from billing.invoice_inputs import InvoiceInputs, last_moment, read_inputs
-from billing.invoice_totals import Totals, net_of, totals_of
+from billing.invoice_totals import Totals, net_of, supplies_of, totals_of
 from billing.models import (
     BillingAccount,
     BillingPeriod,
@@ -23,7 +23,7 @@ from billing.models import (
     Seller,
 )
 from billing.subscriptions import plan_at
-from billing.taxes import Tax, TaxService
+from billing.taxes import Buyer, Certificate, Tax, TaxRequest, TaxService
 from core.ids import INVOICE, new_id
 from core.money import units_of_minor
 
@@ -54,6 +54,8 @@ class InvoiceBuilder:
     accounts: dict[str, BillingAccount]
     inputs: InvoiceInputs
     taxes: TaxService
+    seller_regions: dict[str, str]  # by seller id
+    certificates: dict[str, tuple[Certificate, ...]]  # by tenant id
 
     def plan_of(self, period: BillingPeriod) -> Plan | None:
         """The plan at the last moment of the period."""
@@ -85,12 +87,28 @@ class InvoiceBuilder:
         promo += sum(each.units for each in draws if each.kind == credits.PROMO)
         prepaid += sum(each.units for each in draws if each.kind == credits.PREPAID)
         net = net_of(computed_lines, promo, currency)
-        at = min(self.now, period.ends_at)
-        tax_items = self.taxes.taxes(self.session, account, net.taxable_minor, at)
+        tax_items = self.taxes.taxes(
+            TaxRequest(
+                currency,
+                self.seller_regions.get(account.seller_id, ""),
+                self._buyer(account),
+                supplies_of(computed_lines, net.promo_minor, self.now),
+            )
+        )
         tax_minor = sum(tax.amount_minor for tax in tax_items)
-        tax_draws = credits.draw_whole(grants, units_of_minor(tax_minor, currency), credits.PREPAID)
+        tax_units = units_of_minor(max(0, tax_minor), currency)
+        tax_draws = credits.draw_whole(grants, tax_units, credits.PREPAID)
         totals = totals_of(net, tax_items, prepaid, tax_minor if tax_draws else 0)
         return InvoiceDraft(invoice, computed_lines, tax_items, totals, draws + tax_draws)
+
+    def _buyer(self, account: BillingAccount) -> Buyer:
+        return Buyer(
+            account.tax_region,
+            account.postal_code,
+            account.tax_id,
+            account.tax_exempt,
+            self.certificates.get(account.tenant_id, ()),
+        )
 
     def revive_credit(self, periods: Sequence[BillingPeriod]) -> None:
         """Bring back credit that has expired since these periods ended: it pays for their fees."""
@@ -173,8 +191,20 @@ def open_builder(
     # Read after locking: no other transaction can close these periods now.
     ordered = wanted.order_by(BillingPeriod.tenant_id, BillingPeriod.starts_at)
     periods = list(session.scalars(ordered.execution_options(populate_existing=True)))
+    sellers = session.execute(
+        select(Seller.id, Seller.tax_region).where(
+            Seller.id.in_({account.seller_id for account in accounts.values()})
+        )
+    )
     return InvoiceBuilder(
-        session, now, periods, accounts, read_inputs(session, periods, now), taxes
+        session,
+        now,
+        periods,
+        accounts,
+        read_inputs(session, periods, now),
+        taxes,
+        {row[0]: row[1] for row in sellers},
+        tax_exemptions.certificates(session, tenants),
     )
 
 
@@ -212,12 +242,16 @@ def _row(line: invoice_lines.Line) -> dict[str, Any]:
 def _tax_row(invoice: Invoice, tax: Tax) -> dict[str, Any]:
     line = invoice_lines.Line(
         "tax",
-        tax.name,
+        tax.description,
         units_of_minor(tax.amount_minor, invoice.currency),
         tax.amount_minor,
         invoice.period_start,
         invoice.period_end,
-        details={"rate_ppm": tax.rate_ppm},
+        details={
+            "rate_ppm": tax.rate_ppm,
+            "taxable_minor": tax.taxable_minor,
+            "treatment": tax.treatment.value,
+        },
     )
     return _row(line)
 

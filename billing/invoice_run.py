@@ -15,7 +15,8 @@ from billing import invoices, rating
 from billing.accounts import Periods, ensure_accounts, lock_accounts
 from billing.invoice_builder import open_builder
 from billing.models import BillingAccount, BillingPeriod, Invoice, Subscription
-from billing.taxes import ConfiguredTaxes
+from billing.tax_quotes import with_taxes
+from billing.taxes import TaxService
 from core.clock import Clock
 from core.database import Database
 from core.errors import TollhouseError
@@ -71,11 +72,14 @@ def run(
     final: bool = True,
     current: bool = True,
     progress: Progress | None = None,
+    taxes: TaxService | None = None,
 ) -> RunResult:
-    """Finalize due periods and draft the others; `current` includes the running period."""
+    """Finalize due periods and draft the others; `current` includes the running period. `taxes` is a
+    remote tax service; None applies our own rates.
+    """
     rate_all(database, clock)
     chosen = sorted(tenant_ids) if tenant_ids is not None else _everybody(database)
-    job = _Job(database, clock, RunResult(), final, current)
+    job = _Job(database, clock, RunResult(), final, current, taxes)
     for first in range(0, len(chosen), TENANTS_AT_ONCE):
         some = chosen[first : first + TENANTS_AT_ONCE]
         job.bill(some)
@@ -91,6 +95,7 @@ class _Job:
     result: RunResult
     final: bool
     current: bool
+    taxes: TaxService | None
     seen: set[str] = field(default_factory=set)  # invoice ids already in the result
 
     def bill(self, tenants: list[str]) -> None:
@@ -119,16 +124,20 @@ class _Job:
 
     def _one_each(self, period_ids: list[str]) -> None:
         now = self.clock.now()
-        with self.database.transaction() as session:
-            builder = open_builder(session, period_ids, now, ConfiguredTaxes())
+
+        def _build(session: Session, taxes: TaxService) -> tuple[list[str], list[str]]:
+            builder = open_builder(session, period_ids, now, taxes)
             ripe = [
                 each for each in builder.periods if self.final and builder.final_from(each) <= now
             ]
             early = [each for each in builder.periods if each not in ripe]
             finalised = invoices.finalise_all(builder, ripe)
             drafted = invoices.draft_all(builder, early)
-        self.result.finalised += self._new([each.id for each in finalised])
-        self.result.drafted += self._new([each.id for each in drafted])
+            return [each.id for each in finalised], [each.id for each in drafted]
+
+        finalised, drafted = with_taxes(self.database, self.clock, self.taxes, _build)
+        self.result.finalised += self._new(finalised)
+        self.result.drafted += self._new(drafted)
 
     def _new(self, ids: list[str]) -> list[str]:
         found = [each for each in ids if each not in self.seen]

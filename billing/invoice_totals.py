@@ -4,11 +4,15 @@ The rounding difference between the amount due and the exact amount in the ledge
 rounding account, so that both agree exactly.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from billing.invoice_lines import Line
-from billing.taxes import Tax
+from billing.taxes import Supply, Tax
 from core.money import round_to_minor, units_of_minor
+
+_LAST_MOMENT = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,26 @@ def net_of(lines: list[Line], promo: int, currency: str) -> Net:
     subtotal = sum(line.minor for line in lines)
     promo_minor = subtotal - round_to_minor(exact - promo, currency)[0] if promo else 0
     return Net(exact, promo, currency, subtotal, promo_minor)
+
+
+def supplies_of(lines: list[Line], promo_minor: int, now: datetime) -> tuple[Supply, ...]:
+    """The net of the lines by time of supply: the last moment of a line's period, or now if it has not
+    ended. Promotional credit lowers what is positive, in proportion.
+    """
+    nets: dict[datetime, int] = defaultdict(int)
+    for line in lines:
+        nets[min(now, line.ends_at - _LAST_MOMENT)] += line.minor
+    whole = sum(max(0, net) for net in nets.values())
+    found, before = [], 0
+    for at, net in sorted(nets.items()):
+        part = max(0, net)
+        lowered = (
+            promo_minor * (before + part) // whole - promo_minor * before // whole if part else 0
+        )
+        before += part
+        if net != lowered:
+            found.append(Supply(at, net - lowered))
+    return tuple(found)
 
 
 def totals_of(net: Net, taxes: list[Tax], prepaid: int, prepaid_tax_minor: int = 0) -> Totals:

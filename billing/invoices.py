@@ -11,7 +11,8 @@ from billing import webhooks
 from billing.invoice_builder import DRAFT, FINAL, PAID, InvoiceBuilder, InvoiceDraft, open_builder
 from billing.invoice_postings import post_invoices
 from billing.models import BillingPeriod, Invoice, InvoiceLine
-from billing.taxes import ConfiguredTaxes, TaxService
+from billing.tax_rates import RateTable
+from billing.taxes import TaxService
 from core.clock import Clock
 from core.errors import Conflict, NotFound
 from core.money import format_minor
@@ -131,7 +132,7 @@ def get(session: Session, reference: str) -> Invoice:
 def _builder(
     session: Session, clock: Clock, period_id: str, taxes: TaxService | None
 ) -> InvoiceBuilder:
-    builder = open_builder(session, [period_id], clock.now(), taxes or ConfiguredTaxes())
+    builder = open_builder(session, [period_id], clock.now(), taxes or RateTable(session))
     if not builder.periods:
         raise NotFound(f"There is no billing period {period_id!r}.")
     return builder

@@ -1,7 +1,7 @@
 """All billing tables, re-exported from `billing/tables`."""
 
 from billing.tables.budgets import Budget, OutboxMessage, WebhookEndpoint
-from billing.tables.closing import ClosedDay
+from billing.tables.closing import ClosedCharges, ClosedDay, ClosedUnits
 from billing.tables.invoices import AuditRun, BillingPeriod, CreditNote, Invoice, InvoiceLine
 from billing.tables.ledger import (
     CreditGrant,
@@ -23,7 +23,15 @@ from billing.tables.payments import (
     PaymentWebhook,
     Refund,
 )
-from billing.tables.plans import BillingAccount, Plan, Seller, Subscription, TaxRate
+from billing.tables.plans import (
+    BillingAccount,
+    Plan,
+    Seller,
+    Subscription,
+    TaxExemption,
+    TaxQuote,
+    TaxRate,
+)
 from billing.tables.prices import Adjustment, PriceVersionRow, Rerate, TierPosition
 from billing.tables.service import DailyService, HourlyService
 from billing.tables.usage import (
@@ -45,7 +53,9 @@ __all__ = [
     "BillingPeriod",
     "Budget",
     "Charge",
+    "ClosedCharges",
     "ClosedDay",
+    "ClosedUnits",
     "CreditGrant",
     "CreditNote",
     "CreditUse",
@@ -77,6 +87,8 @@ __all__ = [
     "Rerate",
     "Seller",
     "Subscription",
+    "TaxExemption",
+    "TaxQuote",
     "TaxRate",
     "TierPosition",
     "TopUp",

@@ -9,12 +9,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing import price_terms
-from billing.models import PriceVersionRow
+from billing.models import BillingAccount, PriceVersionRow
 from billing.pricing import ANY, PPM, Component, PriceBook, PriceVersion, Rate
 from core.clock import Clock
 from core.errors import BadRequest, Conflict, NotFound
 from core.ids import PRICE, new_id
 from core.money import units_of
+from core.tenants.models import Tenant
 
 # Prices of a model until one is set: US dollars, per million tokens for token components.
 DEFAULT_TERMS: dict[str, Any] = {
@@ -26,6 +27,7 @@ DEFAULT_TERMS: dict[str, Any] = {
     "moderation": "0.0001",
 }
 DEFAULT_NOTE = "default price"
+DEFAULT_CURRENCY = "USD"
 _EVER = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -39,7 +41,7 @@ class PriceDraft:
     effective_to: datetime | None = None
     tenant_id: str = ""
     adapter: str = ANY
-    currency: str = "USD"
+    currency: str = DEFAULT_CURRENCY
     discount_percent: str = "0"
     note: str = ""
     created_by: str = ""
@@ -83,8 +85,9 @@ def validate(draft: PriceDraft) -> PriceVersion:
 
 
 def save(session: Session, clock: Clock, draft: PriceDraft) -> PriceVersion:
-    """Validate and store. An open version of the same scope ends where this one begins."""
+    """Validate and store. An open version of the same scope and currency ends where this one begins."""
     version = validate(draft)
+    _check_currency_of_tenant(session, version)
     _end_predecessor(session, version)
     return _insert(session, clock, version, draft)
 
@@ -96,14 +99,15 @@ def discount(session: Session, clock: Clock, draft: PriceDraft, base: PriceVersi
             "A discount needs a tenant.", next_step="Name the tenant that negotiated it."
         )
     version = replace(_checked(draft, base.rates, _ppm(draft.discount_percent)))
+    _check_currency_of_tenant(session, version)
     _end_predecessor(session, version)
     return _insert(session, clock, version, draft)
 
 
 def ensure_default_prices(session: Session, clock: Clock, model: str) -> PriceVersion:
-    """The model's list price; creates the default one, without a start, if there is none."""
+    """The model's list price in dollars; creates the default one, without a start, if there is none."""
     try:
-        return load_price_book(session).pin("", model, None, clock.now())
+        return load_price_book(session).pin("", model, None, clock.now(), DEFAULT_CURRENCY)
     except NotFound:
         draft = PriceDraft(model, DEFAULT_TERMS, _EVER, note=DEFAULT_NOTE)
         return save(session, clock, draft)
@@ -120,6 +124,7 @@ def ensure_price(
             PriceVersionRow.tenant_id == "",
             PriceVersionRow.model == model,
             PriceVersionRow.adapter == ANY,
+            PriceVersionRow.currency == DEFAULT_CURRENCY,
             PriceVersionRow.effective_to.is_(None),
         )
         .order_by(PriceVersionRow.effective_from.desc())
@@ -156,6 +161,20 @@ def _checked(
     return version
 
 
+def _check_currency_of_tenant(session: Session, version: PriceVersion) -> None:
+    """A negotiated price in a currency in which the tenant is not billed would never be used."""
+    account = session.get(BillingAccount, version.tenant_id) if version.tenant_id else None
+    tenant = session.get(Tenant, version.tenant_id) if version.tenant_id else None
+    billed = account or tenant
+    if billed is not None and billed.currency != version.currency:
+        raise BadRequest(
+            f"The price is in {version.currency}, but the tenant is billed in {billed.currency}.",
+            next_step=f"Write the price in {billed.currency}.",
+            param="currency",
+            code="price_refused",
+        )
+
+
 def _end_predecessor(session: Session, version: PriceVersion) -> None:
     start, end = version.effective_from, version.effective_to
     assert start is not None
@@ -165,6 +184,7 @@ def _end_predecessor(session: Session, version: PriceVersion) -> None:
             PriceVersionRow.tenant_id == version.tenant_id,
             PriceVersionRow.model == version.model,
             PriceVersionRow.adapter == version.adapter,
+            PriceVersionRow.currency == version.currency,
         )
         .with_for_update()
     ).all()

@@ -257,30 +257,48 @@ class PriceBook:
         return {version.id: version for version in self.versions}
 
     @cached_property
-    def _by_scope(self) -> dict[tuple[str, str, str], list[PriceVersion]]:
-        found: dict[tuple[str, str, str], list[PriceVersion]] = {}
+    def _by_scope(self) -> dict[tuple[str, str, str, str], list[PriceVersion]]:
+        found: dict[tuple[str, str, str, str], list[PriceVersion]] = {}
         for version in self.versions:
-            found.setdefault((version.tenant_id, version.model, version.adapter), []).append(
-                version
-            )
+            scope = (version.currency, version.tenant_id, version.model, version.adapter)
+            found.setdefault(scope, []).append(version)
         return found
 
-    def pin(self, tenant_id: str, model: str, adapter: str | None, at: datetime) -> PriceVersion:
-        """The most specific version in force: the tenant's before the list price, the model's and
-        the adapter's before `*`. Raises NotFound if there is none.
+    def pin(
+        self, tenant_id: str, model: str, adapter: str | None, at: datetime, currency: str
+    ) -> PriceVersion:
+        """The most specific version in this currency in force: the tenant's before the list price,
+        the model's and the adapter's before `*`. Raises NotFound if there is none.
         """
         adapters = (adapter, ANY) if adapter else (ANY,)
         for tenant in (tenant_id, ""):
             for of_model in (model, ANY):
                 for of_adapter in adapters:
-                    for version in self._by_scope.get((tenant, of_model, of_adapter), ()):
+                    for version in self._by_scope.get((currency, tenant, of_model, of_adapter), ()):
                         if in_force(version.effective_from, version.effective_to, at):
                             return version
         raise NotFound(
-            f"No price is in force for model {model!r}.",
-            next_step=f"Set one: tollhouse price set --model {model} --input … --output …",
+            f"No price is in force for model {model!r} in {currency}.",
+            next_step=f"Set one: tollhouse price set --model {model} --currency {currency} "
+            "--input … --output …",
             code="no_price",
         )
+
+    def pin_from(
+        self, tenant_id: str, model: str, adapter: str | None, at: datetime, currency: str
+    ) -> PriceVersion | None:
+        """As `pin`; if none was in force, the first that came into force after `at`. None without one."""
+        starts = {
+            version.effective_from
+            for version in self.versions
+            if version.currency == currency and version.effective_from is not None
+        }
+        for moment in (at, *sorted(start for start in starts if start > at)):
+            try:
+                return self.pin(tenant_id, model, adapter, moment, currency)
+            except NotFound:
+                continue
+        return None
 
 
 def in_force(start: datetime | None, end: datetime | None, at: datetime) -> bool:

@@ -6,14 +6,14 @@ repairs nothing.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, exists, func, select
 from sqlalchemy.orm import Session
 
-from billing import audit_ledger, audit_usage, closing
-from billing.differences import EVERYTHING, Difference, Since
+from billing import audit_charges, audit_ledger, audit_receipts, audit_usage, closing
+from billing.differences import EVERYTHING, MAX_REQUEST_IDS, Difference, Since
 from billing.models import (
     Adjustment,
     AuditRun,
@@ -29,24 +29,32 @@ from core.clock import Clock
 from core.database import Database
 from core.money import decimal_of
 
-Check = Callable[[Session], list[Difference]]
+Check = Callable[..., list[Difference]]  # of the session, and of Since unless it is in `WHOLE`
 Steps = dict[str, dict[str, int]]  # counts and sums by step
-# These compare row by row, and can be limited to usage that is not closed.
+_ENDS_WITHIN = timedelta(minutes=10)  # a client may read the rest after the engine's receipt
+# These compare row by row.
 ROW_CHECKS = (
-    audit_usage.receipts_and_events,
+    audit_receipts.receipts_and_events,
     audit_usage.batches_and_events,
     audit_usage.events_and_charges,
 )
 CHECKS: tuple[Check, ...] = (
     *ROW_CHECKS,
     closing.closed_days_are_unchanged,
-    audit_usage.charges_and_prices,
-    audit_usage.charges_and_roll_ups,
+    audit_charges.charges_and_prices,
+    audit_charges.charges_and_roll_ups,
     audit_ledger.transactions_sum_to_zero,
     audit_ledger.balances_are_sums,
     audit_ledger.charges_and_ledger,
     audit_ledger.wallets_and_grants,
     audit_ledger.charges_and_invoices,
+    audit_ledger.invoices_add_up,
+    audit_ledger.receivables_are_open_amounts,
+    audit_ledger.numbers_have_no_gap,
+)
+# These read sums of invoices, accounts and days, and are the same for open days.
+WHOLE = (
+    closing.closed_days_are_unchanged,
     audit_ledger.invoices_add_up,
     audit_ledger.receivables_are_open_amounts,
     audit_ledger.numbers_have_no_gap,
@@ -59,6 +67,9 @@ class AuditReport:
     differences: tuple[Difference, ...]
     pending: int  # events that should have been rated; the report is not clean
     parked: int  # events that need attention; the report is not clean
+    # Generations that are billed by the gateway's count alone. An engine that was killed leaves some,
+    # so the report may be clean; many of them tell that the gateways and an engine disagree.
+    without_receipt: tuple[str, ...] = ()
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -87,6 +98,10 @@ class AuditReport:
             "ledger_error_units": self.ledger_error,
             "pending": self.pending,
             "parked": self.parked,
+            "without_receipt": {
+                "count": len(self.without_receipt),
+                "request_ids": self.without_receipt[:MAX_REQUEST_IDS],
+            },
             "steps": self.steps,
             "differences": [asdict(each) for each in self.differences],
             **self.more,
@@ -100,17 +115,23 @@ def audit(
     steps: Steps | None = None,
     pending_before: datetime | None = None,
     open_only: bool = False,
+    closed_days: Check | None = closing.closed_days_are_unchanged,
 ) -> AuditReport:
     """Compare every step; the session should be a snapshot. `more` adds checks, such as the payment
     provider's, and `steps` adds their counts. Usage that was recorded since `pending_before` does not
-    count as pending. `open_only` compares only the rows of days that are not closed, and leaves out
-    the rows of closed days.
+    count as pending, and a receipt that came since may still lack its event. `open_only` reads only
+    the rows of days that are not closed, and the frozen sums of the others; `closed_days` compares
+    those with their rows.
     """
     since = closing.open_usage(session) if open_only else EVERYTHING
-    differences = row_differences(session, since)
-    for check in (*CHECKS, *more):
-        if check in ROW_CHECKS or (open_only and check is closing.closed_days_are_unchanged):
-            continue
+    received_before = pending_before - _ENDS_WITHIN if pending_before is not None else None
+    differences = row_differences(session, since, received_before)
+    if closed_days is not None:
+        differences += closed_days(session)
+    for check in CHECKS:
+        if check not in (*ROW_CHECKS, closing.closed_days_are_unchanged):
+            differences += check(session) if check in WHOLE else check(session, since)
+    for check in more:
         differences += check(session)
     unrated = select(func.coalesce(func.sum(UsageBatch.events), 0)).where(
         UsageBatch.rated_at.is_(None)
@@ -123,47 +144,54 @@ def audit(
         .select_from(ParkedEvent)
         .where(ParkedEvent.released_at.is_(None), ParkedEvent.dismissed_by.is_(None))
     )
-    counted = _steps(session) | (steps or {})
-    return AuditReport(counted, tuple(differences), int(pending or 0), int(waiting or 0))
+    return AuditReport(
+        _steps(session, since) | (steps or {}),
+        tuple(differences),
+        int(pending or 0),
+        int(waiting or 0),
+        tuple(audit_receipts.billed_without_receipt(session, since)),
+    )
 
 
-def row_differences(session: Session, since: Since) -> list[Difference]:
-    return [each for check in ROW_CHECKS for each in check(session, since)]
+def row_differences(
+    session: Session, since: Since, received_before: datetime | None = None
+) -> list[Difference]:
+    found = audit_receipts.receipts_and_events(session, since, received_before)
+    for check in ROW_CHECKS[1:]:
+        found += check(session, since)
+    return found
 
 
-def close_days(database: Database, clock: Clock) -> list[datetime]:
-    """Close the days whose rows agree; a day with a difference stays open until it is mended."""
+def close_days(database: Database, clock: Clock, keys: closing.Keys = ()) -> list[datetime]:
+    """Close the days whose rows agree, signed with the first key; a day with a difference stays open
+    until it is mended."""
     with database.transaction() as session:
-        if row_differences(session, closing.open_usage(session)):
+        now = clock.now()
+        if row_differences(session, closing.open_usage(session), now - closing.SETTLED):
             return []
-        return closing.close_days(session, clock.now())
+        return closing.close_days(session, now, keys)
 
 
-def audit_and_store(
-    database: Database,
-    clock: Clock,
-    *,
-    more: tuple[Check, ...] = (),
-    steps: Steps | None = None,
-    pending_before: datetime | None = None,
-    open_only: bool = False,
-) -> AuditReport:
-    """Audit one snapshot, then store the report."""
+def audit_and_store(database: Database, clock: Clock, **options: Any) -> AuditReport:
+    """Audit one snapshot, then store the report. The options are those of `audit`."""
     with database.snapshot() as session:
-        report = audit(
-            session, more=more, steps=steps, pending_before=pending_before, open_only=open_only
-        )
+        report = audit(session, **options)
     with database.transaction() as session:
         session.add(AuditRun(at=clock.now(), clean=report.clean, report=report.as_json()))
     return report
 
 
-def _steps(session: Session) -> dict[str, dict[str, int]]:
-    receipt, event, charge = EngineReceipt, UsageEventRow, Charge
-    return {
+def _steps(session: Session, since: Since) -> dict[str, dict[str, int]]:
+    """Counts and sums; of open days, with the closed days as one step."""
+    receipt, event, charge, entry = EngineReceipt, UsageEventRow, Charge, LedgerEntry
+    whole = since == EVERYTHING
+    opened = event.batch_id > since.batch
+    charged = and_(charge.request_id == event.request_id, opened)
+    found = {
         "receipts": _sums(
             session,
             receipt,
+            () if whole else (receipt.request_id >= since.id,),
             input_tokens=receipt.prompt_tokens,
             cached_tokens=receipt.cached_tokens,
             generated_tokens=receipt.generated_tokens,
@@ -171,6 +199,7 @@ def _steps(session: Session) -> dict[str, dict[str, int]]:
         "events": _sums(
             session,
             event,
+            () if whole else (opened,),
             input_tokens=event.input_tokens,
             cached_tokens=event.cached_tokens,
             output_tokens=event.output_tokens,
@@ -179,20 +208,24 @@ def _steps(session: Session) -> dict[str, dict[str, int]]:
         "charges": _sums(
             session,
             charge,
+            () if whole else (exists().where(charged),),
             input_tokens=charge.input_tokens,
             cached_tokens=charge.cached_tokens,
             output_tokens=charge.output_tokens,
             waived_tokens=charge.waived_tokens,
             units=charge.amount,
         ),
-        "adjustments": _sums(session, Adjustment, units=Adjustment.amount),
-        "ledger": _sums(session, LedgerEntry, units=LedgerEntry.units),
-        "invoices": _sums(session, Invoice, units=Invoice.exact),
+        "adjustments": _sums(session, Adjustment, (), units=Adjustment.amount),
+        "ledger": _sums(
+            session, entry, () if whole else (entry.id > since.entry,), units=entry.units
+        ),
+        "invoices": _sums(session, Invoice, (), units=Invoice.exact),
     }
+    return found if whole else found | {"closed days": closing.sums_of_closed_days(session)}
 
 
-def _sums(session: Session, table: Any, **columns: Any) -> dict[str, int]:
+def _sums(session: Session, table: Any, where: tuple[Any, ...], **columns: Any) -> dict[str, int]:
     sums = [func.coalesce(func.sum(column), 0) for column in columns.values()]
-    row = session.execute(select(func.count(), *sums).select_from(table)).one()
+    row = session.execute(select(func.count(), *sums).select_from(table).where(*where)).one()
     names = ("count", *columns)
     return {name: int(value) for name, value in zip(names, row, strict=True)}

@@ -3,10 +3,13 @@
 import logging
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
+
+from sqlalchemy.orm import Session
 
 from billing import (
     budgets,
+    closing,
     dunning,
     expiry,
     invoice_run,
@@ -26,6 +29,8 @@ from billing.payments.base import TryLater
 from billing.payments.provider_snapshot import ProviderSnapshot, fetch
 from billing.payments.tasks import provider_of
 from billing.per_tenant import each_tenant
+from billing.tax_quotes import with_taxes
+from billing.taxes import TaxService
 from core import metrics
 from core.queue import TaskContext, task
 from core.tenants.scope import scope_of_operator
@@ -62,13 +67,14 @@ def make_partitions(context: TaskContext) -> list[str]:
 
 @task("billing.drop_old_usage", queue="rating", every_s=86_400.0)
 def drop_old_usage(context: TaskContext, months: int | None = None) -> int:
-    """Keep the last whole months of events and drop older ones; 0 months keep everything."""
+    """Keep the last whole months of events and drop older ones whose days are closed; 0 months keep
+    everything."""
     months = context.settings.usage_retention_months if months is None else months
     if months == 0:
         return 0
     now = context.clock.now()
     with context.database.transaction() as session:
-        return partitions.drop_before(session, partitions.retention_start(now, months), now)
+        return closing.drop_old_usage(session, months, now)
 
 
 @task("billing.expire_credit", queue="rating", every_s=600.0)
@@ -94,7 +100,9 @@ def rebuild_roll_ups(context: TaskContext) -> None:
 @task("billing.run_invoices", queue="invoices", every_s=3600.0, time_limit_s=3600)
 def run_invoices(context: TaskContext, tenant_ids: list[str] | None = None) -> dict[str, Any]:
     try:
-        result = invoice_run.run(context.database, context.clock, tenant_ids, current=False)
+        result = invoice_run.run(
+            context.database, context.clock, tenant_ids, current=False, taxes=_taxes(context)
+        )
     except Exception:
         metrics.invoice_failures.inc()
         raise
@@ -106,9 +114,11 @@ def run_invoices(context: TaskContext, tenant_ids: list[str] | None = None) -> d
 
 @task("billing.finalise", queue="invoices")
 def finalise(context: TaskContext, period_id: str) -> str | None:
-    with context.database.transaction() as session:
-        invoice = invoices.finalise(session, context.clock, period_id)
+    def _build(session: Session, taxes: TaxService) -> str | None:
+        invoice = invoices.finalise(session, context.clock, period_id, taxes)
         return invoice.id if invoice else None
+
+    return with_taxes(context.database, context.clock, _taxes(context), _build)
 
 
 @task("billing.run_exports", queue="exports", every_s=300.0, time_limit_s=3600)
@@ -125,7 +135,8 @@ def run_exports(context: TaskContext) -> int:
 
 @task("billing.audit", queue="invoices", every_s=3600.0, time_limit_s=3600)
 def audit(context: TaskContext, whole: bool = False) -> bool:
-    """Hourly: the days that are not closed. `whole`: closed days too, back to the retention floor."""
+    """Hourly: the days that are not closed. `whole`: the signatures of all closed days too, and the
+    rows of the last week and of a thirtieth of the earlier ones, so that the time is bounded."""
     snapshot = _snapshot(context)
     more = (partial(compare.differences, snapshot=snapshot),) if snapshot else ()
     report = reconcile.audit_and_store(
@@ -134,7 +145,8 @@ def audit(context: TaskContext, whole: bool = False) -> bool:
         more=more,
         steps=snapshot.steps() if snapshot else None,
         pending_before=context.clock.now() - _RATED_WITHIN,
-        open_only=not whole,
+        open_only=True,
+        closed_days=_closed_days(context) if whole else None,
     )
     if not report.clean:
         log.error(
@@ -157,7 +169,17 @@ def audit_all(context: TaskContext) -> bool:
 
 @task("billing.close_days", queue="invoices", every_s=3600.0, time_limit_s=3600)
 def close_days(context: TaskContext) -> int:
-    return len(reconcile.close_days(context.database, context.clock))
+    keys = context.settings.closing_keys
+    return len(reconcile.close_days(context.database, context.clock, keys))
+
+
+def _closed_days(context: TaskContext) -> reconcile.Check:
+    keys, today = context.settings.closing_keys, context.clock.now()
+    return partial(closing.signed_days_are_unchanged, keys=keys, today=today)
+
+
+def _taxes(context: TaskContext) -> TaxService | None:
+    return cast(TaxService | None, context.services.get(TaxService))
 
 
 def _snapshot(context: TaskContext) -> ProviderSnapshot | None:

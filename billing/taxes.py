@@ -1,56 +1,111 @@
-"""Taxes by configured rates and exemptions, behind a port for external tax services."""
+"""The tax port: the taxes on what one invoice supplies, each at the time of its supply.
 
-from collections import defaultdict
+`RateTable` applies rates of our own tables; a tax service such as Stripe Tax answers over the network,
+so `tax_quotes` asks it outside the transaction.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Protocol
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
-
-from billing.models import BillingAccount, TaxRate
-from core.errors import BadRequest
+from billing.tax_ids import EU, country_of, eu_country
 
 _PPM = 1_000_000
 
 
+class Treatment(StrEnum):
+    STANDARD = "standard"
+    EXEMPT = "exempt"
+    REVERSE_CHARGE = "reverse_charge"
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """What was supplied at a moment: the net in minor units, negative where it is taken back."""
+
+    at: datetime
+    net_minor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """An exemption in a region ("" is everywhere), from `valid_from` until before `valid_to`."""
+
+    number: str
+    region: str
+    valid_from: datetime
+    valid_to: datetime | None
+
+    def covers(self, region: str, at: datetime) -> bool:
+        here = self.region in ("", region, country_of(region))
+        return here and self.valid_from <= at and (self.valid_to is None or at < self.valid_to)
+
+
+@dataclass(frozen=True, slots=True)
+class Buyer:
+    region: str  # "DE", "US-NY"; "" is unknown, and no tax is due
+    postal_code: str = ""
+    tax_id: str = ""
+    exempt: bool = False  # everywhere and always
+    certificates: tuple[Certificate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaxRequest:
+    currency: str
+    seller_region: str
+    buyer: Buyer
+    supplies: tuple[Supply, ...]
+
+    def treatment(self, at: datetime) -> tuple[Treatment, str]:
+        """How a supply at this moment is treated, and the number that proves it.
+
+        Reverse charge: the buyer is a business in another EU country, shown by its VAT id (article
+        196 of directive 2006/112/EC).
+        """
+        buyer = self.buyer
+        if buyer.exempt:
+            return Treatment.EXEMPT, ""
+        for certificate in buyer.certificates:
+            if certificate.covers(buyer.region, at):
+                return Treatment.EXEMPT, certificate.number
+        seller, country = country_of(self.seller_region), country_of(buyer.region)
+        abroad = seller in EU and country in EU and seller != country
+        if abroad and eu_country(buyer.tax_id) == country:
+            return Treatment.REVERSE_CHARGE, buyer.tax_id
+        return Treatment.STANDARD, ""
+
+
 @dataclass(frozen=True, slots=True)
 class Tax:
+    """One tax of an invoice. `proof` is the certificate or tax id behind a zero."""
+
     name: str
     rate_ppm: int
+    taxable_minor: int
     amount_minor: int
+    treatment: Treatment = Treatment.STANDARD
+    proof: str = ""
+
+    @property
+    def description(self) -> str:
+        """As the invoice prints it."""
+        if self.treatment is Treatment.REVERSE_CHARGE:
+            return f"{self.name}: reverse charge, the recipient owes the tax; tax id {self.proof}"
+        if self.treatment is Treatment.EXEMPT:
+            return f"{self.name}: exempt" + (f", certificate {self.proof}" if self.proof else "")
+        return self.name
 
 
 class TaxService(Protocol):
-    def taxes(
-        self, session: Session, account: BillingAccount, taxable_minor: int, at: datetime
-    ) -> list[Tax]:
-        """The taxes on a net amount in minor units at a moment; none for an exempt account."""
+    """`tests/contracts/test_taxes.py` states what every service does."""
+
+    def taxes(self, request: TaxRequest) -> list[Tax]:
+        """The taxes by name, rate and treatment. A supply with a negative net returns its tax.
+        Empty where no tax is known."""
         ...
-
-
-class ConfiguredTaxes:
-    """Applies the rates in force in the account's region; each tax is rounded once. Reads the rates
-    once, so use one instance per transaction.
-    """
-
-    def __init__(self) -> None:
-        self._rates: dict[str, list[TaxRate]] | None = None
-
-    def taxes(
-        self, session: Session, account: BillingAccount, taxable_minor: int, at: datetime
-    ) -> list[Tax]:
-        if account.tax_exempt or not account.tax_region or taxable_minor <= 0:
-            return []
-        if self._rates is None:
-            self._rates = defaultdict(list)
-            for rate in session.scalars(select(TaxRate).order_by(TaxRate.name, TaxRate.id)):
-                self._rates[rate.region].append(rate)
-        return [
-            Tax(rate.name, rate.rate_ppm, share(taxable_minor, rate.rate_ppm))
-            for rate in self._rates.get(account.tax_region, ())
-            if rate.effective_from <= at and (rate.effective_to is None or rate.effective_to > at)
-        ]
 
 
 def share(minor: int, rate_ppm: int) -> int:
@@ -59,28 +114,13 @@ def share(minor: int, rate_ppm: int) -> int:
     return part if minor >= 0 else -part
 
 
-def add_rate(
-    session: Session, region: str, name: str, rate_ppm: int, effective_from: datetime
-) -> TaxRate:
-    """Add a rate from this moment on; the previous rate of the same name ends."""
-    if not 0 <= rate_ppm <= _PPM:
-        raise BadRequest(
-            f"rate is {rate_ppm / 10_000:g} percent; it must be 0 to 100 percent.", param="rate"
-        )
-    before = session.scalar(
-        select(TaxRate).where(
-            TaxRate.region == region, TaxRate.name == name, TaxRate.effective_to.is_(None)
-        )
-    )
-    if before is not None:
-        if before.effective_from >= effective_from:
-            raise BadRequest(
-                f"{name} in {region} has a rate from {before.effective_from:%Y-%m-%d} on.",
-                next_step="Choose a later effective_from.",
-                param="effective_from",
-            )
-        before.effective_to = effective_from
-    created = TaxRate(region=region, name=name, rate_ppm=rate_ppm, effective_from=effective_from)
-    session.add(created)
-    session.flush()
-    return created
+def merged(taxes: Iterable[Tax]) -> list[Tax]:
+    """Taxes with the same name, rate and treatment as one, in the order in which they came."""
+    found: dict[tuple[str, int, Treatment, str], Tax] = {}
+    for each in taxes:
+        key = (each.name, each.rate_ppm, each.treatment, each.proof)
+        before = found.get(key)
+        taxable = each.taxable_minor + (before.taxable_minor if before else 0)
+        amount = each.amount_minor + (before.amount_minor if before else 0)
+        found[key] = Tax(each.name, each.rate_ppm, taxable, amount, each.treatment, each.proof)
+    return list(found.values())

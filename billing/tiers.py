@@ -21,7 +21,7 @@ from billing.pricing import Component, PriceVersion
 from core.events import UsageKind
 
 POSITIONS: Table = TierPosition.__table__  # type: ignore[assignment]
-Scope = tuple[str, str]  # model and adapter of a price version; either may be "*"
+Scope = tuple[str, str, str]  # model, adapter (either may be "*") and currency of a version
 Key = tuple[str, str, Scope, Component]  # tenant, usage period
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 _COUNT = {component: count for component, count, _ in SUMS}
@@ -33,7 +33,7 @@ ONLY: Mapping[str, Component] = {
 
 
 def scope_of(version: PriceVersion) -> Scope:
-    return version.model, version.adapter
+    return version.model, version.adapter, version.currency
 
 
 def total_of(component: Component, used: Iterable[tuple[PriceVersion, int]]) -> int:
@@ -87,7 +87,7 @@ def load_versions(session: Session, ids: set[str], tenant_ids: set[str]) -> Vers
         return Versions({})
     rows = session.scalars(
         select(row).where(
-            tuple_(row.model, row.adapter).in_(scopes),
+            tuple_(row.model, row.adapter, row.currency).in_(scopes),
             row.id.in_(ids) | row.tenant_id.in_(tenant_ids | {""}),
         )
     )
@@ -98,9 +98,9 @@ def load_versions(session: Session, ids: set[str], tenant_ids: set[str]) -> Vers
     return found
 
 
-def _scopes(ids: set[str]) -> Select[str, str]:
+def _scopes(ids: set[str]) -> Select[str, str, str]:
     row = PriceVersionRow
-    return select(row.model, row.adapter).where(row.id.in_(ids)).distinct()
+    return select(row.model, row.adapter, row.currency).where(row.id.in_(ids)).distinct()
 
 
 @dataclass

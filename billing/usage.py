@@ -21,11 +21,14 @@ from sqlalchemy.orm import Session
 
 from billing.accounts import ensure_accounts
 from billing.models import (
+    BillingAccount,
     EngineReceipt,
     ParkedEvent,
     UsageBatch,
     UsageEventRow,
 )
+from billing.prices import load_price_book
+from billing.pricing import PriceBook
 from core import bulk_insert, lengths
 from core.clock import Clock, SystemClock
 from core.database import insert_new
@@ -52,6 +55,7 @@ _KNOWN = text(
     " union all select 'price', id, currency from price_versions where id in :versions"
     " union all select 'floor', '', max(floor_id) from usage_retention"
 ).bindparams(bindparam("tenants", expanding=True), bindparam("versions", expanding=True))
+CURRENCY = "currency"  # the code of an event whose price is not in the account's currency
 _PARKED_COLUMNS = ("request_id", "tenant_id", "code", "reason", "payload", "parked_at")
 
 
@@ -145,7 +149,7 @@ def store_receipts(
         "generated_tokens",
         "received_at",
     )
-    return bulk_insert.insert_new(session, RECEIPTS, columns, receipts, "request_id")
+    return bulk_insert.insert_new(session, RECEIPTS, columns, receipts, "request_id", "engine_id")
 
 
 def parked(session: Session) -> list[ParkedEvent]:
@@ -156,19 +160,31 @@ def parked(session: Session) -> list[ParkedEvent]:
 
 def release(session: Session, clock: Clock) -> int:
     """Retry every parked event; returns how many were stored. One that the database refuses stays."""
-    now = clock.now()
+    now, book = clock.now(), load_price_book(session)
     waiting: list[tuple[ParkedEvent, UsageEvent]] = []
     for row in parked(session):
         try:
             event = _from_json(row.payload)
         except ValueError:
             continue
+        event = _priced(session, row, event, book)
         if _Validator.of(session, [event], now).problem(event) is None:
             waiting.append((row, event))
     try:
         return _release(session, waiting, now)
     except (DataError, IntegrityError):
         return sum(_release_one(session, row, event, now) for row, event in waiting)
+
+
+def _priced(session: Session, row: ParkedEvent, event: UsageEvent, book: PriceBook) -> UsageEvent:
+    """An event that was priced in another currency than its account's gets the price in the
+    account's: the one in force when it occurred, else the first that came into force since."""
+    account = session.get(BillingAccount, event.tenant_id) if row.code == CURRENCY else None
+    if account is None:
+        return event
+    where = (event.tenant_id, event.model, event.adapter, event.occurred_at, account.currency)
+    version = book.pin_from(*where)
+    return structs.replace(event, price_version=version.id) if version is not None else event
 
 
 def _release_one(session: Session, row: ParkedEvent, event: UsageEvent, now: datetime) -> int:
@@ -226,7 +242,7 @@ class _Validator:
             return ParkReason("unknown_price", f"there is no price version {event.price_version!r}")
         billed_in = self.account_currency[event.tenant_id]
         if currency != billed_in:
-            return ParkReason("currency", f"its price is in {currency}, the account in {billed_in}")
+            return ParkReason(CURRENCY, f"its price is in {currency}, the account in {billed_in}")
         too_long = _too_long(event)
         if too_long is not None:
             return ParkReason("invalid", too_long)

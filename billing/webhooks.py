@@ -71,7 +71,9 @@ def add(
     )
     session.add(created)
     session.flush()
-    audit.record(session, scope, clock, "webhook.add", created.id, None, _shown(created))
+    audit.record(
+        session, scope, clock, "webhook.add", created.id, before=None, after=_shown(created)
+    )
     return created
 
 
@@ -87,7 +89,9 @@ def remove(session: Session, scope: TenantScope, clock: Clock, endpoint_id: str)
     for message in waiting:
         message.failed, message.done_at = True, clock.now()
         message.last_error = "the endpoint was removed"
-    audit.record(session, scope, clock, "webhook.remove", found.id, _shown(found), None)
+    audit.record(
+        session, scope, clock, "webhook.remove", found.id, before=_shown(found), after=None
+    )
 
 
 def get(session: Session, scope: TenantScope, endpoint_id: str) -> WebhookEndpoint:
@@ -119,7 +123,7 @@ def test(session: Session, scope: TenantScope, clock: Clock, endpoint_id: str) -
         endpoints=[(found.id, found.url)],
         now=now,
     )
-    audit.record(session, scope, clock, "webhook.test", found.id, None, None)
+    audit.record(session, scope, clock, "webhook.test", found.id, before=None, after=None)
 
 
 def notify(session: Session, notifications: Iterable[Notification], now: datetime) -> int:
@@ -166,7 +170,7 @@ def send_again(session: Session, scope: TenantScope, clock: Clock, message_id: i
         get(session, scope, found.endpoint_id)
     found.failed, found.done_at, found.attempts = False, None, 0
     found.next_at = clock.now()
-    audit.record(session, scope, clock, "message.resend", str(message_id), None, None)
+    audit.record(session, scope, clock, "message.resend", str(message_id), before=None, after=None)
 
 
 def deliveries(

@@ -13,7 +13,7 @@ from core.errors import NotFound
 @dataclass(slots=True)
 class ListPrices:
     book: PriceBook
-    _listed: dict[tuple[str, str, datetime], PriceVersion | None] = field(default_factory=dict)
+    _listed: dict[tuple[str, str, datetime, str], PriceVersion | None] = field(default_factory=dict)
 
     def price(
         self, line: InvoiceLine, at: datetime, quantity: int, exact: int
@@ -25,8 +25,8 @@ class ListPrices:
         if own is None:
             return None, exact
         component = Component(line.component)
-        listed = None if own.tenant_id == "" else self._in_force(line, at)
-        if listed is None or listed.currency != own.currency:
+        listed = None if own.tenant_id == "" else self._in_force(line, at, own.currency)
+        if listed is None:
             listed = own
         unit = _unit(listed, component)
         if unit is not None:
@@ -36,11 +36,13 @@ class ListPrices:
         rate = listed.rates.get(component)
         return None, rate.total(quantity) if rate else 0
 
-    def _in_force(self, line: InvoiceLine, at: datetime) -> PriceVersion | None:
-        key = (line.model, line.adapter, at)
+    def _in_force(self, line: InvoiceLine, at: datetime, currency: str) -> PriceVersion | None:
+        key = (line.model, line.adapter, at, currency)
         if key not in self._listed:
             try:
-                self._listed[key] = self.book.pin("", line.model, line.adapter or None, at)
+                self._listed[key] = self.book.pin(
+                    "", line.model, line.adapter or None, at, currency
+                )
             except NotFound:
                 self._listed[key] = None
         return self._listed[key]

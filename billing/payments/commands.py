@@ -28,18 +28,9 @@ CHARGE, REFUND, USAGE = "charge", "refund", "usage"
 _Row = dict[str, Any]
 
 
-def put(
-    session: Session,
-    provider: str,
-    tenant_id: str,
-    kind: str,
-    subject_id: str,
-    key: str,
-    at: datetime,
-    payload: dict[str, Any] | None = None,
-) -> int:
+def put(session: Session, command: _Row) -> int:
     """Queue a command, once per key; returns the number of new ones."""
-    return put_all(session, [row(provider, tenant_id, kind, subject_id, key, at, payload)])
+    return put_all(session, [command])
 
 
 def put_all(session: Session, rows: list[_Row]) -> int:
@@ -49,6 +40,7 @@ def put_all(session: Session, rows: list[_Row]) -> int:
 def row(
     provider: str,
     tenant_id: str,
+    *,
     kind: str,
     subject_id: str,
     key: str,
@@ -84,13 +76,21 @@ def collect_again(
 ) -> int:
     """Queue another collection attempt, once per turn. It waits for earlier commands."""
     key = f"{COLLECT}:{invoice.id}:{turn}"
-    return put(session, provider, invoice.tenant_id, COLLECT, invoice.id, key, at)
+    return put(
+        session,
+        row(provider, invoice.tenant_id, kind=COLLECT, subject_id=invoice.id, key=key, at=at),
+    )
 
 
 def charge(session: Session, payment: Payment, at: datetime) -> int:
     """Collect a pending top-up."""
     key = f"{CHARGE}:{payment.id}"
-    return put(session, payment.provider, payment.tenant_id, CHARGE, payment.id, key, at)
+    return put(
+        session,
+        row(
+            payment.provider, payment.tenant_id, kind=CHARGE, subject_id=payment.id, key=key, at=at
+        ),
+    )
 
 
 def request_refund(
@@ -134,7 +134,12 @@ def request_refund(
     )
     if not by_hand and made.status == settlement.PENDING:
         key = f"{REFUND}:{made.id}"
-        put(session, payment.provider, payment.tenant_id, REFUND, made.id, key, at)
+        put(
+            session,
+            row(
+                payment.provider, payment.tenant_id, kind=REFUND, subject_id=made.id, key=key, at=at
+            ),
+        )
     return made
 
 
@@ -204,7 +209,10 @@ _UNCOLLECTED = (
 def _invoices(session: Session, provider: str, at: datetime) -> list[_Row]:
     """Final invoices that are not at the provider."""
     rows = session.execute(_UNSENT_INVOICES, {"provider": provider})
-    return [row(provider, who, INVOICE, each, f"{INVOICE}:{each}", at) for each, who in rows]
+    return [
+        row(provider, who, kind=INVOICE, subject_id=each, key=f"{INVOICE}:{each}", at=at)
+        for each, who in rows
+    ]
 
 
 def _credits(session: Session, provider: str, at: datetime) -> list[_Row]:
@@ -214,11 +222,11 @@ def _credits(session: Session, provider: str, at: datetime) -> list[_Row]:
         row(
             provider,
             note.tenant_id,
-            LOWER,
-            note.invoice_id,
-            f"{LOWER}:{note.id}",
-            at,
-            {
+            kind=LOWER,
+            subject_id=note.invoice_id,
+            key=f"{LOWER}:{note.id}",
+            at=at,
+            payload={
                 "amount_minor": note.net_minor + note.tax_minor,
                 "reason": f"{note.label}: {note.reason}",
             },
@@ -238,7 +246,17 @@ def _paid_elsewhere(session: Session, provider: str, at: datetime) -> list[_Row]
         if kind == LOWER:
             what = {"amount_minor": payment.amount_minor, "reason": "Paid by other means"}
         key = f"{kind}:{payment.id}"
-        rows.append(row(provider, payment.tenant_id, kind, payment.invoice_id, key, at, what))
+        rows.append(
+            row(
+                provider,
+                payment.tenant_id,
+                kind=kind,
+                subject_id=payment.invoice_id,
+                key=key,
+                at=at,
+                payload=what,
+            )
+        )
     return rows
 
 
@@ -246,7 +264,15 @@ def _closed_here(session: Session, provider: str, at: datetime) -> list[_Row]:
     """Invoices voided or written off here."""
     found = session.execute(_UNSENT_CLOSED)
     return [
-        row(provider, who, CLOSE, each, f"{CLOSE}:{each}:{status}", at, {"how": status})
+        row(
+            provider,
+            who,
+            kind=CLOSE,
+            subject_id=each,
+            key=f"{CLOSE}:{each}:{status}",
+            at=at,
+            payload={"how": status},
+        )
         for each, who, status in found
     ]
 
@@ -254,4 +280,7 @@ def _closed_here(session: Session, provider: str, at: datetime) -> list[_Row]:
 def _collections(session: Session, provider: str, at: datetime) -> list[_Row]:
     """The first collection attempt of each invoice that has no waiting command."""
     rows = session.execute(_UNCOLLECTED)
-    return [row(provider, who, COLLECT, each, f"{COLLECT}:{each}:0", at) for each, who in rows]
+    return [
+        row(provider, who, kind=COLLECT, subject_id=each, key=f"{COLLECT}:{each}:0", at=at)
+        for each, who in rows
+    ]

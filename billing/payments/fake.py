@@ -235,16 +235,16 @@ class FakePayments:
         self._emit("payment.failed" if refused else "payment.succeeded", "payment", name)
         return made
 
-    def _put(self, state: InvoiceState, told: str) -> InvoiceState:
+    def _put(self, state: InvoiceState, event: str) -> InvoiceState:
         self._invoices[state.external_id] = state
-        self._emit(told, "invoice", state.external_id)
+        self._emit(event, "invoice", state.external_id)
         return state
 
     def _emit(self, type_: str, kind: str, name: str) -> None:
-        told = ProviderEvent(
+        event = ProviderEvent(
             f"event-{len(self.events) + 1}", type_, kind, name, self.clock.now(), {"about": name}
         )
-        self.events.append(told)
+        self.events.append(event)
 
 
 def _known(kept: dict[str, Found], name: str) -> Found:

@@ -70,11 +70,11 @@ def report(session: Session, provider: str, tenant_id: str, at: datetime) -> int
             commands.row(
                 provider,
                 tenant_id,
-                commands.USAGE,
-                _subject(meter, hour),
-                f"usage:{tenant_id}:{meter}:{hour:%Y%m%dT%H}:{before}",
-                at,
-                {
+                kind=commands.USAGE,
+                subject_id=_subject(meter, hour),
+                key=f"usage:{tenant_id}:{meter}:{hour:%Y%m%dT%H}:{before}",
+                at=at,
+                payload={
                     "meter": meter,
                     "value": count - before,
                     "at": max(hour, at - OLDEST).isoformat(),
@@ -144,7 +144,9 @@ def _started(session: Session, provider: str, tenant_id: str, at: datetime) -> d
         return known
     hour = at.replace(minute=0, second=0, microsecond=0)
     key = f"usage:{tenant_id}:{_START}"
-    row = commands.row(provider, tenant_id, commands.USAGE, _START, key, hour)
+    row = commands.row(
+        provider, tenant_id, kind=commands.USAGE, subject_id=_START, key=key, at=hour
+    )
     commands.put_all(session, [row | {"done_at": at}])
     return hour
 

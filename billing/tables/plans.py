@@ -1,12 +1,14 @@
-"""Tables of sellers, plans, billing accounts, subscriptions and tax rates."""
+"""Tables of sellers, plans, billing accounts, subscriptions and taxes."""
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import BigInteger, CheckConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from billing.tables.columns import CURRENCY, ID, NAME
-from core.database import Base, BigKey, Units, UtcDateTime
+from core import lengths
+from core.database import Base, BigKey, Json, Units, UtcDateTime
 
 
 class Seller(Base):
@@ -18,6 +20,7 @@ class Seller(Base):
     name: Mapped[str] = mapped_column(String(200))
     address: Mapped[str] = mapped_column(Text, default="")
     tax_id: Mapped[str] = mapped_column(String(80), default="")
+    tax_region: Mapped[str] = mapped_column(String(20), default="")  # "DE"
     number_prefix: Mapped[str] = mapped_column(String(20), default="TH")
     next_number: Mapped[int] = mapped_column(BigInteger, default=1)
     next_credit_note: Mapped[int] = mapped_column(BigInteger, default=1)
@@ -61,6 +64,7 @@ class BillingAccount(Base):
     email: Mapped[str] = mapped_column(String(320), default="")
     tax_id: Mapped[str] = mapped_column(String(80), default="")
     tax_region: Mapped[str] = mapped_column(String(20), default="")
+    postal_code: Mapped[str] = mapped_column(String(20), default="")
     tax_exempt: Mapped[bool] = mapped_column(default=False)
     collection: Mapped[str] = mapped_column(
         String(20), default="manual"
@@ -103,3 +107,29 @@ class TaxRate(Base):
     rate_ppm: Mapped[int]
     effective_from: Mapped[datetime] = mapped_column(UtcDateTime)
     effective_to: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class TaxExemption(Base):
+    """An exemption certificate of a tenant. Supplies before its end stay exempt."""
+
+    __tablename__ = "tax_exemptions"
+    __table_args__ = (Index("ix_tax_exemptions_tenant", "tenant_id", "valid_from"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    number: Mapped[str] = mapped_column(String(80))
+    region: Mapped[str] = mapped_column(String(20), default="")  # "" covers every region
+    valid_from: Mapped[datetime] = mapped_column(UtcDateTime)
+    valid_to: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    recorded_by: Mapped[str] = mapped_column(ID)
+    recorded_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class TaxQuote(Base):
+    """The answer of a remote tax service to one request."""
+
+    __tablename__ = "tax_quotes"
+
+    digest: Mapped[str] = mapped_column(String(lengths.DIGEST), primary_key=True)  # of the request
+    taxes: Mapped[list[dict[str, Any]]] = mapped_column(Json)
+    asked_at: Mapped[datetime] = mapped_column(UtcDateTime)

@@ -133,12 +133,14 @@ class UsageRetention(Base):
 
 
 class EngineReceipt(Base):
-    """An engine's own token counts of a request, compared by the audit. Append-only."""
+    """An engine's own token counts of a prompt, compared by the audit. Append-only. Receipts reach this
+    table by a way of their own, as they arrive; several replicas may have run the same request."""
 
     __tablename__ = "engine_receipts"
 
+    # By which the engine knows it: of several prompts, the number follows a dot.
     request_id: Mapped[str] = mapped_column(ORDERED_ID, primary_key=True)
-    engine_id: Mapped[str] = mapped_column(String(lengths.ENGINE))
+    engine_id: Mapped[str] = mapped_column(String(lengths.ENGINE), primary_key=True)
     prompt_tokens: Mapped[int]
     cached_tokens: Mapped[int]
     generated_tokens: Mapped[int]

@@ -1,4 +1,4 @@
-"""A counting-house with one tenant, one price, and events on demand."""
+"""A billing database with one tenant, one price, and events on demand."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

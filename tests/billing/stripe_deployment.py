@@ -1,4 +1,4 @@
-"""A house that collects by Stripe: the product's fake over HTTP, its events brought or withheld."""
+"""Stripe as the provider: the product's fake over HTTP, whose events a test sends or withholds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
+from msgspec import structs
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from billing import (
+    audit_charges,
     audit_ledger,
+    audit_receipts,
     audit_usage,
     closing,
     credits,
@@ -20,7 +23,7 @@ from billing import (
 from billing.reconcile import Check
 from core.clock import FakeClock
 from core.database import Database
-from core.events import UsageEvent
+from core.events import CountedBy, UsageEvent
 from core.money import Money
 from tests.billing.conftest import Deployment, deployment_of
 
@@ -37,18 +40,39 @@ class Fault:
 _FIRST = "(select min(request_id) from {})"
 FAULTS = (
     Fault(
-        audit_usage.receipts_and_events,
+        audit_receipts.receipts_and_events,
         "the gateway counts other tokens than the engine",
         ("update engine_receipts set generated_tokens = generated_tokens + 1"
          f" where request_id = {_FIRST.format('engine_receipts')}",),
         "token counts",
     ),
     Fault(
-        audit_usage.receipts_and_events,
+        audit_receipts.receipts_and_events,
         "the event of a receipt is missing",
         (f"delete from usage_events where request_id = {_FIRST.format('engine_receipts')}",),
         "no usage event",
         "lost",
+    ),
+    Fault(
+        audit_receipts.receipts_and_events,
+        "the receipt of an event is missing",
+        (f"delete from engine_receipts where request_id = {_FIRST.format('engine_receipts')}",),
+        "there is no receipt",
+        "lost",
+    ),
+    Fault(
+        audit_receipts.receipts_and_events,
+        "one of several prompts is missing in the event",
+        ("insert into engine_receipts select request_id || '.1', engine_id, 1, 0, 1, received_at"
+         f" from engine_receipts where request_id = {_FIRST.format('engine_receipts')}",),
+        "token counts",
+    ),
+    Fault(
+        audit_receipts.receipts_and_events,
+        "the gateway bills more than it received from the engine",
+        ("update usage_events set counted_by = 'gateway', output_tokens = output_tokens + 4"
+         f" where request_id = {_FIRST.format('engine_receipts')}",),
+        "more tokens are billed",
     ),
     Fault(
         audit_usage.batches_and_events,
@@ -93,7 +117,7 @@ FAULTS = (
         "differ from those of its event",
     ),
     Fault(
-        audit_usage.charges_and_prices,
+        audit_charges.charges_and_prices,
         "a component is charged at another price",
         ("update charges set output_amount = output_amount + 5, amount = amount + 5"
          f" where request_id = {_FIRST.format('charges')}",),
@@ -101,7 +125,7 @@ FAULTS = (
     ),
     *(
         Fault(
-            audit_usage.charges_and_roll_ups,
+            audit_charges.charges_and_roll_ups,
             f"{table} has other sums than the charges",
             (f"update {table} set amount = amount + 1, output_amount = output_amount + 1"
              f" where tenant_id = 'acme'",),
@@ -110,7 +134,7 @@ FAULTS = (
         for table in ("usage_hourly", "usage_daily")
     ),
     Fault(
-        audit_usage.charges_and_roll_ups,
+        audit_charges.charges_and_roll_ups,
         "the roll-up over all tenants has other sums",
         ("update {tenant_daily} set output_tokens = output_tokens + 1",),
         "{tenant_daily}",
@@ -208,18 +232,20 @@ def tell_a_story(made: Deployment) -> None:
     assert reconcile.close_days(made.database, made.clock)
 
 
-def grant(session: Session, made: Deployment) -> None:
+def grant(session: Session, made: Deployment, reference: str = "welcome") -> None:
     credits.grant(
         session,
         tenant_id="acme",
         kind="promo",
         money=Money(10**11, "USD"),
-        reference="welcome",
+        reference=reference,
         at=made.clock.now(),
     )
 
 
 def record(made: Deployment, events: list[UsageEvent]) -> None:
+    by_engine = {"engine_id": "engine", "counted_by": CountedBy.ENGINE}
+    events = [structs.replace(each, **by_engine) for each in events]
     with made.database.transaction() as session:
         usage.record(session, events, made.clock)
         usage.store_receipts(
@@ -337,3 +363,26 @@ def test_a_day_with_unrated_or_differing_usage_stays_open(lite: Deployment) -> N
         session.execute(text("drop trigger append_only_charges_delete"))
         session.execute(text("delete from charges"))
     assert reconcile.close_days(lite.database, lite.clock) == []
+
+
+def test_a_generation_that_is_billed_without_a_receipt_is_reported(lite: Deployment) -> None:
+    engine = {"counted_by": CountedBy.GATEWAY}
+    record(lite, [lite.event(**engine)])
+    with lite.database.read() as session:
+        assert reconcile.audit(session).without_receipt == ()
+    billed, prompt = lite.event(**engine), lite.event(output_tokens=0, waived_tokens=9, **engine)
+    nothing = {"input_tokens": 0, "cached_tokens": 0, "output_tokens": 0}
+    lite.record(
+        billed,
+        prompt,
+        lite.event(),
+        lite.event(**engine, **nothing),
+        lite.event(**engine, paid_by="operator"),
+    )
+    lite.rate()
+    with lite.database.read() as session:
+        report = reconcile.audit(session)
+    assert report.without_receipt == tuple(sorted([billed.request_id, prompt.request_id]))
+    assert report.clean, "a killed engine is no error of the books"
+    shown = report.as_json()["without_receipt"]
+    assert (shown["count"], len(shown["request_ids"])) == (2, 2)

@@ -13,6 +13,8 @@ from sqlalchemy import select
 from billing import budgets, credits, expiry, outbox
 from billing.accounts import lock_account
 from billing.models import OutboxMessage
+from billing.prices import load_price_book
+from billing.unrated import UnratedUsage
 from core.errors import BadRequest
 from core.money import Money
 from tests.billing.conftest import Deployment
@@ -23,8 +25,11 @@ DOLLAR = 10**12
 
 def limits(deployment: Deployment, **scope: str) -> dict[str, budgets.MoneyLimit]:
     wanted = {"project_id": "proj", "key_id": "key", **scope}
-    with deployment.database.read() as session:
-        found = budgets.money_limits(session, "acme", at=deployment.clock.now(), **wanted)
+    unrated = UnratedUsage()
+    with deployment.database.snapshot() as session:
+        unrated.refresh(session, frozenset(("acme",)), load_price_book(session))
+        at = deployment.clock.now()
+        found = budgets.money_limits(session, "acme", at=at, unrated=unrated, **wanted)
     return {each.key.split("_")[0].split(":")[0]: each for each in found}
 
 
@@ -161,3 +166,24 @@ def hook() -> Iterator[tuple[str, list[dict[str, object]]]]:
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+@pytest.mark.parametrize("scope", [("tenant", "acme"), ("project", "proj"), ("key", "key")])
+def test_usage_counts_before_it_is_rated_and_once(
+    deployment: Deployment, scope: tuple[str, str]
+) -> None:
+    """A budget that is made on top of a backlog knows of it, batch by batch."""
+    with deployment.database.transaction() as session:
+        lock_account(session, "acme").prepaid_only = True
+    make(deployment, scope=scope[0], scope_id=scope[1])
+    each = 50 * 600_000 + 80 * 150_000 + 20 * 75_000
+    for number in range(1, 4):
+        deployment.record(deployment.event(), deployment.event(tenant_id="other"))
+        found = limits(deployment)
+        assert (found["bud"].spent_units, found["wallet"].spent_units) == (number * each,) * 2
+    deployment.record(deployment.event(project_id="p2", key_id="k2", status=502))
+    assert limits(deployment)["bud"].spent_units == (4 if scope[0] == "tenant" else 3) * each
+    deployment.rate()
+    assert limits(deployment)["bud"].spent_units == (4 if scope[0] == "tenant" else 3) * each
+    deployment.clock.advance(days=31)
+    assert limits(deployment)["bud"].spent_units == 0

@@ -1,4 +1,4 @@
-"""Ledger against Stripe: nothing is listed on a clean house, and each kind of difference is."""
+"""Ledger against Stripe: nothing is listed where both agree, and each kind of difference is."""
 
 import copy
 import shutil
@@ -102,7 +102,7 @@ def lived(story: Story, tmp_path: Path) -> Iterator[Till]:
     database.close()
 
 
-def test_a_clean_house_has_nothing_to_list(both: Till) -> None:
+def test_nothing_is_listed_where_both_agree(both: Till) -> None:
     _live(both)
     assert _listed(both) == []
 

@@ -223,8 +223,8 @@ class Story:
 def test_any_interleaving_comes_to_what_one_gets_by_hand(
     story: list[Any], migrated_sqlite: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / "house.db"
-    for stale in tmp_path.glob("house.db*"):
+    path = tmp_path / "tollhouse.db"
+    for stale in tmp_path.glob("tollhouse.db*"):
         stale.unlink()
     shutil.copy(migrated_sqlite, path)
     database = Database(f"sqlite:///{path}")

@@ -10,6 +10,7 @@ from billing.exports.focus_columns import COLUMNS
 from billing.exports.subjects import Period
 from billing.ledger import AccountKind, balance
 from billing.models import Invoice, InvoiceLine
+from billing.unrated import UnratedUsage
 from billing.usage_buckets import BucketQuery, Width, usage_buckets
 from core.clock import FakeClock
 from core.money import Money, units_of
@@ -128,7 +129,9 @@ def test_a_budget_gives_back_what_a_correction_gives_back(
 
     def _left(project_id: str) -> list[tuple[int, int]]:
         with deployment.database.read() as session:
-            found = budgets.money_limits(session, "acme", project_id, "key", clock.now())
+            found = budgets.money_limits(
+                session, "acme", project_id, "key", clock.now(), UnratedUsage()
+            )
         return sorted((each.cap_units - each.spent_units, each.cap_units) for each in found)
 
     before = _left("other")

@@ -18,7 +18,7 @@ from billing import (
     ledger,
     settlement,
     subscriptions,
-    taxes,
+    tax_rates,
     top_ups,
 )
 from billing.ledger import AccountKind
@@ -107,8 +107,8 @@ def test_taxes_are_rounded_once_and_exemption_is_kept(lite: Deployment) -> None:
     with lite.database.transaction() as session:
         lite_account = session.get_one(BillingAccount, "acme")
         lite_account.tax_region = "DE"
-        taxes.add_rate(session, "DE", "VAT", 160_000, START - 400 * DAY)
-        taxes.add_rate(session, "DE", "VAT", 190_000, START)
+        tax_rates.add_rate(session, "DE", "VAT", 160_000, START - 400 * DAY)
+        tax_rates.add_rate(session, "DE", "VAT", 190_000, START)
     lite.record(lite.event(input_tokens=0, cached_tokens=0, output_tokens=12_345_678))  # 7.41
     document = first_final(lite)
     assert (document["subtotal"]["minor"], document["tax"]["minor"]) == (741, 141)
@@ -129,7 +129,7 @@ def test_credit_notes_take_back_all_of_an_invoice_and_its_tax_but_no_more(
 ) -> None:
     with deployment.database.transaction() as session:
         session.get_one(BillingAccount, "acme").tax_region = "DE"
-        taxes.add_rate(session, "DE", "VAT", 190_000, START)
+        tax_rates.add_rate(session, "DE", "VAT", 190_000, START)
     deployment.record(
         deployment.event(input_tokens=0, cached_tokens=0, output_tokens=16_666_667)
     )  # 10.00

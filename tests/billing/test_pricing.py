@@ -158,15 +158,15 @@ def test_the_most_particular_price_in_force_is_pinned(lite: Deployment) -> None:
     later = lite.price({"input": "1"}, model="m", effective_from=START + day)
     with lite.database.read() as session:
         book = prices.load_price_book(session)
-    assert book.pin("other", "m", None, START).id == made["list"].id
-    assert book.pin("other", "m", "lora", START).id == made["adapter"].id
-    assert book.pin("acme", "m", "lora", START).id == made["tenant"].id
-    assert book.pin("other", "unheard-of", None, START).id == made["any"].id
-    assert book.pin("other", "m", None, START + day).id == later.id
+    assert book.pin("other", "m", None, START, "USD").id == made["list"].id
+    assert book.pin("other", "m", "lora", START, "USD").id == made["adapter"].id
+    assert book.pin("acme", "m", "lora", START, "USD").id == made["tenant"].id
+    assert book.pin("other", "unheard-of", None, START, "USD").id == made["any"].id
+    assert book.pin("other", "m", None, START + day, "USD").id == later.id
     with pytest.raises(NotFound, match="No price is in force"):
-        book.pin("other", "m", None, START - day)
+        book.pin("other", "m", None, START - day, "USD")
     with pytest.raises(NotFound, match="tollhouse price set"):
-        PriceBook(()).pin("other", "m", None, START)
+        PriceBook(()).pin("other", "m", None, START, "USD")
 
 
 def test_overlapping_dates_are_refused(lite: Deployment, clock: FakeClock) -> None:
@@ -186,7 +186,7 @@ def test_a_discount_is_a_price_of_the_tenant(lite: Deployment, clock: FakeClock)
         made = prices.discount(session, clock, draft, lite.version)
     assert made.linear[Component.OUTPUT] == 600_000 * 85 // 100
     with lite.database.read() as session:
-        assert prices.load_price_book(session).pin("acme", "demo", None, START).id == made.id
+        assert prices.load_price_book(session).pin("acme", "demo", None, START, "USD").id == made.id
 
 
 def test_a_default_price_is_made_once(lite: Deployment, clock: FakeClock) -> None:

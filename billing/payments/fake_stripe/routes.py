@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from billing.payments.fake_stripe import customers, invoices, payments
+from billing.payments.fake_stripe import customers, invoices, payments, taxes
 from billing.payments.fake_stripe.objects import ApiError, Object, listing
 from billing.payments.fake_stripe.state import StripeState
 
@@ -74,6 +74,7 @@ _TABLE: list[tuple[str, Route]] = [
     (f"GET /v1/refunds/{_NAME}", _get("refund")),
     ("GET /v1/disputes", _list("dispute", "/v1/disputes", "payment_intent", "charge")),
     (f"GET /v1/disputes/{_NAME}", _get("dispute")),
+    ("POST /v1/tax/calculations", lambda b, n, f, a: taxes.calculate(b, f)),
     ("POST /v1/billing/meter_events", lambda b, n, f, a: payments.meter_event(b, f)),
 ]
 ROUTES = [(re.compile(pattern + "$"), route) for pattern, route in _TABLE]

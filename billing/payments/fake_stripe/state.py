@@ -25,6 +25,8 @@ class StripeState:
         default_factory=dict
     )  # meter event identifier -> time received
     declines: dict[str, tuple[str, str]] = field(default_factory=lambda: dict(DECLINES))
+    tax_rates: list[Any] = field(default_factory=list)  # taxes.Rate
+    tax_origin: str = "DE"  # the seller's country
     maker: Maker = field(default_factory=Maker)
 
     @property

@@ -21,9 +21,9 @@ def signed(event: Object, secret: str) -> tuple[bytes, str]:
 
 def shuffled(events: Iterable[Object], seed: int, copies: int = 1) -> list[Object]:
     """Each event `copies` times, in random order."""
-    told = [event for event in events for _ in range(copies)]
-    random.Random(seed).shuffle(told)
-    return told
+    sent = [event for event in events for _ in range(copies)]
+    random.Random(seed).shuffle(sent)
+    return sent
 
 
 def post(event: Object, url: str, secret: str) -> int:

@@ -1,0 +1,122 @@
+"""The audit check of engines' receipts, which reach the database by a way of their own."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import and_, func, or_, select
+from sqlalchemy.orm import Session
+
+from billing.audit_usage import first_id
+from billing.differences import EVERYTHING, Difference, Since, lost
+from billing.models import EngineReceipt, ParkedEvent, UsageEventRow
+from core.events import CountedBy
+
+E, R = UsageEventRow, EngineReceipt
+# Warm-up requests, and lines of a batch that run again: their tokens are waived.
+_UNBILLED = and_(
+    func.coalesce(E.paid_by, "") == "operator",
+    or_(E.batch_job.is_not(None), E.finish_reason == "warm_up"),
+)
+
+
+def receipts_and_events(
+    session: Session, since: Since = EVERYTHING, received_before: datetime | None = None
+) -> list[Difference]:
+    """Each receipt has an event with the same token counts, and each event that an engine counted has
+    its receipt. Receipts come by a way of their own, and before their events: with `received_before`
+    those that have come since may still lack one.
+    """
+    receipts = _receipts_by_request(session, since)
+    orphans = (
+        select(receipts.c.request_id)
+        .outerjoin(E, E.request_id == receipts.c.request_id)
+        .outerjoin(ParkedEvent, ParkedEvent.request_id == receipts.c.request_id)
+        .where(E.request_id.is_(None), ParkedEvent.request_id.is_(None))
+    )
+    if received_before is not None:
+        orphans = orphans.where(receipts.c.received_at < received_before)
+    message = "the engine has a receipt, but there is no usage event"
+    found = lost("receipts/events", message, session.scalars(orphans))
+    both = (
+        select(E.request_id)
+        .join(
+            receipts,
+            and_(receipts.c.request_id == E.request_id, receipts.c.engine_id == E.engine_id),
+        )
+        .where(E.batch_id > since.batch, ~_UNBILLED)
+    )
+    by_gateway = func.coalesce(E.counted_by, "") == CountedBy.GATEWAY.value
+    other = or_(
+        receipts.c.prompt != E.input_tokens,
+        receipts.c.cached != E.cached_tokens,
+        receipts.c.generated != E.output_tokens + E.waived_tokens,
+    )
+    for message, wrong in (
+        ("the token counts of the engine's receipt and of the event differ", ~by_gateway & other),
+        (
+            "more tokens are billed than the engine generated",
+            by_gateway & (E.output_tokens > receipts.c.generated),
+        ),
+    ):
+        ids = list(session.scalars(both.where(wrong)))
+        if ids:
+            count = len(ids)
+            found.append(
+                Difference("receipts/events", "amount", message, count, 0, tuple(ids[:20]))
+            )
+    alone = (
+        select(E.request_id)
+        .outerjoin(receipts, receipts.c.request_id == E.request_id)
+        .where(
+            E.batch_id > since.batch,
+            E.request_id >= first_id(session, since),
+            E.counted_by.is_not(None),
+            ~by_gateway,
+            ~_UNBILLED,
+            receipts.c.request_id.is_(None),
+        )
+    )
+    message = "the engine counted the event, but there is no receipt"
+    return found + lost("receipts/events", message, session.scalars(alone))
+
+
+def _receipts_by_request(session: Session, since: Since) -> Any:
+    """Receipts summed by request and engine: several prompts have a number behind a dot."""
+    if session.get_bind().dialect.name == "postgresql":
+        request: Any = func.split_part(R.request_id, ".", 1)
+    else:
+        request = func.substr(R.request_id, 1, func.instr(R.request_id + ".", ".") - 1)
+    return (
+        select(
+            request.label("request_id"),
+            R.engine_id,
+            func.sum(R.prompt_tokens).label("prompt"),
+            func.sum(R.cached_tokens).label("cached"),
+            func.sum(R.generated_tokens).label("generated"),
+            func.max(R.received_at).label("received_at"),
+        )
+        .where(R.request_id >= first_id(session, since))
+        .group_by(request, R.engine_id)
+        .subquery("receipts")
+    )
+
+
+def billed_without_receipt(session: Session, since: Since = EVERYTHING) -> list[str]:
+    """Request ids of generations on our engine that are billed by the gateway's own count, because no
+    receipt came at all: its process was killed, or it never ran them."""
+    receipts = _receipts_by_request(session, since)
+    return list(
+        session.scalars(
+            select(E.request_id)
+            .outerjoin(receipts, receipts.c.request_id == E.request_id)
+            .where(
+                receipts.c.request_id.is_(None),
+                E.batch_id > since.batch,
+                E.request_id >= first_id(session, since),
+                E.counted_by == CountedBy.GATEWAY.value,
+                E.input_tokens + E.output_tokens > 0,
+                func.coalesce(E.paid_by, "") != "operator",
+            )
+            .order_by(E.request_id)
+        )
+    )

@@ -1,0 +1,273 @@
+"""Taxes on invoices: the rate of the service's time, returned tax, certificates, ids, and a service
+that is asked outside the transaction."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from billing import (
+    credits,
+    invoice_run,
+    invoices,
+    ledger,
+    rerating,
+    subscriptions,
+    tax_exemptions,
+    tax_ids,
+    tax_rates,
+)
+from billing.ledger import AccountKind
+from billing.models import BillingAccount, Plan, Seller
+from billing.printing import as_html
+from billing.taxes import Tax, TaxRequest
+from billing.views import invoice_json
+from core.errors import BadRequest
+from core.money import Money, units_of
+from tests.billing.conftest import START, Deployment
+from tests.billing.test_invoices import clean
+
+DAY = timedelta(days=1)
+FEBRUARY = START + 31 * DAY
+TEN = {
+    "input_tokens": 0,
+    "cached_tokens": 0,
+    "output_tokens": 16_666_667,
+}  # 10.00 at 0.60 a million
+
+
+def taxed(made: Deployment, region: str = "DE", **account: Any) -> None:
+    with made.database.transaction() as session:
+        row = session.get_one(BillingAccount, "acme")
+        for name, value in {"tax_region": region, **account}.items():
+            setattr(row, name, value)
+        session.get_one(Seller, row.seller_id).tax_region = "DE"
+        tax_rates.add_rate(session, region, "VAT", 160_000, START - 400 * DAY)
+
+
+def finals(made: Deployment, **options: Any) -> list[dict[str, Any]]:
+    result = invoice_run.run(made.database, made.clock, current=False, **options)
+    assert not result.failed, result.failed
+    with made.database.read() as session:
+        return [invoice_json(session, invoices.get(session, each)) for each in result.finalised]
+
+
+def taxes_of(document: dict[str, Any]) -> list[tuple[int, int]]:
+    """(rate, minor units) of each tax line."""
+    lines = [line for line in document["lines"] if line["kind"] == "tax"]
+    return [(line["details"]["rate_ppm"], int(line["billed"]["minor"])) for line in lines]
+
+
+def test_a_rate_that_begins_when_the_period_ends_is_the_next_periods(lite: Deployment) -> None:
+    taxed(lite)
+    with lite.database.transaction() as session:
+        tax_rates.add_rate(session, "DE", "VAT", 190_000, FEBRUARY)
+    lite.record(lite.event(**TEN))
+    lite.clock.advance(days=40)
+    lite.record(lite.event(**TEN))
+    assert [taxes_of(each) for each in finals(lite)] == [[(160_000, 160)]]
+    lite.clock.advance(days=31)
+    assert [taxes_of(each) for each in finals(lite)] == [[(190_000, 190)]]
+    clean(lite)
+
+
+def test_late_usage_has_the_rate_of_the_period_of_its_use(lite: Deployment) -> None:
+    taxed(lite)
+    with lite.database.transaction() as session:
+        tax_rates.add_rate(session, "DE", "VAT", 190_000, FEBRUARY)
+    lite.record(lite.event(**TEN))
+    lite.clock.advance(days=40)
+    finals(lite)
+    lite.record(lite.event(occurred_at=START + DAY, **TEN), lite.event(**TEN))
+    lite.rate()
+    lite.clock.advance(days=31)
+    (document,) = finals(lite)
+    assert taxes_of(document) == [(160_000, 160), (190_000, 190)]
+    assert document["total"]["minor"] == 2000 + 350
+    clean(lite)
+
+
+def test_a_negative_net_returns_its_tax_to_the_wallet(deployment: Deployment) -> None:
+    taxed(deployment)
+    wrong = deployment.price({"output": "5.00"}, model="slip")
+    plain = {"model": "slip", "price_version": wrong.id, "output_tokens": 2_000_000}
+    deployment.record(deployment.event(**plain))
+    deployment.clock.advance(days=40)
+    (document,) = finals(deployment)
+    assert document["total"]["minor"] == 1160
+    right = deployment.price({"output": "2.00"}, model="slip")
+    with deployment.database.transaction() as session:
+        wanted = rerating.Request(wrong.id, right.id, START, FEBRUARY)
+        rerating.post_all(session, deployment.clock, wanted)
+    deployment.clock.advance(days=31)
+    (document,) = finals(deployment)
+    assert taxes_of(document) == [(160_000, -96)]
+    assert document["total"]["minor"] == -696
+    with deployment.database.read() as session:
+        assert ledger.balance(session, "acme", AccountKind.PREPAID, "USD") == -units_of("6.96")
+        assert ledger.balance(session, "acme", AccountKind.TAX, "USD") == -units_of("0.64")
+    clean(deployment)
+
+
+def test_promotional_credit_lowers_what_is_taxed(lite: Deployment) -> None:
+    taxed(lite)
+    with lite.database.transaction() as session:
+        credits.grant(
+            session,
+            tenant_id="acme",
+            kind="promo",
+            money=Money(units_of("4")),
+            reference="welcome",
+            at=lite.clock.now(),
+        )
+    lite.record(lite.event(**TEN))
+    lite.clock.advance(days=40)
+    (document,) = finals(lite)
+    assert taxes_of(document) == [(160_000, 96)]
+    clean(lite)
+
+
+def test_each_part_of_a_changed_plan_has_the_rate_of_its_end(lite: Deployment) -> None:
+    taxed(lite)
+    with lite.database.transaction() as session:
+        tax_rates.add_rate(session, "DE", "VAT", 190_000, START + 20 * DAY)
+        for name, fee in (("small", "31"), ("large", "62")):
+            now = lite.clock.now()
+            session.add(
+                Plan(id=name, name=name, currency="USD", created_at=now, base_fee=units_of(fee))
+            )
+        session.flush()
+        subscriptions.subscribe(session, "acme", "small", START)
+        session.flush()
+        subscriptions.subscribe(session, "acme", "large", START + 10 * DAY)
+    lite.clock.advance(days=40)
+    (document,) = finals(lite)
+    # 10 of 31 days of 31.00 at 16 %, and 21 of 31 days of 62.00 at 19 %
+    assert taxes_of(document) == [(160_000, 160), (190_000, 798)]
+    clean(lite)
+
+
+def test_certificates_and_reverse_charge_are_printed(lite: Deployment) -> None:
+    taxed(lite, "FR", tax_id="FR40303265045")
+    lite.record(lite.event(**TEN))
+    lite.clock.advance(days=40)
+    (document,) = finals(lite)
+    assert taxes_of(document) == [(0, 0)] and document["tax"]["minor"] == 0
+    page = as_html(document)
+    assert "reverse charge" in page and "FR40303265045" in page
+    with lite.database.transaction() as session:
+        session.get_one(BillingAccount, "acme").tax_id = ""
+        made = tax_exemptions.record(
+            session,
+            tenant_id="acme",
+            number="EX-7",
+            region="FR",
+            valid_from=START,
+            valid_to=None,
+            recorded_by="usr",
+            at=START,
+        )
+    lite.record(lite.event(**TEN))
+    lite.clock.advance(days=31)
+    (document,) = finals(lite)
+    assert "certificate EX-7" in as_html(document) and document["tax"]["minor"] == 0
+    with lite.database.transaction() as session:
+        tax_exemptions.end(session, "acme", made.id, lite.clock.now())
+    lite.record(lite.event(**TEN))
+    lite.clock.advance(days=31)
+    (document,) = finals(lite)
+    assert taxes_of(document) == [(160_000, 160)]
+    clean(lite)
+
+
+# Numbers whose check digits are published as examples by the countries' own descriptions.
+@pytest.mark.parametrize(
+    ("written", "region", "kept"),
+    [
+        ("de 136.695.976", "DE", "DE136695976"),
+        ("136695976", "DE", "DE136695976"),
+        ("ATU13585627", "AT", "ATU13585627"),
+        ("FR40303265045", "FR", "FR40303265045"),
+        ("094259216", "GR", "EL094259216"),
+        ("GR 094259216", "GR", "EL094259216"),
+        ("GB 980 7806 84", "GB", "980780684"),
+        ("91-1144442", "US-NY", "911144442"),
+        ("anything", "AQ", "anything"),
+        ("", "", ""),
+    ],
+)
+def test_tax_ids_are_kept_in_one_form(written: str, region: str, kept: str) -> None:
+    assert tax_ids.check_tax_id(written, region) == kept
+
+
+@pytest.mark.parametrize(
+    ("written", "region"),
+    [
+        ("DE136695978", "DE"),  # a wrong check digit
+        ("DE136695976", "FR"),  # of another country
+        ("ATU1358562", "AT"),  # too short
+        ("07-1144442", "US"),  # no such prefix
+        ("DE136695976", ""),  # a country is missing
+    ],
+)
+def test_wrong_tax_ids_are_refused_with_the_next_step(written: str, region: str) -> None:
+    with pytest.raises(BadRequest, match="tax_id") as caught:
+        tax_ids.check_tax_id(written, region)
+    assert caught.value.next_step and caught.value.param == "tax_id"
+
+
+@pytest.mark.parametrize("region", ["Germany", "D", "DE-", "US-NYNY", "1A"])
+def test_a_region_is_a_code(region: str) -> None:
+    with pytest.raises(BadRequest, match="tax_region"):
+        tax_ids.check_region(region)
+
+
+class Counting:
+    """A remote service that takes 10 %; `during` runs while it is asked."""
+
+    def __init__(self, during: Any = lambda: None) -> None:
+        self.asked: list[TaxRequest] = []
+        self.during = during
+
+    def taxes(self, request: TaxRequest) -> list[Tax]:
+        self.asked.append(request)
+        self.during()
+        net = sum(each.net_minor for each in request.supplies)
+        return [Tax("VAT", 100_000, net, net // 10)]
+
+
+def test_a_remote_service_is_asked_once_and_outside_the_transaction(
+    deployment: Deployment,
+) -> None:
+    taxed(deployment)
+    deployment.record(deployment.event(**TEN))
+    deployment.clock.advance(days=31, hours=1)  # in the grace period: a draft
+    # Another connection writes the account meanwhile, which a held lock would stop.
+    service = Counting(lambda: _touch(deployment))
+    invoice_run.run(deployment.database, deployment.clock, current=False, taxes=service)
+    invoice_run.run(deployment.database, deployment.clock, current=False, taxes=service)
+    assert len(service.asked) == 1
+    deployment.clock.advance(days=2)
+    (document,) = finals(deployment, taxes=service)
+    assert (taxes_of(document), len(service.asked)) == ([(100_000, 100)], 1)
+    clean(deployment)
+
+
+def _touch(deployment: Deployment) -> None:
+    with deployment.database.transaction() as session:
+        session.get_one(BillingAccount, "acme").email = "money@acme.invalid"
+
+
+def test_an_invoice_whose_amounts_never_rest_is_left_for_the_next_run(lite: Deployment) -> None:
+    taxed(lite)
+    lite.record(lite.event(**TEN))
+    lite.clock.advance(days=40)
+
+    def _more() -> None:
+        lite.record(lite.event(occurred_at=START + DAY, **TEN))
+        lite.rate()
+
+    result = invoice_run.run(lite.database, lite.clock, current=False, taxes=Counting(_more))
+    assert result.finalised == []
+    assert "while their taxes" in result.failed["acme"]
+    assert len(finals(lite, taxes=Counting())) == 1
