@@ -32,7 +32,7 @@ from gateway.http.idempotency import HEADER, IdempotencyHandler
 from gateway.inference.registry import inference_surfaces
 from gateway.inference.surface import Surface
 from gateway.pipeline import Pipeline
-from gateway.wiring import Services
+from gateway.services import Services
 
 
 class InferenceEndpoint:

@@ -2,26 +2,35 @@
 
 from dashboards.app import Asgi, create_dashboard
 from dashboards.viewer import DashboardDeps
-from gateway.auth.dashboard_auth import DashboardAuth
 from gateway.dashboard_backend import DashboardBackend
-from gateway.wiring import Services
+from gateway.services import Services
+
+
+def make_backend(services: Services) -> DashboardBackend:
+    return DashboardBackend(
+        settings=services.settings,
+        clock=services.clock,
+        database=services.database,
+        counters=services.counters,
+        router=services.router,
+        adapters=services.adapters,
+        policies=services.policies,
+        card_pages=services.card_pages,
+        spool_state=services.spool_state,
+        is_draining=lambda: services.pipeline.draining,
+    )
 
 
 def make_dashboard(services: Services) -> Asgi:
-    dashboard_auth = DashboardAuth(
-        services.roles,
-        services.pipeline.auth.attempts,
-        services.clock,
-        services.operator_token,
-    )
+    settings = services.settings
     return create_dashboard(
         DashboardDeps(
             services.database,
             services.clock,
-            dashboard_auth,
-            lambda scope: services.pipeline.catalog.names(scope.tenant_id),
-            DashboardBackend(services),
-            secure_cookies=services.settings.public_url.startswith("https://"),
-            single_sign_on=bool(services.settings.oidc_issuer),
+            services.dashboard_auth,
+            lambda scope: services.catalog.names(scope.tenant_id),
+            make_backend(services),
+            secure_cookies=settings.public_url.startswith("https://"),
+            single_sign_on=bool(settings.oidc_issuer),
         )
     )

@@ -1,52 +1,67 @@
 """The dashboard's access to this gateway: engines, health, limits, adapters and dead letters."""
 
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from anyio import from_thread
 
 from billing.exports.stores import Store, open_store
-from core.counters import BucketRequest, Take
-from core.errors import BadRequest, ModelNotFound, TollhouseError
+from core.clock import Clock
+from core.counters import BucketRequest, Counters, Take
+from core.database import Database
+from core.errors import BadRequest, TollhouseError
 from core.ids import new_id
+from core.settings import Settings
 from core.tenants import adapters
 from core.tenants.plans import LimitRule, Scope, Unit
 from core.tenants.scope import TenantScope
 from dashboards.backend import ComponentStatus, EngineView, LimitUsage, Upload
-from gateway.api.payment_setup import setup_link
 from gateway.catalog.adapter_files import AdapterFiles
+from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.adapter_store import AdapterStore
 from gateway.cli.context import CommandContext
-from gateway.dead_tasks import replay
+from gateway.dead_tasks import replay, run_now
+from gateway.payments import CardPages
 from gateway.routing.replicas import Replica
-from gateway.wiring import Services
+from gateway.routing.router import Router
+from gateway.screening.policy_view import PolicyView
 
 CELERY_PREFIX = "tollhouse"
+_AUDIT_WAIT_S = 20.0
 _ENGINE_STATES = {"ready": "healthy", "drained": "draining", "loading": "loading"}
 
 
+@dataclass(frozen=True, kw_only=True)
 class DashboardBackend:
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    settings: Settings
+    clock: Clock
+    database: Database
+    counters: Counters
+    router: Router
+    adapters: AdapterRegistry
+    policies: PolicyView
+    card_pages: CardPages
+    spool_state: Callable[[], tuple[int, int]]  # records waiting, records parked
+    is_draining: Callable[[], bool]
 
     def engines(self) -> Sequence[EngineView]:
-        return [_engine_view(each) for each in self._services.router.replicas()]
+        return [_engine_view(each) for each in self.router.replicas()]
 
     def base_models(self) -> Sequence[str]:
-        return self._services.catalog.model_names()
+        return self.adapters.catalog.model_names()
 
     def residency(self) -> Mapping[str, Mapping[str, int]]:
         result: dict[str, Counter[str]] = {}
-        for client in self._services.router.engines():
+        for client in self.router.engines():
             for each in list(client.adapters().values()):
                 result.setdefault(each.digest, Counter())[each.state] += 1
         return result
 
     def parts(self) -> Sequence[ComponentStatus]:
-        services = self._services
         result = [_engine_part(each) for each in self.engines()]
-        waiting = services.shipper.backlog()
-        parked = services.spool.file.parked() + services.recovery.parked()
+        waiting, parked = self.spool_state()
         result.append(
             ComponentStatus(
                 "spool",
@@ -55,7 +70,7 @@ class DashboardBackend:
                 "`tollhouse usage parked list` shows the reasons." if parked else "",
             )
         )
-        if services.pipeline.draining:
+        if self.is_draining():
             result.append(
                 ComponentStatus(
                     "gateway", "warn", "draining: running requests finish, new ones are refused"
@@ -78,7 +93,7 @@ class DashboardBackend:
             return []
         bucket_request = BucketRequest(scope.tenant_id, new_id("look"), 0, tuple(takes))
         try:
-            answer = from_thread.run(self._services.counters.reserve, bucket_request)
+            answer = from_thread.run(self.counters.reserve, bucket_request)
         except TollhouseError:
             return []
         return [
@@ -89,46 +104,38 @@ class DashboardBackend:
         ]
 
     def add_adapter(self, scope: TenantScope, name: str, base: str, upload: Upload) -> None:
-        services = self._services
         adapters.check_name(name)
-        served_models = services.catalog.model_names()
-        if base not in served_models:
-            raise ModelNotFound(f"There is no base model {base[:120]!r}.", param="base_model")
-        store = AdapterStore(
-            services.settings.data_dir / "adapters", services.settings.adapter_dirs
-        )
-        files = _store_upload(store, scope.tenant_id, upload)
-        with services.database.transaction() as session:
-            adapters.register(
-                session,
-                scope,
-                services.clock,
-                name=name,
-                base_model=base,
-                digest=files.digest,
-                path=str(files.path),
-                rank=files.rank,
-                bytes=files.bytes,
-            )
-        services.adapters.refresh()
+        base_model = self.adapters.base_model(base)
+        files = _store_upload(self.adapters.store, scope.tenant_id, upload)
+        self.adapters.register(scope, name, base_model, files)
 
     def collects_by(self) -> str:
-        payments = self._services.payments
+        payments = self.card_pages.payments
         return payments.name if payments.collects else ""
 
     def card_page(self, scope: TenantScope) -> str:
-        return setup_link(self._services, scope)
+        return self.card_pages.link(scope)
 
     def export_store(self, destination: str) -> Store:
-        return open_store(destination, self._services.settings)
+        return open_store(destination, self.settings)
 
     def changed(self) -> None:
-        self._services.policies.refresh()
-        self._services.adapters.refresh()
+        self.policies.refresh()
+        self.adapters.refresh()
+
+    def audit(self) -> bool:
+        """Returns whether the audit has ended; with a broker, or after 20 s, it goes on."""
+        context = CommandContext(self.settings, self.clock, self.database)
+        if self.settings.broker_url:
+            run_now(context, "billing.audit", CELERY_PREFIX)
+            return False
+        thread = threading.Thread(target=run_now, args=(context, "billing.audit", CELERY_PREFIX))
+        thread.start()
+        thread.join(_AUDIT_WAIT_S)
+        return not thread.is_alive()
 
     def replay(self, ids: Sequence[int]) -> int:
-        services = self._services
-        context = CommandContext(services.settings, services.clock, services.database)
+        context = CommandContext(self.settings, self.clock, self.database)
         return replay(context, ids, CELERY_PREFIX)
 
 

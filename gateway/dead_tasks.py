@@ -1,15 +1,14 @@
-"""Lists and replays dead-lettered tasks, for `tollhouse worker` and the dashboard."""
+"""Runs tasks on demand, lists and replays those that failed: for the command line and the dashboard."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import billing.tasks  # noqa: F401  registers the tasks to replay
-from billing.payments.base import PaymentProvider
 from core import dead_letters
 from core.celery_queue import CeleryQueue
 from core.queue import TASKS, TaskContext, TaskQueue
 from gateway.cli.context import CommandContext
-from gateway.payments import make_payments
+from gateway.payments import make_payments, task_services
 from gateway.worker import make_worker
 
 
@@ -44,6 +43,17 @@ def list_dead_tasks(tools: CommandContext) -> list[dict[str, Any]]:
         ]
 
 
+def run_now(tools: CommandContext, name: str, prefix: str) -> None:
+    """Run a task: by a worker, or without a broker in this process."""
+    if tools.settings.broker_url:
+        queue = CeleryQueue(make_worker(tools.settings, prefix))
+        queue.enqueue(name)
+        queue.stop()
+        return
+    services = task_services(tools.settings, tools.clock, make_payments(tools.settings))
+    TASKS[name](TaskContext(tools.settings, tools.database, tools.clock, services))
+
+
 def replay(tools: CommandContext, ids: Iterable[int], prefix: str) -> int:
     """Replays all dead letters when `ids` is empty. Returns how many were replayed. A task that
     fails again in this process becomes a new dead letter."""
@@ -55,7 +65,7 @@ def replay(tools: CommandContext, ids: Iterable[int], prefix: str) -> int:
     replayed = dead_letters.replay(tools.database, tools.clock, queue, selected)
     queue.stop()
     keep = dead_letters.keeper(tools.database, tools.clock)
-    services: dict[type, object] = {PaymentProvider: make_payments(tools.settings)}
+    services = task_services(tools.settings, tools.clock, make_payments(tools.settings))
     context = TaskContext(tools.settings, tools.database, tools.clock, services)
     for name, arguments in local_queue.enqueued:
         try:

@@ -1,8 +1,19 @@
-"""Selects the payment provider: Stripe when a key is set, otherwise manual payments."""
+"""The payment provider and the tax service, Stripe when a key is set, and the pages for cards."""
 
-from billing.payments.base import PaymentProvider
+from dataclasses import dataclass
+
+from billing.payments import push
+from billing.payments.base import PaymentProvider, Refused, TryLater
 from billing.payments.manual import ManualPayments
+from billing.taxes import TaxService
+from core.clock import Clock
+from core.database import Database
+from core.errors import BadRequest, Conflict, SettingError, Unavailable
+from core.extras import imports_of
+from core.outbound import check_address
 from core.settings import Settings
+from core.tenants import audit
+from core.tenants.scope import TenantScope
 
 
 def make_payments(settings: Settings) -> PaymentProvider:
@@ -10,7 +21,8 @@ def make_payments(settings: Settings) -> PaymentProvider:
     if not settings.stripe_api_key:
         return ManualPayments()
     # Imported here: Stripe's library is slow to import and only needed with a key.
-    from billing.payments.stripe.provider import StripePayments
+    with imports_of("stripe", "TOLLHOUSE_STRIPE_API_KEY", SettingError):
+        from billing.payments.stripe.provider import StripePayments
 
     return StripePayments(
         settings.stripe_api_key,
@@ -18,3 +30,69 @@ def make_payments(settings: Settings) -> PaymentProvider:
         webhook_secret=settings.stripe_webhook_secret,
         smart_retries=settings.dunning == "stripe",
     )
+
+
+def make_taxes(settings: Settings, clock: Clock) -> TaxService | None:
+    """None: taxes by the table of rates. Raises SettingError where Stripe Tax has no key."""
+    if settings.taxes == "rates":
+        return None
+    if not settings.stripe_api_key:
+        raise SettingError(
+            "TOLLHOUSE_TAXES is stripe, but TOLLHOUSE_STRIPE_API_KEY is not set.",
+            next_step="Set the key, or TOLLHOUSE_TAXES=rates.",
+        )
+    with imports_of("stripe", "TOLLHOUSE_TAXES=stripe", SettingError):
+        from billing.payments.stripe.taxes import StripeTaxes
+
+    return StripeTaxes(clock, settings.stripe_api_key, settings.stripe_api_base)
+
+
+def task_services(
+    settings: Settings, clock: Clock, payments: PaymentProvider
+) -> dict[type, object]:
+    """The ports that billing tasks take from their context."""
+    services: dict[type, object] = {PaymentProvider: payments}
+    taxes = make_taxes(settings, clock)
+    return services | ({TaxService: taxes} if taxes else {})
+
+
+@dataclass(slots=True)
+class CardPages:
+    """The payment provider's page where a tenant adds a card, for the API and the dashboard."""
+
+    settings: Settings
+    clock: Clock
+    database: Database
+    payments: PaymentProvider
+
+    def link(self, scope: TenantScope, return_url: str = "") -> str:
+        """The URL of the page; card numbers never pass through the gateway. Raises Conflict when
+        payments are recorded manually, Unavailable when the provider does not answer. Call it outside
+        a transaction: it waits for the provider."""
+        settings, payments = self.settings, self.payments
+        own_page = settings.public_url or f"http://{settings.host}:{settings.port}/dashboard"
+        destination = return_url or own_page
+        try:
+            check_address(destination)
+        except BadRequest:
+            raise BadRequest(
+                f"return_url is {destination[:80]!r}, which is not a valid URL.", param="return_url"
+            ) from None
+        try:
+            customer = push.customer_of(self.database, self.clock, payments, scope.tenant_id)
+            link = payments.setup_link(customer, destination)
+        except Refused as error:
+            raise Conflict(str(error), next_step="Ask the operator how to pay.") from None
+        except TryLater as error:
+            raise Unavailable(f"The payment provider does not answer: {error}") from None
+        with self.database.transaction() as session:
+            audit.record(
+                session,
+                scope,
+                self.clock,
+                "payment_method.setup",
+                customer,
+                before=None,
+                after=None,
+            )
+        return link

@@ -5,32 +5,30 @@ auth -> request options -> prompt -> admission (limits and money) -> moderation 
 pipeline.
 """
 
-import logging
 from dataclasses import dataclass
 
 from core import logs, metrics
 from core.clock import Clock
-from core.errors import TollhouseError, Unavailable
+from core.errors import Unavailable
 from core.ids import REQUEST, new_id
-from gateway.admission.admission import Admission
+from gateway.admission.limiter import Admission
 from gateway.admission.request import AdmissionRequest
 from gateway.auth.authenticator import Authenticator
 from gateway.catalog.catalog import Catalog
 from gateway.context import RequestContext
 from gateway.http.exchange import ClientDisconnected, Exchange
 from gateway.http.headers import read_options
-from gateway.inference.decoding import nested_too_deeply, parse_body
+from gateway.inference.decoding import parse_body
 from gateway.inference.surface import Surface
 from gateway.metering.meter import Meter, MeterServices, blocked_ending, refused_ending
 from gateway.prompts.prompt import prepare_for
-from gateway.responses import RequestLimits, Responses, internal_error
+from gateway.responses import RequestLimits, Responses
 from gateway.routing.fallbacks import Fallbacks, TryFallback
 from gateway.routing.router import Query, Router
 from gateway.screening.moderator import Moderator, PromptBlocked, ScreeningResult
-from gateway.tracing import RequestTracer
+from gateway.spans import NO_TRACER, Tracer
 from gateway.upstreams.base import Job
 
-log = logging.getLogger("tollhouse.pipeline")
 _LARGE_BODY = 16_384  # bytes, from which on a prompt may take milliseconds to encode
 
 
@@ -47,7 +45,7 @@ class Pipeline:
     clock: Clock
     limits: RequestLimits
     operator_token: str
-    tracer: RequestTracer | None = None
+    tracer: Tracer = NO_TRACER
     draining: bool = False
 
     async def serve(self, surface: Surface, exchange: Exchange) -> None:
@@ -55,11 +53,8 @@ class Pipeline:
         token = logs.request_id.set(ctx.request_id)
         metrics.in_flight.inc()
         try:
-            if self.tracer is None:
+            with self.tracer.request(ctx):
                 await self._serve(ctx)
-            else:
-                with self.tracer.request(ctx):
-                    await self._serve(ctx)
         finally:
             metrics.in_flight.dec()
             logs.request_id.reset(token)
@@ -70,17 +65,13 @@ class Pipeline:
             status = await self._run(ctx)
         except ClientDisconnected:
             pass
-        except TollhouseError as error:
+        except Exception as error:
             status = await self.responses.send_error(ctx, error)
-        except RecursionError:  # the body parsed, but a later step recursed too deeply
-            status = await self.responses.send_error(ctx, nested_too_deeply())
-        except Exception:
-            log.exception("unhandled error in the request pipeline")
-            status = await self.responses.send_error(ctx, internal_error(ctx.request_id))
         finally:
             ctx.exchange.done()
-            if ctx.meter is not None and ctx.meter.event is None:
-                # Opened for a model that failed; the fallback then refused the request.
+            if ctx.meter is not None:
+                # Without effect unless the request was opened for a model that failed, and the
+                # fallback refused it.
                 ctx.meter.close_soon(refused_ending(status), None)
             self.responses.count(ctx, status)
 
@@ -89,7 +80,8 @@ class Pipeline:
             raise Unavailable("This gateway is shutting down.", code="draining", retry_after_s=1.0)
         await self._authenticate(ctx)
         await self._read(ctx)
-        await self._prepare_first(ctx)
+        async with self.admission.request_rate.held_for_large(ctx):
+            await self._prepare(ctx)
         while True:
             await self._admit(ctx)
             try:
@@ -115,25 +107,6 @@ class Pipeline:
         ctx.given = ctx.request = await parse_body(ctx.surface.parse, body)
         ctx.target = self.catalog.resolve(ctx.principal, ctx.request.model)
         ctx.fallbacks = self.fallbacks.after(ctx.principal, ctx.target)
-
-    async def _prepare_first(self, ctx: RequestContext) -> None:
-        """A large prompt takes the limits on requests before it is encoded, and keeps them if it is
-        refused, so that refused prompts cost no more than the plan allows."""
-        if not ctx.large:
-            await self._prepare(ctx)
-            return
-        request = AdmissionRequest.without_prompt(
-            ctx.request_id, ctx.principal, ctx.target.model.name
-        )
-        taken = await self.admission.request_rate.take(request, may_wait=True)
-        try:
-            await self._prepare(ctx)
-        except BaseException:
-            if taken is not None:
-                await taken.keep()
-            raise
-        if taken is not None:
-            await taken.give_back()
 
     async def _prepare(self, ctx: RequestContext) -> None:
         ctx.prompt = await prepare_for(ctx.request, ctx.target, ctx.principal)

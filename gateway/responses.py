@@ -1,5 +1,6 @@
 """The response of a request: the delivery of its generation, or an error, with their headers."""
 
+import logging
 from dataclasses import dataclass
 from functools import cache
 
@@ -9,17 +10,19 @@ from prometheus_client import Counter, Histogram
 from core import metrics
 from core.clock import Clock
 from core.errors import TollhouseError
-from gateway.admission.rejection_counter import RejectionCounter
-from gateway.admission.rejections import Rejection
+from gateway.admission.rejections import Rejection, RejectionCounter
 from gateway.admission.request import LimitState
 from gateway.context import RequestContext
 from gateway.http.exchange import ClientDisconnected, Headers
 from gateway.http.headers import error_headers, limit_headers, response_headers
+from gateway.inference.decoding import nested_too_deeply
 from gateway.inference.surface import ResponseInfo
 from gateway.metering.meter import Meter
 from gateway.routing.fallbacks import HEADER as FALLBACK_HEADER
 from gateway.screening.moderator import Moderator
 from gateway.streaming.delivery import Delivery
+
+log = logging.getLogger("tollhouse.pipeline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,9 @@ class Responses:
             keep_alive_s=keep_alive_s,
         )
 
-    async def send_error(self, ctx: RequestContext, error: TollhouseError) -> int:
+    async def send_error(self, ctx: RequestContext, failure: Exception) -> int:
         """The status; 499 when the client has gone or already has a part of an answer."""
+        error = _as_shown(failure, ctx.request_id)
         if ctx.exchange.started or ctx.exchange.disconnected:
             return 499
         self.rejections.count(error, ctx.tenant_id)
@@ -99,7 +103,13 @@ def _limits(ctx: RequestContext, error: TollhouseError) -> LimitState:
     return ctx.reservation.limits() if ctx.reservation is not None else LimitState()
 
 
-def internal_error(request_id: str) -> TollhouseError:
+def _as_shown(failure: Exception, request_id: str) -> TollhouseError:
+    """The error for the client. One that is not expected here is logged, and not shown."""
+    if isinstance(failure, TollhouseError):
+        return failure
+    if isinstance(failure, RecursionError):  # the body parsed, but a later step recursed too deeply
+        return nested_too_deeply()
+    log.error("unhandled error in the request pipeline", exc_info=failure)
     return TollhouseError(
         "The gateway failed to process this request.",
         next_step=f"Report request id {request_id} to the operator.",

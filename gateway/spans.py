@@ -1,9 +1,12 @@
 """Spans of a request's steps, as the pipeline sees them. They cost nothing when tracing is off."""
 
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from core.events import UsageEvent
+
+if TYPE_CHECKING:
+    from gateway.context import RequestContext
 
 
 class Span(Protocol):
@@ -28,6 +31,11 @@ class Trace(Protocol):
         """Put the usage on the request's span; its `ledger` span follows with the commit."""
 
 
+class Tracer(Protocol):
+    def request(self, ctx: "RequestContext") -> Span:
+        """A context manager around a whole request."""
+
+
 class _NoSpan:
     def __enter__(self) -> None:
         return None
@@ -50,5 +58,11 @@ class NoTrace:
         return
 
 
+class NoTracer:
+    def request(self, ctx: "RequestContext") -> Span:
+        return _NO_SPAN
+
+
 _NO_SPAN = _NoSpan()
 NO_TRACE = NoTrace()
+NO_TRACER = NoTracer()

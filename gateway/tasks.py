@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import billing.tasks  # noqa: F401  registers billing's tasks
+import core.heartbeats  # noqa: F401  registers a heartbeat of each queue
 import moderation.tasks  # noqa: F401  registers moderation's tasks
 from core.queue import DeadLetterHandler, InProcessQueue, TaskContext
 

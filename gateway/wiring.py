@@ -3,17 +3,15 @@
 No other module distinguishes embedded from production deployments.
 """
 
-import asyncio
-import logging
 import os
 import secrets
-from collections.abc import Coroutine
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from billing.payments.base import PaymentProvider
+from core import counters_redis
 from core.clock import Clock, SystemClock
 from core.counters import Counters
 from core.counters_memory import MemoryCounters
@@ -26,38 +24,41 @@ from core.settings import Settings
 from core.tenants.key_cache import KeyCache
 from core.tenants.operator import operator_token
 from core.tenants.roles import Roles
-from gateway.admission.admission import Admission
-from gateway.admission.limiter import Limiter
+from gateway.admission.limiter import Admission, Limiter
 from gateway.admission.prices import PriceList
-from gateway.admission.rejection_counter import RejectionCounter
+from gateway.admission.rejections import RejectionCounter
+from gateway.admission.seeding import SETTLE_S, Seeding
 from gateway.auth.attempts import FailedAttempts
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.key_watch import watch_keys
+from gateway.auth.dashboard_auth import DashboardAuth
 from gateway.auth.single_sign_on import SingleSignOn
 from gateway.batches.runner import BatchRunner
+from gateway.catalog.adapter_registry import AdapterRegistry
+from gateway.catalog.adapter_store import AdapterStore
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.refresher import CatalogRefresher
 from gateway.inference.registry import batch_surfaces
 from gateway.metering.batch_shippers import ProcessShipper
 from gateway.metering.meter import MeterServices
+from gateway.metering.receipt_log import ReceiptLog
 from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile
 from gateway.metering.usage_sink import SqlUsageSink
-from gateway.payments import make_payments
+from gateway.payments import CardPages, make_payments, task_services
 from gateway.pipeline import Pipeline
-from gateway.refresh import refresh_on_change
 from gateway.responses import RequestLimits, Responses
 from gateway.routing.adapter_preloader import AdapterPreloader
 from gateway.routing.engine_view import EngineView
 from gateway.routing.fallbacks import Fallbacks, read_fallbacks
-from gateway.routing.hung_engines import HungEngines
 from gateway.routing.router import Router
 from gateway.screening.decisions import DecisionLog, record_secret
 from gateway.screening.moderator import Moderator, NoModeration
 from gateway.screening.policy_view import PolicyView
 from gateway.screening.second_opinions import SecondOpinions, make_second_opinions, read_guards
 from gateway.screening.tenant_moderator import TenantModerator
+from gateway.services import Services
+from gateway.spans import NO_TRACER
 from gateway.tasks import LeaderRunner, NoRunner, Runner
 from gateway.tracing import RequestTracer, make_tracer
 from gateway.upstreams.clients import Engines, make_engines
@@ -67,111 +68,6 @@ from moderation.screener import Screener
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
-
-log = logging.getLogger("tollhouse.wiring")
-_RECOVERY_TIMEOUT_S = 60.0
-
-
-@dataclass
-class Services:
-    """The services of one gateway process."""
-
-    settings: Settings
-    clock: Clock
-    database: Database
-    key_cache: KeyCache
-    roles: Roles
-    operator_token: str
-    single_sign_on: SingleSignOn | None
-    counters: Counters
-    limiter: Limiter
-    rejections: RejectionCounter
-    catalog: Catalog
-    adapters: CatalogRefresher
-    prices: PriceList
-    router: Router
-    engines: EngineView
-    keeper: AdapterPreloader
-    spool: Spool
-    shipper: Shipper
-    recovery: Recovery
-    pipeline: Pipeline
-    tasks: Runner
-    payments: PaymentProvider
-    screener: Screener | None
-    policies: PolicyView
-    opinions: SecondOpinions
-    batches: BatchRunner
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
-
-    async def start(self) -> None:
-        self.spool.bind(asyncio.get_running_loop())
-        await self.counters.start()
-        self.shipper.start()
-        for engine in self.router.engines():
-            await engine.start()
-        # Admission reads these views from memory, so they are loaded before the first request.
-        await asyncio.to_thread(self.prices.refresh)
-        await asyncio.to_thread(self.adapters.refresh)
-        await asyncio.to_thread(self.policies.refresh)
-        await asyncio.to_thread(self.engines.refresh)
-        self._run(watch_keys(self.key_cache, self.stopping), "keys")
-        self._run(self.recovery.run(), "recovery")
-        self._run(self.prices.run(), "prices")
-        for refresh, what in (
-            (self.adapters.refresh, "adapters"),
-            (self.policies.refresh, "policies"),
-            (self.engines.refresh, "engines"),
-        ):
-            self._run(refresh_on_change(self.key_cache, refresh, what), what)
-        self._run(self.keeper.run(), "adapters-ready")
-        self._run(HungEngines(self.router).run(), "hung-engines")
-        self._run(self.limiter.run(), "leases")
-        self._run(self._run_batches(), "batches")
-        self._run(self.rejections.run(), "rejections")
-        self.tasks.start()
-
-    async def stop(self) -> None:
-        self.pipeline.draining = True
-        self.stopping.set()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.batches.stop()
-        self.spool.flush()
-        await self.router.close()
-        for engine in self.router.engines():
-            await engine.close()
-        await self.limiter.close()
-        await asyncio.to_thread(self.rejections.flush)
-        await self.opinions.close()
-        self.pipeline.moderator.close()
-        self.spool.flush()
-        await asyncio.to_thread(self.shipper.stop)
-        await asyncio.to_thread(self.tasks.stop)
-        self.spool.flush()
-        self.recovery.close()
-        self.spool.file.close(remove=self.spool.file.is_empty())
-        await self.counters.close()
-        self.database.close()
-
-    async def readiness(self) -> dict[str, dict[str, Any]]:
-        """Readiness per component: `ready`, and its state when it is not ready."""
-        parts = self.engines.readiness()
-        parts["spool"] = {"ready": True, "waiting": self.shipper.backlog()}
-        parts["gateway"] = {"ready": not self.pipeline.draining}
-        return parts
-
-    async def _run_batches(self) -> None:
-        """Start after recovery has read the spools of dead processes; batch lines that they had
-        answered would otherwise run again."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.recovery.first_round_done.wait(), _RECOVERY_TIMEOUT_S)
-        await self.batches.run()
-
-    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._tasks.append(asyncio.create_task(work, name=f"tollhouse-{name}"))
 
 
 @dataclass(frozen=True)
@@ -190,8 +86,8 @@ class _Base:
 
 
 @dataclass(frozen=True)
-class _Views:
-    """What the request path reads from memory, refreshed from the database."""
+class _RequestPath:
+    """The pipeline, and what it reads from memory, refreshed from the database."""
 
     key_cache: KeyCache
     prices: PriceList
@@ -200,6 +96,7 @@ class _Views:
     opinions: SecondOpinions
     rejections: RejectionCounter
     limiter: Limiter
+    pipeline: Pipeline
 
 
 def build(
@@ -212,9 +109,7 @@ def build(
 ) -> Services:
     """Arguments override the services built from the settings; tests and benchmarks use them."""
     base = _build_base(settings, clock or SystemClock(), engines, tracer or make_tracer(settings))
-    views = _build_views(base)
-    pipeline = _build_pipeline(base, views, moderator)
-    return _build_services(base, views, pipeline)
+    return _build_services(base, _build_request_path(base, moderator))
 
 
 def _build_base(
@@ -225,16 +120,21 @@ def _build_base(
     counters = make_counters(settings, clock)
     spool = Spool(SpoolFile(_spool_path(settings)))
     router = Router(clock, cold_start_s=settings.cold_start_s)
+    receipts = ReceiptLog(spool, clock)
     if engines is None:
         engines = make_engines(
             settings,
             read_upstreams(settings.upstreams),
-            lambda receipt: router.acknowledge_soon(receipt.request_id),
+            lambda engine_id, receipt: receipts.arrived(
+                engine_id, receipt, partial(router.acknowledge_soon, receipt.request_id)
+            ),
             router.index.apply,
             counters,
         )
     for name, clients in engines.clients.items():
         router.add(name, clients)
+        for client in clients:
+            client.on_receipt = receipts.arrived
     return _Base(
         settings=settings,
         clock=clock,
@@ -248,94 +148,108 @@ def _build_base(
     )
 
 
-def _build_views(base: _Base) -> _Views:
-    settings, clock = base.settings, base.clock
-    rejections = RejectionCounter(base.database, clock)
-    guards = read_guards(settings.guards)
-    return _Views(
-        key_cache=KeyCache(base.database, clock),
-        prices=PriceList(base.database, clock),
-        policies=PolicyView(base.database),
-        screener=Screener(load_classifier()) if settings.moderation == "on" else None,
-        opinions=make_second_opinions(guards, base.catalog, base.router, clock),
+def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPath:
+    settings, clock, database = base.settings, base.clock, base.database
+    key_cache, prices = KeyCache(database, clock), PriceList(database, clock)
+    policies, rejections = PolicyView(database), RejectionCounter(database, clock)
+    screener = Screener(load_classifier()) if settings.moderation == "on" else None
+    opinions = make_second_opinions(read_guards(settings.guards), base.catalog, base.router, clock)
+    limiter = Limiter(
+        base.counters,
+        clock,
+        when_down=settings.limits_when_redis_down,
+        processes=settings.workers,
+        max_in_flight=settings.max_in_flight,
         rejections=rejections,
-        limiter=Limiter(
-            base.counters,
-            clock,
-            when_down=settings.limits_when_redis_down,
-            processes=settings.workers,
-            max_in_flight=settings.max_in_flight,
-            rejections=rejections,
-        ),
     )
-
-
-def _build_pipeline(base: _Base, views: _Views, moderator: Moderator | None) -> Pipeline:
-    settings, clock = base.settings, base.clock
-    decisions = DecisionLog(clock, record_secret(base.token), base.spool.note)
-    moderator = moderator or make_moderator(
-        views.screener, views.policies, clock, decisions, views.opinions
-    )
-    return Pipeline(
-        auth=Authenticator(views.key_cache, FailedAttempts(base.counters, clock)),
+    if moderator is None:
+        decisions = DecisionLog(clock, record_secret(base.token), base.spool.note)
+        moderator = make_moderator(screener, policies, clock, decisions, opinions)
+    pipeline = Pipeline(
+        auth=Authenticator(key_cache, FailedAttempts(base.counters, clock)),
         catalog=base.catalog,
-        admission=Admission(views.limiter, views.prices, clock),
+        admission=Admission(limiter, prices, clock),
         moderator=moderator,
         router=base.router,
         fallbacks=Fallbacks(base.catalog, read_fallbacks(settings.fallbacks)),
         metering=MeterServices(base.spool, clock, base.router.acknowledge_soon),
-        responses=Responses(moderator=moderator, rejections=views.rejections, clock=clock),
+        responses=Responses(moderator=moderator, rejections=rejections, clock=clock),
         clock=clock,
         limits=RequestLimits(settings.max_body_mb * 2**20, settings.request_timeout_s),
         operator_token=base.token,
-        tracer=base.tracer,
+        tracer=base.tracer or NO_TRACER,
+    )
+    return _RequestPath(
+        key_cache, prices, policies, screener, opinions, rejections, limiter, pipeline
     )
 
 
-def _build_services(base: _Base, views: _Views, pipeline: Pipeline) -> Services:
+def _build_services(base: _Base, path: _RequestPath) -> Services:
     settings, clock, database, spool = base.settings, base.clock, base.database, base.spool
     usage_sink, payments = SqlUsageSink(database, clock), make_payments(settings)
+    pipeline, roles = path.pipeline, Roles(database)
+    shipper = (
+        Shipper(spool, base.tracer.usage_sink(usage_sink))
+        if base.tracer is not None
+        else Shipper(spool, usage_sink, _make_helper(settings, spool, clock))
+    )
+    recovery = Recovery(
+        spool.file.path.parent,
+        spool.file.path,
+        usage_sink,
+        base.router,
+        clock,
+        longest_life_s=settings.request_timeout_s,
+        on_settled=lambda event: path.limiter.settle_lost(
+            event.tenant_id, event.request_id, path.prices.cost_of_event(event)
+        ),
+    )
+
+    async def _stored() -> None:
+        await recovery.first_round_done.wait()
+        await shipper.catch_up()
+
+    path.limiter.seeding = Seeding(
+        base.counters,
+        path.prices,
+        settle_s=SETTLE_S if settings.redis_url else 0.0,
+        stored=_stored,
+    )
     return Services(
         settings=settings,
         clock=clock,
         database=database,
-        key_cache=views.key_cache,
-        roles=Roles(database),
+        key_cache=path.key_cache,
+        roles=roles,
         operator_token=base.token,
+        dashboard_auth=DashboardAuth(roles, pipeline.auth.attempts, clock, base.token),
         single_sign_on=(
             SingleSignOn(settings, clock, base.token) if settings.oidc_issuer else None
         ),
         counters=base.counters,
-        limiter=views.limiter,
-        rejections=views.rejections,
+        limiter=path.limiter,
+        rejections=path.rejections,
         catalog=base.catalog,
-        adapters=CatalogRefresher(database, base.catalog),
-        prices=views.prices,
+        adapters=AdapterRegistry(
+            database=database,
+            clock=clock,
+            catalog=base.catalog,
+            store=AdapterStore(settings.data_dir / "adapters", settings.adapter_dirs),
+            refresh=CatalogRefresher(database, base.catalog).refresh,
+        ),
+        prices=path.prices,
         router=base.router,
         engines=EngineView(database, base.router),
-        keeper=AdapterPreloader(base.router, base.catalog, database, clock),
+        preloader=AdapterPreloader(base.router, base.catalog, database, clock),
         spool=spool,
-        shipper=(
-            Shipper(spool, base.tracer.usage_sink(usage_sink))
-            if base.tracer is not None
-            else Shipper(spool, usage_sink, _make_helper(settings, spool, clock))
-        ),
-        recovery=Recovery(
-            spool.file.path.parent,
-            spool.file.path,
-            usage_sink,
-            base.router,
-            clock,
-            longest_life_s=settings.request_timeout_s,
-            on_settled=lambda event: views.limiter.settle_lost(
-                event.tenant_id, event.request_id, views.prices.cost_of_event(event)
-            ),
-        ),
+        shipper=shipper,
+        recovery=recovery,
         pipeline=pipeline,
         tasks=make_tasks(settings, database, clock, payments),
         payments=payments,
-        screener=views.screener,
-        policies=views.policies,
+        card_pages=CardPages(settings, clock, database, payments),
+        screener=path.screener,
+        policies=path.policies,
         batches=BatchRunner(
             database,
             clock,
@@ -344,13 +258,15 @@ def _build_services(base: _Base, views: _Views, pipeline: Pipeline) -> Services:
             at_once=settings.batch_concurrency,
             max_line_bytes=settings.max_body_mb * 2**20,
         ),
-        opinions=views.opinions,
+        opinions=path.opinions,
     )
 
 
-def make_counters(settings: Settings, clock: Clock) -> Counters:
+def make_counters(
+    settings: Settings, clock: Clock, *, timeout_s: float = counters_redis.TIMEOUT_S
+) -> Counters:
     if settings.redis_url:
-        return RedisCounters(settings.redis_url)
+        return RedisCounters(settings.redis_url, timeout_s=timeout_s)
     if settings.workers > 1:
         raise SettingError(
             f"TOLLHOUSE_WORKERS is {settings.workers}, but without Redis each worker would count "
@@ -365,7 +281,7 @@ def make_tasks(
 ) -> Runner:
     if settings.broker_url:
         return NoRunner()
-    context = TaskContext(settings, database, clock, {PaymentProvider: payments})
+    context = TaskContext(settings, database, clock, task_services(settings, clock, payments))
     return LeaderRunner(settings.data_dir / "tasks.lock", context, keeper(database, clock))
 
 

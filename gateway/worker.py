@@ -3,8 +3,8 @@
 from celery import Celery
 
 import billing.tasks  # noqa: F401  registers billing's tasks
+import core.heartbeats  # noqa: F401  registers a heartbeat of each queue
 import moderation.tasks  # noqa: F401  registers moderation's tasks
-from billing.payments.base import PaymentProvider
 from core import celery_queue
 from core.clock import SystemClock
 from core.database import Database
@@ -12,7 +12,7 @@ from core.dead_letters import keeper
 from core.errors import SettingError
 from core.queue import TaskContext
 from core.settings import Settings
-from gateway.payments import make_payments
+from gateway.payments import make_payments, task_services
 
 
 def make_worker(settings: Settings, prefix: str = "tollhouse") -> Celery:
@@ -30,5 +30,6 @@ def make_worker(settings: Settings, prefix: str = "tollhouse") -> Celery:
 def _services(settings: Settings) -> celery_queue.WorkerServices:
     clock = SystemClock()
     database = Database(settings.effective_database_url)
-    context = TaskContext(settings, database, clock, {PaymentProvider: make_payments(settings)})
+    services = task_services(settings, clock, make_payments(settings))
+    context = TaskContext(settings, database, clock, services)
     return celery_queue.WorkerServices(context, keeper(database, clock))

@@ -1,16 +1,29 @@
-"""Renews the leases of running requests and retries settlements that failed."""
+"""Leases on the counters, also while the shared counters do not answer.
+
+The declared failure mode decides about new reservations: `closed` refuses requests; `local` lets this
+process grant its share of every limit by itself. Money fails closed in both. Each response's headers
+and a metric state the mode. The leases of running requests are renewed, and settlements that failed
+are retried.
+"""
 
 import asyncio
+import contextlib
 import logging
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from typing import Protocol
 
-from core.counters import Counters
-from core.errors import Unavailable
-from gateway.admission.planning import LEASE_MS
+from core import metrics
+from core.clock import Clock
+from core.counters import BucketGrant, BucketRequest, Counters, Denial, nano_ceil
+from core.counters_memory import MemoryCounters
+from core.errors import DependencyDown, Unavailable
+from gateway.admission.request import AdmissionRequest
+from gateway.admission.reservation import LEASE_MS, PlannedBuckets, plan_buckets
 
 log = logging.getLogger("tollhouse.admission")
 
+MODES = {"shared": 0, "local": 1, "closed": 2}
 RENEW_EVERY_S = LEASE_MS / 1000 / 3
 RETRY_EVERY_S = 0.5
 _MAX_UNSETTLED = 200_000  # beyond this the oldest are dropped and their leases expire
@@ -18,20 +31,102 @@ _MAX_UNSETTLED = 200_000  # beyond this the oldest are dropped and their leases 
 _Settlement = tuple[Counters, str, str, Sequence[int], int]
 
 
+class FailoverCounters:
+    def __init__(self, shared: Counters, clock: Clock, *, mode: str, processes: int) -> None:
+        self.shared = shared
+        self._local = MemoryCounters(clock)
+        self._mode = mode
+        self._shares = max(1, processes)
+        self._reported_mode = ""  # the mode that the metric shows
+
+    def choose(self, *, needs_money: bool) -> tuple[Counters, int]:
+        """(counters, divisor of the limits). Skips the shared counters when they are known to be down."""
+        if getattr(self.shared, "down", False):
+            return self._fall_back(needs_money), self._shares
+        return self.shared, 1
+
+    async def reserve(
+        self, counters: Counters, planned: PlannedBuckets, request: AdmissionRequest, estimate: int
+    ) -> tuple[BucketGrant | Denial, Counters]:
+        try:
+            answer = await counters.reserve(planned.bucket_request)
+        except Unavailable:
+            local = self._fall_back(bool(request.money))
+            local_plan = plan_buckets(request, estimate, shares=self._shares)
+            return await local.reserve(local_plan.bucket_request), local
+        if counters is self.shared:
+            self._report_mode("shared")
+        return answer, counters
+
+    def _fall_back(self, needs_money: bool) -> Counters:
+        self._report_mode(self._mode)
+        if self._mode == "local" and not needs_money:
+            return self._local
+        what = "money" if needs_money else "limits"
+        raise DependencyDown(
+            f"The counters do not answer, so {what} cannot be checked.",
+            next_step="Retry in a second; the operator checks TOLLHOUSE_REDIS_URL.",
+            code="limits_unavailable",
+            retry_after_s=1.0,
+        )
+
+    def _report_mode(self, mode: str) -> None:
+        if mode != self._reported_mode:
+            self._reported_mode = mode
+            metrics.limit_mode.set(MODES[mode])
+
+
+class Leased(Protocol):
+    """What holds a lease: a request's reservation, or a permit of an upstream."""
+
+    counters: Counters
+    held_units: int  # picounits
+    kept: bool  # its record is durable, so its money outlives its lease
+
+    @property
+    def bucket_request(self) -> BucketRequest: ...
+
+
 class Leases:
-    def __init__(self) -> None:
-        self._running: dict[tuple[str, str], Counters] = {}
+    def __init__(self, shared: Counters) -> None:
+        self._shared = shared
+        self._began: int | None = None  # when the shared counters' data began, in ms
+        self._running: dict[tuple[str, str], Leased] = {}
+        self._unkept: dict[tuple[str, str], Leased] = {}  # to be kept, not answered yet
+        self._tasks: set[asyncio.Task[None]] = set()
         self._unsettled: deque[_Settlement] = deque(maxlen=_MAX_UNSETTLED)
 
-    def add(self, counters: Counters, group: str, id: str) -> None:
-        self._running[(group, id)] = counters
+    def add(self, reservation: Leased) -> None:
+        bucket_request = reservation.bucket_request
+        self._running[(bucket_request.group, bucket_request.id)] = reservation
+
+    def keep(self, reservation: Leased) -> None:
+        """Tell the counters, without waiting, that the request's record is durable, so that its money
+        waits for the settlement if this process dies."""
+        bucket_request = reservation.bucket_request
+        reservation.kept = True
+        self._unkept[(bucket_request.group, bucket_request.id)] = reservation
+        task = asyncio.get_running_loop().create_task(self._keep(reservation))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _keep(self, reservation: Leased) -> None:
+        """Without an answer it is tried again with the next renewal."""
+        bucket_request = reservation.bucket_request
+        with contextlib.suppress(Unavailable):
+            await reservation.counters.keep(bucket_request.group, bucket_request.id)
+            self._unkept.pop((bucket_request.group, bucket_request.id), None)
 
     async def end(
         self, counters: Counters, group: str, id: str, amounts: Sequence[int], cost_nano: int
     ) -> None:
-        self._running.pop((group, id), None)
+        reservation = self._running.pop((group, id), None)
+        self._unkept.pop((group, id), None)
         try:
-            await counters.settle(group, id, amounts, cost_nano)
+            known = await counters.settle(group, id, amounts, cost_nano)
+            if not known and cost_nano and reservation is not None and await self._is_lost():
+                await self._restore(reservation)
+                await counters.settle(group, id, amounts, cost_nano)
         except Unavailable:
             self._unsettled.append((counters, group, id, amounts, cost_nano))
 
@@ -40,10 +135,39 @@ class Leases:
         renewed = loop.time()
         while True:
             await asyncio.sleep(RETRY_EVERY_S)
+            await self.restore_lost()
             await self.flush()
             if loop.time() - renewed >= RENEW_EVERY_S:
                 renewed = loop.time()
                 await self._renew()
+
+    async def restore_lost(self) -> int:
+        """Enter the running reservations again if the shared counters lost their data; returns how
+        many."""
+        try:
+            began, _ = await self._shared.born()
+            lost = self._began is not None and began != self._began
+            self._began = began
+            if not lost:
+                return 0
+            log.error("the counters lost their data; running requests are entered again")
+            return sum([await self._restore(each) for each in list(self._running.values())])
+        except Unavailable:
+            return 0
+
+    async def _is_lost(self) -> bool:
+        """Whether the data was lost since `restore_lost` looked last."""
+        began, _ = await self._shared.born()
+        return self._began is not None and began != self._began
+
+    async def _restore(self, reservation: Leased) -> bool:
+        if reservation.counters is not self._shared:
+            return False
+        held = nano_ceil(reservation.held_units)
+        entered = await self._shared.restore(reservation.bucket_request, held)
+        if reservation.kept:
+            await self._keep(reservation)
+        return entered
 
     async def flush(self) -> int:
         """Retry owed settlements until the counters fail again. Returns how many are left."""
@@ -58,12 +182,14 @@ class Leases:
 
     async def _renew(self) -> None:
         groups: dict[tuple[int, str], list[str]] = defaultdict(list)
-        counters_by_id = {id(counters): counters for counters in self._running.values()}
-        for (group, request), counters in self._running.items():
-            groups[(id(counters), group)].append(request)
+        counters_by_id = {id(each.counters): each.counters for each in self._running.values()}
+        for (group, request), running in self._running.items():
+            groups[(id(running.counters), group)].append(request)
         for (counters_id, group), requests in groups.items():
             try:
                 await counters_by_id[counters_id].renew(group, requests, LEASE_MS)
             except Unavailable:
                 log.warning("could not renew the leases of %d running requests", len(requests))
                 return
+        for each in list(self._unkept.values()):
+            await self._keep(each)

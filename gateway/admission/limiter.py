@@ -7,26 +7,32 @@ the plan's queue or refuses. Every outcome of a request ends in `settle` or `rel
 import asyncio
 import logging
 
+from msgspec.structs import replace
+
 from core import metrics
 from core.clock import Clock
 from core.counters import PICO_PER_NANO, Counters, Denial, nano_ceil
-from core.errors import InsufficientQuota, TollhouseError
-from gateway.admission.concurrency import ConcurrencyLimiter
+from core.errors import DependencyDown, TollhouseError
 from gateway.admission.estimates import OutputEstimates
-from gateway.admission.failover import FailoverCounters
-from gateway.admission.leases import Leases
-from gateway.admission.planning import (
+from gateway.admission.leases import FailoverCounters, Leases
+from gateway.admission.prices import CostBounds, PriceList
+from gateway.admission.queue import ConcurrencyLimiter, TenantQueues
+from gateway.admission.rejections import (
+    RejectionCounter,
+    out_of_money_error,
+    over_limit_error,
+    too_large_error,
+)
+from gateway.admission.request import UNUSED, AdmissionRequest, SettledUsage
+from gateway.admission.request_rate import RequestRate
+from gateway.admission.reservation import (
     NO_LIMIT,
+    Reservation,
     bucket_amounts,
     output_tokens_covered,
     plan_buckets,
 )
-from gateway.admission.queue import TenantQueues
-from gateway.admission.rejection_counter import RejectionCounter
-from gateway.admission.rejections import out_of_money_error, over_limit_error, too_large_error
-from gateway.admission.request import UNUSED, AdmissionRequest, SettledUsage
-from gateway.admission.request_rate import RequestRate
-from gateway.admission.reservation import Reservation
+from gateway.admission.seeding import Seeding
 
 log = logging.getLogger("tollhouse.admission")
 _EXTEND_ATTEMPTS = 10
@@ -51,7 +57,8 @@ class Limiter:
         self.request_rate = RequestRate(self._counters)
         self._clock = clock
         self._estimates = OutputEstimates()
-        self._leases = Leases()
+        self._leases = Leases(counters)
+        self.seeding: Seeding | None = None  # None: accounts start with what `MoneyLimit` tells
         self._concurrency = ConcurrencyLimiter(clock, max_in_flight)
         self._queues = TenantQueues(clock)
         self._rejections = rejections
@@ -69,7 +76,7 @@ class Limiter:
         held.queued_ms = round((self._clock.monotonic() - started) * 1000)
         if held.queued_ms >= MIN_RECORDED_WAIT_MS and self._rejections is not None:
             self._rejections.waited(request.tenant_id, "queue", held.queued_ms)
-        self._leases.add(held.counters, request.tenant_id, held.planned.bucket_request.id)
+        self._leases.add(held)
         for key in held.shadow:
             metrics.limit_shadow.labels(key.rpartition(":")[0]).inc()
         return held
@@ -100,6 +107,10 @@ class Limiter:
         covered = output_tokens_covered(request, reservation.held_units)
         reservation.covered = max(before, min(covered_target, covered))
         return reservation.covered - before
+
+    def keep(self, reservation: Reservation) -> None:
+        if reservation.planned.bucket_request.hold is not None and not reservation.ended:
+            self._leases.keep(reservation)
 
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
         """Keep the usage and return the rest of the reservation in one step. A second call has no
@@ -159,10 +170,13 @@ class Limiter:
         )
         estimate = min(expected, request.max_output_tokens or expected) * request.choices
         counters, shares = self._counters.choose(needs_money=bool(request.money))
-        planned = plan_buckets(request, estimate, shares=shares)
+        planned = plan_buckets(request, estimate, shares=shares, seeds=self.seeding is None)
         answer, counters = await self._counters.reserve(counters, planned, request, estimate)
+        if isinstance(answer, Denial) and answer.unseeded and self.seeding is not None:
+            await self.seeding.seed(request)
+            answer, counters = await self._counters.reserve(counters, planned, request, estimate)
         if isinstance(answer, Denial):
-            if answer.money:
+            if answer.money or answer.unseeded:
                 raise self._rejection(request, answer)
             return answer
         held = answer.held * PICO_PER_NANO
@@ -172,11 +186,16 @@ class Limiter:
 
     def _may_wait(self, request: AdmissionRequest, denial: Denial) -> bool:
         """Whether the known wait fits the plan's bound; a longer one is refused at once."""
-        bound = min(request.plan.queue_wait_s, request.deadline_s or request.plan.queue_wait_s)
         only_buckets = all(state.wait_ms is not None for state in denial.buckets)
-        return only_buckets and (denial.wait_ms or 0) <= bound * 1000
+        return only_buckets and (denial.wait_ms or 0) <= request.wait_bound_s * 1000
 
     def _rejection(self, request: AdmissionRequest, denial: Denial) -> TollhouseError:
+        if denial.unseeded:
+            return DependencyDown(
+                "What is spent is being rebuilt, because the counters lost their data.",
+                next_step="Try again shortly.",
+                retry_after_s=1.0,
+            )
         if denial.money:
             return out_of_money_error(denial)
         if any(s.wait_ms is None for s in denial.buckets if s.key in denial.keys):
@@ -189,15 +208,41 @@ class Limiter:
         bucket_request = reservation.planned.bucket_request
         for _ in range(_EXTEND_ATTEMPTS):
             try:
-                return await reservation.counters.extend(
+                granted = await reservation.counters.extend(
                     bucket_request.group, bucket_request.id, so_far, need, want
                 )
+                if granted >= 0:
+                    return granted
+                if self.seeding is None:
+                    return 0
+                await self.seeding.recover(reservation)
             except TollhouseError:
                 await asyncio.sleep(_EXTEND_PAUSE_S)
         log.warning("an answer ends early: the counters do not answer, so no money could be held")
         return 0
 
 
-def is_final(error: TollhouseError) -> bool:
-    """No retry can succeed: the response carries `x-should-retry: false`."""
-    return isinstance(error, InsufficientQuota)
+class Admission:
+    """The price of a request, then one reservation over limits and money."""
+
+    def __init__(self, limiter: Limiter, prices: PriceList, clock: Clock) -> None:
+        self._limiter = limiter
+        self.request_rate = limiter.request_rate
+        self._prices = prices
+        self._clock = clock
+        self._bounds = CostBounds()
+
+    async def reserve(self, request: AdmissionRequest) -> Reservation:
+        """May wait in the plan's queue. Raises RateLimited, InsufficientQuota or Unavailable."""
+        quote = await self._prices.quote(request, self._clock.now())
+        if quote.money:
+            base, per_output_token = self._bounds.of(quote.price, request)
+            request = replace(
+                request,
+                money=quote.money,
+                base_cost_units=base,
+                output_cost_units=per_output_token,
+            )
+        reservation = await self._limiter.reserve(request)
+        reservation.price = quote.price
+        return reservation

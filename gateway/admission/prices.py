@@ -8,6 +8,7 @@ import logging
 import threading
 from datetime import datetime, timedelta
 
+from msgspec import Struct
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -15,20 +16,26 @@ from sqlalchemy.orm import Session
 from billing import budgets
 from billing.models import BillingAccount, Budget
 from billing.prices import load_price_book
-from billing.pricing import Counts, PriceBook
+from billing.pricing import Counts, PriceBook, PriceVersion
+from billing.unrated import UnratedUsage
 from core.clock import Clock
 from core.database import Database
 from core.errors import DependencyDown
 from core.events import UsageEvent
-from gateway.admission.admission import Quote
 from gateway.admission.request import AdmissionRequest, MoneyLimit
 
 log = logging.getLogger("tollhouse.prices")
 REFRESH_S = 1.0
 _LIMITS_TTL = timedelta(minutes=10)  # after a key's last request its limits are dropped
+_MAX_CACHED_BOUNDS = 20_000
 
 Owner = tuple[str, str, str]  # tenant, project, key
 Limits = tuple[MoneyLimit, ...]
+
+
+class Quote(Struct, frozen=True):
+    price: PriceVersion
+    money: tuple[MoneyLimit, ...]  # budgets and balances that must cover the request
 
 
 class PriceList:
@@ -39,6 +46,7 @@ class PriceList:
         self._limited: frozenset[str] = frozenset()  # tenants with budgets or a wallet
         self._money: dict[Owner, Limits] = {}
         self._seen: dict[Owner, datetime] = {}
+        self._unrated = UnratedUsage()
         self._refreshing = threading.Lock()
 
     def refresh(self) -> None:
@@ -48,11 +56,12 @@ class PriceList:
 
     def _refresh(self) -> None:
         now = self._clock.now()
-        with self._database.read() as session:
+        with self._database.snapshot() as session:
             book = load_price_book(session)
             limited = _limited_tenants(session)
+            self._unrated.refresh(session, limited, book)
             request = [o for o, seen in list(self._seen.items()) if now - seen < _LIMITS_TTL]
-            money = {o: _limits(session, o, now) for o in request if o[0] in limited}
+            money = {o: _limits(session, o, now, self._unrated) for o in request if o[0] in limited}
         if book.versions != self._book.versions:
             self._book = book
         self._money, self._limited = money, limited
@@ -69,7 +78,10 @@ class PriceList:
                 log.warning("could not refresh prices, keeping the last known ones: %s", error)
 
     async def quote(self, request: AdmissionRequest, at: datetime) -> Quote:
-        price = self._book.pin(request.tenant_id, request.model, request.adapter, at)
+        """Raises NotFound when no price is in force."""
+        price = self._book.pin(
+            request.tenant_id, request.model, request.adapter, at, request.currency
+        )
         if request.tenant_id not in self._limited:
             return Quote(price, ())
         owner = (request.tenant_id, request.project_id, request.key_id)
@@ -83,20 +95,47 @@ class PriceList:
         self._seen[owner] = at
         known = self._money.get(owner)
         if known is None:
-            try:
-                known = await asyncio.to_thread(self._read, owner, at)
-            except SQLAlchemyError:
-                raise DependencyDown(
-                    "The budget cannot be checked: the database does not answer.",
-                    next_step="Try again shortly.",
-                    retry_after_s=2.0,
-                ) from None
-            self._money[owner] = known
+            known = await self.read_limits(owner)
         return known
 
+    async def read_limits(self, owner: Owner) -> Limits:
+        """From the database, not from memory. DependencyDown if it does not answer."""
+        try:
+            found = await asyncio.to_thread(self._read, owner, self._clock.now())
+        except SQLAlchemyError:
+            raise DependencyDown(
+                "The budget cannot be checked: the database does not answer.",
+                next_step="Try again shortly.",
+                retry_after_s=2.0,
+            ) from None
+        self._money[owner] = found
+        return found
+
     def _read(self, owner: Owner, at: datetime) -> Limits:
-        with self._database.read() as session:
-            return _limits(session, owner, at)
+        unrated = UnratedUsage()
+        with self._database.snapshot() as session:
+            unrated.refresh(session, frozenset((owner[0],)), load_price_book(session))
+            return _limits(session, owner, at, unrated)
+
+
+class CostBounds:
+    """Cost bounds in picounits: (of the prompt, of one output token), cached by price version and
+    prompt length. A price version never changes."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int, bool], tuple[int, int]] = {}
+
+    def of(self, price: PriceVersion, request: AdmissionRequest) -> tuple[int, int]:
+        prompt_tokens, adapter = request.prompt_tokens, request.adapter is not None
+        key = (price.id, prompt_tokens, adapter)
+        bounds = self._known.get(key)
+        if bounds is None:
+            base = price.upper_bound(prompt_tokens, 0, adapter=adapter)
+            bounds = base, price.upper_bound(prompt_tokens, 1, adapter=adapter) - base
+            if len(self._known) >= _MAX_CACHED_BOUNDS:
+                self._known.clear()
+            self._known[key] = bounds
+        return bounds
 
 
 def _limited_tenants(session: Session) -> frozenset[str]:
@@ -105,9 +144,9 @@ def _limited_tenants(session: Session) -> frozenset[str]:
     return frozenset(session.scalars(now_open.union(prepaid)))
 
 
-def _limits(session: Session, owner: Owner, at: datetime) -> Limits:
+def _limits(session: Session, owner: Owner, at: datetime, unrated: UnratedUsage) -> Limits:
     return tuple(
         MoneyLimit(limit.key, limit.cap_units, limit.spent_units)
-        for limit in budgets.money_limits(session, *owner, at)
+        for limit in budgets.money_limits(session, *owner, at, unrated)
         if limit.hard
     )

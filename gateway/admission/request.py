@@ -41,6 +41,7 @@ class AdmissionRequest(Struct, frozen=True):
     money: tuple[MoneyLimit, ...] = ()
     base_cost_units: int = 0  # picounits of request and uncached prompt, at the pinned price
     output_cost_units: int = 0  # picounits of one output token, in the most expensive tier
+    currency: str = "USD"  # in which the tenant is billed
     choices: int = 1  # the output estimate covers all of them
     deadline_s: float | None = None  # seconds left, which bound the wait in a queue
     adapter: str | None = None
@@ -58,6 +59,7 @@ class AdmissionRequest(Struct, frozen=True):
             plan=principal.plan,
             prompt_tokens=ctx.prompt.reserved_tokens,
             max_output_tokens=ctx.prompt.max_tokens,
+            currency=principal.currency,
             choices=ctx.prompt.request.choices,
             deadline_s=ctx.options.timeout_s,
             adapter=adapter.name if adapter is not None else None,
@@ -78,6 +80,11 @@ class AdmissionRequest(Struct, frozen=True):
             plan=principal.plan,
             prompt_tokens=0,
         )
+
+    @property
+    def wait_bound_s(self) -> float:
+        """The longest wait in a queue: the plan's, and no longer than the deadline."""
+        return min(self.plan.queue_wait_s, self.deadline_s or self.plan.queue_wait_s)
 
     def watch_disconnect(self, waiting: "asyncio.Future[Any]") -> None:
         """Cancel `waiting` when the client disconnects."""

@@ -6,16 +6,24 @@ again, and kept where the prompt is refused.
 """
 
 import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from core.counters import BucketRequest, Counters, Denial
 from core.tenants.plans import Plan, Unit
-from gateway.admission.failover import FailoverCounters
-from gateway.admission.planning import plan_buckets
+from gateway.admission.leases import FailoverCounters
 from gateway.admission.rejections import over_limit_error
 from gateway.admission.request import AdmissionRequest
+from gateway.admission.reservation import plan_buckets
+
+if TYPE_CHECKING:
+    from gateway.context import RequestContext
+
+_NOT_HELD = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,27 @@ class TakenRequest:
 class RequestRate:
     def __init__(self, counters: FailoverCounters) -> None:
         self._counters = counters
+
+    def held_for_large(self, ctx: "RequestContext") -> AbstractAsyncContextManager[None]:
+        """Holds the limits on requests while the prompt of a large request is prepared. They stay
+        taken if it is refused, so that refused prompts cost no more than the plan allows."""
+        if not ctx.large:
+            return _NOT_HELD
+        return self._held(
+            AdmissionRequest.without_prompt(ctx.request_id, ctx.principal, ctx.target.model.name)
+        )
+
+    @asynccontextmanager
+    async def _held(self, request: AdmissionRequest) -> AsyncIterator[None]:
+        taken = await self.take(request, may_wait=True)
+        try:
+            yield
+        except BaseException:
+            if taken is not None:
+                await taken.keep()
+            raise
+        if taken is not None:
+            await taken.give_back()
 
     async def count(self, request: AdmissionRequest) -> None:
         """Count a request that needs no reservation. Raises RateLimited."""

@@ -1,24 +1,56 @@
-"""A reservation of limits and money, held from the admission of a request until its settlement."""
+"""A reservation of limits and money, held from the admission of a request until its settlement, and
+its size: `plan_buckets` converts a request and its plan to a `BucketRequest`, without I/O.
+"""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from billing.pricing import PriceVersion
-from core.counters import BucketGrant, BucketState, Counters
+from core.counters import (
+    BucketGrant,
+    BucketRequest,
+    BucketState,
+    Cap,
+    Counters,
+    Hold,
+    Slot,
+    Take,
+    nano_ceil,
+    nano_floor,
+)
 from core.errors import TollhouseError
 from core.events import UsageEvent
-from gateway.admission.planning import PlannedBuckets
-from gateway.admission.request import UNUSED, AdmissionRequest, LimitState, SettledUsage
+from core.tenants.plans import LimitRule, Plan, Scope, Unit
+from gateway.admission.request import (
+    UNUSED,
+    AdmissionRequest,
+    LimitState,
+    MoneyLimit,
+    SettledUsage,
+)
 
 log = logging.getLogger("tollhouse.admission")
+LEASE_MS = 30_000
+NO_LIMIT = 1 << 60
 _EXTEND_TOKENS = 64  # output tokens by which a money hold is extended
+_MAX_LAYOUTS = 20_000
+
+
+class PlannedBuckets(Struct, frozen=True):
+    bucket_request: BucketRequest
+    rules: tuple[LimitRule, ...]  # parallel to `bucket_request.takes`
 
 
 class Settler(Protocol):
     """The part of the limiter that a reservation uses after the admission."""
 
     async def extend(self, reservation: "Reservation", output_tokens: int) -> int: ...
+
+    def keep(self, reservation: "Reservation") -> None: ...
 
     async def settle(self, reservation: "Reservation", usage: SettledUsage) -> None: ...
 
@@ -38,7 +70,12 @@ class Reservation:
     mode: str = "shared"  # or "local": counted in this process while Redis is down
     queued_ms: int = 0
     ended: bool = False
+    kept: bool = False  # its record is durable, so its money outlives its lease
     price: PriceVersion | None = None  # pinned for the request
+
+    @property
+    def bucket_request(self) -> BucketRequest:
+        return self.planned.bucket_request
 
     @property
     def price_version(self) -> str:
@@ -61,6 +98,11 @@ class Reservation:
         await self.settler.extend(self, max(_EXTEND_TOKENS, output_tokens - self.covered))
         return self.covered >= output_tokens
 
+    def keep(self) -> None:
+        """Call it when the request's opened record is durable: its money then outlives its lease, since
+        the request will be settled even if this process dies."""
+        self.settler.keep(self)
+
     async def settle(self, event: UsageEvent | None) -> None:
         """Keep what the ledger charges for the event, and return the rest. Without an event nothing
         is charged. Only the first call counts. Never raises."""
@@ -71,3 +113,120 @@ class Reservation:
             await self.settler.settle(self, usage)
         except TollhouseError as error:
             log.warning("a reservation was not settled and will expire: %s", error.message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The buckets and slots of a plan for one key and model, independent of the request."""
+
+    plan: Plan
+    rules: tuple[LimitRule, ...]  # those with buckets
+    takes: tuple[Take, ...]  # parallel to `rules`, of one unit each
+    slots: tuple[Slot, ...]
+    # Takes whose amount depends on the request: index, unit, key, capacity, period in ms, shadow.
+    counting: tuple[tuple[int, Unit, str, int, int, bool], ...]
+
+
+_layouts: dict[tuple[str, str, str, str, int], _Layout] = {}
+
+
+def plan_buckets(
+    request: AdmissionRequest, output_estimate: int, *, shares: int = 1, seeds: bool = True
+) -> PlannedBuckets:
+    """`shares` divides every limit by the number of processes that grant it independently. `seeds`:
+    the hold may start a money account that the counters do not know."""
+    layout = _get_layout(request, shares)
+    takes = list(layout.takes)
+    if layout.counting:
+        expected = _amounts_by_unit(
+            request.plan, SettledUsage(request.prompt_tokens, 0, output_estimate)
+        )
+        alone = _amounts_by_unit(request.plan, SettledUsage(request.prompt_tokens, 0, 0))
+        for index, unit, key, limit, period_ms, shadow in layout.counting:
+            minimum, amount = alone[unit], expected[unit]
+            # An estimate above the limit is cut to it: only the prompt makes a request too large.
+            amount = max(minimum, min(amount, limit))
+            takes[index] = Take(key, limit, period_ms, amount, minimum, shadow)
+    hold = _build_hold(request, output_estimate, seeds=seeds) if request.money else None
+    bucket_request = BucketRequest(
+        request.tenant_id, request.request_id, LEASE_MS, tuple(takes), layout.slots, hold
+    )
+    return PlannedBuckets(bucket_request, layout.rules)
+
+
+def _get_layout(request: AdmissionRequest, shares: int) -> _Layout:
+    owner = (request.tenant_id, request.project_id, request.key_id, request.model, shares)
+    known = _layouts.get(owner)
+    if known is not None and known.plan is request.plan:
+        return known
+    if len(_layouts) >= _MAX_LAYOUTS:
+        _layouts.clear()
+    layout = _layouts[owner] = _build_layout(request, shares)
+    return layout
+
+
+def _build_layout(request: AdmissionRequest, shares: int) -> _Layout:
+    takes, slots, rules = [], [], []
+    owners = {
+        Scope.TENANT: request.tenant_id,
+        Scope.PROJECT: request.project_id,
+        Scope.KEY: request.key_id,
+        Scope.MODEL: request.model,
+    }
+    for rule in request.plan.rules:
+        owner = owners[rule.scope]
+        if rule.target and rule.target != owner:
+            continue
+        key, limit = f"{rule.name}:{owner}", rule.limit
+        if shares > 1:
+            limit = max(1, limit // shares)
+        if rule.unit is Unit.CONCURRENT:
+            slots.append(Slot(key, limit, rule.shadow))
+            continue
+        takes.append(Take(key, limit, rule.period_s * 1000, 1, 1, rule.shadow))
+        rules.append(rule)
+    counting = tuple(
+        (index, rule.unit, take.key, take.capacity, take.period_ms, take.shadow)
+        for index, (rule, take) in enumerate(zip(rules, takes, strict=True))
+        if rule.unit is not Unit.REQUESTS
+    )
+    return _Layout(request.plan, tuple(rules), tuple(takes), tuple(slots), counting)
+
+
+def output_tokens_covered(request: AdmissionRequest, held_units: int) -> int:
+    """Output tokens that the held money pays for; NO_LIMIT without a money limit."""
+    if not request.money or request.output_cost_units == 0:
+        return NO_LIMIT
+    return max(0, held_units - request.base_cost_units) // request.output_cost_units
+
+
+def bucket_amounts(rules: tuple[LimitRule, ...], plan: Plan, usage: SettledUsage) -> list[int]:
+    """The amount for each rule's bucket, in the order of `rules`."""
+    by_unit = _amounts_by_unit(plan, usage)
+    return [by_unit[rule.unit] for rule in rules]
+
+
+def _amounts_by_unit(plan: Plan, usage: SettledUsage) -> dict[Unit, int]:
+    """Amounts per unit. The plan weights cached tokens, rounded up to a whole token per request."""
+    weighted = usage.input_tokens - usage.cached_tokens
+    weighted += -(-usage.cached_tokens * plan.cached_permille // 1000)
+    return {
+        Unit.REQUESTS: usage.requests,
+        Unit.INPUT_TOKENS: weighted,
+        Unit.OUTPUT_TOKENS: usage.output_tokens,
+        Unit.TOTAL_TOKENS: weighted + usage.output_tokens,
+    }
+
+
+def _build_hold(request: AdmissionRequest, estimate: int, *, seeds: bool) -> Hold:
+    """The hold needs the prompt and one output token, and asks for the whole estimate."""
+    need = request.base_cost_units + request.output_cost_units
+    want = request.base_cost_units + max(1, estimate) * request.output_cost_units
+    return Hold(nano_ceil(need), nano_ceil(want), caps_of(request.money), seeds)
+
+
+def caps_of(limits: Iterable[MoneyLimit]) -> tuple[Cap, ...]:
+    return tuple(
+        Cap(limit.key, nano_floor(limit.cap_units), nano_ceil(limit.spent_units))
+        for limit in limits
+    )

@@ -10,14 +10,15 @@ from msgspec import Meta
 
 from core.batches import jobs
 from core.batches.models import Batch
+from core.clock import Clock
+from core.database import Database
 from core.errors import BadRequest, UnsupportedParameter
 from core.tenants.keys import Principal
-from gateway.api.access import Caller, ServicesDep
 from gateway.api.bodies import read_body
+from gateway.api.dependencies import Caller, ClockDep, DatabaseDep, LimitsDep
 from gateway.api.files import list_page
 from gateway.inference.decoding import Request as Body
 from gateway.inference.registry import batch_surfaces
-from gateway.wiring import Services
 
 router = APIRouter(prefix="/v1", tags=["batches"])
 _ENDPOINTS = [surface.route for surface in batch_surfaces()]
@@ -44,8 +45,10 @@ _decoder = msgspec.json.Decoder(BatchBody)
 
 
 @router.post("/batches")
-async def create_batch(request: Request, services: ServicesDep, caller: Caller) -> dict[str, Any]:
-    body = await read_body(request, services, _decoder)
+async def create_batch(
+    request: Request, caller: Caller, limits: LimitsDep, database: DatabaseDep, clock: ClockDep
+) -> dict[str, Any]:
+    body = await read_body(request, limits, _decoder)
     if body.endpoint not in _ENDPOINTS:
         raise BadRequest(
             f"endpoint is {body.endpoint[:80]!r}, which batches do not serve.",
@@ -73,31 +76,33 @@ async def create_batch(request: Request, services: ServicesDep, caller: Caller) 
             param="metadata",
             code="invalid_value",
         )
-    return await asyncio.to_thread(_create, services, caller, body)
+    return await asyncio.to_thread(_create, database, clock, caller, body)
 
 
 @router.get("/batches")
 def list_batches(
-    services: ServicesDep,
+    database: DatabaseDep,
     caller: Caller,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
-    with services.database.read() as session:
+    with database.read() as session:
         rows = jobs.all_of(session, caller.scope, after=after, limit=limit + 1)
     return list_page([batch_json(each) for each in rows], limit)
 
 
 @router.get("/batches/{batch_id}")
-def get_batch(batch_id: str, services: ServicesDep, caller: Caller) -> dict[str, Any]:
-    with services.database.read() as session:
+def get_batch(batch_id: str, database: DatabaseDep, caller: Caller) -> dict[str, Any]:
+    with database.read() as session:
         return batch_json(jobs.get(session, caller.scope, batch_id))
 
 
 @router.post("/batches/{batch_id}/cancel")
-def cancel_batch(batch_id: str, services: ServicesDep, caller: Caller) -> dict[str, Any]:
-    with services.database.transaction() as session:
-        return batch_json(jobs.cancel(session, caller.scope, services.clock, batch_id))
+def cancel_batch(
+    batch_id: str, database: DatabaseDep, clock: ClockDep, caller: Caller
+) -> dict[str, Any]:
+    with database.transaction() as session:
+        return batch_json(jobs.cancel(session, caller.scope, clock, batch_id))
 
 
 def batch_json(batch: Batch) -> dict[str, Any]:
@@ -137,12 +142,12 @@ def batch_json(batch: Batch) -> dict[str, Any]:
     return {name: value for name, value in result.items() if value is not None}
 
 
-def _create(services: Services, caller: Principal, body: BatchBody) -> dict[str, Any]:
-    with services.database.transaction() as session:
+def _create(database: Database, clock: Clock, caller: Principal, body: BatchBody) -> dict[str, Any]:
+    with database.transaction() as session:
         result = jobs.create(
             session,
             caller.scope,
-            services.clock,
+            clock,
             project_id=caller.project_id,
             endpoint=body.endpoint,
             input_file_id=body.input_file_id,

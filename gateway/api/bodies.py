@@ -8,21 +8,21 @@ from fastapi import Request
 
 from gateway.http.exchange import ClientDisconnected, Exchange
 from gateway.inference.decoding import decode, parse_body
-from gateway.wiring import Services
+from gateway.responses import RequestLimits
 
 Body = TypeVar("Body")
 
 
 async def read_body(
-    request: Request, services: Services, decoder: "msgspec.json.Decoder[Body]"
+    request: Request, limits: RequestLimits, decoder: "msgspec.json.Decoder[Body]"
 ) -> Body:
-    return await parse_body(partial(decode, decoder), await read_raw(request, services))
+    return await parse_body(partial(decode, decoder), await read_raw(request, limits))
 
 
-async def read_raw(request: Request, services: Services) -> bytes:
+async def read_raw(request: Request, limits: RequestLimits) -> bytes:
     """Raises PayloadTooLarge over the size limit, BadRequest if the body does not arrive in time."""
     exchange = Exchange(dict(request.scope), request.receive, None)
     try:
-        return await exchange.body(services.pipeline.limits.max_body)
+        return await exchange.body(limits.max_body)
     except ClientDisconnected:
         return b""

@@ -2,19 +2,20 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.datastructures import FormData, UploadFile
 
 from core.batches import files
 from core.batches.models import StoredFile
+from core.database import Database
 from core.errors import BadRequest, UnsupportedParameter
 from core.tenants.keys import Principal
-from gateway.api.access import Caller, ServicesDep
+from gateway.api.dependencies import Caller, ClockDep, DatabaseDep, SettingsDep
 from gateway.http.uploads import bounded_form
-from gateway.wiring import Services
 
 router = APIRouter(prefix="/v1", tags=["files"])
 FORM_OVERHEAD = 64 << 10  # bytes that a form may have besides its file
@@ -38,9 +39,39 @@ _UPLOAD: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True)
+class _Store:
+    database: DatabaseDep
+    clock: ClockDep
+
+    def take(
+        self, caller: Principal, given: UploadFile, lifetime_s: int | None, max_bytes: int
+    ) -> dict[str, Any]:
+        name = (given.filename or "file").rpartition("/")[2][:255]
+        with self.database.transaction() as session:
+            result = files.store(
+                session,
+                self.clock,
+                tenant_id=caller.tenant_id,
+                project_id=caller.project_id,
+                key_id=caller.key_id,
+                filename=name if name.isprintable() else "file",
+                purpose="batch",
+                content=iter(lambda: given.file.read(files.CHUNK_BYTES), b""),
+                max_bytes=max_bytes,
+                lifetime_s=lifetime_s,
+            )
+            return file_json(result)
+
+
 @router.post("/files", openapi_extra=_UPLOAD)
-async def upload(request: Request, services: ServicesDep, caller: Caller) -> dict[str, Any]:
-    max_bytes = services.settings.max_file_mb << 20
+async def upload(
+    request: Request,
+    caller: Caller,
+    settings: SettingsDep,
+    store: Annotated[_Store, Depends(_Store)],
+) -> dict[str, Any]:
+    max_bytes = settings.max_file_mb << 20
     async with bounded_form(request, max_bytes + FORM_OVERHEAD) as form:
         purpose, given = form.get("purpose"), form.get("file")
         if purpose != "batch":
@@ -51,23 +82,25 @@ async def upload(request: Request, services: ServicesDep, caller: Caller) -> dic
             )
         if not isinstance(given, UploadFile):
             raise BadRequest("The form has no file.", next_step="Add it as `file`.", param="file")
-        return await asyncio.to_thread(_store, services, caller, given, _lifetime(form), max_bytes)
+        return await asyncio.to_thread(store.take, caller, given, _lifetime(form), max_bytes)
 
 
 @router.get("/files")
 def list_files(
-    services: ServicesDep,
+    database: DatabaseDep,
+    clock: ClockDep,
     caller: Caller,
+    *,
     purpose: str | None = None,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1_000,
     order: Literal["asc", "desc"] = "desc",
 ) -> dict[str, Any]:
-    with services.database.read() as session:
+    with database.read() as session:
         rows = files.all_of(
             session,
             caller.scope,
-            services.clock.now(),
+            clock.now(),
             purpose=purpose,
             after=after,
             limit=limit + 1,
@@ -77,25 +110,31 @@ def list_files(
 
 
 @router.get("/files/{file_id}")
-def get_file(file_id: str, services: ServicesDep, caller: Caller) -> dict[str, Any]:
-    with services.database.read() as session:
-        return file_json(files.get(session, caller.scope, file_id, services.clock.now()))
+def get_file(
+    file_id: str, database: DatabaseDep, clock: ClockDep, caller: Caller
+) -> dict[str, Any]:
+    with database.read() as session:
+        return file_json(files.get(session, caller.scope, file_id, clock.now()))
 
 
 @router.delete("/files/{file_id}")
-def delete_file(file_id: str, services: ServicesDep, caller: Caller) -> dict[str, Any]:
-    with services.database.transaction() as session:
-        files.remove(session, caller.scope, file_id, services.clock.now())
+def delete_file(
+    file_id: str, database: DatabaseDep, clock: ClockDep, caller: Caller
+) -> dict[str, Any]:
+    with database.transaction() as session:
+        files.remove(session, caller.scope, file_id, clock.now())
     return {"id": file_id, "object": "file", "deleted": True}
 
 
 @router.get("/files/{file_id}/content", response_class=StreamingResponse)
-def file_content(file_id: str, services: ServicesDep, caller: Caller) -> StreamingResponse:
-    with services.database.read() as session:
-        file = files.get(session, caller.scope, file_id, services.clock.now())
+def file_content(
+    file_id: str, database: DatabaseDep, clock: ClockDep, caller: Caller
+) -> StreamingResponse:
+    with database.read() as session:
+        file = files.get(session, caller.scope, file_id, clock.now())
     headers = {"content-length": str(file.bytes), "x-content-type-options": "nosniff"}
     return StreamingResponse(
-        _content(services, file), media_type="application/octet-stream", headers=headers
+        _content(database, file), media_type="application/octet-stream", headers=headers
     )
 
 
@@ -126,28 +165,8 @@ def list_page(data: list[dict[str, Any]], limit: int) -> dict[str, Any]:
     }
 
 
-def _store(
-    services: Services, caller: Principal, given: UploadFile, lifetime_s: int | None, max_bytes: int
-) -> dict[str, Any]:
-    name = (given.filename or "file").rpartition("/")[2][:255]
-    with services.database.transaction() as session:
-        result = files.store(
-            session,
-            services.clock,
-            tenant_id=caller.tenant_id,
-            project_id=caller.project_id,
-            key_id=caller.key_id,
-            filename=name if name.isprintable() else "file",
-            purpose="batch",
-            content=iter(lambda: given.file.read(files.CHUNK_BYTES), b""),
-            max_bytes=max_bytes,
-            lifetime_s=lifetime_s,
-        )
-        return file_json(result)
-
-
-def _content(services: Services, file: StoredFile) -> Iterator[bytes]:
-    with services.database.read() as session:
+def _content(database: Database, file: StoredFile) -> Iterator[bytes]:
+    with database.read() as session:
         yield from files.content(session, file)
 
 

@@ -32,7 +32,7 @@ ExportReadAccess = Annotated[AdminContext, Depends(RequirePermission("exports", 
 def completions_usage(request: Request, ctx: UsageReadAccess) -> Response:
     """Tokens and requests of generations in buckets of 1m, 1h or 1d."""
     parameters = _parameters(request)
-    query, groups = shapes.usage_query(parameters, ctx.services.clock.now())
+    query, groups = shapes.usage_query(parameters, ctx.clock.now())
     kinds = (UsageKind.GENERATION.value,)
     return _json(shapes.usage_page(_buckets(ctx, query, kinds), groups))
 
@@ -41,7 +41,7 @@ def completions_usage(request: Request, ctx: UsageReadAccess) -> Response:
 def costs(request: Request, ctx: CostReadAccess) -> Response:
     """Charges per day, before tax and credits."""
     parameters = _parameters(request)
-    query, groups = shapes.costs_query(parameters, ctx.services.clock.now())
+    query, groups = shapes.costs_query(parameters, ctx.clock.now())
     return _json(shapes.costs_page(_buckets(ctx, query, ()), groups))
 
 
@@ -56,7 +56,7 @@ def export(
     """Download the tenant's usage, charges, invoices or ledger, or a FOCUS 1.2 file."""
     check_name(what)
     form = format_of(format)
-    period = _period(ctx.services.clock.now(), start, end)
+    period = _period(ctx.clock.now(), start, end)
     name = f"tollhouse-{what}-{period.start:%Y%m%d}-{period.end:%Y%m%d}.{form.value}"
     return StreamingResponse(
         _rows(ctx, what, form, period),
@@ -68,7 +68,7 @@ def export(
 @router.get("/exports/schedules")
 def export_schedules(ctx: ExportReadAccess) -> dict[str, Any]:
     """The tenant's export schedules and the state of each."""
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         rows = schedules.open_schedules(session, ctx.scope.tenant_id)
         return {"object": "list", "data": [schedule_json(row) for row in rows]}
 
@@ -78,7 +78,7 @@ def export_jobs(
     ctx: ExportReadAccess, limit: Annotated[int, Query(ge=1, le=500)] = 100
 ) -> dict[str, Any]:
     """Export jobs of the tenant's schedules, newest first, with rows, bytes and SHA-256."""
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         rows = session.scalars(
             select(ExportJob)
             .where(ExportJob.tenant_id == ctx.scope.tenant_id)
@@ -89,14 +89,14 @@ def export_jobs(
 
 
 def _rows(ctx: AdminContext, what: str, form: Format, period: Period) -> Iterator[bytes]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         yield from chunks_of(session, what, form, ctx.scope, period)
 
 
 def _buckets(ctx: AdminContext, query: BucketQuery, kinds: tuple[str, ...]) -> Any:
     from dataclasses import replace
 
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         return usage_buckets(session, ctx.scope, replace(query, kinds=kinds))
 
 

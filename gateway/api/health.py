@@ -12,8 +12,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from billing import measures
 from core.errors import Unauthenticated
-from gateway.api.access import ServicesDep
-from gateway.wiring import Services
+from gateway.api.dependencies import ClockDep, DatabaseDep, ReadinessDep, SettingsDep
 
 router = APIRouter(tags=["operation"])
 
@@ -31,23 +30,25 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def readyz(request: Request, services: ServicesDep) -> JSONResponse:
-    parts = await services.readiness()
+async def readyz(request: Request, readiness: ReadinessDep, settings: SettingsDep) -> JSONResponse:
+    parts = await readiness()
     ready = all(part["ready"] for part in parts.values() if part.get("needed", True))
     body: dict[str, Any] = {"status": "ready" if ready else "not ready"}
-    if _may_see_details(request, services):
+    if _may_see_details(request, settings.metrics_token):
         body["parts"] = parts
     return JSONResponse(body, 200 if ready else 503)
 
 
 @router.get("/metrics")
-def metrics_page(request: Request, services: ServicesDep) -> Response:
-    if not _may_see_details(request, services):
+def metrics_page(
+    request: Request, database: DatabaseDep, clock: ClockDep, settings: SettingsDep
+) -> Response:
+    if not _may_see_details(request, settings.metrics_token):
         raise Unauthenticated(
             "/metrics needs a token.",
             next_step="Send TOLLHOUSE_METRICS_TOKEN as `Authorization: Bearer`.",
         )
-    measures.refresh(services.database, services.clock)
+    measures.refresh(database, clock)
     registry = REGISTRY
     if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
         registry = CollectorRegistry()
@@ -55,7 +56,6 @@ def metrics_page(request: Request, services: ServicesDep) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _may_see_details(request: Request, services: Services) -> bool:
-    token = services.settings.metrics_token
+def _may_see_details(request: Request, token: str) -> bool:
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
     return not token or hmac.compare_digest(given.encode(), token.encode())

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from core.tenants import adapters
 from gateway.api.admin.access import AdminContext, RequirePermission
-from gateway.api.admin.adapters import adapter_store, base_model, register, remove
+from gateway.api.dependencies import AdaptersDep
 
 router = APIRouter(prefix="/v1", tags=["adapters"])
 WriteAccess = Annotated[AdminContext, Depends(RequirePermission("adapters", "write"))]
@@ -30,20 +30,23 @@ class UnloadAdapter(BaseModel):
 
 
 @router.post("/load_lora_adapter")
-def load_lora_adapter(body: LoadAdapter, ctx: WriteAccess) -> dict[str, Any]:
+def load_lora_adapter(body: LoadAdapter, ctx: WriteAccess, registry: AdaptersDep) -> dict[str, Any]:
     name = adapters.check_name(body.lora_name)
-    files = adapter_store(ctx.services).from_path(body.lora_path)
+    files = registry.store.from_path(body.lora_path)
+    base = registry.base_model(body.base_model_name)
     if body.load_inplace and _differs(ctx, name, files.digest):
-        remove(ctx, name)
-    return register(ctx, name, base_model(ctx.services, body.base_model_name), files)
+        registry.remove(ctx.scope, name)
+    return registry.register(ctx.scope, name, base, files)
 
 
 @router.post("/unload_lora_adapter")
-def unload_lora_adapter(body: UnloadAdapter, ctx: WriteAccess) -> dict[str, Any]:
-    return remove(ctx, body.lora_name)
+def unload_lora_adapter(
+    body: UnloadAdapter, ctx: WriteAccess, registry: AdaptersDep
+) -> dict[str, Any]:
+    return registry.remove(ctx.scope, body.lora_name)
 
 
 def _differs(ctx: AdminContext, name: str, digest: str) -> bool:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         rows = adapters.all_of(session, ctx.scope)
     return any(each.name == name and each.digest != digest for each in rows)

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gateway.api.access import Caller, ServicesDep
+from gateway.api.dependencies import Caller, CatalogDep
 from gateway.catalog.catalog import NamedAdapter, ServedModel
 
 router = APIRouter(prefix="/v1", tags=["models"])
@@ -13,8 +13,7 @@ _ANTHROPIC = "anthropic-version"  # the header that Anthropic's clients send
 
 
 @router.get("/models")
-async def list_models(request: Request, services: ServicesDep, caller: Caller) -> dict[str, Any]:
-    catalog = services.pipeline.catalog
+async def list_models(request: Request, catalog: CatalogDep, caller: Caller) -> dict[str, Any]:
     listed = [_model(each) for each in catalog.models(caller)]
     listed += [_adapter(each) for each in catalog.adapters(caller)]
     if _ANTHROPIC in request.headers:
@@ -26,9 +25,9 @@ async def list_models(request: Request, services: ServicesDep, caller: Caller) -
 
 @router.get("/models/{model:path}")
 async def get_model(
-    model: str, request: Request, services: ServicesDep, caller: Caller
+    model: str, request: Request, catalog: CatalogDep, caller: Caller
 ) -> dict[str, Any]:
-    target = services.pipeline.catalog.resolve(caller, model)
+    target = catalog.resolve(caller, model)
     result = _adapter(target.adapter) if target.adapter else _model(target.model)
     return _for_anthropic(result) if _ANTHROPIC in request.headers else result
 

@@ -1,32 +1,58 @@
 """/dashboard/sso: the OpenID Connect sign-in, which ends in a dashboard session."""
 
 import asyncio
+from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse
 
 from core.errors import BadRequest, NotFound, Unauthenticated
-from core.tenants import sign_on
+from core.settings import Settings
+from core.tenants import sign_on as members
 from core.tenants.sign_on import ExternalIdentity
 from dashboards.viewer import SignedIn
-from gateway.api.access import ServicesDep
-from gateway.auth.dashboard_auth import DashboardAuth
+from gateway.api.dependencies import (
+    AuthDep,
+    ClockDep,
+    DashboardAuthDep,
+    DatabaseDep,
+    SettingsDep,
+    SingleSignOnDep,
+)
 from gateway.auth.single_sign_on import SIGN_IN_TIMEOUT_S, SingleSignOn
-from gateway.wiring import Services
 
 router = APIRouter(prefix="/dashboard/sso", include_in_schema=False)
 _FLOW_COOKIE, _SESSION_COOKIE, _HOME = "tollhouse_sso", "tollhouse_session", "/dashboard"
 
 
+@dataclass(frozen=True)
+class _Sessions:
+    """Begins the dashboard session of a member whom the issuer has authenticated."""
+
+    database: DatabaseDep
+    clock: ClockDep
+    auth: DashboardAuthDep
+
+    def begin(self, identity: ExternalIdentity) -> SignedIn:
+        with self.database.transaction() as session:
+            member = members.authenticate(session, self.clock, identity)
+            return self.auth.sign_in_member(session, member)
+
+
 @router.get("/start")
 async def start(
-    request: Request, services: ServicesDep, invitation: str = "", tenant: str = ""
+    request: Request,
+    sign_on: SingleSignOnDep,
+    settings: SettingsDep,
+    invitation: str = "",
+    tenant: str = "",
 ) -> RedirectResponse:
     """`invitation` links the account to the invited member; `tenant` chooses a membership."""
-    sso = _sso_of(services)
+    sso = _configured(sign_on)
     if max(len(invitation), len(tenant)) > 100:  # they travel in a cookie
         raise BadRequest("The invitation or the tenant is too long.", next_step="Copy the link.")
-    flow = await asyncio.to_thread(sso.begin, _redirect_uri(request, services), invitation, tenant)
+    flow = await asyncio.to_thread(sso.begin, _redirect_uri(request, settings), invitation, tenant)
     answer = RedirectResponse(flow.url, 303)
     answer.set_cookie(
         _FLOW_COOKIE,
@@ -35,27 +61,35 @@ async def start(
         path=f"{_HOME}/sso",
         httponly=True,
         samesite="lax",  # the browser must send it with the issuer's redirect
-        secure=_secure(services),
+        secure=_secure(settings),
     )
     return answer
 
 
 @router.get("/callback")
 async def callback(
-    request: Request, services: ServicesDep, state: str = "", code: str = "", error: str = ""
+    request: Request,
+    sessions: Annotated[_Sessions, Depends(_Sessions)],
+    sign_on: SingleSignOnDep,
+    auth: AuthDep,
+    settings: SettingsDep,
+    *,
+    state: str = "",
+    code: str = "",
+    error: str = "",
 ) -> RedirectResponse:
-    attempts = services.pipeline.auth.attempts
+    attempts = auth.attempts
     address = request.client.host if request.client else ""
     attempts.check(address)
     try:
         if error or not code:
             raise Unauthenticated("The issuer refused the sign-in.", next_step="Try again.")
         cookie = request.cookies.get(_FLOW_COOKIE, "")
-        redirect_uri = _redirect_uri(request, services)
+        redirect_uri = _redirect_uri(request, settings)
         identity = await asyncio.to_thread(
-            _sso_of(services).finish, redirect_uri, state, code, cookie
+            _configured(sign_on).finish, redirect_uri, state, code, cookie
         )
-        signed_in = await asyncio.to_thread(_sign_in, services, identity)
+        signed_in = await asyncio.to_thread(sessions.begin, identity)
     except Unauthenticated:
         await attempts.failed(address)
         raise
@@ -68,30 +102,21 @@ async def callback(
         path=_HOME,
         httponly=True,
         samesite="lax",
-        secure=_secure(services),
+        secure=_secure(settings),
     )
     return answer
 
 
-def _sign_in(services: Services, identity: ExternalIdentity) -> SignedIn:
-    dashboard_auth = DashboardAuth(
-        services.roles, services.pipeline.auth.attempts, services.clock, services.operator_token
-    )
-    with services.database.transaction() as session:
-        member = sign_on.authenticate(session, services.clock, identity)
-        return dashboard_auth.sign_in_member(session, member)
-
-
-def _sso_of(services: Services) -> SingleSignOn:
-    if services.single_sign_on is None:
+def _configured(sign_on: SingleSignOn | None) -> SingleSignOn:
+    if sign_on is None:
         raise NotFound("Single sign-on is not configured.", next_step="Sign in with a password.")
-    return services.single_sign_on
+    return sign_on
 
 
-def _redirect_uri(request: Request, services: Services) -> str:
-    base = services.settings.public_url.rstrip("/") or str(request.base_url).rstrip("/")
+def _redirect_uri(request: Request, settings: Settings) -> str:
+    base = settings.public_url.rstrip("/") or str(request.base_url).rstrip("/")
     return f"{base}{_HOME}/sso/callback"
 
 
-def _secure(services: Services) -> bool:
-    return services.settings.public_url.startswith("https://")
+def _secure(settings: Settings) -> bool:
+    return settings.public_url.startswith("https://")

@@ -4,19 +4,19 @@ None of them is billed; all count against the request limits."""
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta
 
 from core.errors import BadRequest
 from core.ids import REQUEST, new_id
-from core.tenants.keys import Principal
 from gateway.admission.request import AdmissionRequest
-from gateway.api.access import Caller, ServicesDep
 from gateway.api.bodies import read_body, read_raw
+from gateway.api.dependencies import Caller, CatalogDep, LimitsDep, RequestRateDep
 from gateway.catalog.catalog import Target
 from gateway.inference.chat.request import Message, parse_message
 from gateway.inference.decoding import Request as Body
@@ -28,7 +28,6 @@ from gateway.inference.sampling import Count
 from gateway.prompts.prompt import Prompt, prepare
 from gateway.prompts.template_variables import checked
 from gateway.prompts.tokenizing import TextCodec
-from gateway.wiring import Services
 
 router = APIRouter(tags=["tokens"])
 
@@ -52,10 +51,35 @@ _tokenize = msgspec.json.Decoder(TokenizeBody)
 _detokenize = msgspec.json.Decoder(DetokenizeBody)
 
 
+@dataclass(frozen=True)
+class _Targets:
+    """The targets of the caller's requests, counted against the request limits of the plan. These
+    routes are not billed, but they cost as much CPU as the prompt of an inference request."""
+
+    caller: Caller
+    catalog: CatalogDep
+    request_rate: RequestRateDep
+
+    async def counted(self, name: str) -> Target:
+        target = self.catalog.resolve(self.caller, name)
+        request = AdmissionRequest.without_prompt(new_id(REQUEST), self.caller, target.model.name)
+        await self.request_rate.count(request)
+        return target
+
+    async def tokens(self, request: InferenceRequest) -> int:
+        """The prompt tokens of the request."""
+        model = (await self.counted(request.model)).model
+        prompt = await prepare(request, model.codec, model.context_length, self.caller)
+        return len(prompt.ids)
+
+
+TargetsDep = Annotated[_Targets, Depends(_Targets)]
+
+
 @router.post("/tokenize")
-async def tokenize(request: Request, services: ServicesDep, caller: Caller) -> Response:
-    body = await read_body(request, services, _tokenize)
-    target = await _counted_target(services, caller, body.model)
+async def tokenize(request: Request, targets: TargetsDep, limits: LimitsDep) -> Response:
+    body = await read_body(request, limits, _tokenize)
+    target = await targets.counted(body.model)
     codec = _codec(target)
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest(
@@ -66,14 +90,14 @@ async def tokenize(request: Request, services: ServicesDep, caller: Caller) -> R
     prompt: Prompt | None = None
     if body.messages is not None:
         messages = [parse_message(index, each) for index, each in enumerate(body.messages)]
-        ask = InferenceRequest(
+        given = InferenceRequest(
             route="/tokenize",
             model=body.model,
             messages=messages,
             max_tokens=1,
             chat_template_kwargs=checked(body.chat_template_kwargs),
         )
-        prompt = await prepare(ask, codec, target.model.context_length, caller)
+        prompt = await prepare(given, codec, target.model.context_length, targets.caller)
 
     def _answer() -> bytes:
         ids = prompt.ids if prompt is not None else _encode(codec, body)
@@ -86,9 +110,9 @@ async def tokenize(request: Request, services: ServicesDep, caller: Caller) -> R
 
 
 @router.post("/detokenize")
-async def detokenize(request: Request, services: ServicesDep, caller: Caller) -> Response:
-    body = await read_body(request, services, _detokenize)
-    codec = _codec(await _counted_target(services, caller, body.model))
+async def detokenize(request: Request, targets: TargetsDep, limits: LimitsDep) -> Response:
+    body = await read_body(request, limits, _detokenize)
+    codec = _codec(await targets.counted(body.model))
 
     def _answer() -> bytes:
         largest = max(body.tokens, default=0)
@@ -102,15 +126,6 @@ async def detokenize(request: Request, services: ServicesDep, caller: Caller) ->
         return orjson.dumps({"prompt": codec.decode(body.tokens, special=True)})
 
     return await _json_from_thread(_answer)
-
-
-async def _counted_target(services: Services, caller: Principal, name: str) -> Target:
-    """The target of a request, counted against the request limits of the plan. These routes are not
-    billed, but they cost as much CPU as the prompt of an inference request."""
-    target = services.pipeline.catalog.resolve(caller, name)
-    request = AdmissionRequest.without_prompt(new_id(REQUEST), caller, target.model.name)
-    await services.limiter.request_rate.count(request)
-    return target
 
 
 async def _json_from_thread(answer: Callable[[], bytes]) -> Response:
@@ -132,18 +147,12 @@ def _codec(target: Target) -> TextCodec:
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(request: Request, services: ServicesDep, caller: Caller) -> dict[str, int]:
-    ask = await parse_body(parse_count, await read_raw(request, services))
-    return {"input_tokens": await _count(ask, services, caller)}
+async def count_tokens(request: Request, targets: TargetsDep, limits: LimitsDep) -> dict[str, int]:
+    given = await parse_body(parse_count, await read_raw(request, limits))
+    return {"input_tokens": await targets.tokens(given)}
 
 
 @router.post("/v1/responses/input_tokens")
-async def input_tokens(request: Request, services: ServicesDep, caller: Caller) -> dict[str, Any]:
-    ask = await parse_body(parse_responses, await read_raw(request, services))
-    return {"object": "response.input_tokens", "input_tokens": await _count(ask, services, caller)}
-
-
-async def _count(ask: InferenceRequest, services: ServicesDep, caller: Caller) -> int:
-    target = await _counted_target(services, caller, ask.model)
-    prompt = await prepare(ask, target.model.codec, target.model.context_length, caller)
-    return len(prompt.ids)
+async def input_tokens(request: Request, targets: TargetsDep, limits: LimitsDep) -> dict[str, Any]:
+    given = await parse_body(parse_responses, await read_raw(request, limits))
+    return {"object": "response.input_tokens", "input_tokens": await targets.tokens(given)}

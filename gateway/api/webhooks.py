@@ -11,22 +11,24 @@ from billing.payments import inbox
 from billing.payments.base import Refused
 from core import metrics
 from core.errors import BadRequest, PayloadTooLarge
-from gateway.api.access import ServicesDep
+from gateway.api.dependencies import ClockDep, DatabaseDep, PaymentsDep
 
 router = APIRouter(tags=["webhooks"])
 MAX_BYTES = 2**20
 
 
 @router.post("/webhooks/stripe")
-async def stripe_event(request: Request, services: ServicesDep) -> JSONResponse:
+async def stripe_event(
+    request: Request, payments: PaymentsDep, database: DatabaseDep, clock: ClockDep
+) -> JSONResponse:
     """Receive a signed Stripe event, idempotently. 400 means that the signature is invalid."""
     body = await _read_body(request)
     signature = request.headers.get("stripe-signature")
 
     def _store() -> bool:
-        event = services.payments.event(body, signature)
-        with services.database.transaction() as session:
-            return inbox.receive(session, services.payments.name, event, services.clock.now())
+        event = payments.event(body, signature)
+        with database.transaction() as session:
+            return inbox.receive(session, payments.name, event, clock.now())
 
     try:
         new = await asyncio.to_thread(_store)

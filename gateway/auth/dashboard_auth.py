@@ -60,7 +60,7 @@ class DashboardAuth:
         row = organisations.tenant_named(session, tenant)
         sessions.choose_tenant(session, cookie, row.id)
         scope = scope_for(THE_OPERATOR, row.id)
-        audit.record(session, scope, self._clock, "operator.look", row.id, None, None)
+        audit.record(session, scope, self._clock, "operator.look", row.id, before=None, after=None)
 
     def may(self, viewer: Viewer, obj: str, act: str) -> bool:
         tenant = viewer.scope.tenant_id

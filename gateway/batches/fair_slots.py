@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gateway.admission.fair_queue import FairQueue
+from core.fair_queue import FairQueue
 
 
 class FairSlots:

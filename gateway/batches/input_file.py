@@ -6,7 +6,11 @@ from typing import Any
 
 import orjson
 
+from core.errors import BadRequest
+from gateway.inference.json_size import check_json_size
+
 MAX_LINES = 50_000
+_MOST_EMPTY = 50_000  # lines
 MAX_ERRORS = 100
 _LONGEST_ID = 512
 
@@ -23,6 +27,10 @@ def validate(lines: Iterable[bytes], endpoint: str, max_bytes: int) -> Validatio
     result, seen = ValidationResult(), set[str]()
     for number, line in enumerate(lines, 1):
         if not line.strip():
+            if number - result.lines > _MOST_EMPTY:
+                message = f"The file has more than {_MOST_EMPTY} empty lines."
+                result.errors.append(_file_error("too_many_lines", message))
+                return result
             continue
         result.lines += 1
         error = _line_error(line, endpoint, max_bytes, seen)
@@ -55,9 +63,12 @@ def _line_error(
     if len(line) > max_bytes:
         return "line_too_long", f"The line is longer than {max_bytes >> 20} MiB.", None
     try:
+        check_json_size(line)
         record = orjson.loads(line)
     except ValueError:
         return "invalid_json_line", "The line is not one JSON object in UTF-8.", None
+    except BadRequest as error:
+        return "invalid_json_line", error.message.replace("The body", "The line"), None
     if not isinstance(record, dict):
         return "invalid_json_line", "The line is not a JSON object.", None
     name, body = record.get("custom_id"), record.get("body")

@@ -31,6 +31,7 @@ from gateway.batches.fair_slots import FairSlots
 from gateway.batches.internal_exchange import InternalExchange
 from gateway.batches.lines import RetryLater, Serve
 from gateway.inference.surface import Surface
+from gateway.threads import run_in_thread
 
 log = logging.getLogger("tollhouse.batches")
 POLL_S = 1.0
@@ -169,7 +170,8 @@ class BatchRunner:
                 await self._serve(self._surfaces[batch.endpoint], exchange)
             finally:
                 self._running.discard(exchange)
-        return batch_lines.outcome(line.number, line.custom_id, exchange)
+        outcome = partial(batch_lines.outcome, line.number, line.custom_id, exchange)
+        return await run_in_thread(outcome)  # it parses and encodes the answer
 
     async def _principal(self, key_id: str) -> Principal:
         """The key's principal, cached for a second."""

@@ -12,6 +12,7 @@ _NEEDS = {
     "tool_choice": "tools",
     "strict": "tools",
     "response_format": "json",
+    "structured_outputs": "grammar",
     "embeddings": "embeddings",
 }
 

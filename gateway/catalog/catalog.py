@@ -24,7 +24,7 @@ class ServedModel:
     parameters: frozenset[str] | None = None
     # Sampling defaults from its generation_config.json.
     defaults: Mapping[str, float] = field(default_factory=dict)
-    # Besides text: tools (forced tool choice), json, embeddings.
+    # Besides text: tools (forced tool choice), json, grammar, embeddings.
     capabilities: frozenset[str] = frozenset()
 
 

@@ -15,7 +15,7 @@ from gateway.admission.headers import (
     retry_headers,
     tollhouse_headers,
 )
-from gateway.admission.limiter import is_final
+from gateway.admission.rejections import is_final
 from gateway.admission.request import LimitState
 from gateway.http.exchange import Exchange, Headers
 

@@ -40,9 +40,9 @@ def write_record(settings: Settings, url: str) -> None:
 
 def read_record(data_dir: Path) -> ServingRecord | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads((data_dir / _FILE).read_text(encoding="utf-8"))
-        url, pid = str(told["url"]), int(told["pid"])
-        return ServingRecord(url, pid, tuple(map(str, told["models"])), str(told["source"]))
+        record = json.loads((data_dir / _FILE).read_text(encoding="utf-8"))
+        url, pid = str(record["url"]), int(record["pid"])
+        return ServingRecord(url, pid, tuple(map(str, record["models"])), str(record["source"]))
     return None
 
 

@@ -16,6 +16,7 @@ MAX_LOGPROBS = 20
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
+Words = Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=256)]
 
 
 class StreamOptions(Request):
@@ -30,7 +31,20 @@ class SamplingBody(Request):
     top_p: float | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     top_n_sigma: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: Annotated[int, Meta(ge=1, le=100)] | None = None
+    dry_sequence_breakers: Words | None = None
+    lz_penalty: float | None = None
+    bad_words: Words | None = None
+    allowed_token_ids: Annotated[list[Count], Meta(min_length=1, max_length=100_000)] | None = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
@@ -72,7 +86,11 @@ def _sampling_arguments(body: SamplingBody) -> dict[str, Any]:
     check_range("temperature", body.temperature, 0, 2)
     check_range("top_p", body.top_p, 0, 1)
     check_range("min_p", body.min_p, 0, 1)
+    check_range("typical_p", body.typical_p, 0.001, 1)
     check_range("top_n_sigma", body.top_n_sigma, 0, 100)
+    check_range("dry_multiplier", body.dry_multiplier, 0, 100)
+    check_range("dry_base", body.dry_base, 1, 4)
+    check_range("lz_penalty", body.lz_penalty, 0, 10)
     check_range("repetition_penalty", body.repetition_penalty, 0.01, 100)
     check_range("frequency_penalty", body.frequency_penalty, -2, 2)
     check_range("presence_penalty", body.presence_penalty, -2, 2)
@@ -82,7 +100,15 @@ def _sampling_arguments(body: SamplingBody) -> dict[str, Any]:
         "top_p": body.top_p,
         "top_k": body.top_k if body.top_k is None or body.top_k > 0 else 0,
         "min_p": body.min_p,
+        "typical_p": body.typical_p,
         "top_n_sigma": body.top_n_sigma,
+        "dry_multiplier": body.dry_multiplier,
+        "dry_base": body.dry_base,
+        "dry_allowed_length": body.dry_allowed_length,
+        "dry_sequence_breakers": _words(body.dry_sequence_breakers),
+        "lz_penalty": body.lz_penalty,
+        "bad_words": _words(body.bad_words) or (),
+        "allowed_token_ids": tuple(body.allowed_token_ids or ()),
         "repetition_penalty": body.repetition_penalty,
         "frequency_penalty": body.frequency_penalty,
         "presence_penalty": body.presence_penalty,
@@ -94,6 +120,10 @@ def _sampling_arguments(body: SamplingBody) -> dict[str, Any]:
         "min_tokens": body.min_tokens or 0,
         "ignore_eos": bool(body.ignore_eos),
     }
+
+
+def _words(given: list[str] | None) -> tuple[str, ...] | None:
+    return None if given is None else tuple(given)
 
 
 def stops_of(name: str, value: str | list[str] | None) -> tuple[str, ...]:

@@ -71,7 +71,9 @@ class InlineShipper:
         batch: OutboxBatch | None = None
         try:
             batch = decode_outbox(rows)
-            shipped = len(batch.usage) + len(batch.moderation) + len(batch.lines)
+            shipped = (
+                len(batch.usage) + len(batch.moderation) + len(batch.lines) + len(batch.receipts)
+            )
             self._sink.record(batch)
         except Exception as error:
             if not is_permanent(error):

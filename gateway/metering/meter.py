@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 from prometheus_client import Counter, Histogram
 
@@ -17,16 +17,16 @@ from core import metrics
 from core.clock import Clock
 from core.events import (
     CountedBy,
-    EngineCount,
     OpenedRequest,
     SettledBy,
     UsageEvent,
     UsageKind,
 )
 from engine.protocol import Receipt
-from gateway.metering.order_savings import unordered_prefix
+from gateway.metering.order_savings import GivenOrders
 from gateway.metering.spool import Spool, Statement
 from gateway.spans import NO_TRACE, Trace
+from gateway.threads import run_in_thread
 from gateway.upstreams.upstream_usage import UpstreamReceipt
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class MeterServices(Struct, frozen=True):
     spool: Spool
     clock: Clock
     acknowledge: Callable[..., None]
+    given_orders: GivenOrders = field(default_factory=GivenOrders)
 
 
 class Meter:
@@ -101,8 +102,8 @@ class Meter:
         self.streamed = False
         self.moderation: str | None = None
         self.prompt_order: str | None = None
-        # Prompt tokens before the first change of prompt order; None if it changed nothing.
-        self.unordered_prefix: int | None = None
+        # Tokens that the order as given would have found cached; None if prompt order changed nothing.
+        self.cached_as_given: int | None = None
         self.truncated: str | None = None
         self.routed: str | None = None
         self.fallback_from: tuple[str, ...] = ()  # models that failed before this one
@@ -124,7 +125,8 @@ class Meter:
         meter.streamed = request.stream
         meter.moderation = ctx.screening.action if ctx.screening is not None else None
         meter.prompt_order = ctx.prompt.order
-        meter.unordered_prefix = unordered_prefix(ctx.given, ctx.prompt)
+        owner = (opened.tenant_id, opened.model, opened.adapter_digest)
+        meter.cached_as_given = services.given_orders.cached_tokens(owner, ctx.given, ctx.prompt)
         meter.truncated = request.dropped
         meter.fallback_from = tuple(ctx.fallback_from)
         return meter
@@ -136,6 +138,8 @@ class Meter:
         ctx.meter = meter
         with ctx.span("opened"):
             await meter.write_opened(again=again)
+        if ctx.reservation is not None:
+            ctx.reservation.keep()
         return meter
 
     async def write_opened(self, *, again: bool = False) -> None:
@@ -166,15 +170,16 @@ class Meter:
         """Write the closed record. It is durable on return, unless the disk refuses it: then the
         engine keeps its receipt until it is. Only the first call counts. `extra_statements` returns
         statements for the same commit."""
+        event = self.event or self._event(ending, receipt)
+        statements: Sequence[Statement] = ()
+        if self.event is None and extra_statements is not None:
+            statements = await run_in_thread(partial(extra_statements, event))
         if self.event is not None:
             return self.event
-        self.event = event = self._event(ending, receipt)
+        self.event = event
         self._trace.set_usage(event)
-        statements = extra_statements(event) if extra_statements is not None else ()
         with self._trace.span("metering"):
-            await self._spool.close(
-                event, engine_count(event, receipt), self._release(receipt), statements
-            )
+            await self._spool.close(event, self._release(receipt), statements)
         _count(event)
         return event
 
@@ -183,8 +188,7 @@ class Meter:
         if self.event is None:
             self.event = self._event(ending, receipt)
             self._trace.set_usage(self.event)
-            count = engine_count(self.event, receipt)
-            self._spool.close_soon(self.event, count, self._release(receipt))
+            self._spool.close_soon(self.event, self._release(receipt))
             _count(self.event)
 
     def _release(self, receipt: Receipt | None) -> Callable[[], None] | None:
@@ -216,8 +220,8 @@ class Meter:
             moderation=self.moderation,
             prompt_order=self.prompt_order,
             reordered_cached_tokens=(
-                max(0, counts.cached - self.unordered_prefix)
-                if self.unordered_prefix is not None
+                max(0, counts.cached - self.cached_as_given)
+                if self.cached_as_given is not None
                 else 0
             ),
             truncated=self.truncated,
@@ -254,7 +258,11 @@ def opened_request(ctx: "RequestContext", now: datetime, engine_id: str) -> Open
 
 
 def counted_by(ending: Ending, receipt: Receipt | None) -> CountedBy | None:
-    return receipt.counted_by if isinstance(receipt, UpstreamReceipt) else ending.counted_by
+    if isinstance(receipt, UpstreamReceipt):
+        return receipt.counted_by
+    if receipt is None and ending.counted_by is CountedBy.ENGINE:
+        return CountedBy.GATEWAY
+    return ending.counted_by
 
 
 def waive_all(counts: Counts) -> Counts:
@@ -320,20 +328,6 @@ def usage_event(
         quantity=quantity,
         paid_by=paid_by,
         counted_by=counted_by,
-    )
-
-
-def engine_count(event: UsageEvent, receipt: Receipt | None) -> EngineCount | None:
-    unbilled = event.batch_job is not None or event.finish_reason == WARM_UP
-    if receipt is None or (unbilled and event.paid_by == "operator"):
-        return None
-    return EngineCount(
-        event.request_id,
-        event.engine_id,
-        receipt.prompt,
-        receipt.cached,
-        receipt.generated,
-        event.finished_at,
     )
 
 

@@ -17,6 +17,7 @@ from gateway.metering.spool import (
     Statement,
     decode_outbox,
     request_id_of,
+    return_to_outbox,
 )
 
 
@@ -81,10 +82,11 @@ def retry_parked(file: SpoolFile) -> None:
         if topic == OPENED and not request_id:
             continue
         if topic == OPENED:
-            statements.append(("insert or ignore into opened values (?, ?)", (request_id, body)))
+            insert = "insert or ignore into opened values (?, ?)"
+            statements.append(Statement(insert, (request_id, body)))
         else:
-            statements.append(("insert into outbox values (next_seq(), ?, ?)", (topic, body)))
-        statements.append(("delete from parked where seq = ?", (seq,)))
+            statements.append(return_to_outbox(topic, body))
+        statements.append(Statement("delete from parked where seq = ?", (seq,)))
     if statements:
         file.commit(statements)
 

@@ -20,18 +20,21 @@ from core.errors import TollhouseError
 from core.events import CountedBy, OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import FinishReason, Receipt
 from gateway.metering.batch_shippers import UsageSink
-from gateway.metering.meter import Counts, engine_count, usage_event, waive_all
+from gateway.metering.meter import Counts, usage_event, waive_all
 from gateway.metering.parked_records import retry_parked
+from gateway.metering.receipt_log import engine_count
 from gateway.metering.shipper import ship_file
-from gateway.metering.spool import SpoolFile, move_to_outbox, park_opened
+from gateway.metering.spool import SpoolFile, insert_receipt, move_to_outbox, park_opened
 from gateway.upstreams.base import RequestStillRunning
+from gateway.upstreams.multi_prompt import merged_receipt
 
 log = logging.getLogger("tollhouse.recovery")
 
 
 class ReceiptSource(Protocol):
-    async def receipt_of(self, opened: OpenedRequest) -> Receipt | None:
-        """Raises RequestStillRuns, or another TollhouseError if the engine does not answer."""
+    async def receipts_of(self, opened: OpenedRequest) -> list[Receipt]:
+        """One for each prompt that ran. Raises RequestStillRunning, or another TollhouseError if
+        the engine does not answer."""
 
     async def acknowledge(self, request_ids: list[str]) -> None: ...
 
@@ -135,9 +138,13 @@ class Recovery:
             return 0
         if settlement is None:
             return 0
-        event, receipt = settlement
-        file.commit(move_to_outbox(event, engine_count(event, receipt)))
-        if receipt is not None:
+        event, receipts = settlement
+        noted = [
+            insert_receipt(engine_count(opened.engine_id, each, event.finished_at))
+            for each in receipts
+        ]
+        file.commit([*noted, *move_to_outbox(event)])
+        if receipts:
             await self._follow_up(
                 "acknowledge the receipt of",
                 event,
@@ -153,17 +160,18 @@ class Recovery:
         except Exception as error:
             log.warning("could not %s %s: %s", what, event.request_id, error)
 
-    async def _settled(self, opened: OpenedRequest) -> tuple[UsageEvent, Receipt | None] | None:
+    async def _settled(self, opened: OpenedRequest) -> tuple[UsageEvent, list[Receipt]] | None:
         now = self._clock.now()
         try:
-            receipt = await self._receipts.receipt_of(opened)
+            receipts = await self._receipts.receipts_of(opened)
         except RequestStillRunning:
             return None
         except TollhouseError:
             if now - opened.opened_at < self._longest_life:
                 return None
-            receipt = None
-        return event_of_receipt(opened, receipt, now), receipt
+            receipts = []
+        whole = merged_receipt(opened.request_id, receipts) if receipts else None
+        return event_of_receipt(opened, whole, now), receipts
 
 
 def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: datetime) -> UsageEvent:

@@ -6,6 +6,7 @@ commit. While the database is down the spool grows and the shipper retries. A re
 stored is parked with the reason, so that it does not block the others.
 """
 
+import asyncio
 import logging
 import sqlite3
 import threading
@@ -30,6 +31,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 # spaced to use this share of the process's time.
 _SHARE = 0.01
 _LONGEST_GATHER_S = 1.5
+_CATCH_UP_S = 0.02
 _MANY = 600  # rows in one round from which on the helper process ships; light load starts none
 
 
@@ -66,6 +68,14 @@ class Shipper:
     def backlog(self) -> int:
         """The number of records that wait, without reading them."""
         return self._spool.file.waiting
+
+    async def catch_up(self) -> None:
+        """Returns once what the spool holds now is in the database. Call it in the spool's loop."""
+        self._spool.flush()
+        [(last,)] = self._spool.file.connection.execute("select coalesce(max(seq), 0) from outbox")
+        while self._shipped < last:
+            self._spool.arrived.set()
+            await asyncio.sleep(_CATCH_UP_S)
 
     def _run(self) -> None:
         reader = connect(self._spool.file.path)

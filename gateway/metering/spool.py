@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,6 +32,7 @@ USAGE = "usage"
 _RETRY_S = 1.0
 MODERATION = "moderation"
 LINE = "line"
+RECEIPT = "receipt"
 OPENED = "opened"  # of a parked record: an open request that cannot be settled
 _SCHEMA = """
 create table if not exists opened (request_id text primary key, body blob not null) without rowid;
@@ -40,17 +42,22 @@ create table if not exists parked (
     seq integer primary key autoincrement, topic text not null, body blob not null,
     reason text not null);
 """
-_TO_OUTBOX = "insert into outbox values (next_seq(), ?, ?)"
-_SHIPPED = "delete from outbox where seq <= ?"
-_PARKED = "delete from outbox where seq = ?"
 _opened = msgspec.msgpack.Decoder(OpenedRequest)
+# Files of earlier versions have the receipt beside the event.
 _settled = msgspec.msgpack.Decoder(tuple[UsageEvent, EngineCount | None])
+_receipt = msgspec.msgpack.Decoder(EngineCount)
 _moderation = msgspec.msgpack.Decoder(list[ModerationEvent])
 _line = msgspec.msgpack.Decoder(tuple[str, LineResult])
 _encode = msgspec.msgpack.Encoder().encode
 
-Statement = tuple[str, tuple[object, ...]]
 OutboxRow = tuple[int, str, bytes]  # number, topic, body
+
+
+class Statement(NamedTuple):
+    sql: str
+    values: tuple[object, ...]
+    outbox: int = 0  # what each row that it changes adds to the count of the outbox
+    is_opening: bool = False  # of a request whose client gets an error if the disk refuses it
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +104,8 @@ class SpoolFile:
         connection, waiting = self.connection, self.waiting
         connection.execute("begin immediate")
         try:
-            for sql, values in statements:
-                changed = connection.execute(sql, values).rowcount
-                if sql.startswith("insert into outbox"):
-                    waiting += changed
-                elif sql.startswith("delete from outbox"):
-                    waiting -= changed
+            for sql, values, outbox, _ in statements:
+                waiting += outbox * connection.execute(sql, values).rowcount
             connection.execute("commit")
         except BaseException:
             connection.execute("rollback")
@@ -159,7 +162,8 @@ def decode_outbox(rows: Sequence[OutboxRow]) -> OutboxBatch:
         first=rows[0][0] if rows else 0,
         last=rows[-1][0] if rows else 0,
         usage=[event for event, _ in settled],
-        receipts=[receipt for _, receipt in settled if receipt is not None],
+        receipts=[receipt for _, receipt in settled if receipt is not None]
+        + [_receipt.decode(body) for _, topic, body in rows if topic == RECEIPT],
         moderation=[
             event
             for _, topic, body in rows
@@ -177,6 +181,8 @@ def request_id_of(topic: str, body: bytes) -> str:
             return _settled.decode(body)[0].request_id
         if topic == OPENED:
             return _opened.decode(body).request_id
+        if topic == RECEIPT:
+            return _receipt.decode(body).request_id
         if topic == MODERATION:
             return _moderation.decode(body)[0].request_id
     except (ValueError, IndexError):
@@ -185,54 +191,72 @@ def request_id_of(topic: str, body: bytes) -> str:
 
 
 def insert_opened(record: OpenedRequest) -> Statement:
-    return "insert into opened values (?, ?)", (record.request_id, _encode(record))
+    values = (record.request_id, _encode(record))
+    return Statement("insert into opened values (?, ?)", values, is_opening=True)
 
 
 def update_opened(record: OpenedRequest) -> Statement:
-    return "update opened set body = ? where request_id = ?", (_encode(record), record.request_id)
+    values = (_encode(record), record.request_id)
+    return Statement("update opened set body = ? where request_id = ?", values)
 
 
-def move_to_outbox(event: UsageEvent, receipt: EngineCount | None) -> list[Statement]:
+def move_to_outbox(event: UsageEvent) -> list[Statement]:
     return [
-        ("delete from opened where request_id = ?", (event.request_id,)),
-        (_TO_OUTBOX, (USAGE, _encode((event, receipt)))),
+        _delete_opened(event.request_id),
+        _insert_outbox(USAGE, (event, None)),
     ]
 
 
+def insert_receipt(count: EngineCount) -> Statement:
+    return _insert_outbox(RECEIPT, count)
+
+
 def insert_moderation(events: Sequence[ModerationEvent]) -> Statement:
-    return _TO_OUTBOX, (MODERATION, _encode(events))
+    return _insert_outbox(MODERATION, events)
 
 
 def insert_answer(batch_id: str, answered: LineResult) -> Statement:
     """The answer to a line of a batch, to be committed together with its usage event."""
-    return _TO_OUTBOX, (LINE, _encode((batch_id, answered)))
+    return _insert_outbox(LINE, (batch_id, answered))
 
 
 def delete_shipped(last: int) -> Statement:
-    return _SHIPPED, (last,)
+    return Statement("delete from outbox where seq <= ?", (last,), outbox=-1)
 
 
 def move_to_parked(seq: int, reason: str) -> list[Statement]:
     return [
-        (
+        Statement(
             "insert into parked (topic, body, reason) select topic, body, ? from outbox"
             " where seq = ?",
             (reason, seq),
         ),
-        (_PARKED, (seq,)),
+        Statement("delete from outbox where seq = ?", (seq,), outbox=-1),
     ]
 
 
 def park_opened(request_id: str, reason: str) -> list[Statement]:
     """Move an open request that cannot be settled to `parked`."""
     return [
-        (
+        Statement(
             "insert into parked (topic, body, reason) select ?, body, ? from opened"
             " where request_id = ?",
             (OPENED, reason, request_id),
         ),
-        ("delete from opened where request_id = ?", (request_id,)),
+        _delete_opened(request_id),
     ]
+
+
+def _delete_opened(request_id: str) -> Statement:
+    return Statement("delete from opened where request_id = ?", (request_id,))
+
+
+def return_to_outbox(topic: str, body: bytes) -> Statement:
+    return Statement("insert into outbox values (next_seq(), ?, ?)", (topic, body), outbox=1)
+
+
+def _insert_outbox(topic: str, record: object) -> Statement:
+    return return_to_outbox(topic, _encode(record))
 
 
 class Spool:
@@ -258,7 +282,6 @@ class Spool:
     async def close(
         self,
         event: UsageEvent,
-        receipt: EngineCount | None = None,
         on_durable: Callable[[], None] | None = None,
         extra_statements: Sequence[Statement] = (),
     ) -> None:
@@ -269,17 +292,19 @@ class Spool:
         if on_durable is not None:
             self._on_durable.append(on_durable)
         with contextlib.suppress(Unavailable):
-            await self._add([*move_to_outbox(event, receipt), *extra_statements])
+            await self._add([*move_to_outbox(event), *extra_statements])
 
-    def close_soon(
-        self,
-        event: UsageEvent,
-        receipt: EngineCount | None = None,
-        on_durable: Callable[[], None] | None = None,
+    def close_soon(self, event: UsageEvent, on_durable: Callable[[], None] | None = None) -> None:
+        if on_durable is not None:
+            self._on_durable.append(on_durable)
+        self._queue(move_to_outbox(event))
+
+    def note_receipt(
+        self, count: EngineCount, on_durable: Callable[[], None] | None = None
     ) -> None:
         if on_durable is not None:
             self._on_durable.append(on_durable)
-        self._queue(move_to_outbox(event, receipt))
+        self._queue([insert_receipt(count)])
 
     def note(self, events: Sequence[ModerationEvent]) -> None:
         """Queue moderation events, as one row."""
@@ -322,7 +347,7 @@ class Spool:
     ) -> None:
         log.error("the spool %s cannot be written: %s", self.file.path, error)
         # The callers of `open` get an error; every other statement must not be lost.
-        self._retry = [each for each in batch if not each[0].startswith("insert into opened")]
+        self._retry = [each for each in batch if not each.is_opening]
         if self._retry and self._loop is not None:
             self._loop.call_later(_RETRY_S, self.flush)
         failure = Unavailable(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.settings import Settings
+from gateway.metering.spool import OPENED, request_id_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,25 @@ def wait_until_shipped(settings: Settings, timeout_s: float = 5.0) -> SpoolCount
         if counts.unshipped == 0 or time.monotonic() > deadline:
             return counts
         time.sleep(0.05)
+
+
+def requests_in_spools(settings: Settings) -> frozenset[str]:
+    """Requests that run, or whose usage is not in the database yet, on this machine."""
+    found: set[str] = set()
+    for path in sorted((settings.data_dir / "spool").glob("*.db")):
+        try:
+            with closing(
+                sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=2)
+            ) as connection:
+                for topic, body in connection.execute(
+                    "select ?, body from opened union all select topic, body from outbox"
+                    " union all select topic, body from parked",
+                    (OPENED,),
+                ):
+                    found.add(request_id_of(topic, body))
+        except (sqlite3.Error, FileNotFoundError):
+            continue  # its owner has just removed it
+    return frozenset(found)
 
 
 def _counts(path: Path) -> tuple[int, int, int]:

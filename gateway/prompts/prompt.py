@@ -23,6 +23,7 @@ from gateway.prompts.rendering import RenderedPrompt, render_prompt
 from gateway.prompts.tokenizing import TextCodec
 from gateway.prompts.truncation import counted_texts, estimate, most_tokens, texts_of, truncate
 from gateway.prompts.volatile import volatile_rule
+from gateway.upstreams.grammars import grammar_of
 
 ORDER_HEADER = "x-tollhouse-prompt-order"
 TRUNCATION_HEADER = "x-tollhouse-truncation"
@@ -61,6 +62,8 @@ async def prepare_for(request: InferenceRequest, target: Target, principal: Prin
     check_sampling_parameters(request, target.model)
     if request.engine_parameters:
         check_capabilities(request, target.model)
+        if target.model.parameters is None:  # our own engine
+            grammar_of(request)
     return await prepare(request, target.model.codec, target.model.context_length, principal)
 
 

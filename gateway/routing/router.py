@@ -11,7 +11,7 @@ from core.errors import TollhouseError, Unavailable
 from core.events import OpenedRequest
 from engine.protocol import Receipt
 from gateway.catalog.catalog import Target
-from gateway.inference.request import InferenceRequest
+from gateway.prompts.prompt import Prompt
 from gateway.routing.adapter_loads import AdapterLoads
 from gateway.routing.adapter_popularity import AdapterPopularity
 from gateway.routing.conversations import Conversations, prefix_hashes
@@ -20,7 +20,6 @@ from gateway.routing.prefix_chains import PrefixChains
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.replicas import Replica, WaitingRequest
 from gateway.upstreams.base import EngineClient, Generation
-from gateway.upstreams.multi_prompt import merged_receipt
 
 if TYPE_CHECKING:
     from gateway.context import RequestContext
@@ -34,17 +33,16 @@ class Query(Struct, frozen=True):
     """A request to be placed."""
 
     target: Target
-    ids: list[int]
+    prompt: Prompt
     namespace: str
-    request: InferenceRequest
-    max_tokens: int
 
     @classmethod
     def from_context(cls, ctx: "RequestContext") -> "Query":
-        prompt = ctx.prompt
-        return cls(
-            ctx.target, prompt.first_ids, ctx.principal.tenant_id, prompt.request, prompt.max_tokens
-        )
+        return cls(ctx.target, ctx.prompt, ctx.principal.tenant_id)
+
+    @property
+    def ids(self) -> list[int]:
+        return self.prompt.first_ids
 
     @property
     def adapter(self) -> str | None:
@@ -107,7 +105,7 @@ class Router:
         last_replica = self._conversations.last(hashes)
         overlap = self._overlap(replicas, query)
         placement_request = PlacementRequest(
-            len(query.ids), min(query.max_tokens, _EXPECTED_OUTPUT), query.adapter
+            len(query.ids), min(query.prompt.max_tokens, _EXPECTED_OUTPUT), query.adapter
         )
         held = self.index.blocks
         rates = [replica.prefill_tokens_s for replica in replicas if replica.prefill_tokens_s]
@@ -145,8 +143,9 @@ class Router:
             retry_after_s=max(0.5, min(waits, default=2.0)),
         )
 
-    async def receipt_of(self, opened: OpenedRequest) -> Receipt | None:
-        """The receipt from the engine that ran the request, or from any if that one is unknown."""
+    async def receipts_of(self, opened: OpenedRequest) -> list[Receipt]:
+        """The receipts of the request's prompts from the engine that ran it, or from any if that one
+        is unknown."""
         named = [c for c in self.engines() if c.engine_id == opened.engine_id]
         asked = [client for client in named or self.engines() if client.healthy()]
         if not asked:
@@ -158,10 +157,8 @@ class Router:
         for client in asked:
             asked_for = [await client.receipt(name) for name in opened.engine_request_ids]
             if choice := [receipt for receipt in asked_for if receipt is not None]:
-                return (
-                    merged_receipt(opened.request_id, choice) if len(asked_for) > 1 else choice[0]
-                )
-        return None
+                return choice
+        return []
 
     def acknowledge_soon(self, *engine_request_ids: str) -> None:
         """Acknowledge receipts, with one message per engine for those of the next 0.2 s."""
@@ -195,7 +192,7 @@ class Router:
 
     def _prefix_hashes(self, query: Query) -> list[int]:
         model = query.target.model.name
-        return prefix_hashes(query.namespace, model, query.adapter, query.request.messages)
+        return prefix_hashes(query.namespace, model, query.adapter, query.prompt.request.messages)
 
     def _overlap(self, replicas: Sequence[Replica], query: Query) -> dict[str, int]:
         if query.target.model.codec is None:
@@ -285,7 +282,7 @@ class Route:
             self._counted_on, self._pending = choice.replica, choice.new_tokens
             self._counted_on.sent(self._pending)
             if generation is not None:
-                whole = self._counted_on.client.speaks_text and not self.query.request.stream
+                whole = self._counted_on.client.speaks_text and not self.query.prompt.request.stream
                 since = self._router.clock.monotonic()
                 self._counted_on.waiting[self] = WaitingRequest(
                     generation, since, choice.expected_s, whole

@@ -19,6 +19,8 @@ from core.ids import REQUEST, new_id
 from engine.protocol import GenerateRequest, SamplingParams
 from gateway.catalog.catalog import Catalog, Target
 from gateway.inference.request import InferenceRequest
+from gateway.metering.receipt_log import GUARD_NAMESPACE
+from gateway.prompts.prompt import Prompt
 from gateway.prompts.tokenizing import TextCodec
 from gateway.routing.router import Query, Router
 from gateway.upstreams.base import Generation, Job, TextChunk
@@ -30,7 +32,6 @@ from moderation.second_stage import consult_guard, find_guard, without_opinion
 from moderation.verdict import Verdict
 
 # The prefix cache namespace of guard prompts; no tenant has this name.
-NAMESPACE = "tollhouse:guard"
 MAX_CHARACTERS = 16_000
 _ANSWER_TOKENS = 24
 _TIMEOUT_S = 60.0  # the policy's deadline cancels earlier
@@ -134,10 +135,11 @@ class ModelGuardClient:
         request_id = new_id(REQUEST)
         sampling = SamplingParams(max_tokens=_ANSWER_TOKENS, temperature=0.0)
         engine_request = GenerateRequest(
-            request_id, NAMESPACE, ids, sampling, priority=1, deadline_s=_TIMEOUT_S
+            request_id, GUARD_NAMESPACE, ids, sampling, priority=1, deadline_s=_TIMEOUT_S
         )
         target = Target(self._model, model)
-        route = self._router.route(Query(target, ids, NAMESPACE, request, _ANSWER_TOKENS))
+        prompt = Prompt(request, ids, _ANSWER_TOKENS)
+        route = self._router.route(Query(target, prompt, GUARD_NAMESPACE))
         backend = route.next()
         if backend is None:
             raise route.refusal()

@@ -206,14 +206,16 @@ class SecondOpinionGuard(ChoiceGuard):
         super().__init__(answer, choice)
         self._opinions = opinions
         self._texts: list[str] = []
+        self._length = 0  # characters of `_texts`
         self._released: list[str] = []  # text that the first guard released
 
     @property
     def held(self) -> int:
-        return sum(map(len, self._texts))
+        return self._length
 
     def feed(self, text: str) -> str:
         self._texts.append(text)
+        self._length += len(text)
         self._released.append(super().feed(text))
         return ""
 
@@ -239,6 +241,7 @@ class SecondOpinionGuard(ChoiceGuard):
 
     def _release_all(self) -> str:
         released, self._released, self._texts = "".join(self._released), [], []
+        self._length = 0
         return released
 
 

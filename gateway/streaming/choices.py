@@ -6,7 +6,7 @@ text engines the unit is the character, since a chunk may hold any number of tok
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from gateway.prompts.tokenizing import TextCodec
 from gateway.streaming.logprobs import LogprobQueue
 from gateway.streaming.stops import StopMatcher
 from gateway.streaming.tool_calls import ToolCall, ToolReader, as_text, clean_call
-from gateway.upstreams.base import Chunk, TextChunk
+from gateway.upstreams.base import Chunk, TextChunk, calls_text
 
 _OPENAI_REASON: dict[str, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
@@ -25,22 +25,6 @@ _REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "functio
 def _known_reason(given: str) -> str:
     """An upstream's finish reason, or `stop` when it is none of OpenAI's: it reaches the client."""
     return given if given in _REASONS else "stop"
-
-
-def group_chunks(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-    """Groups consecutive plain text chunks of one choice; every other chunk is its own group."""
-    run: list[Chunk] = []
-    for chunk in chunks:
-        plain = isinstance(chunk, TextChunk) and chunk.plain
-        if run and not (plain and run[0].choice == chunk.choice):
-            yield run
-            run = []
-        run.append(chunk)
-        if not plain:
-            yield run
-            run = []
-    if run:
-        yield run
 
 
 class OutputGuard(Protocol):
@@ -94,6 +78,24 @@ class Delta:
         return not (self.text or self.calls or self.logprobs) and self.finish_reason is None
 
 
+@dataclass(slots=True)
+class _PartialCall:
+    """A tool call that an upstream sends in pieces."""
+
+    id: Any = None
+    name: Any = None
+    arguments: list[str] = field(default_factory=list)
+
+    def add(self, piece: dict[str, Any]) -> None:
+        function = piece.get("function") or {}
+        self.id = piece.get("id") or self.id
+        self.name = function.get("name") or self.name
+        self.arguments.append(function.get("arguments") or "")
+
+    def joined(self) -> dict[str, Any]:
+        return {"id": self.id, "name": self.name, "arguments": "".join(self.arguments)}
+
+
 class ChoiceOutput:
     def __init__(
         self,
@@ -122,7 +124,8 @@ class ChoiceOutput:
         self._guard = guard
         self._tools = tools
         self._single_tool_call = single_tool_call  # the choice ends after its first tool call
-        self._upstream_calls: dict[int, dict[str, Any]] = {}  # incomplete tool calls by index
+        self._upstream_calls: dict[int, _PartialCall] = {}  # by index
+        self._upstream_pieces = 0  # characters of them
         self._decoded = 0
         self._passed = 0  # characters that passed the stop strings
         self._marks: deque[tuple[int, int]] = deque()  # (text offset of the end, tokens so far)
@@ -130,6 +133,7 @@ class ChoiceOutput:
         self._reached: float = 0  # characters of the text before the guard that were released
         self._call_blocked = False  # a tool call was dropped for what its decoded arguments hold
         self._delta = Delta(index, "")
+        self._texts: list[str] = []  # of the delta
 
     @property
     def stop_matched(self) -> str | None:
@@ -139,6 +143,11 @@ class ChoiceOutput:
     @property
     def over(self) -> bool:
         return self.finish_reason is not None or self.pending_reason is not None
+
+    @property
+    def waiting(self) -> int:
+        """Characters of incomplete tool calls, which are screened at once when they are complete."""
+        return self._upstream_pieces + (self._tools.held if self._tools is not None else 0)
 
     async def resolve(self) -> None:
         """Finish a choice that waits for its guard's verdict."""
@@ -187,6 +196,7 @@ class ChoiceOutput:
     def take(self) -> Delta | None:
         """The new output since the last call; None if there is none."""
         delta = self._delta
+        delta.text, self._texts = "".join(self._texts), []
         if delta.empty:
             return None
         if self._logprobs:
@@ -232,15 +242,13 @@ class ChoiceOutput:
     def _complete_calls(self, chunk: TextChunk) -> str:
         """Tool calls that an upstream parsed, as text once complete, so that they pass the guard."""
         for piece in chunk.calls or ():
-            known = self._upstream_calls.setdefault(int(piece.get("index") or 0), {})
-            function = piece.get("function") or {}
-            known["id"] = piece.get("id") or known.get("id")
-            known["name"] = function.get("name") or known.get("name")
-            known["arguments"] = known.get("arguments", "") + (function.get("arguments") or "")
+            known = self._upstream_calls.setdefault(int(piece.get("index") or 0), _PartialCall())
+            known.add(piece)
+        self._upstream_pieces += len(calls_text(chunk.calls or []))
         if chunk.finish_reason is None or not self._upstream_calls:
             return ""
-        whole, self._upstream_calls = self._upstream_calls, {}
-        return as_text(whole[number] for number in sorted(whole))
+        whole, self._upstream_calls, self._upstream_pieces = self._upstream_calls, {}, 0
+        return as_text(whole[number].joined() for number in sorted(whole))
 
     def _process(self, text: str) -> bool:
         """Pass a token's text through stops and guard. False when it ended the choice."""
@@ -280,8 +288,7 @@ class ChoiceOutput:
         if self._tools is not None:
             text = self._add_calls(*self._tools.feed(text))
         if text:
-            self._delta.text += text
-            self.text.append(text)
+            self._add_text(text)
         held = (self._stops.held if self._stops else 0) + (self._guard.held if self._guard else 0)
         held += self._tools.held if self._tools else 0
         reached = self._reached = self._decoded - held
@@ -290,6 +297,10 @@ class ChoiceOutput:
         marks = self._marks
         while marks and marks[0][0] <= reached:
             self._released = marks.popleft()[1]
+
+    def _add_text(self, text: str) -> None:
+        self._texts.append(text)
+        self.text.append(text)
 
     def _add_calls(self, text: str, calls: list[ToolCall]) -> str:
         calls = calls[: 1 - len(self.calls)] if self._single_tool_call else calls
@@ -320,8 +331,7 @@ class ChoiceOutput:
                 reason = "tool_calls" if self.calls else "stop"
             reason = "content_filter" if self._call_blocked else reason
         if tail:
-            self._delta.text += tail
-            self.text.append(tail)
+            self._add_text(tail)
         self._released, self._reached = self.generated, inf
         self.finish_reason = self._delta.finish_reason = reason
 
@@ -329,6 +339,5 @@ class ChoiceOutput:
         if self._tools is not None:
             text = self._add_calls(*self._tools.feed(text))
         if text:
-            self._delta.text += text
-            self.text.append(text)
+            self._add_text(text)
         self.finish_reason = self._delta.finish_reason = "content_filter"

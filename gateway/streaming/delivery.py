@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -20,15 +20,18 @@ from gateway.metering.meter import Ending, Meter
 from gateway.metering.spool import Statement, insert_answer
 from gateway.routing.fallbacks import TryFallback
 from gateway.routing.router import RETRY_ON_FALLBACK, Route
-from gateway.streaming.choices import ChoiceOutput, OutputGuard, group_chunks
+from gateway.streaming.choices import ChoiceOutput, OutputGuard
+from gateway.streaming.chunks import group_chunks, is_large, portions, take_tokens, tokens_of
 from gateway.streaming.tool_calls import reader_for
-from gateway.upstreams.base import Chunk, Generation, Job, TextChunk
+from gateway.threads import run_in_thread
+from gateway.upstreams.base import Chunk, Generation, Job
 from gateway.upstreams.multi_prompt import generate
 
 log = logging.getLogger("tollhouse.delivery")
 T = TypeVar("T")
 RECEIPT_WAIT_S = 5.0
 KEEP_ALIVE = b": keep-alive\n\n"
+_INLINE_UNITS = 16_384  # tokens or characters of an answer that is serialised on the event loop
 _ABNORMAL_REASONS = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)
 
 
@@ -188,10 +191,11 @@ class Delivery:
                 raise ClientDisconnected
             if not chunks:
                 raise _ended_early(generation.receipt)
-            for run in group_chunks(await self._covered_chunks(chunks)):
-                if run[0].finish_reason in _ABNORMAL_REASONS:
-                    raise _ended_early(generation.receipt, run[0].finish_reason)
-                self._choices[run[0].choice].feed_run(run)
+            for number, portion in enumerate(portions(await self._covered_chunks(chunks))):
+                if number and self._writer is not None:  # a client that reads slowly gets many
+                    await self._write_deltas(self._writer)
+                    await asyncio.sleep(0)
+                await self._feed(portion, generation)
             if self._ended_by:
                 for choice in self._choices:
                     choice.end(FinishReason.LENGTH)
@@ -201,6 +205,14 @@ class Delivery:
                 await self._write_deltas(self._writer)
         if not all(choice.ended_by_engine for choice in self._choices):
             generation.cancel()  # otherwise its receipt follows: usage comes last
+
+    async def _feed(self, chunks: list[Chunk], generation: Generation) -> None:
+        for run in group_chunks(chunks):
+            if run[0].finish_reason in _ABNORMAL_REASONS:
+                raise _ended_early(generation.receipt, run[0].finish_reason)
+            choice = self._choices[run[0].choice]
+            feed = partial(choice.feed_run, run)
+            await run_in_thread(feed) if is_large(run, choice.waiting) else feed()
 
     async def _next(self, generation: Generation) -> list[Chunk]:
         if self._writer is None:
@@ -214,7 +226,7 @@ class Delivery:
 
     async def _covered_chunks(self, chunks: list[Chunk]) -> list[Chunk]:
         """The chunks that the money covers; the response ends when it does not cover all."""
-        arrived = sum(_size(chunk) for chunk in chunks)
+        arrived = sum(tokens_of(chunk) for chunk in chunks)
         total = self._delivered_tokens + arrived
         if total <= self._reservation.covered or await self._reservation.extend(total):
             self._delivered_tokens = total
@@ -222,7 +234,7 @@ class Delivery:
         left = max(0, self._reservation.covered - self._delivered_tokens)
         self._ended_by = "insufficient_quota"
         self._delivered_tokens += left
-        return _take_tokens(chunks, left)
+        return take_tokens(chunks, left)
 
     async def _write_deltas(self, writer: StreamWriter) -> None:
         deltas = [delta for choice in self._choices if (delta := choice.take())]
@@ -283,12 +295,15 @@ class Delivery:
 
     async def _answer(self, usage: Usage) -> None:
         self._meter.first_token()
-        # Vectors and logprobs are hundreds of bytes per token, and serialised in a thread.
-        if self._request.inputs is not None or self._request.logprobs is not None:
-            body = await asyncio.to_thread(self._whole_answer, usage)
-        else:
-            body = self._whole_answer(usage)
+        whole = partial(self._whole_answer, usage)
+        body = await run_in_thread(whole) if self._is_large() else whole()
         await self._exchange.answer(200, self._headers(), body)
+
+    def _is_large(self) -> bool:
+        """Vectors and logprobs are hundreds of bytes per token; so are texts that it has no bound on."""
+        if self._request.inputs is not None or self._request.logprobs is not None:
+            return True
+        return sum(choice.received for choice in self._choices) > _INLINE_UNITS
 
     def _whole_answer(self, usage: Usage) -> bytes:
         answer = self._surface.answer(self._info, self._request, self._choices, usage)
@@ -348,25 +363,6 @@ class Delivery:
             paid_by=paid_by,
             counted_by=self._counted_by,
         )
-
-
-def _size(chunk: Chunk) -> int:
-    return chunk.count if isinstance(chunk, TextChunk) else len(chunk.tokens)
-
-
-def _take_tokens(chunks: list[Chunk], left: int) -> list[Chunk]:
-    result: list[Chunk] = []
-    for chunk in chunks:
-        size = _size(chunk)
-        if size > left:
-            if left and not isinstance(chunk, TextChunk):
-                logprobs = chunk.logprobs[:left] if chunk.logprobs else None
-                cut = replace(chunk, tokens=chunk.tokens[:left], logprobs=logprobs)
-                result.append(replace(cut, finish_reason=None))
-            return result
-        result.append(chunk)
-        left -= size
-    return result
 
 
 def _usage(event: UsageEvent) -> Usage:

@@ -122,18 +122,19 @@ class _UpstreamPlaces:
     """
 
     def __init__(self) -> None:
-        self._raw = b""  # text that no token stands for yet
+        self._raw = b""  # text, of which no token stands for the part from `_at` on
+        self._at = 0
         self._tokens: deque[tuple[bytes, dict[str, Any]]] = deque()
         self._begun = 0  # characters of the text before `_raw`, the last one perhaps incomplete
 
     def add(self, listed: Sequence[Any], text: str) -> list[tuple[int, int, dict[str, Any]]]:
-        self._raw += text.encode("utf-8", "surrogatepass")
+        self._raw, self._at = self._raw[self._at :] + text.encode("utf-8", "surrogatepass"), 0
         self._tokens += [(_bytes_of(each), _entry(each)) for each in listed if _valid(each)]
         placed: list[tuple[int, int, dict[str, Any]]] = []
         while self._tokens:
             raw, entry = self._tokens[0]
-            if not self._raw.startswith(raw):
-                if raw.startswith(self._raw):
+            if not self._raw.startswith(raw, self._at):
+                if raw.startswith(self._raw[self._at : self._at + len(raw)]):
                     return placed  # the rest of its text follows
                 self._tokens.clear()
                 break
@@ -141,12 +142,13 @@ class _UpstreamPlaces:
             start = self._begun - (1 if raw and _continues(raw[0]) else 0)
             self._skip(len(raw))
             placed.append((start, self._begun, entry))
-        self._skip(len(self._raw))
+        self._skip(len(self._raw) - self._at)
         return placed
 
     def _skip(self, count: int) -> None:
-        self._begun += sum(not _continues(byte) for byte in self._raw[:count])
-        self._raw = self._raw[count:]
+        skipped = self._raw[self._at : self._at + count]
+        self._begun += sum(not _continues(byte) for byte in skipped)
+        self._at += count
 
 
 def _continues(byte: int) -> bool:

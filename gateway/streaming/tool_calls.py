@@ -37,6 +37,7 @@ class ToolReader:
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
         self._held = ""
+        self._searched = 0  # characters of the held text, which have no closing tag
         self._count = 0
         self._at_start = True  # only white space and calls so far, so a bare call may follow
         self._depth = _JsonScanner()
@@ -82,8 +83,9 @@ class ToolReader:
         if at > lead:
             self._release(at, released)
             return True
-        end = held.find(_CLOSE)
+        end = held.find(_CLOSE, max(0, self._searched - len(_CLOSE)))
         if end < 0:
+            self._searched = len(held)
             return False
         self._decide(at + len(_OPEN), end, end + len(_CLOSE), released, calls)
         return True
@@ -108,11 +110,15 @@ class ToolReader:
             self._release(whole, released)
             return
         calls += parsed_calls
-        self._held, self._at_start, self._depth = self._held[whole:], True, _JsonScanner()
+        self._drop(whole, at_start=True)
 
     def _release(self, length: int, released: list[str]) -> None:
         released.append(self._held[:length])
-        self._held, self._at_start, self._depth = self._held[length:], False, _JsonScanner()
+        self._drop(length, at_start=False)
+
+    def _drop(self, length: int, *, at_start: bool) -> None:
+        self._held, self._at_start, self._depth = self._held[length:], at_start, _JsonScanner()
+        self._searched = 0
 
     def _parse(self, text: str) -> list[ToolCall]:
         try:

@@ -1,4 +1,4 @@
-"""What the terminal chat needs of the REST API, on the standard library's HTTP client."""
+"""A client of the REST API for the terminal chat, on the standard library's HTTP client."""
 
 import json
 from collections.abc import Iterator
@@ -54,8 +54,8 @@ class ChatClient:
             return [str(each["id"]) for each in json.load(answer)["data"]]
 
     def charges_today(self) -> tuple[Decimal, str] | None:
-        """Of the whole organisation, since midnight UTC, as far as they are rated; None where the
-        key may not read costs."""
+        """(amount, currency) of the organisation's rated charges since midnight UTC; None where the key
+        may not read costs."""
         now = SystemClock().now()
         start = int(datetime(now.year, now.month, now.day, tzinfo=UTC).timestamp())
         try:
@@ -68,7 +68,7 @@ class ChatClient:
         return total, str(amounts[0]["currency"]).upper() if amounts else "USD"
 
     def answer(self, model: str, messages: list[Message]) -> Iterator[str | Usage]:
-        """The text as it comes, then the usage. Closing the iterator cancels the request."""
+        """Yields the text as it arrives, then the usage. Closing the iterator cancels the request."""
         body = {
             "model": model,
             "messages": messages,
@@ -93,8 +93,8 @@ class ChatClient:
     def _call(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> Iterator[HTTPResponse]:
-        made = HTTPSConnection if self._secure else HTTPConnection
-        connection = made(self._netloc, timeout=_TIMEOUT_S)
+        connect = HTTPSConnection if self._secure else HTTPConnection
+        connection = connect(self._netloc, timeout=_TIMEOUT_S)
         headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
         try:
             connection.request(method, path, json.dumps(body) if body else None, headers)
@@ -104,13 +104,13 @@ class ChatClient:
             yield response
         except (ValueError, LookupError, TypeError) as error:
             raise Unavailable(
-                f"The server at {self.url} answers in another form than a gateway: {error!r}.",
-                next_step="Name the gateway's address with --url.",
+                f"The server at {self.url} does not answer like a gateway: {error!r}.",
+                next_step="Give the gateway's address with --url.",
             ) from None
         except (OSError, HTTPException) as error:
             raise Unavailable(
                 f"The gateway at {self.url} does not answer: {error or type(error).__name__}.",
-                next_step="Start it with `tollhouse serve`, or name another with --url.",
+                next_step="Start it with `tollhouse serve`, or give its address with --url.",
             ) from None
         finally:
             connection.close()
@@ -121,11 +121,11 @@ def _refused(response: HTTPResponse) -> TollhouseError:
     try:
         message = str(json.loads(raw)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        message = f"the gateway answers {response.status} {response.reason}"
+        message = f"the gateway answered {response.status} {response.reason}"
     kind = BadRequest if 400 <= response.status < 500 else Unavailable
     return kind(message)
 
 
-def _usage(told: dict[str, Any]) -> Usage:
-    cached = (told.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    return Usage(told["prompt_tokens"], cached, told["completion_tokens"], 1)
+def _usage(usage: dict[str, Any]) -> Usage:
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return Usage(usage["prompt_tokens"], cached, usage["completion_tokens"], 1)

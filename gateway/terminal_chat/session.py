@@ -1,4 +1,4 @@
-"""One conversation: its history, its commands, and what it used so far."""
+"""One conversation: its history, its commands, and its usage so far."""
 
 import re
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from core.errors import TollhouseError
 from gateway.terminal_chat.client import ChatClient, Message, Usage
 
 HELP = "/model [NAME]  /cost  /new  /quit  /help; Ctrl-C ends an answer, Ctrl-D quits"
-# What a terminal would take as a command to itself; line feeds and tabs stay.
+# Control characters, which a terminal would interpret; line feeds and tabs are kept.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 Write = Callable[[str], None]
 
 
 class ChatSession:
-    """`write` shows answers, `remark` what the program itself says (with its line feed)."""
+    """`write` shows the text of answers; `remark` shows a line of the program's own."""
 
     def __init__(self, client: ChatClient, model: str, write: Write, remark: Write) -> None:
         self.model = model
@@ -24,8 +24,8 @@ class ChatSession:
         self._write = write
         self._remark = remark
 
-    def take(self, line: str) -> bool:
-        """Answers a line or obeys a command; False where it asks to quit."""
+    def handle(self, line: str) -> bool:
+        """Answer a line or run a command. Returns False to quit."""
         text = line.strip()
         if text in ("/quit", "/exit"):
             return False
@@ -57,7 +57,7 @@ class ChatSession:
         known = self._client.models()
         if name and name not in known:
             self.failed = True
-            self._remark(f"There is no model {name!r}; there are: {', '.join(known)}.")
+            self._remark(f"There is no model {name!r}; available: {', '.join(known)}.")
             return
         self.model = name or self.model
         self._remark(f"model: {self.model}" + ("" if name else f" (of {', '.join(known)})"))
@@ -74,22 +74,22 @@ class ChatSession:
             self._remark(f"Charges of the organisation today, rated so far: {total:f} {currency}.")
 
     def _answer(self, text: str) -> None:
-        """A failed request leaves the history as it was; an interrupted answer stays as far as it
-        came."""
-        asked: list[Message] = [*self.messages, {"role": "user", "content": text}]
-        said: list[str] = []
-        stream = self._client.answer(self.model, asked)
+        """Send `text` and show the answer. A failed request leaves the history unchanged; an interrupted
+        answer is kept as far as it arrived."""
+        messages: list[Message] = [*self.messages, {"role": "user", "content": text}]
+        parts: list[str] = []
+        stream = self._client.answer(self.model, messages)
         try:
             for part in stream:
                 if isinstance(part, Usage):
                     self.used += part
                     continue
-                said.append(part)
+                parts.append(part)
                 self._write(_CONTROL.sub("", part))
         except KeyboardInterrupt:
             self._write(" […]")
         finally:
             stream.close()  # type: ignore[attr-defined]  # a generator
-            if said:
+            if parts:
                 self._write("\n")
-        self.messages = [*asked, {"role": "assistant", "content": "".join(said)}]
+        self.messages = [*messages, {"role": "assistant", "content": "".join(parts)}]

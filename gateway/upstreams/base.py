@@ -14,9 +14,17 @@ from msgspec import Struct
 
 from core.errors import TollhouseError, Unavailable
 from core.events import engine_request_ids
-from engine.protocol import AdapterState, EngineInfo, EngineStats, GenerateRequest, Receipt
+from engine.protocol import (
+    AdapterState,
+    EngineInfo,
+    EngineStats,
+    GenerateRequest,
+    Receipt,
+    SamplingParams,
+)
 from engine.protocol import TokenChunk as TokenChunk  # re-exported: part of the interface
 from gateway.inference.request import InferenceRequest
+from gateway.metering.receipt_notes import note_of
 from gateway.upstreams.sampling import sampling_params
 
 if TYPE_CHECKING:
@@ -35,7 +43,7 @@ class TextChunk(Struct, frozen=True):
     finish_reason: str | None = None  # OpenAI's value
     logprobs: dict[str, Any] | None = None  # OpenAI's object, unchanged
     calls: list[dict[str, Any]] | None = None  # OpenAI's tool calls, or deltas of them
-    vectors: list[Any] | None = None  # embeddings: lists of numbers or base64, in input order
+    vectors: list[bytes] | None = None  # embeddings, in input order: JSON as the server sent it
 
     @property
     def characters(self) -> int:
@@ -79,11 +87,12 @@ class Job(Struct, frozen=True):
             request_id=ctx.request_id,
             namespace=principal.tenant_id,
             prompt=prompt.ids,
-            sampling=sampling_params(request, prompt.max_tokens, ctx.target.model.defaults),
+            sampling=_sampling(ctx),
             adapter=adapter.digest if adapter else None,
             weight=float(principal.plan.weight),
             priority=principal.plan.priority,
             deadline_s=ctx.options.timeout_s,
+            note=note_of(ctx),
         )
         if not prompt.parts:
             return cls(whole, request)
@@ -93,6 +102,11 @@ class Job(Struct, frozen=True):
             for name, part in zip(names, prompt.parts, strict=True)
         ]
         return cls(whole, request, tuple(parts))
+
+
+def _sampling(ctx: "RequestContext") -> SamplingParams:
+    prompt, model = ctx.prompt, ctx.target.model
+    return sampling_params(prompt.request, prompt.max_tokens, model.defaults, model.codec)
 
 
 class Generation(Protocol):
@@ -127,6 +141,8 @@ class EngineClient(Protocol):
 
     engine_id: str
     speaks_text: bool
+    # Called with the engine's id and each receipt as it arrives, whatever became of its request.
+    on_receipt: Callable[[str, Receipt], None] | None
 
     async def start(self) -> None: ...
 
@@ -166,6 +182,16 @@ class EngineClient(Protocol):
         """Tell the engine that these receipts are durable here, so that it may drop them."""
 
 
+def reporting(client: EngineClient) -> Callable[[Receipt], None]:
+    """What a client's mailboxes call with each receipt: `on_receipt`, as it is set by then."""
+
+    def _report(receipt: Receipt) -> None:
+        if client.on_receipt is not None:
+            client.on_receipt(client.engine_id, receipt)
+
+    return _report
+
+
 class RequestStillRunning(TollhouseError):
     """The request is still running, so its receipt does not exist yet."""
 
@@ -173,10 +199,16 @@ class RequestStillRunning(TollhouseError):
 class Mailbox:
     """A Generation that a client fills from the engine's messages."""
 
-    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        abort: Callable[[str], None],
+        on_receipt: Callable[[Receipt], None] | None = None,
+    ) -> None:
         self.request_id = request_id
         self.receipt: Receipt | None = None
         self._abort = abort
+        self._on_receipt = on_receipt
         self._chunks: list[Chunk] = []
         self._error: TollhouseError | None = None
         self._over = False
@@ -187,6 +219,7 @@ class Mailbox:
         self._wake()
 
     def finish(self, receipt: Receipt | None) -> None:
+        self._report(receipt)
         self.receipt = receipt
         self._over = True
         self._wake()
@@ -194,6 +227,7 @@ class Mailbox:
     def fail(self, error: TollhouseError, receipt: Receipt | None = None) -> None:
         """`receipt`: of what was generated before the failure, where that is known."""
         if not self._over:
+            self._report(receipt)
             self._error, self.receipt = error, receipt
             self._over = True
             self._wake()
@@ -228,6 +262,10 @@ class Mailbox:
         except TimeoutError:
             return None
         return self.receipt
+
+    def _report(self, receipt: Receipt | None) -> None:
+        if receipt is not None and self._on_receipt is not None:
+            self._on_receipt(receipt)
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

@@ -28,6 +28,7 @@ from gateway.upstreams.upstream_limits import UpstreamLimits
 from gateway.upstreams.upstream_usage import CountTokens
 
 _UNKNOWN_CONTEXT = 8192
+OWN_CAPABILITIES = frozenset({"tools", "json", "grammar"})  # of our own engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Engines:
 def make_engines(
     settings: Settings,
     upstreams: list[Upstream],
-    on_stray_receipt: Callable[[Receipt], None],
+    on_stray_receipt: Callable[[str, Receipt], None],
     on_kv_events: Callable[[str, list[KvEvent]], None],
     counters: Counters | None = None,
 ) -> Engines:
@@ -75,7 +76,7 @@ def make_engines(
             )
         clients.setdefault(name, []).append(client)
         # A model has the capabilities that all of its replicas share, since any may be chosen.
-        shared = frozenset(upstream.capabilities) if upstream.is_http else frozenset()
+        shared = frozenset(upstream.capabilities) if upstream.is_http else OWN_CAPABILITIES
         capabilities_of[name] = capabilities_of.get(name, shared) & shared
         supported = _parameters(upstream)
         common = parameters.setdefault(name, supported)

@@ -37,7 +37,7 @@ class Upstream:
     price: dict[str, Any] = field(default_factory=dict)  # in the form of `tollhouse price`
     max_in_flight: int = 0  # concurrent requests of all gateway processes; 0: no limit
     requests_per_minute: int = 0  # of all gateway processes; 0: no limit
-    capabilities: tuple[str, ...] = ()  # besides text: tools, json, embeddings, adapters
+    capabilities: tuple[str, ...] = ()  # besides text: tools, json, grammar, embeddings, adapters
     # Whether tenants may share its prefix cache, whose timing tells whether a prompt was seen before.
     # None: they are kept apart where its `engine` can do that.
     shared_cache: bool | None = None

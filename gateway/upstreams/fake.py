@@ -6,7 +6,7 @@ of 16 tokens.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from core.errors import BadRequest
 from engine.protocol import (
@@ -26,6 +26,7 @@ from gateway.upstreams.base import (
     RequestStillRunning,
     StartupProgress,
     engine_unavailable,
+    reporting,
 )
 
 
@@ -45,6 +46,7 @@ class FakeEngine:
         adapter_load_s: float = 0.0,
     ) -> None:
         self.engine_id = engine_id
+        self.on_receipt: Callable[[str, Receipt], None] | None = None
         self.token_delay_s = token_delay_s
         self.load_s = load_s  # seconds from the start until it is healthy
         self.adapter_load_s = adapter_load_s
@@ -112,7 +114,7 @@ class FakeEngine:
         if engine_request.adapter is not None and engine_request.adapter not in self._adapters:
             raise BadRequest("The engine has no such adapter.", code="adapter_not_found")
         self.submitted.append(engine_request)
-        mailbox = Mailbox(engine_request.request_id, self._aborted.add)
+        mailbox = Mailbox(engine_request.request_id, self._aborted.add, reporting(self))
         task = asyncio.create_task(self._run(engine_request, mailbox))
         self._running[engine_request.request_id] = (task, mailbox)
         return mailbox
@@ -198,6 +200,7 @@ class FakeEngine:
             queue_s=0.0,
             prefill_s=0.0,
             decode_s=time.monotonic() - started,
+            note=engine_request.note,
         )
         self._receipts[engine_request.request_id] = self.receipts_given[
             engine_request.request_id

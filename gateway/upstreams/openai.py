@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import aiohttp
@@ -13,7 +13,7 @@ from core.clock import SystemClock
 from core.counters_memory import MemoryCounters
 from core.errors import Unavailable
 from engine.protocol import AdapterState, EngineInfo, EngineStats, Receipt
-from gateway.upstreams.base import Generation, Job, Mailbox, StartupProgress
+from gateway.upstreams.base import Generation, Job, Mailbox, StartupProgress, reporting
 from gateway.upstreams.config import Upstream
 from gateway.upstreams.http_pool import CONNECT_S, HttpPool
 from gateway.upstreams.openai_body import lora_name, path_of, upstream_body
@@ -43,6 +43,7 @@ class OpenAIEngine:
         """Without `limits`, the limits of the upstream's entry apply to this process alone.
         `count_tokens` is the model's tokenizer, for output whose usage the server does not report."""
         self.engine_id = upstream.replica_name
+        self.on_receipt: Callable[[str, Receipt], None] | None = None
         self._upstream = upstream
         self._model = model
         self._count_tokens = count_tokens
@@ -116,7 +117,7 @@ class OpenAIEngine:
             )
         )
         permit = await self._limits.acquire() if self._limits else None
-        mailbox = Mailbox(request_id, self._cancel)
+        mailbox = Mailbox(request_id, self._cancel, reporting(self))
         on_close = partial(self._release, permit)
         answer = ResponseParser(self.engine_id, job, mailbox, on_close, self._count_tokens)
         self._running[request_id] = answer

@@ -19,7 +19,15 @@ EXTRA: Mapping[str, Any] = MappingProxyType(
     {
         "top_k": None,
         "min_p": None,
+        "typical_p": None,
         "top_n_sigma": None,
+        "dry_multiplier": None,
+        "dry_base": None,
+        "dry_allowed_length": None,
+        "dry_sequence_breakers": None,
+        "lz_penalty": None,
+        "bad_words": (),
+        "allowed_token_ids": (),
         "repetition_penalty": None,
         "stop_token_ids": (),
         "min_tokens": 0,
@@ -30,19 +38,32 @@ EXTRA: Mapping[str, Any] = MappingProxyType(
 _TUNING = (*_OWN, *EXTRA)
 _UNSET = (*(None for _ in _OWN), *EXTRA.values())
 _tuning = attrgetter(*_TUNING)
-_COMMON_EXTRA = frozenset(EXTRA) - {"top_n_sigma"}
+_COMMON_EXTRA = frozenset(
+    (
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "stop_token_ids",
+        "min_tokens",
+        "ignore_eos",
+        "chat_template_kwargs",
+    )
+)
+_DRY = ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers")
 # Parameters beyond OpenAI's that each kind of server supports, from its documentation.
 KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "": frozenset(),
-        "vllm": _COMMON_EXTRA,
+        "vllm": _COMMON_EXTRA | {"bad_words", "allowed_token_ids"},
         "sglang": _COMMON_EXTRA,
         "tensorrt-llm": _COMMON_EXTRA,
         "llama.cpp": frozenset(
             (
                 "top_k",
                 "min_p",
+                "typical_p",
                 "top_n_sigma",
+                *_DRY,
                 "repetition_penalty",
                 "ignore_eos",
                 "chat_template_kwargs",

@@ -1,16 +1,53 @@
-"""Parses the responses of OpenAI-compatible servers, streamed or whole, into a request's mailbox."""
+"""Parses the responses of OpenAI-compatible servers, streamed or whole, into a request's mailbox.
 
+Nothing that grows with the response occupies the event loop: events are parsed a few at a time, a
+large whole answer is parsed in a thread, and so is the counting of tokens that were not reported.
+"""
+
+import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import msgspec
 import orjson
 
 from core.errors import TollhouseError
-from engine.protocol import FinishReason
+from engine.protocol import FinishReason, Receipt
 from gateway.upstreams.base import Job, Mailbox, TextChunk, calls_text, engine_unavailable
 from gateway.upstreams.upstream_errors import error_of_event, error_of_status
 from gateway.upstreams.upstream_usage import CountTokens, UsageCounter
+
+_INLINE_BYTES = 16_384  # of events or of a whole answer; about a millisecond
+_LONGEST_LINE = 8 << 20  # bytes of one event of a stream
+_LARGEST_ANSWER = 256 << 20  # bytes of an answer that is not streamed
+
+
+class _Completion(msgspec.Struct):
+    choices: list[dict[str, msgspec.Raw]]
+    usage: Any = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[msgspec.Raw] | None = None
+
+
+class _Embedding(msgspec.Struct):
+    index: int
+    embedding: msgspec.Raw  # passed on as it is where the client asked for the same format
+
+
+class _Embeddings(msgspec.Struct):
+    data: list[_Embedding]
+    usage: Any = None
+
+
+# These leave the parts that may be many unparsed: a call of a parser holds the interpreter's lock.
+_completion = msgspec.json.Decoder(_Completion)
+_logprobs = msgspec.json.Decoder(_Logprobs)
+_embeddings = msgspec.json.Decoder(_Embeddings)
 
 
 class ResponseParser:
@@ -28,12 +65,17 @@ class ResponseParser:
         self.terminate: Callable[[], None] | None = None
         self._engine_id = engine_id
         self._mailbox = mailbox
-        self._usage = UsageCounter(job, count_tokens)
+        self._new_counter = partial(UsageCounter, job, count_tokens)
+        self._usage = self._new_counter()
         self._inputs = job.request.inputs
         self._on_close: Callable[[str], None] | None = on_close
         self._status = 0
         self._streams = False
-        self._buffer = b""  # an incomplete line of a stream; else the body so far
+        self._at_end: Callable[[], None] | None = None  # once `_lines` are parsed
+        self._parts: list[bytes] = []  # an incomplete line of a stream; else the body so far
+        self._size = 0  # bytes of `_parts`
+        self._lines: deque[bytes] = deque()  # of a stream, not parsed yet
+        self._task: asyncio.Task[None] | None = None  # parses a whole answer, or counts its tokens
 
     def on_headers(self, status: int, content_type: str) -> None:
         self._status = status
@@ -41,39 +83,92 @@ class ResponseParser:
         self._streams = status < 400 and streams
 
     def on_data(self, data: bytes) -> None:
-        if not self._streams:
-            self._buffer += data
+        if self._on_close is None:
             return
-        lines = (self._buffer + data).split(b"\n")
-        self._buffer = lines.pop()
+        if self._streams and b"\n" in data:
+            *lines, data = (b"".join(self._parts) + data).split(b"\n")
+            self._parts, self._size = [], 0
+            idle = not self._lines
+            self._lines += lines
+            if idle:
+                self._parse_lines()
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > (_LONGEST_LINE if self._streams else _LARGEST_ANSWER):
+            self._fail(engine_unavailable(self._engine_id, f"it sent {self._size} bytes at once"))
+
+    def on_end(self) -> None:
+        body, self._parts = b"".join(self._parts), []
+        if self._status >= 400:
+            request_id = self._mailbox.request_id
+            head = body[:_INLINE_BYTES]
+            self._fail(error_of_status(self._engine_id, request_id, self._status, head))
+        elif self._streams:
+            self._after_lines(partial(self._finish, FinishReason.STOP))
+        elif len(body) <= _INLINE_BYTES:
+            with self._reporting_errors():
+                self._take_answer(*self._parse_answer(body))
+        else:
+            self._task = asyncio.create_task(self._parse_in_thread(body))
+
+    def on_error(self, error: Exception) -> None:
+        failure = engine_unavailable(self._engine_id, str(error) or type(error).__name__)
+        self._after_lines(partial(self._fail, failure))
+
+    def abort(self) -> None:
+        if self.terminate is not None:
+            self.terminate()
+        if self._task is None:  # otherwise all of the answer came, and it is soon counted
+            self._after_lines(partial(self._finish, FinishReason.ABORT))
+
+    def _after_lines(self, act: Callable[[], None]) -> None:
+        if self._lines:
+            self._at_end = act
+        else:
+            act()
+
+    def _parse_lines(self) -> None:
+        """Parse some lines of the stream; more of them in another turn of the event loop."""
+        size, lines = 0, self._lines
         with self._reporting_errors():
-            for line in lines:
+            while lines and size < _INLINE_BYTES and self._on_close is not None:
+                line = lines[0]
+                size += len(line)
                 if line.startswith(b"data:"):
                     event = line[5:].strip()
                     if event == b"[DONE]":
                         self._finish(FinishReason.STOP)
                         return
                     self._parse_event(orjson.loads(event))
+                lines.popleft()
+        if self._on_close is None:
+            return
+        if lines:
+            asyncio.get_running_loop().call_soon(self._parse_lines)
+        elif self._at_end is not None:
+            self._at_end()
 
-    def on_end(self) -> None:
+    async def _parse_in_thread(self, body: bytes) -> None:
         with self._reporting_errors():
-            if self._status >= 400:
-                raise error_of_status(
-                    self._engine_id, self._mailbox.request_id, self._status, self._buffer
-                )
-            if self._inputs is not None:
-                self._parse_embeddings(orjson.loads(self._buffer), len(self._inputs))
-            elif not self._streams:
-                self._parse_completion(orjson.loads(self._buffer))
-            self._finish(FinishReason.STOP)
+            self._take_answer(*await asyncio.to_thread(self._parse_answer, body))
 
-    def on_error(self, error: Exception) -> None:
-        self._fail(engine_unavailable(self._engine_id, str(error) or type(error).__name__))
+    def _parse_answer(self, body: bytes) -> tuple[UsageCounter, Sequence[TextChunk], Receipt]:
+        """Touches no state of the parser, since it may run in a thread."""
+        usage = self._new_counter()
+        if self._inputs is not None:
+            chunks = self._parse_embeddings(_embeddings.decode(body), len(self._inputs), usage)
+        else:
+            chunks = self._parse_completion(_completion.decode(body), usage)
+        return usage, chunks, usage.receipt(FinishReason.STOP)
 
-    def abort(self) -> None:
-        if self.terminate is not None:
-            self.terminate()
-        self._finish(FinishReason.ABORT)
+    def _take_answer(
+        self, usage: UsageCounter, chunks: Sequence[TextChunk], receipt: Receipt
+    ) -> None:
+        self._usage = usage
+        for chunk in chunks:
+            self._mailbox.put(chunk)
+        if self._close_once():
+            self._mailbox.finish(receipt)
 
     @contextlib.contextmanager
     def _reporting_errors(self) -> Iterator[None]:
@@ -81,22 +176,34 @@ class ResponseParser:
             yield
         except TollhouseError as error:
             self._fail(error)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, msgspec.DecodeError) as error:
             self._fail(
                 engine_unavailable(self._engine_id, f"its response is malformed ({error!r})")
             )
 
     def _finish(self, reason: FinishReason) -> None:
         if self._close_once():
-            self._mailbox.finish(self._usage.receipt(reason))
+            self._with_receipt(reason, self._mailbox.finish)
 
     def _fail(self, error: TollhouseError) -> None:
         if self._close_once():
             if self.terminate is not None:
                 self.terminate()
-            generated = self._usage.received
-            receipt = self._usage.receipt(FinishReason.ERROR) if generated else None
-            self._mailbox.fail(error, receipt)
+            self._lines.clear()
+            if self._usage.received:
+                self._with_receipt(FinishReason.ERROR, partial(self._mailbox.fail, error))
+            else:
+                self._mailbox.fail(error)
+
+    def _with_receipt(self, reason: FinishReason, then: Callable[[Receipt], None]) -> None:
+        """Make the receipt, in a thread if many tokens are to be counted for it."""
+        if self._usage.uncounted <= _INLINE_BYTES:
+            then(self._usage.receipt(reason))
+        else:
+            self._task = asyncio.create_task(self._count_in_thread(reason, then))
+
+    async def _count_in_thread(self, reason: FinishReason, then: Callable[[Receipt], None]) -> None:
+        then(await asyncio.to_thread(self._usage.receipt, reason))
 
     def _close_once(self) -> bool:
         """Mark the call as ended. True at the first call only."""
@@ -110,7 +217,7 @@ class ResponseParser:
             raise error_of_event(self._engine_id, self._mailbox.request_id, event["error"])
         choices = event.get("choices") or ()
         for choice in choices:
-            self._count(choice, choice.get("delta"))
+            _count(self._usage, choice, choice.get("delta"))
         if event.get("usage"):
             self._usage.report(event["usage"], final=not choices)
         for choice in choices:
@@ -119,54 +226,61 @@ class ResponseParser:
             reason = choice.get("finish_reason")
             calls = delta.get("tool_calls") if delta is not None else None
             if text or reason is not None or calls:
-                self._put(choice, text, reason, calls)
+                self._mailbox.put(self._chunk(choice, text, reason, calls, self._usage.grown()))
 
-    def _parse_completion(self, answer: dict[str, Any]) -> None:
-        choices = answer["choices"]
+    def _parse_completion(self, answer: _Completion, usage: UsageCounter) -> list[TextChunk]:
+        choices, chunks = [_choice(each) for each in answer.choices], []
         for choice in choices:
-            self._count(choice, choice.get("message"))
-        self._usage.report(answer.get("usage"), final=True)
+            _count(usage, choice, choice.get("message"))
+        usage.report(answer.usage, final=True)
         for choice in choices:
             message = choice.get("message")
             text = (message.get("content") if message is not None else choice.get("text")) or ""
             calls = message.get("tool_calls") if message is not None else None
             calls = [{**call, "index": number} for number, call in enumerate(calls or ())]
-            self._put(choice, text, choice.get("finish_reason") or "stop", calls)
+            reason = choice.get("finish_reason") or "stop"
+            chunks.append(self._chunk(choice, text, reason, calls, usage.grown()))
+        return chunks
 
-    def _parse_embeddings(self, answer: dict[str, Any], expected: int) -> None:
-        self._usage.report(answer.get("usage"), final=True)
-        rows = sorted(answer["data"], key=lambda row: int(row["index"]))
+    def _parse_embeddings(
+        self, answer: _Embeddings, expected: int, usage: UsageCounter
+    ) -> list[TextChunk]:
+        usage.report(answer.usage, final=True)
+        rows = sorted(answer.data, key=lambda row: row.index)
         if len(rows) != expected:
             raise ValueError(f"{len(rows)} embeddings for {expected} inputs")
-        vectors = [row["embedding"] for row in rows]
-        self._mailbox.put(TextChunk(self._mailbox.request_id, 0, "", 0, "stop", vectors=vectors))
+        vectors = [bytes(row.embedding) for row in rows]
+        return [TextChunk(self._mailbox.request_id, 0, "", 0, "stop", vectors=vectors)]
 
-    def _count(self, choice: dict[str, Any], message: dict[str, Any] | None) -> None:
-        """Count a choice's output; `message` is a chat's message or delta."""
-        index = int(choice.get("index") or 0)
-        holder = choice if message is None else message
-        if text := holder.get("text" if message is None else "content"):
-            self._usage.add(index, "text", text)
-        if calls := holder.get("tool_calls"):
-            self._usage.add(index, "calls", calls_text(calls))
-        if reasoning := holder.get("reasoning_content") or holder.get("reasoning"):
-            self._usage.add(index, "reasoning", str(reasoning))
-
-    def _put(
+    def _chunk(
         self,
         choice: dict[str, Any],
         text: str,
         reason: str | None,
         calls: list[dict[str, Any]] | None,
-    ) -> None:
-        self._mailbox.put(
-            TextChunk(
-                self._mailbox.request_id,
-                int(choice.get("index") or 0),
-                text,
-                self._usage.grown(),
-                reason,
-                choice.get("logprobs"),
-                calls,
-            )
-        )
+        grown: int,
+    ) -> TextChunk:
+        index, logprobs = int(choice.get("index") or 0), choice.get("logprobs")
+        request_id = self._mailbox.request_id
+        return TextChunk(request_id, index, text, grown, reason, logprobs, calls)
+
+
+def _choice(fields: dict[str, msgspec.Raw]) -> dict[str, Any]:
+    logprobs = fields.pop("logprobs", None)
+    choice = {name: orjson.loads(memoryview(raw)) for name, raw in fields.items()}
+    if logprobs is not None and bytes(logprobs) != b"null":
+        listed = _logprobs.decode(logprobs).content or ()
+        choice["logprobs"] = {"content": [orjson.loads(memoryview(each)) for each in listed]}
+    return choice
+
+
+def _count(usage: UsageCounter, choice: dict[str, Any], message: dict[str, Any] | None) -> None:
+    """Count a choice's output; `message` is a chat's message or delta."""
+    index = int(choice.get("index") or 0)
+    holder = choice if message is None else message
+    if text := holder.get("text" if message is None else "content"):
+        usage.add(index, "text", text)
+    if calls := holder.get("tool_calls"):
+        usage.add(index, "calls", calls_text(calls))
+    if reasoning := holder.get("reasoning_content") or holder.get("reasoning"):
+        usage.add(index, "reasoning", str(reasoning))

@@ -32,6 +32,7 @@ from gateway.upstreams.base import (
     RequestStillRunning,
     StartupProgress,
     engine_unavailable,
+    reporting,
 )
 
 log = logging.getLogger("tollhouse.engine")
@@ -71,9 +72,11 @@ class RemoteEngine:
         *,
         keys: ClientKeys | None = None,
         on_kv_events: Callable[[list[KvEvent]], None] | None = None,
-        on_stray_receipt: Callable[[Receipt], None] | None = None,
+        on_stray_receipt: Callable[[str, Receipt], None] | None = None,
     ) -> None:
+        """`on_stray_receipt` gets receipts whose request is over here, to record and acknowledge."""
         self.engine_id = engine_id
+        self.on_receipt: Callable[[str, Receipt], None] | None = None
         self.address = address
         self._keys = keys
         self._on_kv_events = on_kv_events
@@ -88,7 +91,7 @@ class RemoteEngine:
             self.address,
             keys=self._keys,
             on_kv_events=self._on_kv_events,
-            on_receipt=self._on_stray_receipt,
+            on_receipt=self._stray,
         )
         self._away_since = time.monotonic()
         self._connecting = asyncio.create_task(self._connect(self._wire))
@@ -125,7 +128,7 @@ class RemoteEngine:
     async def generate(self, job: Job) -> Generation:
         wire = self._connected()
         engine_request = job.engine_request
-        mailbox = Mailbox(engine_request.request_id, self._abort)
+        mailbox = Mailbox(engine_request.request_id, self._abort, reporting(self))
         try:
             await wire.submit(engine_request, _Sink(mailbox, self._translated))
         except EngineError as error:
@@ -188,6 +191,10 @@ class RemoteEngine:
             self._away_since = time.monotonic()
             log.warning("the engine %s has disconnected", self.engine_id)
 
+    def _stray(self, receipt: Receipt) -> None:
+        if self._on_stray_receipt is not None:
+            self._on_stray_receipt(self.engine_id, receipt)
+
     def _abort(self, request_id: str) -> None:
         if self._wire is not None:
             self._wire.abort_soon(request_id)
@@ -203,6 +210,10 @@ class RemoteEngine:
             case "context_length_exceeded":
                 return ContextLengthExceeded(
                     message, next_step="Shorten the prompt.", param="messages"
+                )
+            case "invalid_grammar":
+                return BadRequest(
+                    message, next_step="Correct the schema or grammar.", code="invalid_grammar"
                 )
             case "queue_full":
                 return Unavailable(

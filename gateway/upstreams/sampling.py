@@ -1,19 +1,51 @@
 """Sampling parameters of a request: its own values over the model's defaults."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
 from engine.protocol import SamplingParams
 from gateway.inference.request import InferenceRequest
+from gateway.prompts.tokenizing import TextCodec
+from gateway.upstreams.grammars import grammar_of
+
+_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
 
 
 def sampling_params(
-    request: InferenceRequest, max_tokens: int, defaults: Mapping[str, Any]
+    request: InferenceRequest,
+    max_tokens: int,
+    defaults: Mapping[str, Any],
+    codec: TextCodec | None = None,
 ) -> SamplingParams:
     """A value in the request overrides the model's default, which overrides the engine's."""
     given = _UNSET_PARAMS if _sampling(request) == _UNSET_VALUES else _given(request)
+    if request.engine_parameters and (grammar := grammar_of(request)) is not None:
+        given = given | {"grammar": grammar}
+    if codec is not None and (request.bad_words or request.dry_multiplier):
+        given = given | _texts(request, codec)
     return SamplingParams(**{"max_tokens": max_tokens, **defaults, **given})
+
+
+def _texts(request: InferenceRequest, codec: TextCodec) -> dict[str, Any]:
+    """The parameters that are texts, as token ids. A word is meant with and without a space before
+    it."""
+    spelled = (
+        tuple(codec.encode(text)) for word in request.bad_words for text in (word, f" {word}")
+    )
+    given: dict[str, Any] = {"bad_words": tuple(dict.fromkeys(ids for ids in spelled if ids))}
+    if request.dry_multiplier:
+        breakers = request.dry_sequence_breakers
+        given["dry_breakers"] = _ids_with(codec, _BREAKERS if breakers is None else breakers)
+    return given
+
+
+@lru_cache(maxsize=64)
+def _ids_with(codec: TextCodec, texts: tuple[str, ...]) -> tuple[int, ...]:
+    """The tokens whose text contains one of the texts."""
+    words = ((n, codec.token_text(n)) for n in range(codec.vocab_size))
+    return tuple(n for n, word in words if any(text in word for text in texts))
 
 
 def _given(request: InferenceRequest) -> dict[str, Any]:
@@ -29,7 +61,13 @@ _SAMPLING_NAMES = (
     "top_k",
     "top_p",
     "min_p",
+    "typical_p",
     "top_n_sigma",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "lz_penalty",
+    "allowed_token_ids",
     "repetition_penalty",
     "frequency_penalty",
     "presence_penalty",

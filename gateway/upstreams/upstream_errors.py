@@ -52,20 +52,20 @@ def error_of_event(engine_id: str, request_id: str, detail: Any) -> TollhouseErr
 def _error(
     engine_id: str, request_id: str, status: int, detail: Any, retry_after_s: float | None
 ) -> TollhouseError:
-    told = detail if isinstance(detail, str) else orjson.dumps(detail).decode()
+    text = detail if isinstance(detail, str) else orjson.dumps(detail).decode()
     log.warning(
-        "%s answered %s with %d: %s", engine_id, request_id, status, told[:_LOGGED_CHARACTERS]
+        "%s answered %s with %d: %s", engine_id, request_id, status, text[:_LOGGED_CHARACTERS]
     )
     where = f"The operator finds the reason in the log under {request_id}."
     if status == 429:
         return upstream_busy("it answered 429", retry_after_s or 1.0)
     # A server that fails on a tenant's prompt may say so with any status, so the words decide.
-    if status != 401 and _TOO_LONG.search(told):
+    if status != 401 and _TOO_LONG.search(text):
         return ContextLengthExceeded(
             "The prompt and max_tokens exceed the context of this model's upstream.",
             next_step=f"Shorten the prompt or max_tokens. {where}",
         )
-    if status in (400, 403, 422, 500) and _POLICY.search(told):
+    if status in (400, 403, 422, 500) and _POLICY.search(text):
         return ContentBlocked(
             "The upstream of this model refused the request under its content policy.",
             next_step=f"Change the prompt. {where}",

@@ -8,7 +8,7 @@ from core.counters_memory import MemoryCounters
 from core.errors import RateLimited, TollhouseError, Unavailable
 from core.ids import new_id
 from gateway.admission.leases import Leases
-from gateway.admission.planning import LEASE_MS
+from gateway.admission.reservation import LEASE_MS
 from gateway.upstreams.config import Upstream
 
 _FULL_WAIT_S = 1.0  # retry-after when full: it is unknown when a running request ends
@@ -26,7 +26,7 @@ class UpstreamLimits:
         self._shared = counters
         self._local = MemoryCounters(clock)
         self._processes = max(1, processes)
-        self._leases = Leases()
+        self._leases = Leases(counters)
         self._renewal: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[None]] = set()
 
@@ -53,9 +53,10 @@ class UpstreamLimits:
             answer = await counters.reserve(bucket_request)
         if isinstance(answer, Denial):
             raise self._upstream_busy(answer)
+        permit = Permit(self, counters, bucket_request)
         if bucket_request.slots:
-            self._leases.add(counters, self._group, bucket_request.id)
-        return Permit(self, counters, bucket_request)
+            self._leases.add(permit)
+        return permit
 
     def release(self, counters: Counters, bucket_request: BucketRequest) -> None:
         if not bucket_request.slots:
@@ -93,17 +94,20 @@ class UpstreamLimits:
 class Permit:
     """Permission to send one request, released once."""
 
+    held_units = 0  # it holds no money
+    kept = False
+
     def __init__(
         self, limits: UpstreamLimits, counters: Counters, bucket_request: BucketRequest
     ) -> None:
         self._limits: UpstreamLimits | None = limits
-        self._counters = counters
-        self._bucket_request = bucket_request
+        self.counters = counters
+        self.bucket_request = bucket_request
 
     def release(self) -> None:
         limits, self._limits = self._limits, None
         if limits is not None:
-            limits.release(self._counters, self._bucket_request)
+            limits.release(self.counters, self.bucket_request)
 
 
 def upstream_busy(why: str, wait_s: float) -> TollhouseError:

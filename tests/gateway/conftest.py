@@ -1,4 +1,4 @@
-"""One served house a module."""
+"""One running gateway per module."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.gateway.deployment import Deployment, running_deployment
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("house")) as made:
+    with running_deployment(tmp_path_factory.mktemp("gateway")) as made:
         yield made
 
 

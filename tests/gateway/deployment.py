@@ -1,4 +1,4 @@
-"""A whole house on a free port, in a thread: real sockets, real database, real spool."""
+"""A whole gateway on a free port, in a thread: real sockets, real database, real spool."""
 
 import asyncio
 import socket
@@ -26,9 +26,10 @@ from gateway.app import create_app
 from gateway.catalog.catalog import ServedModel
 from gateway.http.http_protocol import BoundedHttp
 from gateway.prompts.tokenizing import load_codec
+from gateway.services import Services
 from gateway.upstreams.clients import Engines
 from gateway.upstreams.fake import FakeEngine
-from gateway.wiring import Services, build
+from gateway.wiring import build
 from migrations.run import upgrade
 
 MODEL = "tiny"
@@ -49,7 +50,7 @@ class Deployment:
         return {"authorization": f"Bearer {self.key}"}
 
     def call(self, act: Callable[[], object]) -> None:
-        """In the house's event loop."""
+        """In the gateway's event loop."""
         self.loop.call_soon_threadsafe(act)
 
     def events(self, count: int, timeout_s: float = 60) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Hostile and broken requests: a clear 4xx that names the field, nothing counted, the house stands."""
+"""Hostile and broken requests: a clear 4xx that names the field; nothing is counted."""
 
 import json
 import socket
@@ -193,7 +193,7 @@ def head_of(deployment: Deployment, *lines: str) -> bytes:
     return "\r\n".join([*head, "", ""]).encode()
 
 
-def test_of_a_field_that_comes_twice_all_parts_of_the_door_read_the_same(
+def test_of_a_repeated_field_all_parts_of_the_gateway_read_the_same(
     deployment: Deployment,
 ) -> None:
     raw = changed().replace(b'"messages"', b'"messages":[{"role":"user","content":7}],"messages"')
@@ -290,6 +290,6 @@ def test_a_key_revoked_in_mid_stream_opens_nothing_more_and_the_stream_is_billed
     assert [event["output_tokens"] for event in mine] == [150]
 
 
-def test_after_all_of_it_the_house_stands(deployment: Deployment) -> None:
+def test_after_all_of_it_the_gateway_still_serves(deployment: Deployment) -> None:
     assert send(deployment, changed()).status_code == 200
     assert httpx.get(f"{deployment.url}/readyz", timeout=10).status_code == 200

@@ -6,7 +6,7 @@ from openai import OpenAI
 
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
-HELLO = [{"role": "user", "content": "Hello, who are you? Tell me of tolls and houses."}]
+HELLO = [{"role": "user", "content": "Hello, who are you? Tell me of tolls and roads."}]
 
 
 def test_an_answer_and_its_usage_event_agree(deployment: Deployment, client: OpenAI) -> None:

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from billing import prices
+from billing.models import UsageBatch
 from core.clock import FakeClock, SystemClock
 from core.database import Database
+from core.heartbeat_models import QueueHeartbeat
+from core.queue import QUEUES
 from core.settings import Settings
 from core.tenants.models import Tenant
-from gateway.cli.doctor import dependencies, storage
+from gateway.cli.doctor import dependencies, interpreter, packages, storage
 from gateway.cli.doctor.check import Health, good, run_checks
 from gateway.cli.main import main
 from migrations.run import downgrade, upgrade
@@ -23,7 +26,7 @@ def settings(tmp_path: Path, **given: Any) -> Settings:
     return Settings(data_dir=tmp_path, **given)
 
 
-def test_an_empty_house_needs_no_mending(tmp_path: Path) -> None:
+def test_an_empty_database_needs_no_repair(tmp_path: Path) -> None:
     found = storage.database(settings(tmp_path), FakeClock())
     assert (found.health, "empty" in found.says) == (Health.WARN, True)
     assert storage.failed_items(settings(tmp_path), FakeClock()).health is Health.UNUSED
@@ -31,6 +34,31 @@ def test_an_empty_house_needs_no_mending(tmp_path: Path) -> None:
         Health.GOOD,
         Health.WARN,
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "prefix", "health"),
+    [
+        ("'--enable-shared'", "/opt/python", Health.WARN),
+        ("'--enable-optimizations' '--with-lto'", "/usr/local", Health.GOOD),  # the official image
+        ("'--enable-shared' '--prefix=/usr'", "/usr", Health.GOOD),  # Debian's says nothing of it
+        (None, "C:\\Python311", Health.WARN),
+    ],
+)
+def test_an_unoptimised_interpreter_is_reported(
+    options: str | None, prefix: str, health: Health
+) -> None:
+    found = interpreter.judge("3.11.7", {"CONFIG_ARGS": options, "prefix": prefix})
+    assert (found.health, bool(found.next_step)) == (health, health is Health.WARN)
+
+
+@pytest.mark.parametrize(("built", "health"), [(True, Health.GOOD), (False, Health.WARN)])
+def test_a_classifier_without_its_extension_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: bool, health: Health
+) -> None:
+    extension = "moderation.classifiers._kernel"
+    monkeypatch.setattr(packages, "find_spec", lambda name: (built and name == extension) or None)
+    assert packages.classifier(settings(tmp_path), FakeClock()).health is health
 
 
 def test_an_old_schema_is_told(database_url: str, tmp_path: Path) -> None:
@@ -176,3 +204,24 @@ def test_every_kind_of_bad_usage_is_parked_and_told_with_its_reason(
     for request_id in [f"req_{number}" for number in range(len(wrong))] + list(rows):
         assert main(["usage", "dismiss", request_id, "--by", "finance"]) == 0
     assert storage.failed_items(made, clock).health is Health.GOOD, "somebody has decided"
+
+
+def test_a_dead_worker_and_its_backlog_are_told(
+    sqlite_database: Database, tmp_path: Path, clock: FakeClock
+) -> None:
+    made = settings(tmp_path, database_url=sqlite_database.url, broker_url="amqp://h/")
+    assert storage.tasks(made, clock).health is Health.WARN  # nothing has run yet
+    with sqlite_database.transaction() as session:
+        for queue in QUEUES:
+            session.add(QueueHeartbeat(queue=queue, at=clock.now()))
+    assert storage.tasks(made, clock).health is Health.GOOD
+    with sqlite_database.transaction() as session:
+        session.add(UsageBatch(recorded_at=clock.now(), events=3))
+    clock.advance(minutes=6)
+    found = storage.tasks(made, clock)
+    assert found.health is Health.BAD and "tollhouse worker" in found.next_step
+    assert "rating silent for 360 s" in str(found) and "since 360 s" in str(found)
+    with sqlite_database.transaction() as session:
+        for queue in QUEUES:
+            session.merge(QueueHeartbeat(queue=queue, at=clock.now()))
+    assert storage.tasks(made, clock).health is Health.BAD  # it lives, and does not keep up

@@ -1,4 +1,4 @@
-"""/v1/embeddings: an upstream makes them, and the door admits, screens, meters and bills them."""
+"""/v1/embeddings: an upstream makes them, and the gateway admits, screens, meters and bills them."""
 
 import base64
 import json

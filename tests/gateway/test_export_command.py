@@ -1,4 +1,4 @@
-"""`tollhouse export` and `tollhouse model` on a house of their own."""
+"""`tollhouse export` and `tollhouse model` on a database of their own."""
 
 import csv
 import hashlib

@@ -54,7 +54,7 @@ def test_from_the_setup_link_to_a_refund(shop: Till, capsys: pytest.CaptureFixtu
     shop.bring()
     told = call(capsys, "payment", "sync")
     assert (told["events_applied"], told["refused"]) == (3, 0)
-    assert call(capsys, "payment", "sync")["told"] == 2  # the invoice, then its collection
+    assert call(capsys, "payment", "sync")["commands_sent"] == 2  # the invoice, then its collection
     (paid,) = call(capsys, "payment", "list", "--tenant", "acme")
     assert (paid["status"], paid["amount"]["text"]) == ("succeeded", "12.00")
     words = ("payment", "refund", paid["id"], "--amount", "2.50", "--reference", "goodwill")

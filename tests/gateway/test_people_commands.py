@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from billing.models import BillingAccount
 from core.clock import SystemClock
 from core.database import Database
 from core.tenants import keys
@@ -73,3 +74,30 @@ def test_what_is_not_there_is_named(run: Any) -> None:
     run("tenant", "new", "acme")
     wrong = run("key", "new", "--tenant", "acme", "--project", "other", status=2)
     assert "no project 'other'" in wrong and "project-add" in wrong
+
+
+def test_one_command_onboards_a_customer(
+    run: Any, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("a long enough password\n"))
+    words = ("tenant", "new", "hooli", "--currency", "EUR", "--timezone", "Europe/Berlin")
+    tax = (
+        "--legal-name",
+        "Hooli SE",
+        "--tax-region",
+        "de",
+        "--tax-id",
+        "136 695 976",
+        "--project",
+        "live",
+    )
+    owner = ("--owner", "gavin@hooli.example", "--owner-password-file", "-", "--key", "first")
+    made = run(*words, *tax, *owner)
+    with sqlite_database.read() as session:
+        found = keys.find(session, made["key"]["secret"], SystemClock().now())
+        account = session.get_one(BillingAccount, made["id"])
+    assert (found.project_id, found.currency) == (made["project_id"], "EUR")
+    assert (account.currency, account.timezone) == ("EUR", "Europe/Berlin")
+    assert (account.legal_name, account.tax_id) == ("Hooli SE", "DE136695976")
+    assert made["owner"]["password"] is True and "EUR" in made["remarks"][0]
+    assert "time zone" in run("tenant", "new", "late", "--timezone", "Mars/Base", status=2)

@@ -1,4 +1,4 @@
-"""What the door keeps in memory follows the database when somebody changed something, and only then."""
+"""In-memory views follow the database when something changed, and only then."""
 
 import asyncio
 import threading
@@ -44,7 +44,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _change(database: Database, clock: FakeClock, key_cache: KeyCache) -> None:
     with database.transaction() as session:
-        audit.record_operator(session, clock, "operator", "test.change", "it", None, None)
+        audit.record_operator(
+            session, clock, "operator", "test.change", "it", before=None, after=None
+        )
     key_cache.poll()
 
 

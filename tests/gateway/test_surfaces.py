@@ -14,7 +14,7 @@ from openai import OpenAI
 
 from tests.gateway.deployment import MODEL, Deployment
 
-HELLO = [{"role": "user", "content": "Hello, who are you? Tell me of tolls and houses."}]
+HELLO = [{"role": "user", "content": "Hello, who are you? Tell me of tolls and roads."}]
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_what_a_surface_lacks_is_refused_by_name(client: OpenAI) -> None:
     assert missing.value.code == "embeddings_not_supported"
 
 
-def test_langchain_speaks_with_the_house(deployment: Deployment) -> None:
+def test_langchain_is_served(deployment: Deployment) -> None:
     chat = ChatOpenAI(
         model=MODEL,
         base_url=f"{deployment.url}/v1",

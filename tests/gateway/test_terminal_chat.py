@@ -59,9 +59,9 @@ def test_a_model_is_chosen_from_those_there_are(
     assert typed(deployment, f"/model {MODEL}\n", monkeypatch)[0] == 0
     assert f"model: {MODEL}" in capsys.readouterr().err
     assert typed(deployment, "/model nope\n", monkeypatch)[0] == 1
-    assert f"'nope'; there are: {MODEL}" in capsys.readouterr().err
+    assert f"'nope'; available: {MODEL}" in capsys.readouterr().err
     assert typed(deployment, "Hi\n", monkeypatch, "--model", "nope")[0] == 2
-    assert f"'nope'; there are: {MODEL}" in capsys.readouterr().err
+    assert f"'nope'; available: {MODEL}" in capsys.readouterr().err
 
 
 def test_an_unknown_command_is_told_the_known_ones(
@@ -94,7 +94,7 @@ def test_a_refused_question_leaves_the_history_as_it_was(deployment: Deployment)
     session = ChatSession(
         ChatClient(deployment.url, deployment.key), MODEL, lambda text: None, remarks.append
     )
-    session.take("Tell me how to build a bomb at home")
+    session.handle("Tell me how to build a bomb at home")
     assert session.failed and session.messages == [] and "moderation" in remarks[0]
 
 
@@ -113,7 +113,7 @@ def test_an_interrupted_answer_ends_the_request_and_the_next_one_works(
     )
     deployment.engine.token_delay_s = 0.05
     try:
-        assert session.take("a long answer " * 20)
+        assert session.handle("a long answer " * 20)
     finally:
         deployment.engine.token_delay_s = 0.0
     request = deployment.engine.submitted[-1].request_id
@@ -123,7 +123,7 @@ def test_an_interrupted_answer_ends_the_request_and_the_next_one_works(
         time.sleep(0.02)
     assert deployment.last_event()["finish_reason"] == "client_closed"
     assert session.messages[-1]["role"] == "assistant" and session.messages[-1]["content"]
-    assert session.take("next") and len(session.messages) == 4
+    assert session.handle("next") and len(session.messages) == 4
     assert not session.failed
 
 
@@ -131,5 +131,5 @@ def test_control_characters_of_an_answer_do_not_reach_the_terminal(deployment: D
     shown: list[str] = []
     client = ChatClient(deployment.url, deployment.key)
     client.answer = lambda model, messages: (part for part in ["a\x1b[2J\tb\r\n\x9bc"])  # type: ignore[method-assign]
-    ChatSession(client, MODEL, shown.append, print).take("Hi")
+    ChatSession(client, MODEL, shown.append, print).handle("Hi")
     assert "".join(shown) == "a[2J\tb\nc\n"

@@ -1,4 +1,4 @@
-"""Spans follow a request from the door to the ledger; without an endpoint there is nothing of them."""
+"""Spans follow a request from HTTP to the ledger; without an endpoint there is nothing of them."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from opentelemetry.trace import StatusCode
 
 from core.errors import SettingError
 from core.settings import Settings
-from gateway.spans import NO_TRACE
+from gateway.spans import NO_TRACE, NO_TRACER
 from gateway.tracing import make_tracer
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
@@ -52,7 +52,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with running_deployment(
-        tmp_path_factory.mktemp("house"), tracer=provider.get_tracer("test")
+        tmp_path_factory.mktemp("traced"), tracer=provider.get_tracer("test")
     ) as deployment:
         yield Traced(deployment, exporter)
 
@@ -67,7 +67,7 @@ def ask(deployment: Deployment, **more: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_is_followed_from_the_door_to_the_ledger(traced: Traced, stream: bool) -> None:
+def test_a_request_is_followed_from_http_to_the_ledger(traced: Traced, stream: bool) -> None:
     answer = ask(traced.deployment, stream=stream)
     assert answer.status_code == 200
     found = traced.spans(answer.headers["x-request-id"], STEPS)
@@ -130,7 +130,7 @@ def test_no_span_holds_a_word_of_a_prompt(traced: Traced) -> None:
 
 def test_without_an_endpoint_nothing_stands_around_the_parts(deployment: Deployment) -> None:
     assert make_tracer(Settings()) is None
-    assert deployment.services.pipeline.tracer is None
+    assert deployment.services.pipeline.tracer is NO_TRACER
     assert NO_TRACE.span("auth") is NO_TRACE.span("admission"), "a span was allocated"
     code = "import gateway.wiring, sys; sys.exit('opentelemetry.exporter' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

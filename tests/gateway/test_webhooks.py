@@ -1,4 +1,4 @@
-"""Stripe's events at the door: signed ones are kept once, others are refused with the reason."""
+"""Stripe's events over HTTP: signed ones are kept once, others are refused with the reason."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def deployment(
         "stripe_api_base": stripe.url,
         "stripe_webhook_secret": SECRET,
     }
-    with running_deployment(tmp_path_factory.mktemp("house"), settings=settings) as made:
+    with running_deployment(tmp_path_factory.mktemp("stripe"), settings=settings) as made:
         yield made
 
 
@@ -96,7 +96,7 @@ def test_an_event_is_a_megabyte_at_most(deployment: Deployment) -> None:
     assert answer.status_code == 413
 
 
-def test_the_tasks_of_the_house_apply_what_came(deployment: Deployment, stripe: FakeStripe) -> None:
+def test_the_tasks_apply_what_came(deployment: Deployment, stripe: FakeStripe) -> None:
     services = deployment.services
     customer = customer_of(
         services.database, services.clock, services.payments, deployment.tenant_id
@@ -111,7 +111,7 @@ def test_the_tasks_of_the_house_apply_what_came(deployment: Deployment, stripe: 
         assert post(event, f"{deployment.url}/webhooks/stripe", SECRET) == 200
     services_of_tasks: dict[type, object] = {PaymentProvider: services.payments}
     context = TaskContext(services.settings, services.database, services.clock, services_of_tasks)
-    TASKS["billing.apply_webhooks"](context)  # or the house's own schedule was first
+    TASKS["billing.apply_webhooks"](context)  # or the gateway's own schedule was first
     account = httpx.get(f"{deployment.url}/admin/v1/billing", headers=deployment.headers).json()
     assert account["collection"] == "stripe"
 

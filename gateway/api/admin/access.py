@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Query, Request
+from fastapi import Depends, Query, Request
 
+from core.clock import Clock
+from core.database import Database
 from core.errors import Forbidden, Unauthenticated
 from core.tenants import access, sessions
 from core.tenants.access import THE_OPERATOR, Actor
 from core.tenants.operator import is_operator_token
 from core.tenants.scope import TenantScope
-from gateway.api.access import ServicesDep
+from gateway.api.dependencies import AuthDep, ClockDep, DatabaseDep, OperatorToken, RolesDep
 from gateway.http.exchange import Exchange
-from gateway.wiring import Services
 
 SESSION_COOKIE = "tollhouse_session"
 TenantQuery = Annotated[
@@ -30,7 +31,8 @@ TenantQuery = Annotated[
 class AdminContext:
     """An authorised admin call on one tenant."""
 
-    services: Services
+    database: Database
+    clock: Clock
     actor: Actor
     scope: TenantScope
 
@@ -39,46 +41,20 @@ class AdminContext:
 class OperatorContext:
     """An authorised admin call on resources that belong to no tenant."""
 
-    services: Services
+    database: Database
+    clock: Clock
     actor: Actor
 
 
-@dataclass(frozen=True)
-class RequirePermission:
-    obj: str
-    act: str
-
-    async def __call__(
-        self, request: Request, services: ServicesDep, tenant: TenantQuery = None
-    ) -> AdminContext:
-        actor = await actor_of(request, services)
-
-        def _authorise() -> TenantScope:
-            with services.database.read() as session:
-                return access.authorise(session, services.roles, actor, tenant, self.obj, self.act)
-
-        return AdminContext(services, actor, await asyncio.to_thread(_authorise))
-
-
-@dataclass(frozen=True)
-class RequireOperator:
-    obj: str
-    act: str
-
-    async def __call__(self, request: Request, services: ServicesDep) -> OperatorContext:
-        actor = await actor_of(request, services)
-
-        def _authorise() -> None:
-            with services.database.read() as session:
-                access.authorise_operator(session, services.roles, actor, self.obj, self.act)
-
-        await asyncio.to_thread(_authorise)
-        return OperatorContext(services, actor)
-
-
-async def actor_of(request: Request, services: Services) -> Actor:
+async def actor_of(
+    request: Request, auth: AuthDep, database: DatabaseDep, clock: ClockDep, token: OperatorToken
+) -> Actor:
     if "authorization" in request.headers or "x-api-key" in request.headers:
-        return await _actor_from_token(request, services)
+        if is_operator_token(token, _bearer_token(request)):
+            return THE_OPERATOR
+        exchange = Exchange(dict(request.scope), request.receive, None)
+        key = await auth.principal(exchange, request.url.path)
+        return Actor(key.key_id, key.role, key.tenant_id, key.project_id)
     cookie = request.cookies.get(SESSION_COOKIE)
     if cookie is None:
         raise Unauthenticated(
@@ -90,25 +66,60 @@ async def actor_of(request: Request, services: Services) -> Actor:
             "The Origin header is missing or names another site, so the session cookie is refused.",
             next_step="Send the call from the dashboard, or use an API key.",
         )
-    actor = await asyncio.to_thread(_actor_from_cookie, services, cookie)
+    actor = await asyncio.to_thread(_actor_from_cookie, database, clock, cookie)
     if actor is None:
         raise Unauthenticated("The session has ended.", next_step="Sign in again.")
     return actor
 
 
-async def _actor_from_token(request: Request, services: Services) -> Actor:
+ActorDep = Annotated[Actor, Depends(actor_of)]
+
+
+@dataclass(frozen=True)
+class RequirePermission:
+    obj: str
+    act: str
+
+    async def __call__(
+        self,
+        actor: ActorDep,
+        database: DatabaseDep,
+        clock: ClockDep,
+        roles: RolesDep,
+        tenant: TenantQuery = None,
+    ) -> AdminContext:
+        def _authorise() -> TenantScope:
+            with database.read() as session:
+                return access.authorise(session, roles, actor, tenant, self.obj, self.act)
+
+        return AdminContext(database, clock, actor, await asyncio.to_thread(_authorise))
+
+
+@dataclass(frozen=True)
+class RequireOperator:
+    obj: str
+    act: str
+
+    async def __call__(
+        self, actor: ActorDep, database: DatabaseDep, clock: ClockDep, roles: RolesDep
+    ) -> OperatorContext:
+        def _authorise() -> None:
+            with database.read() as session:
+                access.authorise_operator(session, roles, actor, self.obj, self.act)
+
+        await asyncio.to_thread(_authorise)
+        return OperatorContext(database, clock, actor)
+
+
+def _bearer_token(request: Request) -> str:
     given = request.headers.getlist("authorization")
     kind, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-    if kind.lower() == "bearer" and is_operator_token(services.operator_token, token.strip()):
-        return THE_OPERATOR
-    exchange = Exchange(dict(request.scope), request.receive, None)
-    key = await services.pipeline.auth.principal(exchange, request.url.path)
-    return Actor(key.key_id, key.role, key.tenant_id, key.project_id)
+    return token.strip() if kind.lower() == "bearer" else ""
 
 
-def _actor_from_cookie(services: Services, cookie: str) -> Actor | None:
-    with services.database.read() as session:
-        return sessions.find(session, services.clock, cookie)
+def _actor_from_cookie(database: Database, clock: Clock, cookie: str) -> Actor | None:
+    with database.read() as session:
+        return sessions.find(session, clock, cookie)
 
 
 def _same_origin(request: Request) -> bool:

@@ -6,6 +6,8 @@ from fastapi import APIRouter, Depends, Query
 from sqlalchemy.orm import Session
 
 from core.tenants import access
+from core.tenants.access import Actor
+from core.tenants.roles import Roles
 from core.tenants.scope import TenantScope
 from gateway.api.admin.access import (
     AdminContext,
@@ -14,6 +16,7 @@ from gateway.api.admin.access import (
     RequirePermission,
 )
 from gateway.api.admin.schemas import NewAppeal, Ruling
+from gateway.api.dependencies import RolesDep
 from moderation import appeals, strikes
 
 router = APIRouter(prefix="/admin/v1", tags=["moderation"])
@@ -25,50 +28,48 @@ Status = Annotated[str | None, Query(description="open, granted or denied; defau
 
 @router.get("/appeals")
 def list_appeals(ctx: ReadAccess, status: Status = None) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         rows = appeals.appeals(session, ctx.scope, status)
         return {"object": "list", "data": [appeals.describe(each) for each in rows]}
 
 
 @router.post("/appeals", status_code=201)
 def open_appeal(body: NewAppeal, ctx: WriteAccess) -> dict[str, Any]:
-    services = ctx.services
-    with services.database.transaction() as session:
+    with ctx.database.transaction() as session:
         appeal = appeals.open_appeal(
-            session, ctx.scope, services.clock, body.request_id, body.reason, body.direction
+            session, ctx.scope, ctx.clock, body.request_id, body.reason, body.direction
         )
         return appeals.describe(appeal)
 
 
 @router.post("/appeals/{appeal_id}/ruling")
-def rule_on_appeal(appeal_id: str, body: Ruling, ctx: ReviewAccess) -> dict[str, Any]:
+def rule_on_appeal(
+    appeal_id: str, body: Ruling, ctx: ReviewAccess, roles: RolesDep
+) -> dict[str, Any]:
     """Only the operator decides, so no tenant rules on its own case. Granting voids the strike."""
-    services = ctx.services
-    with services.database.transaction() as session:
-        scope = _reviewer(session, ctx, appeals.tenant_of(session, appeal_id))
+    with ctx.database.transaction() as session:
+        scope = _reviewer(session, roles, ctx.actor, appeals.tenant_of(session, appeal_id))
         appeal = appeals.decide(
-            session, scope, services.clock, appeal_id, grant=body.grant, answer=body.answer
+            session, scope, ctx.clock, appeal_id, grant=body.grant, answer=body.answer
         )
         return appeals.describe(appeal)
 
 
 @router.get("/suspensions")
 def list_suspensions(ctx: ReadAccess) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         rows = strikes.suspensions(session, ctx.scope)
         return {"object": "list", "data": [strikes.describe(each) for each in rows]}
 
 
 @router.delete("/suspensions/{key_id}")
-def lift_suspension(key_id: str, ctx: ReviewAccess) -> dict[str, Any]:
+def lift_suspension(key_id: str, ctx: ReviewAccess, roles: RolesDep) -> dict[str, Any]:
     """Lift the suspension. Earlier strikes no longer count."""
-    services = ctx.services
-    with services.database.transaction() as session:
-        scope = _reviewer(session, ctx, strikes.tenant_of(session, key_id))
-        strikes.lift(session, scope, services.clock, key_id)
+    with ctx.database.transaction() as session:
+        scope = _reviewer(session, roles, ctx.actor, strikes.tenant_of(session, key_id))
+        strikes.lift(session, scope, ctx.clock, key_id)
     return {"key_id": key_id, "suspended": False}
 
 
-def _reviewer(session: Session, ctx: OperatorContext, tenant_id: str) -> TenantScope:
-    roles = ctx.services.roles
-    return access.authorise(session, roles, ctx.actor, tenant_id, "moderation", "write")
+def _reviewer(session: Session, roles: Roles, actor: Actor, tenant_id: str) -> TenantScope:
+    return access.authorise(session, roles, actor, tenant_id, "moderation", "write")

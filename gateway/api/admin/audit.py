@@ -17,7 +17,7 @@ def list_entries(
     before: Annotated[int | None, Query(ge=0, description="List entries below this id.")] = None,
     action: Annotated[str | None, Query(max_length=80)] = None,
 ) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         rows = audit.entries(session, ctx.scope, limit=limit + 1, before_id=before, action=action)
     listed = [audit.describe(entry) for entry in rows[:limit]]
     return {"object": "list", "data": listed, "has_more": len(rows) > limit}

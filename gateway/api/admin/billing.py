@@ -27,7 +27,7 @@ BudgetWriteAccess = Annotated[AdminContext, Depends(RequirePermission("budgets",
 @router.get("/billing")
 def get_account(ctx: InvoiceReadAccess) -> dict[str, Any]:
     """The billing account and its remaining credit."""
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         account = session.get(BillingAccount, ctx.scope.tenant_id)
         if account is None:
             return {"tenant_id": ctx.scope.tenant_id, "opened": False, "credit": []}
@@ -42,7 +42,7 @@ def get_account(ctx: InvoiceReadAccess) -> dict[str, Any]:
 
 @router.get("/invoices")
 def list_invoices(ctx: InvoiceReadAccess, limit: int = 100) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         rows = session.scalars(
             select(Invoice)
             .where(Invoice.tenant_id == ctx.scope.tenant_id)
@@ -55,13 +55,13 @@ def list_invoices(ctx: InvoiceReadAccess, limit: int = 100) -> dict[str, Any]:
 @router.get("/invoices/{reference}")
 def get_invoice(reference: str, ctx: InvoiceReadAccess) -> dict[str, Any]:
     """Get an invoice by id or number, with every line and its usage."""
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         return invoice_json(session, _tenant_invoice(session, ctx, reference))
 
 
 @router.get("/invoices/{reference}/page", response_class=HTMLResponse)
 def get_invoice_page(reference: str, ctx: InvoiceReadAccess) -> HTMLResponse:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         return HTMLResponse(
             as_html(invoice_json(session, _tenant_invoice(session, ctx, reference)))
         )
@@ -69,15 +69,15 @@ def get_invoice_page(reference: str, ctx: InvoiceReadAccess) -> HTMLResponse:
 
 @router.get("/invoices/{reference}/pdf", response_class=Response)
 def get_invoice_pdf(reference: str, ctx: InvoiceReadAccess) -> Response:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         document = invoice_json(session, _tenant_invoice(session, ctx, reference))
     return Response(as_pdf(document), media_type="application/pdf")
 
 
 @router.get("/budgets")
 def list_budgets(ctx: BudgetReadAccess) -> dict[str, Any]:
-    now = ctx.services.clock.now()
-    with ctx.services.database.read() as session:
+    now = ctx.clock.now()
+    with ctx.database.read() as session:
         account = session.get(BillingAccount, ctx.scope.tenant_id)
         zone = account.timezone if account else "UTC"
         rows = session.scalars(
@@ -95,13 +95,13 @@ def list_budgets(ctx: BudgetReadAccess) -> dict[str, Any]:
 
 @router.post("/budgets", status_code=201)
 def create_budget(body: NewBudget, ctx: BudgetWriteAccess) -> dict[str, Any]:
-    services, tenant_id = ctx.services, ctx.scope.tenant_id
-    with services.database.transaction() as session:
+    tenant_id = ctx.scope.tenant_id
+    with ctx.database.transaction() as session:
         account = session.get(BillingAccount, tenant_id)
         target = _target(session, tenant_id, body)
         budget = budgets.create(
             session,
-            services.clock,
+            ctx.clock,
             tenant_id=tenant_id,
             scope=body.scope,
             scope_id=target,
@@ -114,20 +114,21 @@ def create_budget(body: NewBudget, ctx: BudgetWriteAccess) -> dict[str, Any]:
             name=body.name,
         )
         shown = _budget(budget)
-        audit.record(session, ctx.scope, services.clock, "budget.create", budget.id, None, shown)
+        audit.record(
+            session, ctx.scope, ctx.clock, "budget.create", budget.id, before=None, after=shown
+        )
     return shown
 
 
 @router.delete("/budgets/{budget_id}")
 def end_budget(budget_id: str, ctx: BudgetWriteAccess) -> dict[str, Any]:
-    services = ctx.services
-    with services.database.transaction() as session:
+    with ctx.database.transaction() as session:
         row = session.get(Budget, budget_id)
         if row is None or row.tenant_id != ctx.scope.tenant_id or row.ended_at:
             raise NotFound(f"There is no budget {budget_id!r}.", next_step="GET /admin/v1/budgets")
         before = _budget(row)
-        row.ended_at = services.clock.now()
-        audit.record(session, ctx.scope, services.clock, "budget.end", row.id, before, None)
+        row.ended_at = ctx.clock.now()
+        audit.record(session, ctx.scope, ctx.clock, "budget.end", row.id, before=before, after=None)
     return {"ended": budget_id}
 
 
@@ -142,6 +143,7 @@ def describe_account(account: BillingAccount) -> dict[str, Any]:
         "email",
         "tax_id",
         "tax_region",
+        "postal_code",
         "tax_exempt",
         "collection",
         "status",

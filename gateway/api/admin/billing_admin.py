@@ -1,22 +1,30 @@
-"""/admin/v1 billing for the operator: prices, plans, subscriptions, credits, taxes, credit notes."""
+"""/admin/v1 billing for the operator: prices, plans, subscriptions, credits, credit notes."""
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
-from sqlalchemy import or_, select
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
-from billing import accounts, credit_notes, credits, invoices, prices, subscriptions, taxes
+from billing import (
+    accounts,
+    credit_notes,
+    credits,
+    invoices,
+    price_changes,
+    prices,
+    subscriptions,
+)
 from billing.models import Plan, PriceVersionRow
+from billing.tax_ids import check_region, check_tax_id
 from billing.views import minor, money, price_json
-from core.errors import Conflict, NotFound
+from core.errors import Conflict
 from core.ids import new_id
 from core.money import Money, units_of
-from core.tenants.models import AuditEntry, Tenant
 from gateway.api.admin import billing_schemas as bodies
 from gateway.api.admin.access import OperatorContext, RequireOperator
 from gateway.api.admin.billing import describe_account
+from gateway.api.admin.billing_records import account_of, record, tenant_id_of
 
 router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])
 ReadAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "read"))]
@@ -26,7 +34,7 @@ _PLAN_MONEY = ("base_fee", "seat_fee", "included_usage", "minimum_commitment")
 
 @router.get("/prices")
 def list_prices(ctx: ReadAccess, model: str = "") -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         query = select(PriceVersionRow).order_by(
             PriceVersionRow.model, PriceVersionRow.effective_from.desc()
         )
@@ -38,29 +46,29 @@ def list_prices(ctx: ReadAccess, model: str = "") -> dict[str, Any]:
 @router.post("/prices", status_code=201)
 def save_price(body: bodies.NewPrice, ctx: WriteAccess, tenant: str = "") -> dict[str, Any]:
     """Save a price after a trial on sample usage. 400: the price is invalid; 409: it overlaps another."""
-    clock = ctx.services.clock
-    with ctx.services.database.transaction() as session:
+    clock = ctx.clock
+    with ctx.database.transaction() as session:
         draft = prices.PriceDraft(
             body.model,
             body.terms,
             body.effective_from or clock.now(),
             body.effective_to,
-            _tenant(session, tenant) if tenant else "",
+            tenant_id_of(session, tenant) if tenant else "",
             body.adapter,
             body.currency,
             body.discount_percent,
             body.note,
             ctx.actor.id,
         )
-        created = prices.save(session, clock, draft)
+        created = price_changes.save(session, clock, draft)
         shown = price_json(session.get_one(PriceVersionRow, created.id))
-        _record(session, ctx, draft.tenant_id, "price.save", created.id, shown)
+        record(session, ctx, draft.tenant_id, "price.save", created.id, shown)
     return shown
 
 
 @router.get("/billing-plans")
 def list_plans(ctx: ReadAccess) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         result = session.scalars(select(Plan).order_by(Plan.name))
         return {"object": "list", "data": [_plan(each) for each in result]}
 
@@ -70,11 +78,11 @@ def create_plan(body: bodies.NewPlan, ctx: WriteAccess) -> dict[str, Any]:
     fields = body.model_dump()
     fields |= {name: units_of(fields[name]) for name in _PLAN_MONEY}
     try:
-        with ctx.services.database.transaction() as session:
-            created = Plan(id=new_id("plan"), created_at=ctx.services.clock.now(), **fields)
+        with ctx.database.transaction() as session:
+            created = Plan(id=new_id("plan"), created_at=ctx.clock.now(), **fields)
             session.add(created)
             session.flush()
-            _record(session, ctx, "", "plan.create", created.id, _plan(created))
+            record(session, ctx, "", "plan.create", created.id, _plan(created))
             return _plan(created)
     except IntegrityError:
         raise Conflict(
@@ -85,20 +93,20 @@ def create_plan(body: bodies.NewPlan, ctx: WriteAccess) -> dict[str, Any]:
 @router.post("/tenants/{tenant}/subscription", status_code=201)
 def subscribe(tenant: str, body: bodies.Subscribe, ctx: WriteAccess) -> dict[str, Any]:
     """Move the tenant to the plan now; the previous plan's fee is prorated."""
-    now = ctx.services.clock.now()
-    with ctx.services.database.transaction() as session:
-        tenant_id = _account(session, ctx, tenant)
+    now = ctx.clock.now()
+    with ctx.database.transaction() as session:
+        tenant_id = account_of(session, ctx, tenant)
         subscriptions.subscribe(session, tenant_id, body.plan, now, body.seats)
         shown = {"tenant_id": tenant_id, "plan": body.plan, "seats": body.seats}
-        _record(session, ctx, tenant_id, "subscription.change", tenant_id, shown)
+        record(session, ctx, tenant_id, "subscription.change", tenant_id, shown)
     return shown | {"from": now.isoformat()}
 
 
 @router.post("/tenants/{tenant}/credits", status_code=201)
 def grant_credit(tenant: str, body: bodies.NewCredit, ctx: WriteAccess) -> dict[str, Any]:
-    now = ctx.services.clock.now()
-    with ctx.services.database.transaction() as session:
-        tenant_id = _account(session, ctx, tenant)
+    now = ctx.clock.now()
+    with ctx.database.transaction() as session:
+        tenant_id = account_of(session, ctx, tenant)
         account = accounts.lock_account(session, tenant_id)
         created = credits.grant(
             session,
@@ -116,35 +124,28 @@ def grant_credit(tenant: str, body: bodies.NewCredit, ctx: WriteAccess) -> dict[
             "kind": created.kind,
             "granted": money(created.granted, created.currency),
         }
-        _record(session, ctx, tenant_id, "credit.grant", created.id, shown)
+        record(session, ctx, tenant_id, "credit.grant", created.id, shown)
     return shown
 
 
 @router.patch("/tenants/{tenant}/billing")
 def change_account(tenant: str, body: bodies.AccountChange, ctx: WriteAccess) -> dict[str, Any]:
-    now = ctx.services.clock.now()
+    now = ctx.clock.now()
     changes = body.model_dump(exclude_unset=True, exclude_none=True)
-    with ctx.services.database.transaction() as session:
-        account = accounts.lock_account(session, _account(session, ctx, tenant))
+    with ctx.database.transaction() as session:
+        account = accounts.lock_account(session, account_of(session, ctx, tenant))
         if "anchor_day" in changes:
             accounts.set_anchor(session, account, changes.pop("anchor_day"), now)
         if "timezone" in changes:
             accounts.set_timezone(session, account, changes.pop("timezone"), now)
         for name, value in changes.items():
             setattr(account, name, value)
+        if "tax_region" in changes and account.tax_region:
+            account.tax_region = check_region(account.tax_region)
+        if "tax_region" in changes or "tax_id" in changes:
+            account.tax_id = check_tax_id(account.tax_id, account.tax_region)
         shown = describe_account(account)
-        _record(session, ctx, account.tenant_id, "billing.change", account.tenant_id, shown)
-    return shown
-
-
-@router.post("/tax-rates", status_code=201)
-def add_tax_rate(body: bodies.NewTaxRate, ctx: WriteAccess) -> dict[str, Any]:
-    start = body.effective_from or ctx.services.clock.now()
-    ppm = units_of(body.percent) // 10**8
-    with ctx.services.database.transaction() as session:
-        taxes.add_rate(session, body.region, body.name, ppm, start)
-        shown = {"region": body.region, "name": body.name, "rate_ppm": ppm}
-        _record(session, ctx, "", "tax.set", f"{body.region} {body.name}", shown)
+        record(session, ctx, account.tenant_id, "billing.change", account.tenant_id, shown)
     return shown
 
 
@@ -152,7 +153,7 @@ def add_tax_rate(body: bodies.NewTaxRate, ctx: WriteAccess) -> dict[str, Any]:
 def issue_credit_note(
     reference: str, body: bodies.NewCreditNote, ctx: WriteAccess
 ) -> dict[str, Any]:
-    with ctx.services.database.transaction() as session:
+    with ctx.database.transaction() as session:
         invoice = invoices.get(session, reference)
         note = credit_notes.issue(
             session,
@@ -160,7 +161,7 @@ def issue_credit_note(
             net_minor=body.net_minor,
             reason=body.reason,
             reference=f"admin:{invoice.id}:{body.reference}",
-            at=ctx.services.clock.now(),
+            at=ctx.clock.now(),
             refund=body.refund,
         )
         shown = {
@@ -170,46 +171,8 @@ def issue_credit_note(
             "tax": minor(note.tax_minor, note.currency),
             "outcome": note.outcome,
         }
-        _record(session, ctx, invoice.tenant_id, "credit_note.issue", note.id, shown)
+        record(session, ctx, invoice.tenant_id, "credit_note.issue", note.id, shown)
     return shown
-
-
-def _tenant(session: Session, name_or_id: str) -> str:
-    result = session.scalar(
-        select(Tenant.id).where(or_(Tenant.name == name_or_id, Tenant.id == name_or_id))
-    )
-    if result is None:
-        raise NotFound(f"There is no tenant {name_or_id!r}.", next_step="GET /admin/v1/tenants")
-    return result
-
-
-def _account(session: Session, ctx: OperatorContext, name_or_id: str) -> str:
-    """The tenant's id. Opens its billing account if it has none."""
-    tenant_id = _tenant(session, name_or_id)
-    accounts.ensure_account(session, tenant_id, ctx.services.clock.now())
-    return tenant_id
-
-
-def _record(
-    session: Session,
-    ctx: OperatorContext,
-    tenant_id: str,
-    action: str,
-    target: str,
-    after: dict[str, Any],
-) -> None:
-    """Write to the audit log of the tenant concerned, in the same transaction."""
-    session.add(
-        AuditEntry(
-            tenant_id=tenant_id or None,
-            at=ctx.services.clock.now(),
-            actor=ctx.actor.id,
-            action=action,
-            target=target,
-            before=None,
-            after=after,
-        )
-    )
 
 
 def _plan(each: Plan) -> dict[str, Any]:

@@ -87,7 +87,8 @@ class AccountChange(Body):
     address: str | None = Field(None, max_length=2000)
     email: str | None = Field(None, max_length=320)
     tax_id: str | None = Field(None, max_length=80)
-    tax_region: str | None = Field(None, max_length=20)
+    tax_region: str | None = Field(None, max_length=20, examples=["DE", "US-NY"])
+    postal_code: str | None = Field(None, max_length=20)
     tax_exempt: bool | None = None
     prepaid_only: bool | None = None
     anchor_day: int | None = Field(None, ge=1, le=31)
@@ -100,6 +101,21 @@ class NewTaxRate(Body):
     name: str = Field(min_length=1, max_length=120)
     percent: str = Field(pattern=r"^\d{1,2}(\.\d{1,4})?$")
     effective_from: datetime | None = None
+
+
+class SellerChange(Body):
+    name: str | None = Field(None, min_length=1, max_length=200)
+    address: str | None = Field(None, max_length=2000)
+    tax_id: str | None = Field(None, max_length=80)
+    tax_region: str | None = Field(None, max_length=20, examples=["DE", "US-NY"])
+    number_prefix: str | None = Field(None, pattern=r"^[A-Za-z0-9-]{1,20}$")
+
+
+class NewTaxExemption(Body):
+    number: str = Field(min_length=1, max_length=80, description="Of the certificate.")
+    region: str = Field("", max_length=20, description="Empty covers every region.")
+    valid_from: datetime | None = Field(None, description="Now when omitted.")
+    valid_to: datetime | None = None
 
 
 class NewCreditNote(Body):

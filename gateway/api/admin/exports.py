@@ -13,6 +13,7 @@ from billing.models import ExportSchedule
 from core.tenants import audit
 from gateway.api.admin.access import AdminContext, RequirePermission
 from gateway.api.admin.billing_schemas import ExportScheduleChange, NewExportSchedule
+from gateway.api.dependencies import SettingsDep
 
 router = APIRouter(prefix="/admin/v1", tags=["exports"])
 ReadAccess = Annotated[AdminContext, Depends(RequirePermission("exports", "read"))]
@@ -22,28 +23,29 @@ WriteAccess = Annotated[AdminContext, Depends(RequirePermission("exports", "writ
 @router.get("/export-schedules")
 def list_schedules(ctx: ReadAccess) -> dict[str, Any]:
     """The tenant's schedules, including paused ones and those that the operator created for it."""
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         rows = schedules.open_schedules(session, ctx.scope.tenant_id)
         return {"object": "list", "data": [schedule_json(each) for each in rows]}
 
 
 @router.post("/export-schedules", status_code=201)
-def create_schedule(body: NewExportSchedule, ctx: WriteAccess) -> dict[str, Any]:
+def create_schedule(
+    body: NewExportSchedule, ctx: WriteAccess, settings: SettingsDep
+) -> dict[str, Any]:
     """Export each day, week or month, starting with the current one. The destination is checked first.
     A tenant may only name a folder of its own; the operator may name any directory or bucket.
     """
-    services = ctx.services
 
     def _store_of(destination: str) -> Store:
-        return open_store(destination, services.settings)
+        return open_store(destination, settings)
 
     create: Callable[..., ExportSchedule] = schedules.schedule_own
     if ctx.actor.is_operator:
         create = schedules.schedule
-    with services.database.transaction() as session:
+    with ctx.database.transaction() as session:
         created = create(
             session,
-            services.clock,
+            ctx.clock,
             _store_of,
             tenant_id=ctx.scope.tenant_id,
             what=body.what,
@@ -56,11 +58,11 @@ def create_schedule(body: NewExportSchedule, ctx: WriteAccess) -> dict[str, Any]
         audit.record(
             session,
             ctx.scope,
-            services.clock,
+            ctx.clock,
             "export_schedule.create",
             shown["id"],
-            None,
-            shown,
+            before=None,
+            after=shown,
         )
     return shown
 
@@ -87,19 +89,18 @@ def _changed(
     name: str,
     change: Callable[[ExportSchedule, datetime], None],
 ) -> dict[str, Any]:
-    services = ctx.services
-    with services.database.transaction() as session:
+    with ctx.database.transaction() as session:
         row = schedules.find(session, schedule_id, ctx.scope.tenant_id)
         before = schedule_json(row)
-        change(row, services.clock.now())
+        change(row, ctx.clock.now())
         after = schedule_json(row)
         audit.record(
             session,
             ctx.scope,
-            services.clock,
+            ctx.clock,
             f"export_schedule.{name}",
             row.id,
-            before,
-            None if row.ended_at else after,
+            before=before,
+            after=None if row.ended_at else after,
         )
     return after

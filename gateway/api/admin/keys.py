@@ -18,25 +18,24 @@ WriteAccess = Annotated[AdminContext, Depends(RequirePermission("keys", "write")
 
 @router.get("")
 def list_keys(ctx: ReadAccess) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         rows = keys.all_of(session, ctx.scope)
         return {"object": "list", "data": [keys.describe(each) for each in rows]}
 
 
 @router.post("", status_code=201)
 def issue_key(body: NewKey, ctx: WriteAccess) -> dict[str, Any]:
-    services = ctx.services
     if body.expires_at is not None and body.expires_at.tzinfo is None:
         raise BadRequest(
             "expires_at has no time zone.",
             next_step="Write it like 2027-01-31T00:00:00Z.",
             param="expires_at",
         )
-    with services.database.transaction() as session:
+    with ctx.database.transaction() as session:
         issued = keys.issue(
             session,
             ctx.scope,
-            services.clock,
+            ctx.clock,
             project_id=body.project_id,
             name=body.name,
             role=body.role,
@@ -49,18 +48,16 @@ def issue_key(body: NewKey, ctx: WriteAccess) -> dict[str, Any]:
 
 @router.post("/{key_id}/rotate", status_code=201)
 def rotate_key(key_id: str, body: KeyRotation, ctx: WriteAccess) -> dict[str, Any]:
-    services = ctx.services
-    with services.database.transaction() as session:
+    with ctx.database.transaction() as session:
         overlap = timedelta(seconds=body.overlap_s)
-        issued = keys.rotate(session, ctx.scope, services.clock, key_id, overlap=overlap)
+        issued = keys.rotate(session, ctx.scope, ctx.clock, key_id, overlap=overlap)
         return _shown(session, ctx, issued)
 
 
 @router.delete("/{key_id}")
 def revoke_key(key_id: str, ctx: WriteAccess) -> dict[str, Any]:
-    services = ctx.services
-    with services.database.transaction() as session:
-        keys.revoke(session, ctx.scope, services.clock, key_id)
+    with ctx.database.transaction() as session:
+        keys.revoke(session, ctx.scope, ctx.clock, key_id)
         return keys.describe(keys.get(session, ctx.scope, key_id))
 
 

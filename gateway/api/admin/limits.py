@@ -22,7 +22,7 @@ WriteAccess = Annotated[AdminContext, Depends(RequirePermission("limits", "write
 
 @router.get("/plans")
 def list_plans(ctx: ReadAccess) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         plans = plan_store.all_of(session)
     return {"object": "list", "data": [plan_store.describe(each) for each in plans.values()]}
 
@@ -31,22 +31,22 @@ def list_plans(ctx: ReadAccess) -> dict[str, Any]:
 def save_plan(name: str, body: PlanBody, ctx: OperatorAccess) -> dict[str, Any]:
     """Create or replace a plan. A change reaches its tenants within a second."""
     plan = plan_store.from_body(organisations.check_slug(name), body.model_dump())
-    with ctx.services.database.transaction() as session:
-        plan_store.save(session, ctx.services.clock, ctx.actor.id, plan)
+    with ctx.database.transaction() as session:
+        plan_store.save(session, ctx.clock, ctx.actor.id, plan)
     return plan_store.describe(plan)
 
 
 @router.delete("/plans/{name}")
 def remove_plan(name: str, ctx: OperatorAccess) -> dict[str, Any]:
-    with ctx.services.database.transaction() as session:
-        plan_store.remove(session, ctx.services.clock, ctx.actor.id, name)
+    with ctx.database.transaction() as session:
+        plan_store.remove(session, ctx.clock, ctx.actor.id, name)
     return {"removed": name}
 
 
 @router.get("/limits")
 def list_limits(ctx: ReadAccess) -> dict[str, Any]:
     """The limits in force: the plan's, and the tenant's own."""
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         tenant = organisations.get_tenant(session, ctx.scope)
         own = limits.own_rules(session, ctx.scope)
         plan = limits.plan_of(session, tenant)
@@ -59,8 +59,8 @@ def set_limit(body: NewLimit, ctx: WriteAccess) -> dict[str, Any]:
     rule = LimitRule(
         Scope(body.scope), Unit(body.unit), body.limit, body.period_s, body.target, body.shadow
     )
-    with ctx.services.database.transaction() as session:
-        limits.set_rule(session, ctx.scope, ctx.services.clock, rule)
+    with ctx.database.transaction() as session:
+        limits.set_rule(session, ctx.scope, ctx.clock, rule)
     return limits.describe(rule)
 
 
@@ -70,6 +70,6 @@ def remove_limit(
 ) -> dict[str, Any]:
     """Remove the tenant's own limit; the plan's applies again."""
     rule = LimitRule(scope, unit, 1, period_s, target)
-    with ctx.services.database.transaction() as session:
-        limits.remove_rule(session, ctx.scope, ctx.services.clock, rule)
+    with ctx.database.transaction() as session:
+        limits.remove_rule(session, ctx.scope, ctx.clock, rule)
     return {"removed": rule.name, "target": target}

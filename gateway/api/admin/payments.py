@@ -16,7 +16,7 @@ from gateway.api.admin.access import (
     RequirePermission,
 )
 from gateway.api.admin.billing_schemas import NewRefund, SetupLink
-from gateway.api.payment_setup import setup_link
+from gateway.api.dependencies import CardPagesDep
 
 router = APIRouter(prefix="/admin/v1", tags=["payments"])
 ReadAccess = Annotated[AdminContext, Depends(RequirePermission("payments", "read"))]
@@ -26,7 +26,7 @@ OperatorAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "w
 
 @router.get("/payments")
 def list_payments(ctx: ReadAccess, limit: int = 100) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         rows = session.scalars(
             select(Payment)
             .where(Payment.tenant_id == ctx.scope.tenant_id)
@@ -38,7 +38,7 @@ def list_payments(ctx: ReadAccess, limit: int = 100) -> dict[str, Any]:
 
 @router.get("/payment-methods")
 def list_methods(ctx: ReadAccess) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         rows = session.scalars(
             select(PaymentMethod)
             .where(
@@ -51,26 +51,27 @@ def list_methods(ctx: ReadAccess) -> dict[str, Any]:
 
 
 @router.post("/payment-methods/setup")
-def setup_method(ctx: WriteAccess, body: SetupLink | None = None) -> dict[str, str]:
+def setup_method(
+    ctx: WriteAccess, card_pages: CardPagesDep, body: SetupLink | None = None
+) -> dict[str, str]:
     """The URL of the provider's page for adding a card. Card numbers never reach the gateway."""
-    link = setup_link(ctx.services, ctx.scope, (body.return_url if body else None) or "")
-    return {"url": link}
+    return {"url": card_pages.link(ctx.scope, (body.return_url if body else None) or "")}
 
 
 @router.post("/payments/{payment_id}/refunds", status_code=201)
 def refund(payment_id: str, body: NewRefund, ctx: OperatorAccess) -> dict[str, Any]:
     """Post the refund to the ledger and request it; it is `pending` until the provider confirms."""
-    with ctx.services.database.transaction() as session:
+    with ctx.database.transaction() as session:
         created = commands.request_refund(
             session,
             payment_id,
             body.amount_minor,
             f"admin:{payment_id}:{body.reference}",
-            ctx.services.clock.now(),
+            ctx.clock.now(),
             reason=body.reason,
         )
         shown = describe_refund(created)
         audit.record_operator(
-            session, ctx.services.clock, ctx.actor.id, "payment.refund", created.id, None, shown
+            session, ctx.clock, ctx.actor.id, "payment.refund", created.id, before=None, after=shown
         )
     return shown

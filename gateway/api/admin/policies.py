@@ -9,6 +9,7 @@ from fastapi.responses import StreamingResponse
 
 from gateway.api.admin.access import AdminContext, RequirePermission
 from gateway.api.datetimes import parse_datetime
+from gateway.api.dependencies import OpinionsDep, PoliciesDep
 from moderation import policies
 from moderation.policy import Policy
 from moderation.records import decisions, describe, every_decision, export_csv
@@ -25,7 +26,7 @@ Since = Annotated[str | None, Query(description="ISO 8601 time; UTC without an o
 
 @router.get("/policies")
 def list_policies(ctx: ReadAccess) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         data = [
             {
                 "version": row.version,
@@ -43,26 +44,27 @@ def list_policies(ctx: ReadAccess) -> dict[str, Any]:
 
 @router.put("/policies")
 def put_policy(
-    document: Document, ctx: WriteAccess, level: Level = "tenant", target: Target = None
+    document: Document,
+    ctx: WriteAccess,
+    view: PoliciesDep,
+    opinions: OpinionsDep,
+    level: Level = "tenant",
+    target: Target = None,
 ) -> dict[str, Any]:
-    services = ctx.services
-    services.opinions.check(Policy.from_dict(document))
-    with services.database.transaction() as session:
-        saved = policies.put(
-            session, ctx.scope, services.clock, document, level=level, target=target
-        )
-    services.policies.refresh()
+    opinions.check(Policy.from_dict(document))
+    with ctx.database.transaction() as session:
+        saved = policies.put(session, ctx.scope, ctx.clock, document, level=level, target=target)
+    view.refresh()
     return {"version": saved.version, "level": level, "target": target}
 
 
 @router.delete("/policies")
 def retire_policy(
-    ctx: WriteAccess, level: Level = "tenant", target: Target = None
+    ctx: WriteAccess, view: PoliciesDep, level: Level = "tenant", target: Target = None
 ) -> dict[str, Any]:
-    services = ctx.services
-    with services.database.transaction() as session:
-        policies.retire(session, ctx.scope, services.clock, level=level, target=target)
-    services.policies.refresh()
+    with ctx.database.transaction() as session:
+        policies.retire(session, ctx.scope, ctx.clock, level=level, target=target)
+    view.refresh()
     return {"level": level, "target": target}
 
 
@@ -75,7 +77,7 @@ def list_decisions(
     before_id: int | None = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         rows = decisions(
             session,
             ctx.scope,
@@ -93,11 +95,11 @@ def export_decisions(
     ctx: ReadAccess, since: Since = None, until: Since = None
 ) -> StreamingResponse:
     """Every decision of a period as CSV; by default the last 31 days."""
-    end = _parse_time("until", until) or ctx.services.clock.now()
+    end = _parse_time("until", until) or ctx.clock.now()
     start = _parse_time("since", since) or end - timedelta(days=31)
 
     def _lines() -> Iterator[str]:
-        with ctx.services.database.read() as session:
+        with ctx.database.read() as session:
             yield from export_csv(every_decision(session, ctx.scope, start, end))
 
     name = f"tollhouse-decisions-{start:%Y%m%d}-{end:%Y%m%d}.csv"

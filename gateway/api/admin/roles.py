@@ -17,22 +17,20 @@ WriteAccess = Annotated[OperatorContext, Depends(RequireOperator("roles", "write
 def list_roles(
     ctx: Annotated[OperatorContext, Depends(RequireOperator("roles", "read"))],
 ) -> dict[str, Any]:
-    with ctx.services.database.transaction() as session:
+    with ctx.database.transaction() as session:
         ensure_policy(session)
         return {"object": "list", "data": permissions.list_rules(session)}
 
 
 @router.post("", status_code=201)
 def grant(body: Permission, ctx: WriteAccess) -> dict[str, Any]:
-    services = ctx.services
-    with services.database.transaction() as session:
-        permissions.grant(session, services.clock, ctx.actor.id, body.role, body.obj, body.act)
+    with ctx.database.transaction() as session:
+        permissions.grant(session, ctx.clock, ctx.actor.id, body.role, body.obj, body.act)
     return body.model_dump()
 
 
 @router.delete("")
 def withdraw(ctx: WriteAccess, role: str, obj: str, act: str) -> dict[str, Any]:
-    services = ctx.services
-    with services.database.transaction() as session:
-        permissions.withdraw(session, services.clock, ctx.actor.id, role, obj, act)
+    with ctx.database.transaction() as session:
+        permissions.withdraw(session, ctx.clock, ctx.actor.id, role, obj, act)
     return {"role": role, "obj": obj, "act": act}

@@ -14,6 +14,7 @@ from gateway.api.admin import (
     payments,
     policies,
     roles,
+    taxes,
     tenants,
 )
 
@@ -30,6 +31,7 @@ ROUTERS = (
     billing.router,
     payments.router,
     billing_admin.router,
+    taxes.router,
     exports.router,
     engines.router,
 )

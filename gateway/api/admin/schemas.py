@@ -5,12 +5,22 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from billing.onboarding import BillingDetails, Customer, Owner
+
 Role = Literal["owner", "admin", "finance", "developer", "viewer"]
 Name = Field(min_length=1, max_length=120)
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class NewOwner(_Body):
+    email: str = Field(max_length=320)
+    name: str = Field("", max_length=200)
+    password: str | None = Field(
+        None, min_length=10, max_length=1024, description="Empty: single sign-on only."
+    )
 
 
 class NewTenant(_Body):
@@ -21,6 +31,26 @@ class NewTenant(_Body):
     plan: str = "standard"
     currency: str = "USD"
     timezone: str = Field("UTC", max_length=64)
+
+    legal_name: str = Field("", max_length=200, description="On invoices.")
+    address: str = Field("", max_length=2000)
+    email: str = Field("", max_length=320, description="For invoices.")
+    tax_id: str = Field("", max_length=80)
+    tax_region: str = Field("", max_length=20, description="Such as DE or US-NY.")
+    tax_exempt: bool = False
+    owner: NewOwner | None = None
+    project: str = Field("default", min_length=1, max_length=63)
+    key: str = Field("", max_length=120, description="Name of the first key; empty for none.")
+
+    def customer(self) -> Customer:
+        details = ("legal_name", "address", "email", "tax_id", "tax_region", "tax_exempt")
+        plain = ("name", "display_name", "plan", "currency", "timezone", "project", "key")
+        owner = Owner(**self.owner.model_dump()) if self.owner is not None else None
+        return Customer(
+            **{name: getattr(self, name) for name in plain},
+            billing=BillingDetails(**{name: getattr(self, name) for name in details}),
+            owner=owner,
+        )
 
 
 class TenantChange(_Body):

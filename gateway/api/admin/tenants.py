@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
+from billing import onboarding
 from core.tenants import organisations
 from gateway.api.admin.access import (
     AdminContext,
@@ -20,7 +21,7 @@ router = APIRouter(prefix="/admin/v1", tags=["tenants"])
 def list_tenants(
     ctx: Annotated[OperatorContext, Depends(RequireOperator("tenants", "read"))],
 ) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         listed = [organisations.describe(each) for each in organisations.all_tenants(session)]
     return {"object": "list", "data": listed}
 
@@ -30,17 +31,18 @@ def create_tenant(
     body: NewTenant,
     ctx: Annotated[OperatorContext, Depends(RequireOperator("tenants", "write"))],
 ) -> dict[str, Any]:
-    services = ctx.services
-    with services.database.transaction() as session:
-        created = organisations.create_tenant(session, services.clock, **body.model_dump())
-        return organisations.describe(created)
+    """Create a tenant with its billing account and first project; with `owner` and `key` its first
+    member and key too. The key's secret is in this answer only."""
+    with ctx.database.transaction() as session:
+        made = onboarding.onboard(session, ctx.clock, body.customer(), ctx.actor.id)
+        return made.describe()
 
 
 @router.get("/tenant")
 def get_tenant(
     ctx: Annotated[AdminContext, Depends(RequirePermission("tenant", "read"))],
 ) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         return organisations.describe(organisations.get_tenant(session, ctx.scope))
 
 
@@ -48,10 +50,9 @@ def get_tenant(
 def change_tenant(
     body: TenantChange, ctx: Annotated[AdminContext, Depends(RequirePermission("tenant", "write"))]
 ) -> dict[str, Any]:
-    services = ctx.services
-    with services.database.transaction() as session:
+    with ctx.database.transaction() as session:
         changed = organisations.change_tenant(
-            session, ctx.scope, services.clock, **body.model_dump(exclude_unset=True)
+            session, ctx.scope, ctx.clock, **body.model_dump(exclude_unset=True)
         )
         return organisations.describe(changed)
 
@@ -60,7 +61,7 @@ def change_tenant(
 def list_projects(
     ctx: Annotated[AdminContext, Depends(RequirePermission("projects", "read"))],
 ) -> dict[str, Any]:
-    with ctx.services.database.read() as session:
+    with ctx.database.read() as session:
         rows = organisations.projects(session, ctx.scope)
         return {"object": "list", "data": [organisations.describe_project(each) for each in rows]}
 
@@ -69,9 +70,8 @@ def list_projects(
 def create_project(
     body: NewProject, ctx: Annotated[AdminContext, Depends(RequirePermission("projects", "write"))]
 ) -> dict[str, Any]:
-    services = ctx.services
-    with services.database.transaction() as session:
-        created = organisations.create_project(session, ctx.scope, services.clock, name=body.name)
+    with ctx.database.transaction() as session:
+        created = organisations.create_project(session, ctx.scope, ctx.clock, name=body.name)
         return organisations.describe_project(created)
 
 
@@ -79,7 +79,6 @@ def create_project(
 def archive_project(
     project_id: str, ctx: Annotated[AdminContext, Depends(RequirePermission("projects", "write"))]
 ) -> dict[str, Any]:
-    services = ctx.services
-    with services.database.transaction() as session:
-        archived = organisations.archive_project(session, ctx.scope, services.clock, project_id)
+    with ctx.database.transaction() as session:
+        archived = organisations.archive_project(session, ctx.scope, ctx.clock, project_id)
         return organisations.describe_project(archived)

@@ -11,6 +11,7 @@ from core.tenants import organisations
 from core.tenants.scope import TenantScope, scope_of_operator
 
 ACTOR = "command line"
+PASSWORD_SOURCE = "a file with the password, or - to read a line from stdin"
 
 
 def add_tenant(parser: argparse.ArgumentParser) -> None:

@@ -1,28 +1,48 @@
-"""`tollhouse audit`: compares usage, charges, ledger, invoices and payments; exits 1 on a difference."""
+"""`tollhouse audit`: compares usage, charges, ledger, invoices, payments and, with Redis, the money
+that limits hold; exits 1 on a difference."""
 
 import argparse
+import asyncio
+from datetime import timedelta
 from functools import partial
 
-from billing import reconcile
+from sqlalchemy.orm import Session
+
+from billing import budgets, closing, reconcile
+from billing.differences import MAX_REQUEST_IDS, Difference
 from billing.invoice_run import rate_all
 from billing.payments import compare
 from billing.payments.base import TryLater
 from billing.payments.provider_snapshot import ProviderSnapshot
+from billing.reconcile import Check
 from core.errors import DependencyDown
+from gateway.admission.held_money import held_money_differences
 from gateway.cli.commands import _provider_window as provider_window
 from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, say, show
+from gateway.metering.receipt_files import files_and_events, receipt_files
 from gateway.metering.spool_watch import wait_until_shipped
 from gateway.payments import make_payments
 
+_COUNTERS_S = 10.0  # a tenant with many running requests takes longer than a request may wait
+_RUNNING_WITHIN = timedelta(minutes=10)
 HELP = "check that usage, charges, ledger, invoices and Stripe agree; exit 1 if they do not"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--keep", action="store_true", help="store the report for the dashboard")
     parser.add_argument("--as-is", action="store_true", help="do not rate unrated usage first")
+    parser.add_argument(
+        "--open", action="store_true", help="read only days that are not closed, and frozen sums"
+    )
     provider_window.add_arguments(parser)
     parser.add_argument("--no-provider", action="store_true", help="skip the payment provider")
+    parser.add_argument(
+        "--receipts",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="receipt files of engines on other machines; default: this machine's engines' own",
+    )
     add_json(parser)
     parser.set_defaults(run=_run)
 
@@ -33,13 +53,29 @@ def _run(arguments: argparse.Namespace) -> int:
         if not arguments.as_is:
             rate_all(tools.database, tools.clock)
         snapshot = None if arguments.no_provider else _provider_snapshot(tools, arguments)
-        more = (partial(compare.differences, snapshot=snapshot),) if snapshot else ()
+        files = receipt_files(tools.settings, arguments.receipts)
+        more: tuple[Check, ...] = (
+            partial(files_and_events, settings=tools.settings, clock=tools.clock, files=files),
+        )
+        if snapshot is not None:
+            more += (partial(compare.differences, snapshot=snapshot),)
+        if tools.settings.redis_url:  # counters in memory are those of the server's process alone
+            more += (partial(_held_money, tools),)
         steps = snapshot.steps() if snapshot else None
-        if arguments.keep:
-            report = reconcile.audit_and_store(tools.database, tools.clock, more=more, steps=steps)
-        else:
-            with tools.database.snapshot() as session:
-                report = reconcile.audit(session, more=more, steps=steps)
+        # A receipt comes before its event, so requests that run have one without an event.
+        busy = spool.running or spool.unshipped
+        before = tools.clock.now() - _RUNNING_WITHIN if busy else None
+        report = reconcile.audit_and_store(
+            tools.database,
+            tools.clock,
+            more=more,
+            steps=steps,
+            pending_before=before,
+            open_only=arguments.open,
+            closed_days=None
+            if arguments.open
+            else partial(closing.signed_days_are_unchanged, keys=tools.settings.closing_keys),
+        )
     shown = report.as_json()
     clean = report.clean and not spool.parked
     shown["clean"] = clean
@@ -55,12 +91,31 @@ def _run(arguments: argparse.Namespace) -> int:
     for each in report.differences:
         ids = ", ".join(each.request_ids)
         say(f"{each.check}: {each.message} ({each.count}). {ids}")
+    if report.without_receipt:
+        ids = ", ".join(report.without_receipt[:MAX_REQUEST_IDS])
+        say(f"billed without a receipt of the engine: {len(report.without_receipt)}. {ids}")
     say(
         f"lost {report.lost}, duplicated {report.duplicated}, ledger error "
         f"{shown['ledger_error']}; waiting {report.pending}, parked {report.parked}, "
         f"parked in spools {spool.parked}"
     )
     return 0 if clean else 1
+
+
+def _held_money(tools: CommandContext, session: Session) -> list[Difference]:
+    from gateway.wiring import make_counters
+
+    keys = budgets.hard_limit_keys(session, tools.clock.now())
+
+    async def _compare() -> list[Difference]:
+        counters = make_counters(tools.settings, tools.clock, timeout_s=_COUNTERS_S)
+        await counters.start()
+        try:
+            return await held_money_differences(counters, keys)
+        finally:
+            await counters.close()
+
+    return asyncio.run(_compare()) if keys else []
 
 
 def _provider_snapshot(

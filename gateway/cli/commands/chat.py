@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     if sys.stdin.isatty():
         _remark(f"{session.model} at {client.url}. {KEYS}.")
     for line in _typed() if sys.stdin.isatty() else sys.stdin:
-        if not session.take(line):
+        if not session.handle(line):
             break
     return 1 if session.failed and not sys.stdin.isatty() else 0
 
@@ -53,7 +53,7 @@ def _model(client: ChatClient, name: str) -> str:
     known = client.models()
     if name and name not in known:
         raise BadRequest(
-            f"There is no model {name!r}; there are: {', '.join(known)}.",
+            f"There is no model {name!r}; available: {', '.join(known)}.",
             next_step="Name one of them with --model.",
         )
     if not known:

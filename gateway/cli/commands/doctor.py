@@ -5,7 +5,7 @@ import dataclasses
 
 from core.clock import SystemClock
 from core.settings import load_settings
-from gateway.cli.doctor import dependencies, packages, payments, storage
+from gateway.cli.doctor import dependencies, interpreter, packages, payments, storage
 from gateway.cli.doctor.check import Check, Health, good, run_checks
 from gateway.cli.output import add_json, say, show
 
@@ -14,6 +14,8 @@ HELP = "check every part of the deployment and suggest fixes"
 CHECKS: dict[str, Check] = {
     "settings": lambda settings, _clock: good("every TOLLHOUSE_ variable is valid"),
     "extras": packages.extras,
+    "classifier": packages.classifier,
+    "interpreter": interpreter.interpreter,
     "data directory": storage.data_directory,
     "database": storage.database,
     "clock": storage.clock_skew,
@@ -24,6 +26,7 @@ CHECKS: dict[str, Check] = {
     "payments": dependencies.payments,
     "payment queue": payments.queue,
     "spool": storage.spools,
+    "tasks": storage.tasks,
     "failed items": storage.failed_items,
     "exports": storage.exports,
     "port": dependencies.port,

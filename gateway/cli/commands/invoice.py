@@ -17,6 +17,7 @@ from gateway.cli.commands._tenants import tenant_id_of
 from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, show
 from gateway.metering.spool_watch import wait_until_shipped
+from gateway.payments import make_taxes
 
 HELP = "create, show and settle invoices"
 
@@ -65,6 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
             chosen,
             current=not arguments.closed_only,
             progress=lambda done, total: bar.update(shown, completed=done, total=total),
+            taxes=make_taxes(tools.settings, tools.clock),
         )
         with tools.database.read() as session:
             rows = [session.get_one(Invoice, each) for each in result.all_ids]

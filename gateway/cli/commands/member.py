@@ -9,12 +9,16 @@ from core.tenants import members, sign_on
 from core.tenants.models import Member
 from core.tenants.roles import MEMBER_ROLES
 from core.tenants.scope import TenantScope
-from gateway.cli.commands._tenant_options import add_tenant, password_from, scope_named
+from gateway.cli.commands._tenant_options import (
+    PASSWORD_SOURCE,
+    add_tenant,
+    password_from,
+    scope_named,
+)
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
 
 HELP = "add, list and change the members of a tenant"
-_PASSWORD = "a file with the password, or - to read a line from stdin"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add.add_argument("email")
     add.add_argument("--role", choices=MEMBER_ROLES, default="viewer")
     add.add_argument("--name", default="")
-    add.add_argument("--password-file", metavar="FILE", help=_PASSWORD)
+    add.add_argument("--password-file", metavar="FILE", help=PASSWORD_SOURCE)
     add.set_defaults(run=_add)
     listed = verbs.add_parser("list", help="list the members of a tenant")
     listed.set_defaults(run=_list)
@@ -32,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     change.add_argument("email")
     change.add_argument("--role", choices=MEMBER_ROLES)
-    change.add_argument("--password-file", metavar="FILE", help=_PASSWORD)
+    change.add_argument("--password-file", metavar="FILE", help=PASSWORD_SOURCE)
     state = change.add_mutually_exclusive_group()
     state.add_argument("--disable", dest="disabled", action="store_true", default=None)
     state.add_argument("--enable", dest="disabled", action="store_false", default=None)

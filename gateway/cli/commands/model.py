@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from billing.prices import load_price_book
+    from billing.prices import DEFAULT_CURRENCY, load_price_book
 
     with command_context() as tools:
         with tools.database.read() as session:
@@ -54,7 +54,7 @@ def _list(arguments: argparse.Namespace) -> int:
         rows = []
         for name, where, context in _served(tools.settings):
             try:
-                price = book.pin("", name, None, tools.clock.now()).id
+                price = book.pin("", name, None, tools.clock.now(), DEFAULT_CURRENCY).id
             except TollhouseError:
                 price = None
             rows.append({"model": name, "engine": where, "context": context, "price": price})
@@ -67,12 +67,12 @@ def _fetch(arguments: argparse.Namespace) -> int:
     make_data_dir(settings.data_dir)
     path = locate(arguments.model, settings.data_dir, refresh=True)
     files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
-    told = {
+    shown = {
         "model": arguments.model,
         "path": str(path),
         "bytes": sum(each.stat().st_size for each in files),
     }
-    show(told, as_json=arguments.json, title="model")
+    show(shown, as_json=arguments.json, title="model")
     return 0
 
 

@@ -126,13 +126,15 @@ def _sync(arguments: argparse.Namespace) -> int:
             raise _provider_down(provider, error) from None
         settled = dunning.settle(tools.database, tools.clock)
         report = {
-            "told": pushed.done,
-            "to_tell_later": pushed.later,
+            "commands_sent": pushed.done,
+            "commands_waiting": pushed.later,
             "refused": pushed.refused,
             "events_applied": applied.done,
             "events_parked": applied.parked,
             "found_without_event": recovered,
             "cases_closed": settled,
+            "told": pushed.done,  # the old name of commands_sent
+            "to_tell_later": pushed.later,  # the old name of commands_waiting
         }
         show(report, as_json=arguments.json, title=provider.name)
     return 1 if pushed.refused or applied.parked else 0

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from billing import prices, rerating
+from billing import price_changes, prices, rerating
 from billing.models import PriceVersionRow
 from billing.pricing import TOKENS, Component, Counts
 from billing.views import money, price_json
@@ -113,7 +113,7 @@ def _set(arguments: argparse.Namespace) -> int:
     with command_context() as tools:
         draft = _draft(tools, arguments)
         with tools.database.transaction() as session:
-            version = prices.save(session, tools.clock, draft)
+            version = price_changes.save(session, tools.clock, draft)
         with tools.database.read() as session:
             row = session.get_one(PriceVersionRow, version.id)
             show(price_json(row), as_json=arguments.json, title="price")

@@ -2,8 +2,15 @@
 
 import argparse
 
+from billing.onboarding import BillingDetails, Customer, Owner, onboard
 from core.tenants import organisations, sign_on
-from gateway.cli.commands._tenant_options import ACTOR, add_tenant, scope_named
+from gateway.cli.commands._tenant_options import (
+    ACTOR,
+    PASSWORD_SOURCE,
+    add_tenant,
+    password_from,
+    scope_named,
+)
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
 
@@ -12,11 +19,22 @@ HELP = "create, list and change tenants and their projects"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    new = verbs.add_parser("new", help="create a tenant and its default project")
+    new = verbs.add_parser("new", help="create a tenant with its project, owner and first key")
     new.add_argument("name", help="lower-case letters, digits and hyphens")
     new.add_argument("--display-name", default="")
     new.add_argument("--plan", default="standard", help="free, standard, premium or a stored plan")
     new.add_argument("--currency", default="USD")
+    new.add_argument("--timezone", default="UTC", help="of the billing periods (default: UTC)")
+    new.add_argument("--legal-name", default="", help="on invoices")
+    new.add_argument("--address", default="", help="on invoices")
+    new.add_argument("--email", default="", help="for invoices")
+    new.add_argument("--tax-id", default="")
+    new.add_argument("--tax-region", default="", help="ISO 3166 code, such as DE or US-NY")
+    new.add_argument("--tax-exempt", action="store_true")
+    new.add_argument("--owner", metavar="EMAIL", help="the first member, with the role owner")
+    new.add_argument("--owner-password-file", metavar="FILE", help=PASSWORD_SOURCE)
+    new.add_argument("--project", default="default", help="the first project (default: default)")
+    new.add_argument("--key", default="", metavar="NAME", help="issue a first key of this name")
     new.set_defaults(run=_new)
     listed = verbs.add_parser("list", help="list all tenants")
     listed.set_defaults(run=_list)
@@ -54,20 +72,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _new(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.transaction() as session:
-        created = organisations.create_tenant(
-            session,
-            tools.clock,
-            name=arguments.name,
-            display_name=arguments.display_name,
-            plan=arguments.plan,
-            currency=arguments.currency,
-            actor=ACTOR,
-        )
-        scope = scope_named(session, created.id)
-        project = organisations.create_project(session, scope, tools.clock, name="default")
-        shown = organisations.describe(created) | {"project_id": project.id}
+        shown = onboard(session, tools.clock, _customer(arguments), ACTOR).describe()
     show(shown, as_json=arguments.json, title="tenant")
     return 0
+
+
+def _customer(arguments: argparse.Namespace) -> Customer:
+    details = ("legal_name", "address", "email", "tax_id", "tax_region", "tax_exempt")
+    plain = ("name", "display_name", "plan", "currency", "timezone", "project", "key")
+    owner = None
+    if arguments.owner:
+        owner = Owner(arguments.owner, password=password_from(arguments.owner_password_file))
+    return Customer(
+        **{name: getattr(arguments, name) for name in plain},
+        billing=BillingDetails(**{name: getattr(arguments, name) for name in details}),
+        owner=owner,
+    )
 
 
 def _list(arguments: argparse.Namespace) -> int:

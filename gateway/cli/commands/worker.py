@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _work(settings: Settings, arguments: argparse.Namespace) -> None:
     # After `serve_metrics`: these import prometheus_client.
-    from core.celery_queue import QUEUES, worker_arguments
+    from core.celery_queue import worker_arguments
+    from core.queue import QUEUES
     from gateway.worker import make_worker
 
     app = make_worker(settings, arguments.prefix)

@@ -38,18 +38,16 @@ async def send(
     tallies = {part.tenant: Tally() for part in workload.parts}
     timeout = aiohttp.ClientTimeout(total=seconds + 180)
     async with aiohttp.ClientSession(timeout=timeout) as http:
-        stopped = asyncio.Event()
+        sender, stopped = _Sender(http, url, model), asyncio.Event()
         workers = [
             asyncio.create_task(
-                _send_until_stopped(http, url, model, part, keys[part.tenant], tallies, stopped)
+                sender.send_until(stopped, part, keys[part.tenant], tallies[part.tenant])
             )
             for part in workload.parts
             for _ in range(part.concurrency)
         ]
         first = workload.parts[0]
-        await _send_request(
-            http, url, model, workload.blocked, keys[first.tenant], tallies[first.tenant]
-        )
+        await sender.send(workload.blocked, keys[first.tenant], tallies[first.tenant])
         for _ in range(max(1, round(seconds))):
             await asyncio.sleep(min(1.0, seconds))
             on_progress(tallies)
@@ -58,51 +56,49 @@ async def send(
     return tallies
 
 
-async def _send_until_stopped(
-    http: aiohttp.ClientSession,
-    url: str,
-    model: str,
-    part: TenantTraffic,
-    key: str,
-    tallies: dict[str, Tally],
-    stopped: asyncio.Event,
-) -> None:
-    for body in part.bodies():
-        if stopped.is_set():
-            return
-        wait_s = await _send_request(http, url, model, body, key, tallies[part.tenant])
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    http: aiohttp.ClientSession
+    url: str
+    model: str
+
+    async def send_until(
+        self, stopped: asyncio.Event, part: TenantTraffic, key: str, tally: Tally
+    ) -> None:
+        for body in part.bodies():
+            if stopped.is_set():
+                return
+            wait_s = await self.send(body, key, tally)
+            try:
+                async with asyncio.timeout(max(wait_s, part.pause_s)):
+                    await stopped.wait()
+            except TimeoutError:
+                continue
+
+    async def send(self, body: Body, key: str, tally: Tally) -> float:
+        """Send one request. Returns the seconds to wait before the next."""
+        adapter = body.get("adapter")
+        payload = {name: value for name, value in body.items() if name != "adapter"}
+        payload["model"] = f"{self.model}:{adapter}" if adapter else self.model
+        headers = {"authorization": f"Bearer {key}"}
+        url = f"{self.url}/v1/chat/completions"
         try:
-            async with asyncio.timeout(max(wait_s, part.pause_s)):
-                await stopped.wait()
-        except TimeoutError:
-            continue
-
-
-async def _send_request(
-    http: aiohttp.ClientSession, url: str, model: str, body: Body, key: str, tally: Tally
-) -> float:
-    """Send one request. Returns the seconds to wait before the next."""
-    adapter = body.get("adapter")
-    payload = {name: value for name, value in body.items() if name != "adapter"}
-    payload["model"] = f"{model}:{adapter}" if adapter else model
-    headers = {"authorization": f"Bearer {key}"}
-    try:
-        async with http.post(f"{url}/v1/chat/completions", json=payload, headers=headers) as answer:
-            content = await answer.json()
-            if answer.status == 200:
-                _count(tally, answer.headers["x-request-id"], content)
-                return 0.0
-            if answer.status == 429:
-                tally.limited += 1
-                return float(answer.headers.get("retry-after-ms", "1000")) / 1000
-            if content["error"]["code"] == "content_filter":
-                tally.blocked += 1
-            else:
-                tally.failed += 1
+            async with self.http.post(url, json=payload, headers=headers) as answer:
+                content = await answer.json()
+                if answer.status == 200:
+                    _count(tally, answer.headers["x-request-id"], content)
+                    return 0.0
+                if answer.status == 429:
+                    tally.limited += 1
+                    return float(answer.headers.get("retry-after-ms", "1000")) / 1000
+                if content["error"]["code"] == "content_filter":
+                    tally.blocked += 1
+                else:
+                    tally.failed += 1
+                return 1.0
+        except (aiohttp.ClientError, TimeoutError):
+            tally.failed += 1
             return 1.0
-    except (aiohttp.ClientError, TimeoutError):
-        tally.failed += 1
-        return 1.0
 
 
 def _count(tally: Tally, request_id: str, content: Body) -> None:

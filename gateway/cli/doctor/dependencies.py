@@ -9,6 +9,7 @@ import redis
 from redis.exceptions import RedisError
 
 from core.clock import Clock
+from core.extras import imports_of
 from core.redis_client import is_cluster, node_url
 from core.settings import Settings
 from gateway.cli.doctor.check import Finding, bad, good, unused, warn
@@ -131,9 +132,10 @@ def upstreams(settings: Settings, _clock: Clock) -> Finding:
 def payments(settings: Settings, _clock: Clock) -> Finding:
     if not settings.stripe_api_key:
         return unused("payments are recorded manually")
-    import stripe
+    with imports_of("stripe", "TOLLHOUSE_STRIPE_API_KEY"):
+        import stripe
 
-    from billing.payments.stripe.client import make_client
+        from billing.payments.stripe.client import make_client
 
     client = make_client(settings.stripe_api_key, settings.stripe_api_base, timeout_s=5)
     try:

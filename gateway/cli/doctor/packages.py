@@ -1,10 +1,10 @@
-"""Which extras of the distribution are installed here."""
+"""Which extras and which extension of the distribution are installed here."""
 
 from importlib.util import find_spec
 
 from core.clock import Clock
 from core.settings import Settings
-from gateway.cli.doctor.check import Finding, good
+from gateway.cli.doctor.check import Finding, good, warn
 
 # An extra and the package that shows that it is installed.
 EXTRAS = {
@@ -13,6 +13,7 @@ EXTRAS = {
     "pdf": "weasyprint",
     "parquet": "pyarrow",
     "s3": "boto3",
+    "stripe": "stripe",
     "tracing": "opentelemetry.sdk",
 }
 
@@ -23,6 +24,15 @@ def extras(_settings: Settings, _clock: Clock) -> Finding:
     missing = [extra for extra in EXTRAS if extra not in there]
     found = f"installed: {', '.join(there) or 'none'}"
     return good(f"{found}; not installed: {', '.join(missing)}" if missing else found)
+
+
+def classifier(_settings: Settings, _clock: Clock) -> Finding:
+    if _installed("moderation.classifiers._kernel"):
+        return good("the compiled extension computes the scores")
+    return warn(
+        "numpy computes the scores, which takes about three times as long",
+        "Install a C compiler (gcc) and install Tollhouse again.",
+    )
 
 
 def _installed(package: str) -> bool:

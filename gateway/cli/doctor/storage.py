@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from sqlalchemy import func, select
 
 from billing.exports.schedules import PARKED
-from billing.models import ExportJob, ExportSchedule, ParkedEvent
+from billing.models import ExportJob, ExportSchedule, ParkedEvent, UsageBatch
+from core import heartbeats
 from core.clock import Clock
 from core.database import Database
 from core.dead_letter_models import DeadLetter
@@ -20,6 +21,7 @@ from migrations.run import current, head
 LEAST_FREE = 2**30
 MOST_SKEW_S = 5
 MOST_SPOOL_AGE_S = 300
+MOST_UNRATED_S = 300.0
 
 
 def data_directory(settings: Settings, _clock: Clock) -> Finding:
@@ -87,6 +89,31 @@ def spools(settings: Settings, clock: Clock) -> Finding:
     if counts.oldest is not None and clock.now().timestamp() - counts.oldest > MOST_SPOOL_AGE_S:
         return warn(summary, "Start a gateway with this data directory; it ships the records.")
     return good(summary)
+
+
+def tasks(settings: Settings, clock: Clock) -> Finding:
+    """Report queues without a worker, and usage that waits too long to be rated."""
+    now = clock.now()
+    with _open_database(settings) as db:
+        if current(db) != head():
+            return unused("the database has no current schema")
+        with db.read() as session:
+            silent = heartbeats.silent_queues(session, now)
+            oldest = session.scalar(
+                select(func.min(UsageBatch.recorded_at)).where(UsageBatch.rated_at.is_(None))
+            )
+    waits = (now - oldest).total_seconds() if oldest is not None else 0.0
+    backlog = f"usage waits for rating since {waits:.0f} s"
+    start = "Start `tollhouse worker`" if settings.broker_url else "Start a gateway"
+    if silent:
+        summary = f"no worker: {heartbeats.summary_of(silent, now)}"
+        dead = waits > MOST_UNRATED_S or any(at is not None for at in silent.values())
+        if waits > MOST_UNRATED_S:
+            summary += f"; {backlog}"
+        return (bad if dead else warn)(summary, f"{start}; its log says why it stopped.")
+    if waits > MOST_UNRATED_S:
+        return bad(backlog, "Start more workers for the queue rating; see their logs.")
+    return good("every queue has a worker")
 
 
 def failed_items(settings: Settings, _clock: Clock) -> Finding:

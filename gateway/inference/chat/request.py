@@ -17,6 +17,7 @@ from gateway.inference.sampling import (
     check_stream_options,
     sampling_of,
 )
+from gateway.inference.structured import structured_of
 from gateway.prompts.template_variables import checked
 
 ROUTE = "/v1/chat/completions"
@@ -144,7 +145,8 @@ def parse_chat(raw: bytes) -> InferenceRequest:
         truncation=body.truncation or "disabled",
         end_user=check_label("user", body.user or body.safety_identifier),
         single_tool_call=body.parallel_tool_calls is False,
-        engine_parameters=engine_parameters_of(body.tool_choice, body.response_format, tools),
+        engine_parameters=engine_parameters_of(body.tool_choice, body.response_format, tools)
+        | structured_of(body, body.response_format),
         chat_template_kwargs=checked(body.chat_template_kwargs),
         **sampling_of(body),
     )

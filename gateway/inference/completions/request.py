@@ -15,6 +15,7 @@ from gateway.inference.sampling import (
     check_stream_options,
     sampling_of,
 )
+from gateway.inference.structured import structured_of
 
 ROUTE = "/v1/completions"
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -47,6 +48,7 @@ def parse_completion(raw: bytes) -> InferenceRequest:
         max_tokens=body.max_tokens or _DEFAULT_MAX_TOKENS,
         logprobs=body.logprobs,
         echo=bool(body.echo),
+        engine_parameters=structured_of(body),
         end_user=check_label("user", body.user),
         **sampling_of(body),
     )

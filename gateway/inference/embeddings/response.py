@@ -5,6 +5,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from core.errors import InvariantBroken, TollhouseError
 from gateway.inference.embeddings.request import ROUTE, parse_embeddings
 from gateway.inference.openai_errors import error_object
@@ -45,12 +47,13 @@ class EmbeddingsSurface:
         return error_object(error)
 
 
-def _encode_vector(vector: str | list[float], form: str) -> str | list[float]:
-    """The vector in the requested format, whatever the upstream sent. base64 encodes 32-bit
-    little-endian floats."""
-    if form == "base64" and not isinstance(vector, str):
-        return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
-    if form == "float" and isinstance(vector, str):
-        raw = base64.b64decode(vector)
-        return list(struct.unpack(f"<{len(raw) // 4}f", raw))
-    return vector
+def _encode_vector(vector: bytes, form: str) -> Any:
+    """The vector in the requested format, whatever the upstream sent: JSON, a list of numbers or
+    base64, which encodes 32-bit little-endian floats."""
+    if (form == "base64") == vector.startswith(b'"'):
+        return orjson.Fragment(vector)
+    given = orjson.loads(vector)
+    if form == "base64":
+        return base64.b64encode(struct.pack(f"<{len(given)}f", *given)).decode()
+    raw = base64.b64decode(given)
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw))

@@ -47,6 +47,7 @@ class Tool(Request):
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     type: str | None = None
+    strict: bool | None = None
     cache_control: Any = None
 
 
@@ -86,7 +87,6 @@ _IGNORED_VALUES = _COUNT_IGNORED_VALUES | {
     "container": (),
     "mcp_servers": ([],),
     "context_management": (),
-    "output_config": ({},),
 }
 _decoder = msgspec.json.Decoder(MessagesBody)
 _count_decoder = msgspec.json.Decoder(CountBody)
@@ -111,7 +111,7 @@ def parse_messages(raw: bytes) -> InferenceRequest:
         stream=bool(body.stream),
         include_usage=True,
         end_user=check_label("metadata.user_id", user),
-        **_choice(body),
+        **_constraints(body),
     )
 
 
@@ -127,11 +127,28 @@ def parse_count(raw: bytes) -> InferenceRequest:
     )
 
 
-def _choice(body: CountBody) -> dict[str, Any]:
-    """tool_choice as keyword arguments of `InferenceRequest`."""
+def _constraints(body: MessagesBody) -> dict[str, Any]:
+    """tool_choice, strict tools and output_config as keyword arguments of `InferenceRequest`."""
+    engine_parameters: dict[str, Any] = {}
+    given = body.tool_choice or {}
+    if forced := _forced(body):
+        engine_parameters["tool_choice"] = forced
+    if any(tool.strict for tool in body.tools or ()) and given != {"type": "none"}:
+        engine_parameters["strict"] = True
+    if body.output_config:
+        engine_parameters["response_format"] = _output_format(body.output_config)
+    return {
+        "single_tool_call": given.get("disable_parallel_tool_use") is True,
+        "engine_parameters": engine_parameters,
+        "extra": {"named": {"response_format": "output_config.format", "strict": "tools[].strict"}},
+    }
+
+
+def _forced(body: MessagesBody) -> Any:
+    """tool_choice in the form of OpenAI's chat API; None where it leaves the choice."""
     given = body.tool_choice
     if given is None:
-        return {}
+        return None
     kind = str(given.get("type")) if isinstance(given, dict) else ""
     forced: Any = {"auto": None, "none": None, "any": "required", "tool": "tool"}.get(kind, "")
     if forced == "" or (forced is not None and not body.tools):
@@ -142,11 +159,22 @@ def _choice(body: CountBody) -> dict[str, Any]:
             code="invalid_value",
         )
     if forced == "tool":
-        forced = {"type": "function", "function": {"name": str(given.get("name"))}}
-    engine_parameters = {"tool_choice": forced} if forced else {}
+        return {"type": "function", "function": {"name": str(given.get("name"))}}
+    return forced
+
+
+def _output_format(config: Any) -> dict[str, Any]:
+    """`output_config.format` in the form of OpenAI's response_format."""
+    form = config.get("format") if isinstance(config, dict) and len(config) == 1 else None
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        raise UnsupportedParameter(
+            "output_config supports a format of type json_schema only.",
+            next_step="Remove the other fields of output_config.",
+            param="output_config",
+        )
     return {
-        "single_tool_call": given.get("disable_parallel_tool_use") is True,
-        "engine_parameters": engine_parameters,
+        "type": "json_schema",
+        "json_schema": {"name": "output", "schema": form.get("schema"), "strict": True},
     }
 
 

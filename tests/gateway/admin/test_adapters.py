@@ -6,6 +6,7 @@ import json
 import pickle
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors.numpy import save
 
 from engine.lora.adapter_digest import CONFIG, WEIGHTS
 from gateway.catalog import adapter_store
+from gateway.catalog.adapter_store import AdapterStore
 from tests.gateway.admin.conftest import Town
 
 BASE = "tiny"
@@ -167,8 +169,8 @@ def test_a_path_loads_only_from_the_operators_directories(town: Town, tmp_path: 
         (place / WEIGHTS).write_bytes(_weights())
     (inside / "link").symlink_to(outside / "good")
     services = town.services
-    changed = services.settings.model_copy(update={"adapter_dirs": (inside,)})
-    services.settings = changed
+    store = AdapterStore(services.settings.data_dir / "adapters", (inside,))
+    services.adapters = replace(services.adapters, store=store)
     owner = town.acme.keys["owner"]
     for path in (
         str(outside / "good"),

@@ -43,6 +43,32 @@ def test_prices_plans_credit_and_taxes_reach_the_invoice(town: Town) -> None:
         assert reconcile.audit(session).clean
 
 
+def test_tax_ids_and_certificates_are_checked_listed_and_ended(town: Town) -> None:
+    path = f"/admin/v1/tenants/{town.rival.name}"
+    wrong = {"tax_region": "FR", "tax_id": "FR40303265046"}
+    refused = town.as_operator("PATCH", f"{path}/billing", json=wrong)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tax_id")
+    right = {"tax_region": "fr", "tax_id": "fr 40 303 265 045"}
+    shown = town.as_operator("PATCH", f"{path}/billing", json=right).json()
+    assert (shown["tax_region"], shown["tax_id"]) == ("FR", "FR40303265045")
+    home = {"tax_region": "DE", "tax_id": "DE136695976", "name": "Tollhouse GmbH"}
+    assert town.as_operator("PATCH", "/admin/v1/seller", json=home).status_code == 200
+    assert town.as_operator("GET", "/admin/v1/seller").json()["tax_id"] == "DE136695976"
+    held = {"number": "EX-1", "region": "FR"}
+    made = town.as_operator("POST", f"{path}/tax-exemptions", json=held)
+    assert made.status_code == 201, made.text
+    one = f"{path}/tax-exemptions/{made.json()['id']}"
+    assert town.as_operator("DELETE", one).json()["valid_to"]
+    (listed,) = town.as_operator("GET", f"{path}/tax-exemptions").json()["data"]
+    assert listed["number"] == "EX-1" and listed["valid_to"]
+    foreign = f"/admin/v1/tenants/{town.acme.name}/tax-exemptions/{made.json()['id']}"
+    assert town.as_operator("DELETE", foreign).status_code == 404
+    owner = town.rival.keys["owner"]
+    assert town.call("GET", f"{path}/tax-exemptions", owner).status_code == 403
+    rates = town.as_operator("GET", "/admin/v1/tax-rates", params={"region": "DE"}).json()["data"]
+    assert [each["rate_ppm"] for each in rates] == [190_000]
+
+
 def test_exports_are_scheduled_paused_and_ended_by_who_may(town: Town) -> None:
     path, finance, rival = "/admin/v1/export-schedules", town.acme.keys["finance"], town.rival
     wanted = {"what": "usage", "every": "day", "destination": "books/daily"}

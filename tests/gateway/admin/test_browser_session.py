@@ -1,4 +1,4 @@
-"""A dashboard session at /admin/v1: the member's own rights, from the house's own pages alone."""
+"""A dashboard session at /admin/v1: the member's own rights, from the dashboard's own pages alone."""
 
 from urllib.parse import urlsplit
 

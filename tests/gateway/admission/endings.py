@@ -10,6 +10,7 @@ import orjson
 
 from billing import budgets
 from billing.prices import PriceDraft, save
+from billing.unrated import UnratedUsage
 from core.clock import FakeClock
 from core.counters import BucketRequest, Cap, Denial, Hold, Take
 from core.database import Database
@@ -31,11 +32,12 @@ from gateway.inference.request import InferenceRequest
 from gateway.metering.spool import decode_outbox, read_outbox
 from gateway.prompts.tokenizing import load_codec
 from gateway.screening.moderator import PromptBlocked, ScreeningResult
+from gateway.services import Services
 from gateway.streaming.choices import OutputGuard
 from gateway.upstreams.base import Generation, Job, Mailbox
 from gateway.upstreams.clients import Engines
 from gateway.upstreams.fake import FakeEngine
-from gateway.wiring import Services, build
+from gateway.wiring import build
 from migrations.run import upgrade
 
 FIRST, SECOND = "first", "second"
@@ -213,6 +215,7 @@ class Gateway:
             ),
         )
         self.services.prices.refresh()
+        self.services.limiter.seeding = None  # nothing runs here that ships usage to be seeded from
         self.surface = next(s for s in inference_surfaces() if "chat" in s.route)
 
     def _engine(self, name: str, codec: Any) -> ScriptedEngine:
@@ -275,11 +278,18 @@ class Gateway:
         found = {named[state.key]: BIG - state.remaining for state in granted.buckets}
         owner = (group, self.principal.project_id, self.principal.key_id)
         with self.database.read() as session:
-            (limit,) = budgets.money_limits(session, *owner, self.clock.now())
+            (limit,) = budgets.money_limits(session, *owner, self.clock.now(), UnratedUsage())
         caps = (Cap(limit.key, CAP // 1000, 0),)
         denied = await counters.reserve(BucketRequest(group, "money", 1, hold=Hold(CAP, CAP, caps)))
         assert isinstance(denied, Denial)
         return found | {"money": CAP // 1000 - denied.affordable}
+
+    async def held(self) -> tuple[int, int]:
+        """The money that the budget holds, and the sum of its reservations, in nano-units."""
+        with self.database.read() as session:
+            ((tenant_id, keys),) = budgets.hard_limit_keys(session, self.clock.now()).items()
+        (found,) = await self.services.counters.holds(tenant_id, keys)
+        return found.held, found.reserved
 
     def close(self) -> None:
         self.services.spool.file.close()

@@ -80,6 +80,7 @@ def test_what_the_counters_keep_is_what_the_events_charge(
         for way in ways:
             await gateway.run(way)
         assert await gateway.kept() == expected(gateway.events())
+        assert await gateway.held() == (0, 0)
         assert not gateway.services.spool.file.open_requests()
 
     loop.run_until_complete(_check())

@@ -10,7 +10,8 @@ import pytest
 from openai import OpenAI, RateLimitError
 
 from billing import budgets, invoice_run
-from billing.prices import load_price_book
+from billing.price_changes import save as save_price
+from billing.prices import PriceDraft, load_price_book
 from billing.pricing import Counts, PriceBook
 from core.clock import SystemClock
 from core.money import Money
@@ -33,11 +34,11 @@ def book_of(deployment: Deployment) -> PriceBook:
 class Firm:
     """A tenant of one test, so that no test meets another's limits."""
 
-    def __init__(self, served: Served, name: str, *rules: LimitRule) -> None:
+    def __init__(self, served: Served, name: str, *rules: LimitRule, currency: str = "USD") -> None:
         self.deployment, self.client = deployment, _ = served
         self.book = book_of(deployment)
         with deployment.services.database.transaction() as session:
-            tenant = create_tenant(session, CLOCK, name=name)
+            tenant = create_tenant(session, CLOCK, name=name, currency=currency)
             self.scope: TenantScope = scope_of_operator(tenant.id)
             self.project = create_project(session, self.scope, CLOCK, name="default").id
             for rule in rules:
@@ -211,3 +212,38 @@ def _rate(deployment: Deployment) -> None:
     """Billing learns what was spent so far; the counters are seeded with it."""
     invoice_run.rate_all(deployment.services.database, CLOCK)
     deployment.services.prices.refresh()
+
+
+def test_without_a_price_in_its_currency_a_tenant_is_refused_before_the_engine(
+    served: Served, deployment: Deployment
+) -> None:
+    firm = Firm(served, "rhine", currency="EUR")
+    before = len(deployment.engine.submitted)
+    refused = firm.ask(max_tokens=2)
+    assert refused.status_code == 404, refused.text
+    assert refused.json()["error"]["code"] == "no_price"
+    assert "EUR" in refused.json()["error"]["message"]
+    assert len(deployment.engine.submitted) == before
+    draft = PriceDraft(MODEL, {"input": "1", "output": "2"}, CLOCK.now(), currency="EUR")
+    with deployment.services.database.transaction() as session:
+        euros = save_price(session, CLOCK, draft)
+    deployment.services.prices.refresh()
+    assert firm.ask(max_tokens=2).status_code == 200
+    assert deployment.last_event()["price_version"] == euros.id
+    dollars = Firm(served, "potomac")
+    assert dollars.ask(max_tokens=2).status_code == 200
+    assert deployment.last_event()["price_version"] != euros.id
+
+
+def test_a_budget_on_top_of_usage_that_is_not_rated_is_never_passed(
+    served: Served, deployment: Deployment
+) -> None:
+    firm = Firm(served, "backlog")
+    for _ in range(10):
+        assert firm.ask(max_tokens=20).status_code == 200
+    spent = firm.spent(10)  # stored, and nothing rates it
+    cap = spent + spent // 20
+    firm.budget(cap)
+    answers = [firm.ask(max_tokens=20).status_code for _ in range(6)]
+    assert 429 in answers or 402 in answers
+    assert firm.spent(10 + answers.count(200)) <= cap

@@ -12,8 +12,8 @@ from msgspec import structs
 from core.clock import SystemClock
 from core.counters_memory import MemoryCounters
 from core.errors import RateLimited, Unavailable
+from core.fair_queue import FairQueue
 from core.tenants.plans import LimitRule, Plan, Scope, Unit
-from gateway.admission.fair_queue import FairQueue
 from gateway.admission.limiter import Limiter
 from gateway.admission.request import AdmissionRequest, SettledUsage
 from gateway.admission.reservation import Reservation

@@ -97,7 +97,7 @@ async def test_the_shipper_calls_for_help_when_there_is_much_and_goes_on_when_it
     async with asyncio.timeout(180):
         while shipper.backlog():
             await asyncio.sleep(0.02)
-        assert helper.pid is None, "a calm house starts no process"
+        assert helper.pid is None, "an idle gateway starts no process"
         for _ in range(3):
             more = [f"req_{len(names) + number}" for number in range(30)]
             names += more

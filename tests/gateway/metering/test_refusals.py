@@ -22,7 +22,14 @@ from core.events import UsageEvent
 from gateway.metering.batch_shippers import InlineShipper
 from gateway.metering.refusals import is_permanent
 from gateway.metering.shipper import Shipper
-from gateway.metering.spool import Spool, SpoolFile, insert_opened, move_to_outbox
+from gateway.metering.spool import (
+    Spool,
+    SpoolFile,
+    Statement,
+    insert_opened,
+    move_to_outbox,
+    return_to_outbox,
+)
 from gateway.metering.usage_sink import SqlUsageSink
 from migrations.run import downgrade, upgrade
 from tests.gateway.metering.test_spool import (
@@ -202,7 +209,7 @@ async def test_a_record_that_cannot_be_read_is_parked_listed_and_dropped(
     price = price_of(database)
     spool.bind(asyncio.get_running_loop())
     await spool.close(event("req_0", price))
-    spool.file.commit([("insert into outbox values (next_seq(), 'usage', ?)", (b"\xc1junk",))])
+    spool.file.commit([return_to_outbox("usage", b"\xc1junk")])
     await spool.close(event("req_2", price))
     shipper = Shipper(spool, SqlUsageSink(database, SystemClock()), pause_s=0.01)
     shipper.start()
@@ -231,10 +238,11 @@ async def test_one_bad_record_ends_recovery_neither_for_its_file_nor_for_later_o
         names = [f"req_{number}{letter}" for letter in "abc"]
         file.commit([insert_opened(opened(name)) for name in names])
         for letter in "xyz":
-            file.commit(move_to_outbox(closed(f"req_{number}{letter}"), None))
+            file.commit(move_to_outbox(closed(f"req_{number}{letter}")))
         if number == 1:
-            file.commit([("update outbox set body = ? where seq = 2", (b"\xc1",))])
-            file.commit([("update opened set body = ? where request_id = 'req_1b'", (b"\xc1",))])
+            file.commit([Statement("update outbox set body = ? where seq = 2", (b"\xc1",))])
+            unreadable = "update opened set body = ? where request_id = 'req_1b'"
+            file.commit([Statement(unreadable, (b"\xc1",))])
         for name in names:
             receipts.known[name] = receipt(name)
         file.close()
@@ -259,7 +267,7 @@ async def test_one_bad_record_ends_recovery_neither_for_its_file_nor_for_later_o
 def test_a_file_that_is_no_database_is_left_and_the_others_are_recovered(tmp_path: Path) -> None:
     (tmp_path / "a.db").write_bytes(b"this is no database" * 100)
     file = SpoolFile(tmp_path / "b.db")
-    file.commit(move_to_outbox(closed("req_1"), None))
+    file.commit(move_to_outbox(closed("req_1")))
     file.close()
     books = Books()
     rescue = recovery(tmp_path, books, Receipts(), FakeClock(NOW))

@@ -85,12 +85,13 @@ class Receipts:
         self.silent = False
         self.acknowledged: list[str] = []
 
-    async def receipt_of(self, record: OpenedRequest) -> Receipt | None:
+    async def receipts_of(self, record: OpenedRequest) -> list[Receipt]:
         if self.silent:
             raise Unavailable("no engine")
         if record.request_id in self.running:
             raise RequestStillRunning("runs")
-        return self.known.get(record.request_id)
+        found = self.known.get(record.request_id)
+        return [found] if found is not None else []
 
     async def acknowledge(self, request_ids: list[str]) -> None:
         self.acknowledged += request_ids
@@ -132,14 +133,14 @@ def test_a_number_that_was_shipped_never_comes_again_and_an_adopted_file_counts_
         return [seq for (seq,) in file.connection.execute("select seq from outbox order by seq")]
 
     file = SpoolFile(tmp_path / "a.db")
-    file.commit([*move_to_outbox(closed("req_1"), None), *move_to_outbox(closed("req_2"), None)])
+    file.commit([*move_to_outbox(closed("req_1")), *move_to_outbox(closed("req_2"))])
     assert numbers(file) == [1, 2]
     file.commit([delete_shipped(2)])
-    file.commit(move_to_outbox(closed("req_3"), None))
+    file.commit(move_to_outbox(closed("req_3")))
     assert numbers(file) == [3]
     file.close()
     adopted = SpoolFile(tmp_path / "a.db")
-    adopted.commit(move_to_outbox(closed("req_4"), None))
+    adopted.commit(move_to_outbox(closed("req_4")))
     assert numbers(adopted) == [3, 4]
     adopted.close()
 
@@ -160,7 +161,7 @@ async def test_a_full_disk_refuses_openings_and_keeps_closings(
         await spool.open(opened("req_2"))
     assert caught.value.code == "spool_unavailable"
     durable: list[str] = []
-    await spool.close(closed("req_1"), None, lambda: durable.append("req_1"))
+    await spool.close(closed("req_1"), lambda: durable.append("req_1"))
     assert not durable, "the engine must keep its receipt while the record is in memory alone"
     monkeypatch.setattr(spool.file, "commit", plain)
     await spool.open(opened("req_3"))

@@ -101,7 +101,7 @@ def test_a_token_that_another_reaches_into_is_no_place_to_cut() -> None:
     assert prefix_tokens.pieces("t1", text).ids() == made.encode(text, add_special_tokens=False).ids
 
 
-def test_the_door_uses_it(deployment: Deployment) -> None:
+def test_the_pipeline_uses_it(deployment: Deployment) -> None:
     codec = deployment.services.catalog._models[MODEL].codec
     assert codec is not None and codec.template is not None
     said = [{"role": "system", "content": "Please answer. " * 80}]

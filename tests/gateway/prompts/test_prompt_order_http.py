@@ -1,4 +1,4 @@
-"""Prompt order at the door: shuffled tools and moving dates share one prefix, as the tenant wants."""
+"""Prompt order over HTTP: shuffled tools and changing dates share one prefix, as the tenant sets."""
 
 from itertools import takewhile
 

@@ -1,4 +1,4 @@
-"""The router over several replicas, through the whole house: who gets the request, who takes over."""
+"""The router over several replicas, through the whole gateway: who gets the request, who takes over."""
 
 import asyncio
 import random
@@ -23,6 +23,7 @@ from gateway.catalog.catalog import ServedModel, Target
 from gateway.inference.request import InferenceRequest
 from gateway.metering.meter import Meter, MeterServices
 from gateway.metering.spool import Spool, SpoolFile
+from gateway.prompts.prompt import Prompt
 from gateway.prompts.tokenizing import load_codec
 from gateway.routing.conversations import Conversations, prefix_hashes
 from gateway.routing.prefix_chains import PrefixChains
@@ -132,7 +133,8 @@ def test_failures_open_the_breaker_and_the_metric_says_so(
 
 def query(ids: list[int], ask: InferenceRequest, tenant: str = "t1") -> Query:
     codec = load_codec(MODEL_DIR)
-    return Query(Target(MODEL, ServedModel(MODEL, codec, 4096, 0)), ids, tenant, ask, 16)
+    target = Target(MODEL, ServedModel(MODEL, codec, 4096, 0))
+    return Query(target, Prompt(ask, ids, 16), tenant)
 
 
 async def test_the_request_goes_where_its_prefix_is() -> None:
@@ -169,7 +171,7 @@ def test_block_keys_are_those_of_the_engine() -> None:
     for length, tenant in ((500, "t1"), (100, "t2")):
         prompt = [*prefix, *(dice.randrange(3, 250) for _ in range(length))]
         request = GenerateRequest(f"r{length}", tenant, prompt, SamplingParams(1, temperature=0.0))
-        engine.submit(request, "door")
+        engine.submit(request, "gateway")
         while engine.busy:
             engine.step()
             engine.take_outboxes()
@@ -225,7 +227,7 @@ def test_a_drained_replica_gets_nothing_new_until_it_is_resumed(
 async def test_a_request_that_moved_is_settled_by_the_engine_that_had_it_last(
     tmp_path: Path,
 ) -> None:
-    """The door dies after the move: what it left on disk names the second engine, and only that one
+    """The gateway dies after the move: what it left on disk names the second engine, and only that one
     is asked, or waited for."""
     left, right = pair(0)
     router = Router(FakeClock())
@@ -248,9 +250,9 @@ async def test_a_request_that_moved_is_settled_by_the_engine_that_had_it_last(
         await (await engine.generate(Job(request, InferenceRequest("r", MODEL)))).ended(10)
     left.receipts_given["req_1"] = replace(left.receipts_given["req_1"], generated=99)
     left._receipts["req_1"] = left.receipts_given["req_1"]
-    found = await router.receipt_of(kept)
-    assert found is not None and found.generated == 3, "not the first engine's"
+    (found,) = await router.receipts_of(kept)
+    assert found.generated == 3, "not the first engine's"
     right.die()
     with pytest.raises(Unavailable):
-        await router.receipt_of(kept)
+        await router.receipts_of(kept)
     spool.file.close()

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from engine.demo.paths import MODEL_DIR
-from gateway.dashboard_backend import DashboardBackend
+from gateway.dashboard import make_backend
 from gateway.upstreams.local import EngineOptions, EngineProcess
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
@@ -161,11 +161,11 @@ def test_the_pages_see_the_engines_their_adapters_and_who_is_drained(
     )
     digest = loading.result(20).digest
     time.sleep(1.5)  # heartbeats that have nothing new to tell of it
-    gatehouse = DashboardBackend(deployment.services)
-    assert gatehouse.residency() == {digest: {"host": 1}}
-    assert {each.state for each in gatehouse.engines()} == {"healthy"}
+    backend = make_backend(deployment.services)
+    assert backend.residency() == {digest: {"host": 1}}
+    assert {each.state for each in backend.engines()} == {"healthy"}
     left.draining = True
-    states = {each.engine_id: each.state for each in gatehouse.engines()}
+    states = {each.engine_id: each.state for each in backend.engines()}
     assert states == {"left": "draining", "right": "healthy"}
 
 

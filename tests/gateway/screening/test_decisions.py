@@ -75,7 +75,7 @@ def test_what_was_allowed_is_recorded_too_with_a_keyed_fingerprint(deployment: D
 
 
 def test_a_request_of_many_choices_has_one_decision_a_direction(deployment: Deployment) -> None:
-    answer = ask(deployment, "Count three houses.", n=3)
+    answer = ask(deployment, "Count three apples.", n=3)
     assert answer.status_code == 200
     assert set(decisions(deployment, answer, 2)) == {"input", "output"}
 

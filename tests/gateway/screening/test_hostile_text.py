@@ -31,7 +31,7 @@ def post(deployment: Deployment, path: str, body: Any) -> httpx.Response:
 def test_hostile_text_is_scored_in_bounded_time(deployment: Deployment, name: str) -> None:
     began = time.process_time()
     answer = post(deployment, "/v1/moderations", {"input": TEXTS[name]})
-    # The house runs in this process, so this is the processor time of both sides.
+    # The gateway runs in this process, so this is the processor time of both sides.
     assert time.process_time() - began < 8
     assert answer.status_code == 200, answer.text[:300]
     scores = answer.json()["results"][0]["category_scores"]

@@ -1,4 +1,4 @@
-"""Second opinions at the door: a guard on an engine, on an upstream, or a remote API; and failures."""
+"""Second opinions over HTTP: a guard on an engine, on an upstream, or a remote API; and failures."""
 
 import asyncio
 import json
@@ -16,8 +16,9 @@ from core.clock import SystemClock
 from core.errors import SettingError
 from engine.demo.paths import MODEL_DIR
 from gateway.catalog.catalog import ServedModel
+from gateway.metering.receipt_log import GUARD_NAMESPACE
 from gateway.prompts.tokenizing import load_codec
-from gateway.screening.second_opinions import NAMESPACE, read_guards
+from gateway.screening.second_opinions import read_guards
 from gateway.upstreams.base import Generation, Job
 from gateway.upstreams.clients import Engines
 from gateway.upstreams.config import Upstream
@@ -180,7 +181,7 @@ def test_a_guard_on_our_engine_decides_in_the_grey_band(
         assert stopped.json()["error"]["code"] == "content_filter"
         found = decision(deployment, stopped)
         assert (found.action, found.categories) == ("block", ["violence"])
-        assert {each.namespace for each in guard.submitted} == {NAMESPACE}
+        assert {each.namespace for each in guard.submitted} == {GUARD_NAMESPACE}
         # The guard's own work is nobody's bill: two requests, two events.
         assert len(deployment.events(2)) == 2
 
@@ -224,7 +225,7 @@ def _mute(server: Server) -> None:
 
 
 @pytest.mark.parametrize("fault", [_late, _ill, _mute])
-def test_a_guard_that_fails_closes_the_door_or_marks_what_it_lets_pass(
+def test_a_guard_that_fails_refuses_or_marks_the_request(
     tmp_path: Path, upstream: Server, fault: Callable[[Server], None]
 ) -> None:
     with with_guard(tmp_path, remote(upstream)) as deployment:

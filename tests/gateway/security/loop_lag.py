@@ -1,12 +1,32 @@
 """Measures how long an event loop in another thread was kept from running its callbacks."""
 
 import asyncio
+import gc
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _EVERY_S = 0.002
+_GC_THRESHOLD = 50_000
+
+
+@contextmanager
+def as_served() -> Iterator[None]:
+    """The interpreter as the server sets it: short turns of threads, and no garbage collector that
+    looks over everything that the tests have imported."""
+    before, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(0.0005)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 @contextmanager

@@ -6,7 +6,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.metering.spool import SpoolFile, delete_shipped, insert_moderation, move_to_parked
+from gateway.metering.spool import (
+    SpoolFile,
+    Statement,
+    delete_shipped,
+    insert_moderation,
+    move_to_parked,
+)
 from tests.gateway.deployment import Deployment
 
 
@@ -36,7 +42,9 @@ def test_the_count_is_that_of_the_rows(tmp_path: Path) -> None:
     file.commit(move_to_parked(4, "refused"))  # it is not there any more
     assert file.waiting == _rows(file) == 6
     with pytest.raises(sqlite3.Error):
-        file.commit([insert_moderation(()), ("insert into nowhere values (1)", ())])
+        file.commit(
+            [insert_moderation(()), Statement("insert into nowhere values (1)", (), outbox=1)]
+        )
     assert file.waiting == _rows(file) == 6
     file.close()
     again = SpoolFile(tmp_path / "spool.db")

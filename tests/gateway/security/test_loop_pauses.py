@@ -5,9 +5,8 @@ same machine handles small ones, measured in the same test.
 """
 
 import json
-import sys
+import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,7 +19,7 @@ from gateway.prompts.tokenizing import load_codec
 from gateway.upstreams.clients import Engines
 from gateway.upstreams.fake import FakeEngine
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
-from tests.gateway.security.loop_lag import longest_pause
+from tests.gateway.security.loop_lag import as_served, longest_pause
 
 BOUND_S = 0.05
 CONTEXT = 150_000  # a long context, so that the bytes of a prompt alone do not refuse it
@@ -34,17 +33,9 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         vocab_size=codec.vocab_size, eos_token_ids=codec.eos_token_ids, context_length=CONTEXT
     )
     engines = Engines({MODEL: [engine]}, [ServedModel(MODEL, codec, CONTEXT, 0)])
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(0.0005)  # as the server sets it
-    try:
-        with running_deployment(_path(tmp_path_factory), engines=engines) as made:
-            yield made
-    finally:
-        sys.setswitchinterval(before)
-
-
-def _path(factory: pytest.TempPathFactory) -> Path:
-    return factory.mktemp("pauses")
+    path = tmp_path_factory.mktemp("pauses")
+    with running_deployment(path, engines=engines) as made, as_served():
+        yield made
 
 
 def post(deployment: Deployment, path: str, body: Any) -> httpx.Response:
@@ -94,6 +85,66 @@ def test_a_prompt_that_is_too_long_stops_nobody(deployment: Deployment, kind: st
 def test_a_chat_that_is_too_long_stops_nobody(deployment: Deployment, kind: str) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": PROMPTS[kind]}]}
     assert_no_pause(deployment, "/v1/chat/completions", body, 400)
+
+
+def test_a_body_of_the_largest_size_stops_nobody(deployment: Deployment) -> None:
+    text = ("The quick brown fox jumps over the lazy dog. " * 190_000)[: (8 << 20) - 100]
+    assert_no_pause(deployment, "/v1/completions", {"model": MODEL, "prompt": text}, 400)
+
+
+def test_a_megabyte_to_encode_stops_nobody(deployment: Deployment) -> None:
+    body = {"model": MODEL, "prompt": PROMPTS["prose"]}
+    assert_no_pause(deployment, "/tokenize", body, 200)
+
+
+def test_many_tokens_to_decode_stop_nobody(deployment: Deployment) -> None:
+    body = {"model": MODEL, "tokens": [270, 300] * 200_000}
+    assert_no_pause(deployment, "/detokenize", body, 200)
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/moderations", "/v1/responses"])
+def test_80_000_characters_to_screen_stop_nobody(deployment: Deployment, route: str) -> None:
+    numbers = iter(range(10_000_000))
+    text = " ".join(f"paragraph {next(numbers)} of a long story" for _ in range(2_500))[:80_000]
+    body: dict[str, Any] = {"input": text}
+    if route == "/v1/chat/completions":
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 1}
+    elif route == "/v1/responses":
+        body |= {"model": MODEL, "max_output_tokens": 16}
+    assert_no_pause(deployment, route, body, 200)
+
+
+FILES = {
+    "one line": (b"x" * 20_000_000, "line_too_long"),
+    "no requests": (b"\n" * 20_000_000, "too_many_lines"),
+    "one request of many values": (
+        b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":['
+        + b"[]," * 1_000_000
+        + b"[]]}",
+        "invalid_json_line",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_of_lines_stops_nobody(deployment: Deployment, kind: str) -> None:
+    """The file is uploaded and checked, a batch reports what is wrong with it."""
+    content, code = FILES[kind]
+
+    def _run() -> None:
+        files = {"file": ("lines.jsonl", content), "purpose": (None, "batch")}
+        url, headers = deployment.url, deployment.headers
+        sent = httpx.post(f"{url}/v1/files", files=files, headers=headers, timeout=60).json()
+        asked = {"input_file_id": sent["id"], "endpoint": "/v1/chat/completions"}
+        batch = post(deployment, "/v1/batches", {**asked, "completion_window": "24h"}).json()
+        while batch["status"] == "validating":
+            time.sleep(0.05)
+            found = httpx.get(f"{url}/v1/batches/{batch['id']}", headers=headers, timeout=60)
+            batch = found.json()
+        assert batch["errors"]["data"][0]["code"] == code, batch
+
+    pauses = [longest_pause(deployment.loop, _run) for _ in range(2)]
+    assert min(pauses) < BOUND_S, pauses
 
 
 def test_a_text_beyond_every_token_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:

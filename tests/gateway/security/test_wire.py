@@ -104,7 +104,7 @@ def test_a_body_past_the_bound_is_cut_off_however_it_comes(deployment: Deploymen
         try:
             answer = httpx.post(deployment.url + CHAT, content=content, headers=headers, timeout=60)
         except (httpx.WriteError, httpx.ReadError):
-            continue  # the door closed while the body was still coming
+            continue  # the gateway closed while the body was still coming
         assert answer.status_code == 413, answer.text
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from gateway.streaming.choices import ChoiceOutput, group_chunks
+from gateway.streaming.choices import ChoiceOutput
+from gateway.streaming.chunks import group_chunks, portions
 from gateway.upstreams.base import Chunk, TextChunk
 from moderation.guard import StreamGuard
 from moderation.policy import default_policy
@@ -83,3 +84,12 @@ def test_only_plain_neighbours_of_one_choice_join() -> None:
     other, told = TextChunk("r", 1, "c", 1), TextChunk("r", 1, "d", 1, logprobs={})
     last = TextChunk("r", 1, "", 0, "stop")
     assert list(group_chunks([*plain, other, told, last])) == [plain, [other], [told], [last]]
+
+
+@given(st.lists(st.integers(0, 3_000), max_size=40))
+def test_a_portion_is_small_or_one_chunk(sizes: list[int]) -> None:
+    chunks: list[Chunk] = [TextChunk("r", 0, "a" * size, 1) for size in sizes]
+    cut = list(portions(chunks))
+    assert [chunk for portion in cut for chunk in portion] == chunks
+    for portion in cut:
+        assert len(portion) == 1 or sum(len(chunk.text) for chunk in portion) <= 1_000  # type: ignore[union-attr]

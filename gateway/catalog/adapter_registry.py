@@ -1,0 +1,64 @@
+"""Registers and removes the adapters of tenants, and shows the change to this process's catalog."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from core.clock import Clock
+from core.database import Database
+from core.errors import ModelNotFound
+from core.tenants import adapters
+from core.tenants.scope import TenantScope
+from gateway.catalog.adapter_files import AdapterFiles
+from gateway.catalog.adapter_store import AdapterStore
+from gateway.catalog.catalog import Catalog
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterRegistry:
+    """Its methods block; call them in a thread."""
+
+    database: Database
+    clock: Clock
+    catalog: Catalog
+    store: AdapterStore
+    refresh: Callable[[], None]  # of the catalog
+
+    def base_model(self, name: str) -> str:
+        """The base model called `name`; with an empty name, the only model served."""
+        known = self.catalog.model_names()
+        if not name and len(known) == 1:
+            return known[0]
+        if name not in known:
+            raise ModelNotFound(
+                f"There is no base model {name[:120]!r}; there are: {', '.join(known) or 'none'}.",
+                next_step="Set base_model to one of them.",
+                param="base_model",
+            )
+        return name
+
+    def register(
+        self, scope: TenantScope, name: str, base_model: str, files: AdapterFiles
+    ) -> dict[str, Any]:
+        """The adapter as the API shows it."""
+        with self.database.transaction() as session:
+            adapter = adapters.register(
+                session,
+                scope,
+                self.clock,
+                name=name,
+                base_model=base_model,
+                digest=files.digest,
+                path=str(files.path),
+                rank=files.rank,
+                bytes=files.bytes,
+            )
+            shown = adapters.describe(adapter)
+        self.refresh()
+        return shown
+
+    def remove(self, scope: TenantScope, name: str) -> dict[str, Any]:
+        with self.database.transaction() as session:
+            shown = adapters.describe(adapters.remove(session, scope, self.clock, name))
+        self.refresh()
+        return shown

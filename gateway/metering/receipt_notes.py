@@ -1,0 +1,79 @@
+"""What a receipt alone does not tell and its usage event needs: sent with the request, and kept by the
+engine in the receipt. The engine does not read it."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from core.events import OpenedRequest, UsageKind
+from core.ids import moment_of
+from engine.protocol import Receipt
+
+if TYPE_CHECKING:
+    from gateway.context import RequestContext
+
+
+class ReceiptNote(msgspec.Struct, frozen=True, array_like=True):
+    project_id: str
+    key_id: str
+    model: str  # public name of the base model
+    adapter: str | None  # public name of the adapter
+    price_version: str
+    route: str
+    kind: UsageKind
+    member_id: str | None
+    batch_job: str | None
+    prompts: int
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(ReceiptNote).decode
+
+
+def note_of(ctx: "RequestContext") -> str:
+    """Empty for a warm-up, which nobody pays."""
+    if ctx.options.is_warm_up or ctx.reservation is None:
+        return ""
+    principal, adapter = ctx.principal, ctx.target.adapter
+    note = ReceiptNote(
+        principal.project_id,
+        principal.key_id,
+        ctx.target.model.name,
+        adapter.name if adapter is not None else None,
+        ctx.reservation.price_version,
+        ctx.surface.route,
+        UsageKind.GENERATION if ctx.prompt.request.inputs is None else UsageKind.EMBEDDING,
+        principal.member_id,
+        ctx.exchange.batch_job,
+        max(1, len(ctx.prompt.parts)),
+    )
+    return _encode(note).decode()
+
+
+def opened_of(request_id: str, receipts: list[Receipt], engine_id: str) -> OpenedRequest | None:
+    """The request of these receipts as it was opened; None if they tell no payer. `request_id` is
+    the gateway's: the engine knows several prompts each under its own id."""
+    first = receipts[0]
+    try:
+        note, opened_at = _decode(first.note.encode()), moment_of(request_id)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    return OpenedRequest(
+        request_id=request_id,
+        tenant_id=first.namespace,
+        project_id=note.project_id,
+        key_id=note.key_id,
+        kind=note.kind,
+        route=note.route,
+        model=note.model,
+        adapter=note.adapter,
+        adapter_digest=first.adapter,
+        price_version=note.price_version,
+        opened_at=datetime.fromtimestamp(opened_at / 1000, UTC),
+        prompt_tokens=sum(each.prompt + each.unprocessed for each in receipts),
+        engine_id=engine_id,
+        member_id=note.member_id,
+        batch_job=note.batch_job,
+        prompts=note.prompts,
+    )

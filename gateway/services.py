@@ -1,0 +1,146 @@
+"""The services of one gateway process: their start, their readiness and their shutdown."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from billing.payments.base import PaymentProvider
+from core.clock import Clock
+from core.counters import Counters
+from core.database import Database
+from core.settings import Settings
+from core.tenants.key_cache import KeyCache
+from core.tenants.roles import Roles
+from gateway.admission.limiter import Limiter
+from gateway.admission.prices import PriceList
+from gateway.admission.rejections import RejectionCounter
+from gateway.auth.dashboard_auth import DashboardAuth
+from gateway.auth.key_watch import watch_keys
+from gateway.auth.single_sign_on import SingleSignOn
+from gateway.batches.runner import BatchRunner
+from gateway.catalog.adapter_registry import AdapterRegistry
+from gateway.catalog.catalog import Catalog
+from gateway.metering.recovery import Recovery
+from gateway.metering.shipper import Shipper
+from gateway.metering.spool import Spool
+from gateway.payments import CardPages
+from gateway.pipeline import Pipeline
+from gateway.refresh import refresh_on_change
+from gateway.routing.adapter_preloader import AdapterPreloader
+from gateway.routing.engine_view import EngineView
+from gateway.routing.hung_engines import HungEngines
+from gateway.routing.router import Router
+from gateway.screening.policy_view import PolicyView
+from gateway.screening.second_opinions import SecondOpinions
+from gateway.tasks import Runner
+from moderation.screener import Screener
+
+_RECOVERY_TIMEOUT_S = 60.0
+
+
+@dataclass
+class Services:
+    settings: Settings
+    clock: Clock
+    database: Database
+    key_cache: KeyCache
+    roles: Roles
+    operator_token: str
+    dashboard_auth: DashboardAuth
+    single_sign_on: SingleSignOn | None
+    counters: Counters
+    limiter: Limiter
+    rejections: RejectionCounter
+    catalog: Catalog
+    adapters: AdapterRegistry
+    prices: PriceList
+    router: Router
+    engines: EngineView
+    preloader: AdapterPreloader
+    spool: Spool
+    shipper: Shipper
+    recovery: Recovery
+    pipeline: Pipeline
+    tasks: Runner
+    payments: PaymentProvider
+    card_pages: CardPages
+    screener: Screener | None
+    policies: PolicyView
+    opinions: SecondOpinions
+    batches: BatchRunner
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def start(self) -> None:
+        self.spool.bind(asyncio.get_running_loop())
+        await self.counters.start()
+        self.shipper.start()
+        for engine in self.router.engines():
+            await engine.start()
+        # Admission reads these views from memory, so they are loaded before the first request.
+        await asyncio.to_thread(self.prices.refresh)
+        await asyncio.to_thread(self.adapters.refresh)
+        await asyncio.to_thread(self.policies.refresh)
+        await asyncio.to_thread(self.engines.refresh)
+        self._run(watch_keys(self.key_cache, self.stopping), "keys")
+        self._run(self.recovery.run(), "recovery")
+        self._run(self.prices.run(), "prices")
+        for refresh, what in (
+            (self.adapters.refresh, "adapters"),
+            (self.policies.refresh, "policies"),
+            (self.engines.refresh, "engines"),
+        ):
+            self._run(refresh_on_change(self.key_cache, refresh, what), what)
+        self._run(self.preloader.run(), "adapters-ready")
+        self._run(HungEngines(self.router).run(), "hung-engines")
+        self._run(self.limiter.run(), "leases")
+        self._run(self._run_batches(), "batches")
+        self._run(self.rejections.run(), "rejections")
+        self.tasks.start()
+
+    async def stop(self) -> None:
+        self.pipeline.draining = True
+        self.stopping.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.batches.stop()
+        self.spool.flush()
+        await self.router.close()
+        for engine in self.router.engines():
+            await engine.close()
+        await self.limiter.close()
+        await asyncio.to_thread(self.rejections.flush)
+        await self.opinions.close()
+        self.pipeline.moderator.close()
+        self.spool.flush()
+        await asyncio.to_thread(self.shipper.stop)
+        await asyncio.to_thread(self.tasks.stop)
+        self.spool.flush()
+        self.recovery.close()
+        self.spool.file.close(remove=self.spool.file.is_empty())
+        await self.counters.close()
+        self.database.close()
+
+    async def readiness(self) -> dict[str, dict[str, Any]]:
+        """Readiness per component: `ready`, and its state when it is not ready."""
+        parts = self.engines.readiness()
+        parts["spool"] = {"ready": True, "waiting": self.shipper.backlog()}
+        parts["gateway"] = {"ready": not self.pipeline.draining}
+        return parts
+
+    def spool_state(self) -> tuple[int, int]:
+        """(records waiting to be shipped, records parked)."""
+        return self.shipper.backlog(), self.spool.file.parked() + self.recovery.parked()
+
+    async def _run_batches(self) -> None:
+        """Start after recovery has read the spools of dead processes; batch lines that they had
+        answered would otherwise run again."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.recovery.first_round_done.wait(), _RECOVERY_TIMEOUT_S)
+        await self.batches.run()
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=f"tollhouse-{name}"))
