@@ -92,6 +92,10 @@ class DashboardBackend(Protocol):
         """Reload policies and adapters in this process after a change."""
         ...
 
+    def audit(self) -> bool:
+        """Audit now. Whether it has ended; else it goes on, and its report is stored."""
+        ...
+
     def replay(self, ids: Sequence[int]) -> int:
         """Replay the dead letters with these ids, or all if `ids` is empty; returns how many."""
         ...

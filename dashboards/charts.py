@@ -25,24 +25,29 @@ class Series:
 def stacked_bars(
     title: str, labels: Sequence[str], series: Sequence[Series], label: Label = short
 ) -> str:
-    """One bar per label with the series stacked, the first at the bottom."""
+    """One bar per label with the series stacked: up from zero, and credits and refunds down from it."""
     _check(labels, series)
-    totals = [sum(each.values[i] for each in series) for i in range(len(labels))]
-    axis = axis_for(max(totals, default=0))
+    columns = [[each.values[i] for each in series] for i in range(len(labels))]
+    highest = max((sum(v for v in column if v > 0) for column in columns), default=0)
+    lowest = min((sum(v for v in column if v < 0) for column in columns), default=0)
+    axis = axis_for(highest, lowest)
+    zero = TOP + PLOT_H - axis.position(0, PLOT_H)
     slot = PLOT_W / max(len(labels), 1)
     bar = max(1.0, slot * 0.72)
     marks: list[str] = []
     for index, name in enumerate(labels):
         x = LEFT + index * slot + (slot - bar) / 2
-        bottom = float(TOP + PLOT_H)
+        up = down = zero
         for number, each in enumerate(series):
-            height = axis.position(each.values[index], PLOT_H)
+            height = abs(axis.position(each.values[index], PLOT_H) - axis.position(0, PLOT_H))
             if height <= 0:
                 continue
-            bottom -= height
+            rises = each.values[index] > 0
+            up, down = (up - height, down) if rises else (up, down + height)
+            edge = up if rises else down - height
             label_text = f"{name}, {each.name}: {label(each.values[index])}"
             marks.append(
-                f'<rect class="s{number % STYLES}" x="{x:.1f}" y="{bottom:.1f}" width="{bar:.1f}" '
+                f'<rect class="s{number % STYLES}" x="{x:.1f}" y="{edge:.1f}" width="{bar:.1f}" '
                 f'height="{height:.1f}"><title>{escape(label_text)}</title></rect>'
             )
     return _frame(title, series, axis, labels, label, marks)
@@ -51,7 +56,8 @@ def stacked_bars(
 def lines(title: str, labels: Sequence[str], series: Sequence[Series], label: Label = short) -> str:
     """One line per series, with a dot at each value."""
     _check(labels, series)
-    axis = axis_for(max((v for each in series for v in each.values), default=0))
+    every = [v for each in series for v in each.values]
+    axis = axis_for(max(every, default=0), min(every, default=0))
     step = PLOT_W / max(len(labels), 1)
     marks: list[str] = []
     for number, each in enumerate(series):
@@ -138,8 +144,6 @@ def _check(labels: Sequence[str], series: Sequence[Series]) -> None:
     for each in series:
         if len(each.values) != len(labels):
             raise ValueError(f"{each.name} has {len(each.values)} values for {len(labels)} labels")
-        if any(value < 0 for value in each.values):
-            raise ValueError(f"{each.name} has a negative value; charts start at zero")
 
 
 def _hatch(number: int, path: str) -> str:

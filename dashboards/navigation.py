@@ -18,6 +18,7 @@ SECTIONS = (
     Section("Usage", "/usage", "usage"),
     Section("Costs", "/costs", "costs"),
     Section("Requests", "/requests", "usage"),
+    Section("Projects", "/projects", "projects"),
     Section("Keys", "/keys", "keys"),
     Section("Adapters", "/adapters", "adapters"),
     Section("Limits and budgets", "/limits", "limits"),

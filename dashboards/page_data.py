@@ -3,13 +3,14 @@ forms, so that every page works without JavaScript.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
+from core.errors import TollhouseError
 from dashboards.filters import Range
 from dashboards.render import page
 from dashboards.tables import Table
@@ -73,6 +74,7 @@ class PageData:
     lead: str
     tiles: Sequence[Tile] = ()
     charts: Sequence[Chart] = ()
+    actions: Sequence[Form] = ()  # below the tiles
     tables: Sequence[Table] = ()
     forms: Sequence[Form] = ()
     span: Range | None = None  # shows the date filter
@@ -82,12 +84,36 @@ class PageData:
     back: tuple[str, str] | None = None  # (path, label)
     link: tuple[str, str] | None = None  # (path, label) of a related page
     away: tuple[str, str] | None = None  # (URL, label) of an external page
-    once: str = ""  # a secret that is shown only once
     after: Sequence[Table] = ()  # tables after the forms
     remarks: Sequence[str] = ()  # paragraphs below the tiles
     problem: str = ""
     pager: Sequence[tuple[str, str]] = ()  # (label, URL) of further pages of the first table
 
 
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A form that was sent and refused. Its page is shown again, with what was typed."""
+
+    fields: dict[str, str]
+    error: TollhouseError
+
+    def kept(self, form: Form) -> Form:
+        """The form with the values that were sent, if it is this form; passwords are not kept."""
+        if any(self.fields.get(name) != value for name, value in form.fields.items()):
+            return form
+        inputs = [
+            replace(each, value=self.fields.get(each.name, each.value))
+            if each.kind not in ("password", "file")
+            else each
+            for each in form.inputs
+        ]
+        return replace(form, inputs=inputs)
+
+
 def show(request: Request, page_data: PageData, status: int = 200, **more: Any) -> Response:
+    rejected: Rejected | None = getattr(request.state, "rejected", None)
+    if rejected is not None:
+        forms = [rejected.kept(each) for each in page_data.forms]
+        page_data = replace(page_data, forms=forms, problem=str(rejected.error))
+        status = rejected.error.status
     return page(request, "page.html", status, page_data=page_data, **more)

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from dashboards import cells, charts
+from dashboards import cells, charts, once
 from dashboards.formats import badge_class, day, exact, markup_code, minor, moment, money, share
 from dashboards.navigation import sections_for
 from dashboards.scales import grouped, short
@@ -18,7 +18,13 @@ from dashboards.viewer import DashboardDeps, Viewer
 HERE = Path(__file__).parent
 # Messages after a change. The URL carries only the key, never the text.
 NOTICES = {
+    "key-made": "The key was created.",
+    "key-rotated": "A new key was created. The old one works for another 24 hours.",
     "key-revoked": "The key was revoked.",
+    "project-made": "The project was created.",
+    "project-archived": "The project was archived. Its keys no longer work.",
+    "member-invited": "The link works for one sign-in.",
+    "endpoint-added": "The endpoint was added. Its messages are signed with this secret.",
     "member-added": "The member was added.",
     "member-changed": "The member was changed and signed out everywhere.",
     "member-removed": "The member was removed and signed out everywhere.",
@@ -33,10 +39,12 @@ NOTICES = {
     "appeal-opened": "The appeal is open. The answer will appear here.",
     "appeal-decided": "The appeal was decided.",
     "key-freed": "The key works again. Earlier strikes no longer count.",
-    "tenant-made": "The tenant was created. Issue its first key with `tollhouse key new`.",
+    "tenant-made": "The tenant was created.",
     "tenant-shown": "The tenant pages now show this tenant.",
     "tenant-changed": "The tenant was changed.",
     "price-saved": "The price was tested on sample usage and saved.",
+    "audit-done": "The audit has run.",
+    "audit-runs": "The audit runs. Reload this page for its report.",
     "replayed": "The tasks were replayed.",
     "resent": "The message is queued again.",
     "endpoint-removed": "The endpoint was removed. No more messages are sent to it.",
@@ -77,6 +85,7 @@ def environment() -> Environment:
 def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
     viewer: Viewer | None = getattr(request.state, "viewer", None)
     deps: DashboardDeps = request.app.state.deps
+    secret = once.secret_of(request) if viewer is not None and status == 200 else ""
     text = (
         environment()
         .get_template(template)
@@ -87,11 +96,15 @@ def page(request: Request, template: str, status: int = 200, **values: Any) -> H
             root=request.scope.get("root_path", ""),
             query=request.query_params,
             now=deps.clock.now(),
+            secret=secret,
             notice=NOTICES.get(request.query_params.get("notice", ""), ""),
             **values,
         )
     )
-    return HTMLResponse(text, status)
+    answer = HTMLResponse(text, status)
+    if secret:
+        once.forget(request, answer)
+    return answer
 
 
 def svg(text: str) -> Markup:

@@ -9,25 +9,31 @@ Number = int | float
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    top: float  # the axis runs from 0 to `top`
+    top: float  # the axis runs from `low` to `top`
     ticks: tuple[float, ...]
+    low: float = 0.0  # at most 0
 
     def position(self, value: Number, length: float) -> float:
         """Distance from the bottom of the axis."""
-        return float(value) / self.top * length if self.top else 0.0
+        whole = self.top - self.low
+        return (float(value) - self.low) / whole * length if whole else 0.0
 
 
-def axis_for(highest: Number, steps: int = 4) -> Axis:
-    """Ticks at 1, 2, 2.5 or 5 times a power of ten, the last at or above the highest value."""
-    if highest <= 0:
-        return Axis(1.0, (0.0, 1.0))
-    rough = Decimal(str(float(highest))) / steps
+def axis_for(highest: Number, lowest: Number = 0, steps: int = 4) -> Axis:
+    """Ticks at 1, 2, 2.5 or 5 times a power of ten, through 0, around the highest and the lowest value.
+    Without a value other than 0, the only tick is 0."""
+    highest, lowest = max(0, highest), min(0, lowest)
+    if highest == lowest:
+        return Axis(1.0, (0.0,))
+    rough = Decimal(str(float(highest - lowest))) / steps
     power = Decimal(10) ** rough.adjusted()
     step = next(power * m for m in _MULTIPLES if power * m >= rough)
     ticks = [Decimal(0)]
     while ticks[-1] < Decimal(str(float(highest))):
         ticks.append(ticks[-1] + step)
-    return Axis(float(ticks[-1]), tuple(float(tick) for tick in ticks))
+    while ticks[0] > Decimal(str(float(lowest))):
+        ticks.insert(0, ticks[0] - step)
+    return Axis(float(ticks[-1]), tuple(float(tick) for tick in ticks), float(ticks[0]))
 
 
 _MULTIPLES = tuple(Decimal(m) for m in ("1", "2", "2.5", "5", "10"))

@@ -56,14 +56,14 @@ class UsageTotals:
         shown = ranked if len(ranked) <= STYLES else ranked[: STYLES - 1]
         rest = ranked[len(shown) :]
         series = [
-            Series(self.name(group), clamp_negative([step[column] for step in self.steps[group]]))
+            Series(self.name(group), [step[column] for step in self.steps[group]])
             for group in shown
         ]
         if rest:
             other = [
                 sum(self.steps[group][i][column] for group in rest) for i in range(len(self.labels))
             ]
-            series.append(Series("Other", clamp_negative(other)))
+            series.append(Series("Other", other))
         return series
 
     def per_step(self, column: str) -> list[int]:
@@ -76,9 +76,13 @@ class UsageTotals:
         return self.names.get(group) or group or _UNNAMED[self.group_by]
 
 
-def clamp_negative(values: list[int]) -> list[int]:
-    """Replace negative values, which charts cannot show, by 0. The table shows them."""
-    return [max(0, value) for value in values]
+def corrections(session: Session, scope: TenantScope, span: Range) -> int:
+    """Picounits of corrections of past usage that were posted in the range."""
+    width = span.width
+    limit = min(width.most, span.days * 86400 // width.seconds)
+    query = BucketQuery(span.start, span.end, width, (), limit, kinds=(ADJUSTMENT,))
+    buckets = usage_buckets(session, scope, query).buckets
+    return sum(row.amounts["amount"] for bucket in buckets for row in bucket.rows)
 
 
 def read(

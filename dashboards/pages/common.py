@@ -6,9 +6,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from core.errors import BadRequest, Forbidden
+from core.errors import BadRequest, Conflict, Forbidden
 from core.tenants.access import THE_OPERATOR, scope_for
 from core.tenants.scope import TenantScope
+from dashboards.page_data import Rejected
 from dashboards.viewer import DashboardDeps, Viewer
 
 Fields = dict[str, str]
@@ -60,8 +61,11 @@ def redirect_with_notice(request: Request, path: str, notice: str) -> Response:
     return RedirectResponse(f"{root_of(request)}{path}?notice={notice}", 303)
 
 
-def form_handler(**acts: FormHandler) -> Callable[[Request], Awaitable[Response]]:
-    """A POST handler for all changes of a page, dispatched by the form's field `act`."""
+def form_handler(
+    view: Callable[[Request], Response], /, **acts: FormHandler
+) -> Callable[[Request], Awaitable[Response]]:
+    """A POST handler for all changes of a page, dispatched by the form's field `act`. A form that is
+    refused is shown again by `view`, with what was typed and the reason."""
 
     async def _change(request: Request) -> Response:
         async with request.form(max_fields=40, max_part_size=LONGEST_FIELD) as form:
@@ -73,7 +77,11 @@ def form_handler(**acts: FormHandler) -> Callable[[Request], Awaitable[Response]
                 next_step=f"Send one of {', '.join(acts)}.",
                 param="act",
             )
-        return await run_in_threadpool(act, request, form_fields)
+        try:
+            return await run_in_threadpool(act, request, form_fields)
+        except (BadRequest, Conflict) as error:
+            request.state.rejected = Rejected(form_fields, error)
+            return await run_in_threadpool(view, request)
 
     return _change
 

@@ -48,11 +48,13 @@ def costs_table(found: usage_totals.UsageTotals, currency: str) -> Table:
     return Table(caption, columns, rows, currency, empty=empty)
 
 
-def forecast(spent: int, month_start: datetime, now: datetime) -> int:
-    """Spend at the end of the month at this month's mean rate, in picounits."""
+def forecast(spent: int, corrected: int, month_start: datetime, now: datetime) -> int:
+    """Spend at the end of the month at this month's mean rate, in picounits. What was `corrected`
+    is part of `spent`, and happens once."""
     end = (month_start + timedelta(32)).replace(day=1)
     elapsed = max(1, int((now - month_start).total_seconds()))
-    return spent * int((end - month_start).total_seconds()) // elapsed
+    usage = spent - corrected
+    return usage * int((end - month_start).total_seconds()) // elapsed + corrected
 
 
 def costs(request: Request) -> Response:
@@ -66,12 +68,13 @@ def costs(request: Request) -> Response:
         this_month = found
         if (span.first, span.last) != (month.first, month.last):
             this_month = usage_totals.read(session, viewer.scope, month, now, "model")
+        corrected = usage_totals.corrections(session, viewer.scope, month)
         saved = savings.read(session, viewer.scope, span)
         tiles = _remaining_tiles(session, viewer, now)
     table = costs_table(found, viewer.currency)
     if wants_csv(request):
         return table.csv(f"costs-{span.first}-{span.last}")
-    forecast_amount = forecast(this_month.total("amount"), month.start, now)
+    forecast_amount = forecast(this_month.total("amount"), corrected, month.start, now)
     page_data = PageData(
         "Costs",
         "Usage at the prices pinned when each request was admitted, before tax and credits.",
@@ -103,7 +106,7 @@ def _spend_tiles(
         Tile(
             "Forecast for this month",
             money(forecast_amount, viewer.currency),
-            about="This month's spend so far, extrapolated at the same rate.",
+            about="This month's usage so far, extrapolated at the same rate, and its corrections.",
         ),
         Tile(
             "Cached share of input",
@@ -170,14 +173,14 @@ def _saved_tiles(saved: savings.Savings, currency: str) -> list[Tile]:
 
 def _charts(found: usage_totals.UsageTotals) -> list[Chart]:
     parts = [
-        charts.Series(title, usage_totals.clamp_negative(found.per_step(key)))
+        charts.Series(title, found.per_step(key))
         for key, title in COMPONENTS.items()
-        if found.total(key)
+        if any(found.per_step(key))
     ]
     running, line = 0, []
     for amount in found.per_step("amount"):
         running += amount
-        line.append(max(0, running))
+        line.append(running)
     total = [charts.Series("spend", line)]
     return [
         Chart("By day", svg(charts.stacked_bars("Spend", found.labels, parts, money_label))),

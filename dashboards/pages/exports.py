@@ -198,7 +198,13 @@ def _create(request: Request, form_fields: Fields) -> Response:
         )
         shown = schedule_json(created)
         audit.record(
-            session, viewer.scope, deps.clock, "export_schedule.create", created.id, None, shown
+            session,
+            viewer.scope,
+            deps.clock,
+            "export_schedule.create",
+            created.id,
+            before=None,
+            after=shown,
         )
     return redirect_with_notice(request, PATH, "schedule-made")
 
@@ -224,8 +230,8 @@ def _changing(act: str) -> FormHandler:
                 deps.clock,
                 f"export_schedule.{act}",
                 found.id,
-                before,
-                after,
+                before=before,
+                after=after,
             )
         return redirect_with_notice(request, PATH, f"schedule-{act}")
 
@@ -235,6 +241,6 @@ def _changing(act: str) -> FormHandler:
 _ACTS = {name: _changing(name) for name in ("pause", "resume", "end")}
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, form_handler(create=_create, **_ACTS), methods=["POST"]),
+    Route(PATH, form_handler(page_of, create=_create, **_ACTS), methods=["POST"]),
     Route(f"{PATH}/file", file),
 ]

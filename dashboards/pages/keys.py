@@ -1,59 +1,102 @@
 """API keys: create (shown once), rotate and revoke. Revoking requires the key's name."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from core.errors import BadRequest
-from core.tenants import keys
-from core.tenants.models import Project
-from dashboards.pages.common import deps_of, viewer_of
-from dashboards.render import page
+from core.tenants import keys, organisations
+from core.tenants.models import ApiKey, Project
+from dashboards.once import redirect_with_secret
+from dashboards.page_data import Form, Input, PageData, show
+from dashboards.pages.common import (
+    Fields,
+    deps_of,
+    form_handler,
+    redirect_with_notice,
+    require_confirmation,
+    viewer_of,
+    wants_csv,
+)
+from dashboards.tables import Column, Table
 
+PATH = "/keys"
 OVERLAP = timedelta(hours=24)
+COLUMNS = [
+    Column("name", "Name"),
+    Column("ends", "Ends in", "code"),
+    Column("project", "Project"),
+    Column("role", "Role"),
+    Column("state", "State", "badge"),
+    Column("created", "Created", "moment"),
+    Column("used", "Last used", "moment"),
+]
 
 
-def show(request: Request, secret: str = "") -> Response:
+def page_of(request: Request) -> Response:
     viewer, deps = viewer_of(request, "keys"), deps_of(request)
+    can_edit = deps.auth.may(viewer, "keys", "write")
     now = deps.clock.now()
     with deps.database.read() as session:
-        rows = [_row(key, now) for key in keys.all_of(session, viewer.scope)]
-        projects = session.scalars(
-            select(Project)
-            .where(Project.tenant_id == viewer.scope.tenant_id, Project.archived_at.is_(None))
-            .order_by(Project.name)
-        ).all()
-    return page(
-        request,
-        "keys.html",
-        rows=rows,
-        projects=projects,
-        secret=secret,
-        roles=keys.KEY_ROLES,
-        can_edit=deps.auth.may(viewer, "keys", "write"),
+        projects = organisations.projects(session, viewer.scope)
+        names = {each.id: each.name for each in projects}
+        rows = [_row(key, names, now, can_edit) for key in keys.all_of(session, viewer.scope)]
+    columns = [*COLUMNS, Column("acts", "Change", "acts")] if can_edit else COLUMNS
+    empty = "No keys yet. Create one above; it works with any OpenAI or Anthropic SDK."
+    table = Table("Keys of this organisation", columns, rows, totals=False, empty=empty)
+    if wants_csv(request):
+        return table.csv("keys")
+    page_data = PageData(
+        "Keys",
+        "A key is shown once, when it is created. Only its hash is stored.",
+        forms=[_new(projects)] if can_edit else [],
+        after=[table],
     )
+    return show(request, page_data)
 
 
-async def change(request: Request) -> Response:
-    """The POST handler, dispatched by the form's field `act`."""
-    async with request.form(max_fields=10, max_part_size=10_000) as fields:
-        form_fields = {name: str(value).strip() for name, value in fields.items()}
-    act = form_fields.get("act", "")
-    if act not in _ACTS:
-        raise BadRequest(f"Unknown act {act[:20]!r}.", next_step=f"Send one of {', '.join(_ACTS)}.")
-    secret = await run_in_threadpool(_ACTS[act], request, form_fields)
-    if secret is not None:
-        return await run_in_threadpool(show, request, secret)
-    root = request.scope.get("root_path", "")
-    return RedirectResponse(f"{root}/keys?notice=key-revoked", 303)
+def _row(key: ApiKey, projects: dict[str, str], now: datetime, can_edit: bool) -> dict[str, Any]:
+    over = key.revoked_at is not None and key.revoked_at <= now
+    expired = key.expires_at is not None and key.expires_at <= now
+    state = (
+        "revoked" if over else "expired" if expired else "ending" if key.revoked_at else "active"
+    )
+    return {
+        "name": key.name,
+        "ends": f"…{key.last_four}",
+        "project": projects.get(key.project_id, key.project_id),
+        "role": key.role,
+        "state": state,
+        "created": key.created_at,
+        "used": key.last_used_at,
+        "acts": _acts(key) if can_edit and state == "active" else [],
+    }
 
 
-def _create(request: Request, form_fields: dict[str, str]) -> str | None:
+def _acts(key: ApiKey) -> list[Form]:
+    same = {"key_id": key.id}
+    about = "Creates a new key. This one continues to work for 24 hours."
+    return [
+        Form(PATH, "Rotate", {"act": "rotate", **same}, about=about),
+        Form(PATH, "Revoke", {"act": "revoke", **same}, confirm=key.name, danger=True),
+    ]
+
+
+def _new(projects: list[Project]) -> Form:
+    open_projects = [(each.id, each.name) for each in projects if each.archived_at is None]
+    roles = [(role, role) for role in keys.KEY_ROLES]
+    inputs = [
+        Input("name", "Name"),
+        Input("project_id", "Project", "select", options=open_projects),
+        Input("role", "Role", "select", "developer", roles),
+    ]
+    return Form(PATH, "Create key", {"act": "create"}, inputs)
+
+
+def _create(request: Request, form_fields: Fields) -> Response:
     viewer, deps = viewer_of(request, "keys", "write"), deps_of(request)
     name = form_fields.get("name", "")
     if not 0 < len(name) <= 120:
@@ -71,40 +114,31 @@ def _create(request: Request, form_fields: dict[str, str]) -> str | None:
             name=name,
             role=form_fields.get("role", "developer"),
         )
-    return issued.secret
+    return redirect_with_secret(request, PATH, "key-made", issued.secret)
 
 
-def _rotate(request: Request, form_fields: dict[str, str]) -> str | None:
+def _rotate(request: Request, form_fields: Fields) -> Response:
     viewer, deps = viewer_of(request, "keys", "write"), deps_of(request)
     with deps.database.transaction() as session:
-        return keys.rotate(
-            session, viewer.scope, deps.clock, form_fields.get("key_id", ""), overlap=OVERLAP
-        ).secret
+        key_id = form_fields.get("key_id", "")
+        issued = keys.rotate(session, viewer.scope, deps.clock, key_id, overlap=OVERLAP)
+    return redirect_with_secret(request, PATH, "key-rotated", issued.secret)
 
 
-def _revoke(request: Request, form_fields: dict[str, str]) -> str | None:
+def _revoke(request: Request, form_fields: Fields) -> Response:
     viewer, deps = viewer_of(request, "keys", "write"), deps_of(request)
     with deps.database.transaction() as session:
         key = keys.get(session, viewer.scope, form_fields.get("key_id", ""))
-        if form_fields.get("confirm") != key.name:
-            raise BadRequest(
-                "The confirmation does not match the name of the key.",
-                next_step=f"Type {key.name!r} to revoke it.",
-            )
+        require_confirmation(form_fields, key.name)
         keys.revoke(session, viewer.scope, deps.clock, key.id)
-    return None
+    return redirect_with_notice(request, PATH, "key-revoked")
 
 
-_ACTS: dict[str, Any] = {"create": _create, "rotate": _rotate, "revoke": _revoke}
-
-
-def _row(key: Any, now: Any) -> dict[str, Any]:
-    over = key.revoked_at is not None and key.revoked_at <= now
-    expired = key.expires_at is not None and key.expires_at <= now
-    state = (
-        "revoked" if over else "expired" if expired else "ending" if key.revoked_at else "active"
-    )
-    return {"key": key, "state": state, "open": state == "active"}
-
-
-ROUTES = [Route("/keys", show, methods=["GET"]), Route("/keys", change, methods=["POST"])]
+ROUTES = [
+    Route(PATH, page_of, methods=["GET"]),
+    Route(
+        PATH,
+        form_handler(page_of, create=_create, rotate=_rotate, revoke=_revoke),
+        methods=["POST"],
+    ),
+]

@@ -62,7 +62,7 @@ BUDGETS = [
         "Rated usage of the current window, minus corrections.",
     ),
     Column("cap", "Cap", "money"),
-    Column("share", "LimitUsage", "figure"),
+    Column("share", "Used", "figure"),
     Column(
         "kind",
         "Kind",
@@ -70,11 +70,11 @@ BUDGETS = [
     ),
     Column("alerts", "Alerts at"),
 ]
-REFUSED = [
+REJECTED = [
     Column("reason", "Reason"),
-    Column("refused", "Rejected", "whole"),
+    Column("rejected", "Rejected", "whole"),
     Column(
-        "waited",
+        "queued",
         "Waited",
         "whole",
         "Requests that waited in the plan's queue and were then served.",
@@ -109,7 +109,7 @@ def page_of(request: Request) -> Response:
         table,
         Table(
             "Rejected and delayed requests, last seven days",
-            REFUSED,
+            REJECTED,
             tally,
             totals=False,
             empty=_NONE,
@@ -349,7 +349,9 @@ def _budget(request: Request, form_fields: Fields) -> Response:
             "window": created.window,
             "hard": created.hard,
         }
-        audit.record(session, viewer.scope, deps.clock, "budget.create", created.id, None, after)
+        audit.record(
+            session, viewer.scope, deps.clock, "budget.create", created.id, before=None, after=after
+        )
     return redirect_with_notice(request, PATH, "budget-set")
 
 
@@ -363,11 +365,17 @@ def _end(request: Request, form_fields: Fields) -> Response:
         require_confirmation(form_fields, found.name or f"Budget of {of}")
         found.ended_at = deps.clock.now()
         before = {"name": found.name, "cap": grouped(found.cap)}
-        audit.record(session, viewer.scope, deps.clock, "budget.end", found.id, before, None)
+        audit.record(
+            session, viewer.scope, deps.clock, "budget.end", found.id, before=before, after=None
+        )
     return redirect_with_notice(request, PATH, "budget-ended")
 
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, form_handler(set=_set, drop=_drop, budget=_budget, end=_end), methods=["POST"]),
+    Route(
+        PATH,
+        form_handler(page_of, set=_set, drop=_drop, budget=_budget, end=_end),
+        methods=["POST"],
+    ),
 ]

@@ -26,6 +26,7 @@ def overview(request: Request) -> Response:
     with deps.database.read() as session:
         models = usage_totals.read(session, viewer.scope, span, now, "model")
         keys = usage_totals.read(session, viewer.scope, span, now, "key_id")
+        corrected = usage_totals.corrections(session, viewer.scope, span)
         last_day, _ = service_totals.read(
             session, viewer.scope, hour - timedelta(hours=23), hour + timedelta(hours=1), Width.HOUR
         )
@@ -45,7 +46,7 @@ def overview(request: Request) -> Response:
     failed, answered = last_day.sums["failed"], last_day.sums["answers"]
     first = last_day.first_token_ms(0.95)
     spent = models.total("amount")
-    forecast_amount = money(forecast(spent, span.start, now), viewer.currency)
+    forecast_amount = money(forecast(spent, corrected, span.start, now), viewer.currency)
     spend = Tile(
         "Spend this month",
         money(spent, viewer.currency),

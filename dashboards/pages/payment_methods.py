@@ -98,5 +98,5 @@ def _start_setup(request: Request, _given: Fields) -> Response:
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, form_handler(add=_start_setup), methods=["POST"]),
+    Route(PATH, form_handler(page_of, add=_start_setup), methods=["POST"]),
 ]

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from billing.prices import load_price_book
 from billing.pricing import PPM, Component
 from core.errors import NotFound
+from core.tenants.models import Tenant
 from dashboards.pages.common import deps_of, viewer_of
 from dashboards.render import page
 
@@ -37,11 +38,12 @@ def playground(request: Request) -> Response:
 
 def _choices(session: Session, tenant_id: str, names: Iterable[str], now: datetime) -> list[Choice]:
     book = load_price_book(session)
+    currency = session.get_one(Tenant, tenant_id).currency
     found = []
     for name in names:
         base, _, adapter = name.partition(":")
         try:
-            version = book.pin(tenant_id, base, adapter or None, now)
+            version = book.pin(tenant_id, base, adapter or None, now, currency)
         except NotFound:
             found.append(Choice(name))
             continue

@@ -287,7 +287,7 @@ ROUTES = [
     Route(
         PATH,
         form_handler(
-            **{"try": _test, "put": _activate, "threshold": _threshold, "retire": _retire}
+            page_of, **{"try": _test, "put": _activate, "threshold": _threshold, "retire": _retire}
         ),
         methods=["POST"],
     ),

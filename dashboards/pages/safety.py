@@ -162,5 +162,5 @@ def _open(request: Request, form_fields: Fields) -> Response:
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, form_handler(appeal=_open), methods=["POST"]),
+    Route(PATH, form_handler(page_of, appeal=_open), methods=["POST"]),
 ]

@@ -10,6 +10,7 @@ from starlette.routing import Route
 from core.tenants import audit, members, sign_on
 from core.tenants.models import Member
 from core.tenants.roles import MEMBER_ROLES, may_grant
+from dashboards.once import redirect_with_secret
 from dashboards.page_data import Form, Input, PageData, show
 from dashboards.pages.common import (
     Fields,
@@ -42,7 +43,7 @@ CHANGES = [
 ]
 
 
-def team(request: Request, link: str = "") -> Response:
+def team(request: Request) -> Response:
     viewer, deps = viewer_of(request, "members"), deps_of(request)
     can_edit = deps.auth.may(viewer, "members", "write")
     with deps.database.read() as session:
@@ -64,7 +65,6 @@ def team(request: Request, link: str = "") -> Response:
         tables=[table],
         forms=[_new(viewer.role)] if can_edit else [],
         after=[changed],
-        once=link,
     )
     return show(request, page_data)
 
@@ -173,7 +173,7 @@ def _invite(request: Request, form_fields: Fields) -> Response:
     with deps.database.transaction() as session:
         made = sign_on.invite(session, viewer.scope, deps.clock, form_fields.get("member", ""))
     base = str(request.base_url).removesuffix("/").removesuffix(root_of(request))
-    return team(request, base + made.path())
+    return redirect_with_secret(request, PATH, "member-invited", base + made.path())
 
 
 def _role(request: Request, form_fields: Fields) -> Response:
@@ -219,6 +219,7 @@ ROUTES = [
     Route(
         PATH,
         form_handler(
+            team,
             add=_add,
             invite=_invite,
             role=_role,

@@ -10,6 +10,7 @@ from starlette.routing import Route
 from billing import webhooks
 from billing.models import Budget, OutboxMessage, WebhookEndpoint
 from core.errors import BadRequest, NotFound
+from dashboards.once import redirect_with_secret
 from dashboards.page_data import Form, Input, PageData, show
 from dashboards.pages.common import (
     Fields,
@@ -21,7 +22,6 @@ from dashboards.pages.common import (
     wants_csv,
 )
 from dashboards.tables import Column, Table
-from dashboards.viewer import DashboardDeps, Viewer
 
 PATH = "/webhooks"
 PAGE_ROWS = 50
@@ -56,10 +56,6 @@ _NO_ALERTS = (
 
 def page_of(request: Request) -> Response:
     viewer, deps = viewer_of(request, "exports"), deps_of(request)
-    return _page(request, viewer, deps)
-
-
-def _page(request: Request, viewer: Viewer, deps: DashboardDeps, secret: str = "") -> Response:
     can_edit = deps.auth.may(viewer, "exports", "write")
     before = request.query_params.get("before", "")
     if before and not before.isdigit():
@@ -87,7 +83,6 @@ def _page(request: Request, viewer: Viewer, deps: DashboardDeps, secret: str = "
     page_data = PageData(
         "Webhooks",
         "Messages are signed as specified by standardwebhooks.com and retried for a day with back-off.",
-        once=secret,
         forms=[_new()] if can_edit else [],
         tables=[
             Table(
@@ -192,7 +187,7 @@ def _add(request: Request, form_fields: Fields) -> Response:
             session, viewer.scope, deps.clock, form_fields.get("url", ""), events
         )
         secret = created.secret
-    return _page(request, viewer, deps, secret)
+    return redirect_with_secret(request, PATH, "endpoint-added", secret)
 
 
 def _remove(request: Request, form_fields: Fields) -> Response:
@@ -224,6 +219,8 @@ def _resend(request: Request, form_fields: Fields) -> Response:
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
     Route(
-        PATH, form_handler(add=_add, remove=_remove, test=_test, resend=_resend), methods=["POST"]
+        PATH,
+        form_handler(page_of, add=_add, remove=_remove, test=_test, resend=_resend),
+        methods=["POST"],
     ),
 ]

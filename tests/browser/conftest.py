@@ -1,4 +1,4 @@
-"""Houses to look at, full and empty, and a browser to look with."""
+"""Deployments with and without data, and a browser."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ FLAGS = [
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """With six weeks behind it, and some requests that really went through the door."""
+    """Six weeks of data, and some requests that were really served."""
     with running_deployment(tmp_path_factory.mktemp("browser"), token_delay_s=0.01) as made:
         fill(made.services, made.tenant_id)
         with OpenAI(base_url=f"{made.url}/v1", api_key=made.key, max_retries=0) as client:
@@ -68,7 +68,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def console_messages() -> Iterator[list[str]]:
-    """Console messages and requests that leave the house: there must be none."""
+    """Console messages and requests to other hosts: there must be none."""
     heard: list[str] = []
     yield heard
     assert heard == []
@@ -79,7 +79,7 @@ Visit = Callable[[Deployment, str], Page]
 
 @pytest.fixture(scope="module")
 def cookies() -> dict[tuple[str, str], StorageState]:
-    """By house and secret: whoever has signed in once comes in by the session from then on."""
+    """Sessions by deployment and secret, so that each signs in once."""
     return {}
 
 

@@ -1,4 +1,4 @@
-"""Six weeks of a busy house: tenants, models, adapters, keys, money, safety. The same every time."""
+"""Six weeks of a busy deployment: tenants, models, adapters, keys, money, safety. The same every time."""
 
 import random
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from core.queue import TASKS
 from core.tenants import adapters, keys, members, organisations, rejections
 from core.tenants.models import Project
 from core.tenants.scope import TenantScope, scope_of_operator
-from gateway.wiring import Services
+from gateway.services import Services
 from moderation import appeals
 from moderation.records import store
 
@@ -31,7 +31,7 @@ PRICES = {
     "qwen-2.5-32b": ("2.20", "0.90", "7.50"),
 }
 ADAPTERS = ("support-tone", "contract-summary", "sql-writer")
-KEYS = ("checkout", "support-desk", "nightly-reports", "search")
+KEYS = ("checkout", "support-agent", "nightly-reports", "search")
 OTHERS = ("harbour-freight", "north-clinic", "quill-books")
 CATEGORIES = (("harassment",), ("prompt_attack",), ("violence", "illicit"), ("email",))
 
@@ -66,7 +66,7 @@ def fill(services: Services, tenant_id: str) -> None:
     service_rollups.sum_all(services.database, services.clock)
     _payments(seeder)
     _safety(seeder)
-    _house(seeder)
+    _operator_data(seeder)
 
 
 def _prices(seeder: Seeder) -> dict[str, str]:
@@ -292,7 +292,7 @@ def _safety(seeder: Seeder) -> None:
             )
 
 
-def _house(seeder: Seeder) -> None:
+def _operator_data(seeder: Seeder) -> None:
     services = seeder.services
     reconcile.audit_and_store(services.database, services.clock)
     error = TimeoutError("the payment provider did not answer")

@@ -1,4 +1,4 @@
-"""Every page of a house where nothing was asked yet, in a real browser on a real server."""
+"""Every page of a deployment without requests yet, in a real browser on a real server."""
 
 import pytest
 from playwright.sync_api import Page

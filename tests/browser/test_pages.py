@@ -1,5 +1,5 @@
-"""A full house in a real browser on a real server: every page, wide and narrow, light and dark; axe; the
-playground streams; what is changed on a page holds.
+"""A deployment with data in a real browser on a real server: every page, wide and narrow, light and dark;
+axe; the playground streams; what is changed on a page holds.
 
 With TOLLHOUSE_TEST_PICTURE set to a path, the picture of the README is taken into it.
 """
@@ -104,7 +104,7 @@ def test_a_key_made_on_the_page_works_in_the_sdk(deployment: Deployment, page: P
     page.goto(f"{deployment.url}/dashboard/keys")
     page.get_by_label("Name").fill("from the browser")
     page.get_by_role("button", name="Create key").click()
-    secret = page.locator("#new-key").inner_text()
+    secret = page.locator("#once").inner_text()
     with OpenAI(base_url=f"{deployment.url}/v1", api_key=secret, max_retries=0) as client:
         assert MODEL in [model.id for model in client.models.list()]
 

@@ -1,4 +1,4 @@
-"""Browsers without a browser: signed-in HTTP clients of a served house, by role."""
+"""Signed-in HTTP clients of a deployment's pages, by role."""
 
 import httpx
 from sqlalchemy import select

@@ -17,8 +17,8 @@ from billing.payments import posting
 from billing.payments.fake import FakePayments
 from core.dead_letters import keeper
 from core.events import ModerationEvent
-from core.queue import TASKS
-from core.tenants import organisations
+from core.heartbeat_models import QueueHeartbeat
+from core.queue import QUEUES, TASKS
 from core.tenants.keys import all_of
 from core.tenants.scope import scope_of_operator
 from moderation.records import store
@@ -345,7 +345,7 @@ def test_a_card_is_left_on_the_provider_s_page(owner: httpx.Client, deployment: 
     refused = send(owner, "/payment-methods", act="add")
     assert refused.status_code == 409 and "by hand" in refused.text
     services, by_people = deployment.services, deployment.services.payments
-    services.payments = provider = FakePayments(services.clock)
+    services.card_pages.payments = provider = FakePayments(services.clock)
     try:
         asked = send(owner, "/payment-methods", act="add").text
         customer = f"customer-{deployment.tenant_id}"
@@ -360,7 +360,7 @@ def test_a_card_is_left_on_the_provider_s_page(owner: httpx.Client, deployment: 
             assert developer.get("/dashboard/payment-methods").status_code == 403
             assert send(developer, "/payment-methods", act="add").status_code == 403
     finally:
-        services.payments = by_people
+        services.card_pages.payments = by_people
 
 
 def test_a_price_is_tried_before_it_is_saved(operator: httpx.Client) -> None:
@@ -418,7 +418,6 @@ def test_a_page_of_another_tenant_s_request_or_invoice_is_not_found(
     deployment: Deployment, operator: httpx.Client
 ) -> None:
     """A second tenant's owner asks for what the first one has."""
-    services = deployment.services
     body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
     answer = httpx.post(
         f"{deployment.url}/v1/chat/completions", json=body, headers=deployment.headers, timeout=60
@@ -426,13 +425,28 @@ def test_a_page_of_another_tenant_s_request_or_invoice_is_not_found(
     deployment.last_event()
     made = send(operator, "/operator/tenants", act="create", name="stranger")
     stranger_id = made.url.path.rpartition("/")[2]
-    with services.database.transaction() as session:
-        organisations.create_project(
-            session, scope_of_operator(stranger_id), services.clock, name="default"
-        )
     with closing(browser(deployment, with_role(deployment, "owner", stranger_id))) as stranger:
         request_id = answer.headers["x-request-id"]
         assert stranger.get(f"/dashboard/requests/{request_id}").status_code == 404
         assert request_id not in stranger.get("/dashboard/requests").text
         assert stranger.get("/dashboard/invoices/inv_foreign/lines/1").status_code == 404
         assert "No such request" in stranger.get("/dashboard/requests").text
+
+
+def test_an_audit_runs_from_its_page_and_a_dead_worker_is_shown(
+    deployment: Deployment, operator: httpx.Client
+) -> None:
+    before = operator.get("/dashboard/operator/reconciliation?format=csv")
+    assert before.status_code == 200
+    done = send(operator, "/operator/reconciliation", act="audit")
+    assert "The audit has run." in done.text and "Latest runs" in done.text
+    health = operator.get("/dashboard/operator/health").text
+    assert "has not run yet" not in health
+    services = deployment.services
+    with services.database.transaction() as session:
+        for queue in QUEUES:
+            gone = services.clock.now() - timedelta(minutes=10)
+            at = gone if queue == "rating" else services.clock.now()
+            session.merge(QueueHeartbeat(queue=queue, at=at))
+    health = operator.get("/dashboard/operator/health").text
+    assert "no worker: rating silent for" in health and ">bad<" in health

@@ -1,12 +1,14 @@
 """Charts: well-formed, accessible, safe to embed, and true to their numbers."""
 
 import xml.etree.ElementTree as ET
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.charts import PLOT_H, Series, lines, meter, stacked_bars
+from dashboards.charts import PLOT_H, TOP, Series, lines, meter, stacked_bars
+from dashboards.pages.costs import forecast, money_label
 from dashboards.scales import axis_for, grouped, short
 
 values = st.integers(0, 10**12)
@@ -62,10 +64,49 @@ def test_nothing_to_show_is_still_a_chart() -> None:
     _svg(lines("Empty", [], []))
 
 
-@pytest.mark.parametrize("bad", [Series("a", [1]), Series("a", [1, -1])])
-def test_wrong_series_are_refused(bad: Series) -> None:
+def test_a_series_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="a has"):
-        stacked_bars("x", ["p", "q"], [bad])
+        stacked_bars("x", ["p", "q"], [Series("a", [1])])
+
+
+signed = st.integers(-(10**12), 10**12)
+
+
+@given(st.lists(st.tuples(signed, signed), min_size=1, max_size=12))
+def test_a_refund_is_drawn_below_zero_as_deep_as_it_is(rows: list[tuple[int, int]]) -> None:
+    names = [f"d{i}" for i in range(len(rows))]
+    series = [Series("in", [a for a, _ in rows]), Series("out", [b for _, b in rows])]
+    drawn = _svg(stacked_bars("Spend", names, series))
+    highest = max(sum(v for v in row if v > 0) for row in rows)
+    lowest = min(sum(v for v in row if v < 0) for row in rows)
+    axis = axis_for(highest, lowest)
+    assert axis.low <= lowest <= highest <= axis.top and 0 in axis.ticks
+    unit = PLOT_H / (axis.top - axis.low)
+    zero = TOP + axis.top * unit
+    bars = [r for r in drawn.iter("rect") if r.find("title") is not None]
+    above = sum(float(r.get("height", 0)) for r in bars if float(r.get("y", 0)) < zero - 0.06)
+    total = sum(float(r.get("height", 0)) for r in bars)
+    slack = len(rows) * 0.5
+    assert above == pytest.approx(sum(v for row in rows for v in row if v > 0) * unit, abs=slack)
+    assert total == pytest.approx(sum(abs(v) for row in rows for v in row) * unit, abs=slack)
+    _svg(lines("Spend", names, series))
+
+
+def test_a_chart_of_nothing_says_zero_and_no_fraction() -> None:
+    for drawn in (
+        stacked_bars("Spend", ["a"], [Series("s", [0])], money_label),
+        lines("Spend", ["a"], [Series("s", [0])], money_label),
+    ):
+        ticks = [each.text for each in _svg(drawn).iter("text") if each.get("class") == "tick"]
+        assert ticks == ["0"]
+
+
+def test_a_correction_is_not_extrapolated() -> None:
+    """0.04 used and 0.60 given back on the second of thirty days."""
+    start = datetime(2026, 11, 1, tzinfo=UTC)
+    cents = 10**10
+    found = forecast(-56 * cents, -60 * cents, start, start + timedelta(days=2))
+    assert found == 4 * cents * 15 - 60 * cents
 
 
 def test_a_meter_never_runs_over() -> None:

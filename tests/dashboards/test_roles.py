@@ -13,7 +13,7 @@ from tests.dashboards.browser_client import browser, with_role
 from tests.gateway.deployment import Deployment, running_deployment
 
 # By the default policy: what each role of a tenant may open.
-VIEWER = {"/", "/usage", "/requests", "/adapters", "/limits", "/playground"}
+VIEWER = {"/", "/usage", "/requests", "/projects", "/adapters", "/limits", "/playground"}
 DEVELOPER = VIEWER | {"/keys", "/safety"}
 ALLOWED = {
     "viewer": VIEWER,

@@ -84,5 +84,5 @@ def _replay(request: Request, form_fields: Fields) -> Response:
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, form_handler(replay=_replay), methods=["POST"]),
+    Route(PATH, form_handler(page_of, replay=_replay), methods=["POST"]),
 ]

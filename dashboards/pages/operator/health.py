@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.models import AuditRun, OutboxMessage, ParkedEvent, PaymentCommand, UsageBatch
+from core import heartbeats
 from core.dead_letter_models import DeadLetter
 from dashboards.backend import ComponentStatus
 from dashboards.page_data import PageData, Tile, show
@@ -70,6 +71,19 @@ def page_of(request: Request) -> Response:
     return show(request, page_data)
 
 
+def _tasks(session: Session, now: datetime) -> ComponentStatus:
+    silent = heartbeats.silent_queues(session, now)
+    if not silent:
+        return ComponentStatus("tasks", "good", "every queue has a worker")
+    dead = any(at is not None for at in silent.values())
+    return ComponentStatus(
+        "tasks",
+        "bad" if dead else "warn",
+        f"no worker: {heartbeats.summary_of(silent, now)}",
+        "Start `tollhouse worker` for these queues, with the schedule, and check the broker.",
+    )
+
+
 def _rating(session: Session, now: datetime) -> ComponentStatus:
     waiting = UsageBatch.rated_at.is_(None)
     row: Any = session.execute(
@@ -90,7 +104,10 @@ def _audit(session: Session, now: datetime) -> ComponentStatus:
     last = session.scalar(select(AuditRun).order_by(AuditRun.id.desc()).limit(1))
     if last is None:
         return ComponentStatus(
-            "audit", "warn", "has not run yet", "It runs every hour; `tollhouse audit` runs it now."
+            "audit",
+            "warn",
+            "has not run yet",
+            "It runs every hour; Reconciliation runs it now.",
         )
     summary = f"{last.at:%Y-%m-%d %H:%M} UTC: {'no differences' if last.clean else 'differences'}"
     if not last.clean:
@@ -148,6 +165,6 @@ def _payments(session: Session, now: datetime) -> ComponentStatus:
     )
 
 
-_CHECKS = (_rating, _audit, _dead, _parked, _messages, _payments)
+_CHECKS = (_tasks, _rating, _audit, _dead, _parked, _messages, _payments)
 
 ROUTES = [Route(PATH, page_of)]

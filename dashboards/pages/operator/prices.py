@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import price_terms, prices
+from billing import price_changes, price_terms, prices
 from billing.models import PriceVersionRow
 from billing.pricing import TOKENS, Component, Rate, Scheme
 from core.money import decimal_of
@@ -51,7 +51,7 @@ COLUMNS = [
 _FIELDS = ("input", "cached_input", "output", "request", "adapter", "gpu_second", "moderation")
 
 
-def page_of(request: Request, problem: str = "", form_fields: Fields | None = None) -> Response:
+def page_of(request: Request) -> Response:
     operator_of(request, "prices")
     deps = deps_of(request)
     now = deps.clock.now()
@@ -78,10 +78,9 @@ def page_of(request: Request, problem: str = "", form_fields: Fields | None = No
             Tile("Versions", grouped(len(rows))),
         ],
         tables=[table],
-        forms=[_form(served, form_fields or {})],
-        problem=problem,
+        forms=[_form(served)],
     )
-    return show(request, page_data, 400 if problem else 200)
+    return show(request, page_data)
 
 
 def _row(each: PriceVersionRow, names: dict[str, str], now: datetime) -> dict[str, Any]:
@@ -125,25 +124,21 @@ def _rate_text(component: Component, rates: Any) -> str | None:
     return f"{rate.scheme.value}, {len(rate.tiers)} tiers from {first}"
 
 
-def _form(served: list[str], form_fields: Fields) -> Form:
+def _form(served: list[str]) -> Form:
     options = [(name, name) for name in [*served, "*"]]
     usual = {"input": "0.15", "cached_input": "0.075", "output": "0.60"}
     inputs = [
-        Input("model", "Model", "select", form_fields.get("model", ""), options),
-        Input("tenant", "For the tenant", value=form_fields.get("tenant", ""), required=False),
-        Input("currency", "Currency", value=form_fields.get("currency", "USD")),
+        Input("model", "Model", "select", options=options),
+        Input("tenant", "For the tenant", required=False),
+        Input("currency", "Currency", value="USD"),
     ]
     for name in _FIELDS:
         words = name.replace("_", " ").capitalize()
         per = " per million tokens" if name in usual else " each"
-        value = form_fields.get(name, usual.get(name, ""))
+        value = usual.get(name, "")
         inputs.append(Input(name, words + per, "number", value, required=name in usual))
-    inputs.append(
-        Input(
-            "from", "From", "date", form_fields.get("from", ""), required=False, hint="default: now"
-        )
-    )
-    inputs.append(Input("note", "Note", value=form_fields.get("note", ""), required=False))
+    inputs.append(Input("from", "From", "date", required=False, hint="default: now"))
+    inputs.append(Input("note", "Note", required=False))
     return Form(
         PATH,
         "Test and save",
@@ -151,7 +146,7 @@ def _form(served: list[str], form_fields: Fields) -> Form:
         inputs,
         title="New version",
         about="The price is first tested on sample usage and rejected if that cannot be billed. "
-        "The previous version ends when this one starts.",
+        "The previous version in the same currency ends when this one starts.",
     )
 
 
@@ -172,15 +167,21 @@ def _save(request: Request, form_fields: Fields) -> Response:
             note=form_fields.get("note", ""),
             created_by=viewer.scope.actor,
         )
-        created = prices.save(session, deps.clock, draft)
+        created = price_changes.save(session, deps.clock, draft)
         after = {"version": created.id, "model": draft.model, "tenant_id": tenant_id, **written}
         audit.record_operator(
-            session, deps.clock, viewer.scope.actor, "price.save", created.id, None, after
+            session,
+            deps.clock,
+            viewer.scope.actor,
+            "price.save",
+            created.id,
+            before=None,
+            after=after,
         )
     return redirect_with_notice(request, PATH, "price-saved")
 
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, form_handler(save=_save), methods=["POST"]),
+    Route(PATH, form_handler(page_of, save=_save), methods=["POST"]),
 ]

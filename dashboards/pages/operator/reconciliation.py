@@ -9,8 +9,15 @@ from starlette.routing import Route
 
 from billing.models import AuditRun
 from dashboards.formats import moment
-from dashboards.page_data import PageData, Tile, show
-from dashboards.pages.common import deps_of, operator_of, wants_csv
+from dashboards.page_data import Form, PageData, Tile, show
+from dashboards.pages.common import (
+    Fields,
+    deps_of,
+    form_handler,
+    operator_of,
+    redirect_with_notice,
+    wants_csv,
+)
 from dashboards.scales import grouped
 from dashboards.tables import Column, Table
 
@@ -38,12 +45,11 @@ RUNS = [
     Column("pending", "Not yet rated", "whole"),
     Column("parked", "Parked", "whole"),
 ]
-_NOT_YET = "No audit has run yet. It runs every hour; `tollhouse audit` runs it now."
+_NOT_YET = "No audit has run yet. It runs every hour; the button runs it now."
 
 
 def page_of(request: Request) -> Response:
-    operator_of(request, "operations")
-    deps = deps_of(request)
+    viewer, deps = operator_of(request, "operations"), deps_of(request)
     with deps.database.read() as session:
         runs = session.scalars(select(AuditRun).order_by(AuditRun.id.desc()).limit(48)).all()
     last = runs[0] if runs else None
@@ -61,10 +67,12 @@ def page_of(request: Request) -> Response:
         {"step": name, "units": None, **dict.fromkeys(_COUNTS), **sums}
         for name, sums in report.get("steps", {}).items()
     ]
+    now = Form(PATH, "Audit now", {"act": "audit"}, about="Compares all days that are not closed.")
     page_data = PageData(
         "Reconciliation",
         "Compares receipts, usage events, charges, ledger and invoices, each with the previous step.",
         tiles=_tiles(report, last),
+        actions=[now] if deps.auth.may(viewer, "operations", "write") else [],
         tables=[
             differences,
             Table("Counts and sums of each step", STEPS, steps, totals=False, empty=_NOT_YET),
@@ -107,4 +115,13 @@ def _run(each: AuditRun) -> dict[str, Any]:
     return plain | {"at": each.at, "state": state, "error": each.report["ledger_error"]}
 
 
-ROUTES = [Route(PATH, page_of)]
+def _audit(request: Request, _given: Fields) -> Response:
+    operator_of(request, "operations", "write")
+    ended = deps_of(request).backend.audit()
+    return redirect_with_notice(request, PATH, "audit-done" if ended else "audit-runs")
+
+
+ROUTES = [
+    Route(PATH, page_of, methods=["GET"]),
+    Route(PATH, form_handler(page_of, audit=_audit), methods=["POST"]),
+]

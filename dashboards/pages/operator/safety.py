@@ -163,5 +163,5 @@ def _free(request: Request, form_fields: Fields) -> Response:
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, form_handler(decide=_decide, free=_free), methods=["POST"]),
+    Route(PATH, form_handler(page_of, decide=_decide, free=_free), methods=["POST"]),
 ]

@@ -10,13 +10,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.models import BillingAccount, DailyTenantUsage
+from billing.onboarding import BillingDetails, Customer, Owner, onboard
 from core.errors import NotFound
+from core.money import MINOR_DIGITS
 from core.tenants import keys, limits, organisations, plan_store
 from core.tenants.models import ApiKey, Member, Tenant
 from dashboards import charts, usage_totals
 from dashboards.filters import Range
 from dashboards.formats import money
 from dashboards.navigation import SECTIONS
+from dashboards.once import redirect_with_secret
 from dashboards.page_data import Chart, Form, Input, PageData, Tile, show
 from dashboards.pages.common import (
     Fields,
@@ -35,6 +38,7 @@ from dashboards.scales import grouped
 from dashboards.tables import Column, Table
 
 PATH = "/operator/tenants"
+_PASSWORD_HINT = "empty: single sign-on only"
 COLUMNS = [
     Column("tenant", "Tenant", link="href"),
     Column("plan", "Plan"),
@@ -127,6 +131,7 @@ def _count(session: Session, table: Any, condition: Any) -> dict[str, int]:
 
 
 def _new(plans: list[str]) -> Form:
+    currencies = [(each, each) for each in MINOR_DIGITS]
     return Form(
         PATH,
         "Create tenant",
@@ -135,9 +140,21 @@ def _new(plans: list[str]) -> Form:
             Input("name", "Name", hint="lower-case letters, digits, hyphens"),
             Input("display_name", "Display name", required=False),
             Input("plan", "Plan", "select", "standard", [(each, each) for each in plans]),
-            Input("currency", "Currency", value="USD"),
+            Input("currency", "Currency", "select", "USD", currencies),
+            Input("timezone", "Time zone", value="UTC", hint="of the billing periods"),
+            Input("legal_name", "Legal name", required=False, hint="on invoices"),
+            Input("address", "Address", required=False),
+            Input("email", "E-mail for invoices", "email", required=False),
+            Input("tax_region", "Tax region", required=False, hint="such as DE or US-NY"),
+            Input("tax_id", "Tax id", required=False),
+            Input("owner", "Owner's e-mail", "email", required=False),
+            Input("password", "Owner's password", "password", required=False, hint=_PASSWORD_HINT),
+            Input("project", "First project", value="default"),
+            Input("key", "First key", value="first", required=False, hint="empty: no key"),
         ],
         title="New tenant",
+        about="Creates the tenant with its billing account, owner, first project and first key, "
+        "which is shown once.",
     )
 
 
@@ -219,19 +236,27 @@ def _changes(tenant: Tenant, plans: list[str]) -> list[Form]:
 
 
 def _create(request: Request, form_fields: Fields) -> Response:
-    operator_of(request, "tenants", "write")
-    deps = deps_of(request)
+    viewer, deps = operator_of(request, "tenants", "write"), deps_of(request)
+    given = form_fields.get
+    owner = Owner(given("owner", ""), password=given("password") or None)
+    plain = ("name", "display_name", "plan", "currency", "timezone", "project", "key")
+    customer = Customer(
+        **{name: form_fields[name] for name in plain if name in form_fields},
+        billing=BillingDetails(
+            given("legal_name", ""),
+            given("address", ""),
+            given("email", ""),
+            given("tax_id", ""),
+            given("tax_region", ""),
+        ),
+        owner=owner if owner.email else None,
+    )
     with deps.database.transaction() as session:
-        created = organisations.create_tenant(
-            session,
-            deps.clock,
-            name=form_fields.get("name", ""),
-            display_name=form_fields.get("display_name", ""),
-            plan=form_fields.get("plan", "standard"),
-            currency=form_fields.get("currency", "USD"),
-        )
-        path = f"{PATH}/{created.id}"
-    return redirect_with_notice(request, path, "tenant-made")
+        made = onboard(session, deps.clock, customer, viewer.scope.actor)
+        path = f"{PATH}/{made.tenant.id}"
+    if made.key is None:
+        return redirect_with_notice(request, path, "tenant-made")
+    return redirect_with_secret(request, path, "tenant-made", made.key.secret)
 
 
 def _view_tenant(request: Request, form_fields: Fields) -> Response:
@@ -266,8 +291,12 @@ def _change(request: Request, ask: Fields | None = None, **changes: str) -> Resp
 
 ROUTES = [
     Route(PATH, tenant_list, methods=["GET"]),
-    Route(PATH, form_handler(create=_create), methods=["POST"]),
-    Route("/operator/look", form_handler(look=_view_tenant), methods=["POST"]),
+    Route(PATH, form_handler(tenant_list, create=_create), methods=["POST"]),
+    Route("/operator/look", form_handler(tenant_list, look=_view_tenant), methods=["POST"]),
     Route(f"{PATH}/{{tenant_id}}", tenant_page, methods=["GET"]),
-    Route(f"{PATH}/{{tenant_id}}", form_handler(plan=_plan, status=_status), methods=["POST"]),
+    Route(
+        f"{PATH}/{{tenant_id}}",
+        form_handler(tenant_page, plan=_plan, status=_status),
+        methods=["POST"],
+    ),
 ]
