@@ -31,11 +31,11 @@ from billing.exports.formats import Format, encode
 from billing.exports.subjects import Period
 from core.clock import FakeClock
 from core.database import Database
-from core.events import UsageEvent
+from core.events import EngineCount, UsageEvent
 from core.ids import use_sources
 from core.tenants.scope import scope_of_operator
 from gateway.metering.shipper import ship_file
-from gateway.metering.spool import EngineCount, SpoolFile, move_to_outbox
+from gateway.metering.spool import SpoolFile, insert_receipt, move_to_outbox
 from gateway.metering.usage_sink import SqlUsageSink
 from migrations.run import upgrade
 
@@ -87,7 +87,11 @@ def ingest(bench: Bench, count: int) -> float:
         file = SpoolFile(Path(folder) / "spool.db")
         events = make_events(count, bench.tenants, bench.version, bench.clock.now())
         file.commit(
-            [statement for event in events for statement in move_to_outbox(event, _counted(event))]
+            [
+                statement
+                for event in events
+                for statement in (insert_receipt(_counted(event)), *move_to_outbox(event))
+            ]
         )
         began = time.perf_counter()
         ship_file(
@@ -158,12 +162,12 @@ def page_query(bench: Bench, rounds: int = 200) -> float:
 def invoices(bench: Bench) -> float:
     """Seconds of the run that makes every tenant's month final."""
     bench.clock.set(datetime(2026, 4, 3, tzinfo=UTC))
-    told = 0
+    reported = 0
 
     def _told(done: int, of: int) -> None:
-        nonlocal told
-        if done * 10 // of > told:
-            told = done * 10 // of
+        nonlocal reported
+        if done * 10 // of > reported:
+            reported = done * 10 // of
             progress(f"  {done} of {of} tenants")
 
     began = time.perf_counter()

@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     progress(f"work under {home()}, {threads} threads")
     work = make_work(chosen.quick, threads)
     path = save_work(work, home() / ("work-quick.json" if chosen.quick else "work.json"))
-    told = {
+    about = {
         "threads": threads,
         "requests": len(work.prompts),
         "prompt": len(work.prompts[0]),
@@ -70,11 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
         "quick": chosen.quick,
     }
     if BESIDE_PEERS in scenarios:
-        _beside_peers(path, threads, names, chosen.rounds or (1 if chosen.quick else 5), told)
+        _beside_peers(path, threads, names, chosen.rounds or (1 if chosen.quick else 5), about)
     for scenario in scenarios:
         if scenario in SCENARIOS:
             progress(f"ours: {scenario}")
-            _REPORTS[scenario](_own(path, scenario), told)
+            _REPORTS[scenario](_own(path, scenario), about)
     return 0
 
 
@@ -92,7 +92,7 @@ def _own(work: Path, scenario: str) -> Rounds:
 
 
 def _beside_peers(
-    work: Path, threads: int, names: list[str], count: int, told: dict[str, Any]
+    work: Path, threads: int, names: list[str], count: int, about: dict[str, Any]
 ) -> None:
     with contextlib.ExitStack() as stack:
         command = [sys.executable, "-m", "benchmarks.cpu.own", str(work)]
@@ -104,7 +104,7 @@ def _beside_peers(
     beside: dict[str, Rates] = {}
     for each in peers:
         beside.setdefault(each.name, {}).update(each.rates)
-    _report(own.rates, beside, told | {"rounds": count, "stolen_percent": stolen})
+    _report(own.rates, beside, about | {"rounds": count, "stolen_percent": stolen})
 
 
 def _steps(own: Contender, peers: list[Contender]) -> list[tuple[Contender, str]]:
@@ -119,9 +119,9 @@ def _steps(own: Contender, peers: list[Contender]) -> list[tuple[Contender, str]
     return [(each, scenario) for each, scenario in order if scenario in each.scenarios]
 
 
-def _report(own: Rates, peers: dict[str, Rates], told: dict[str, Any]) -> None:
+def _report(own: Rates, peers: dict[str, Rates], about: dict[str, Any]) -> None:
     for scenario, rates in own.items():
-        _figure(_WORDS[scenario], rates, None, [], None, None, told)
+        _figure(_WORDS[scenario], rates, None, [], at_least=None, aim=None, about=about)
     for scenario, wanted, at_least, aim in _BESIDE_PEERS:
         beside = {name: rates[scenario] for name, rates in peers.items() if scenario in rates}
         name = (
@@ -131,13 +131,37 @@ def _report(own: Rates, peers: dict[str, Rates], told: dict[str, Any]) -> None:
         )
         if name in beside:
             words = f"{_WORDS[scenario]}, vs {'the best peer' if wanted == 'best' else name}"
-            _figure(words, own[scenario], name, beside[name], at_least, aim, told)
+            _figure(
+                words,
+                own[scenario],
+                name,
+                beside[name],
+                at_least=at_least,
+                aim=aim,
+                about=about,
+            )
     for scenario, at_least, aim in (("lora4", 0.85, 0.95), ("lora32", 0.70, 0.85)):
         words = f"{_WORDS[scenario]}, vs own base"
-        _figure(words, own[scenario], "own, base", own["base"], at_least, aim, told)
+        _figure(
+            words,
+            own[scenario],
+            "own, base",
+            own["base"],
+            at_least=at_least,
+            aim=aim,
+            about=about,
+        )
     for name, found in peers.items():
         for scenario, rates in found.items():
-            _figure(f"peer {name}, {_WORDS[scenario]}", rates, None, [], None, None, told)
+            _figure(
+                f"peer {name}, {_WORDS[scenario]}",
+                rates,
+                None,
+                [],
+                at_least=None,
+                aim=None,
+                about=about,
+            )
 
 
 def _typical(rates: list[float | None]) -> float:
@@ -145,24 +169,34 @@ def _typical(rates: list[float | None]) -> float:
     return found[0] if found is not None else 0.0
 
 
-def _report_zipf(found: Rounds, told: dict[str, Any]) -> None:
+def _report_zipf(found: Rounds, about: dict[str, Any]) -> None:
     words = "1,000 registered adapters, Zipf, vs 4"
-    _figure(words, found["zipf"], "own, four", found["four"], 0.8, 0.95, told)
+    _figure(words, found["zipf"], "own, four", found["four"], at_least=0.8, aim=0.95, about=about)
 
 
-def _report_switches(found: Rounds, told: dict[str, Any]) -> None:
+def _report_switches(found: Rounds, about: dict[str, Any]) -> None:
     for words, other in (
         ("LoRA enabled, base-only batch, vs disabled", "no_lora"),
         ("prefix cache on at no hits, vs off", "no_prefix"),
     ):
-        _figure(words, found["plain"], f"own, {other}", found[other], 0.99, 1.0, told)
+        _figure(
+            words,
+            found["plain"],
+            f"own, {other}",
+            found[other],
+            at_least=0.99,
+            aim=1.0,
+            about=about,
+        )
 
 
-def _report_cached(found: Rounds, told: dict[str, Any]) -> None:
+def _report_cached(found: Rounds, about: dict[str, Any]) -> None:
     pair = median_pair(found["cached"], found["cold"])
     assert pair is not None
     words = "engine: time to first token, fully cached 1,000-token prompt, vs cold"
-    figure(words, pair[0], "s", False, "own, cold", pair[1], 15.0, 25.0, told)
+    figure(
+        words, pair[0], "s", False, "own, cold", pair[1], at_least=15.0, aim=25.0, settings=about
+    )
 
 
 _REPORTS = {
@@ -177,13 +211,24 @@ def _figure(
     ours: Sequence[float | None],
     peer_name: str | None,
     theirs: Sequence[float | None],
+    *,
     at_least: float | None,
     aim: float | None,
-    told: dict[str, Any],
+    about: dict[str, Any],
 ) -> None:
     pair = median_pair(ours, theirs)
     if pair is not None:
-        figure(f"engine: {words}", pair[0], "tok/s", True, peer_name, pair[1], at_least, aim, told)
+        figure(
+            f"engine: {words}",
+            pair[0],
+            "tok/s",
+            True,
+            peer_name,
+            pair[1],
+            at_least=at_least,
+            aim=aim,
+            settings=about,
+        )
 
 
 if __name__ == "__main__":

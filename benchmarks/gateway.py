@@ -106,23 +106,51 @@ def _one_worker(bench: Bench, own: Contender) -> None:
         streams = Contender("own", gateway.server, stream=True)
         started = {name: bench.peer(stack, name) for name in ("bare", "portkey", "litellm")}
         found = {name: Contender(name, peer.whole) for name, peer in started.items() if peer}
-        told = bench.rounds(16, own, *found.values())
+        details = bench.rounds(16, own, *found.values())
         for name, least, aim in (("litellm", 18, 28), ("portkey", 1.4, 2.3), ("bare", 0.4, 0.65)):
-            _rate("requests_per_s_16", own, found.get(name), name, least, aim, told)
+            _rate(
+                "requests_per_s_16",
+                own,
+                found.get(name),
+                name,
+                least=least,
+                aim=aim,
+                details=details,
+            )
         portkey = found.get("portkey")
-        told = bench.rounds(1, own, portkey)
+        details = bench.rounds(1, own, portkey)
         p50 = beside(own, portkey, lambda rate: rate.p50_ms)
         if p50 is not None:
-            figure("gateway.p50_alone", p50[0], "ms", False, "portkey", p50[1], 0.77, 1.25, told)
+            figure(
+                "gateway.p50_alone",
+                p50[0],
+                "ms",
+                False,
+                "portkey",
+                p50[1],
+                at_least=0.77,
+                aim=1.25,
+                settings=details,
+            )
         litellm = started["litellm"]
         theirs = None
         if litellm is not None and litellm.stream is not None:
             theirs = Contender("litellm", litellm.stream, stream=True)
-        told = bench.rounds(16, streams, theirs)
+        details = bench.rounds(16, streams, theirs)
         chunks = beside(streams, theirs, lambda rate: rate.per_s * CHUNKS)
         if chunks is not None:
             name = "gateway.chunks_per_s"
-            figure(name, chunks[0], "chunks/s", True, "litellm", chunks[1], 30, 60, told)
+            figure(
+                name,
+                chunks[0],
+                "chunks/s",
+                True,
+                "litellm",
+                chunks[1],
+                at_least=30,
+                aim=60,
+                settings=details,
+            )
         _audited(gateway, streams)
 
 
@@ -135,8 +163,16 @@ def _two_workers(bench: Bench) -> None:
         )
         two, peer = Contender("own", gateway.server), bench.peer(stack, "tensorzero")
         theirs = Contender("tensorzero", peer.whole) if peer is not None else None
-        told = bench.rounds(16, two, theirs)
-        _rate("two_workers_requests_per_s", two, theirs, "tensorzero", 0.35, 0.6, told)
+        details = bench.rounds(16, two, theirs)
+        _rate(
+            "two_workers_requests_per_s",
+            two,
+            theirs,
+            "tensorzero",
+            least=0.35,
+            aim=0.6,
+            details=details,
+        )
         _audited(gateway, two)
 
 
@@ -153,12 +189,22 @@ def _four_workers(bench: Bench, one: Contender) -> None:
         )
         four = Contender("four workers", gateway.server)
         cores = min(4, _cores())
-        told = bench.rounds(32, four, one) | {"cores": cores}
+        details = bench.rounds(32, four, one) | {"cores": cores}
         found = beside(four, one, _per_s)
         if found is not None:
             name, peer = "gateway.four_workers_per_core", "one worker, embedded"
             rate = found[0] / cores
-            figure(name, rate, "requests/s", True, peer, found[1], 0.6, 0.8, told)
+            figure(
+                name,
+                rate,
+                "requests/s",
+                True,
+                peer,
+                found[1],
+                at_least=0.6,
+                aim=0.8,
+                settings=details,
+            )
         _audited(gateway, four)
 
 
@@ -181,13 +227,15 @@ def _memory(bench: Bench, gateway: GatewayProcess, own: Contender) -> None:
     if not _loaded(bench, own, MEMORY_TO, MEMORY_S):
         return
     growth = (gateway.resident_kib() - before) / before * 100
-    told = {
+    details = {
         "from_requests": begun,
         "to_requests": own.answers,
         "resident_kib": before,
         "pinned": True,
     }
-    figure("gateway.memory_growth", growth, "%", False, None, None, 5, 0, told)
+    figure(
+        "gateway.memory_growth", growth, "%", False, None, None, at_least=5, aim=0, settings=details
+    )
 
 
 def _audited(gateway: GatewayProcess, own: Contender) -> None:
@@ -199,8 +247,18 @@ def _audited(gateway: GatewayProcess, own: Contender) -> None:
     events = gateway.events()
     # The warm-up of the start has an event too; a load's end cuts off what is in flight.
     missing = max(0, own.answers - events) + max(0, events - own.answers - own.cut_off - 2 * _CREW)
-    told = {"answers": own.answers, "events": events, "cut_off_at_most": own.cut_off}
-    figure("gateway.answers_without_event", missing, "answers", False, None, None, 0, 0, told)
+    details = {"answers": own.answers, "events": events, "cut_off_at_most": own.cut_off}
+    figure(
+        "gateway.answers_without_event",
+        missing,
+        "answers",
+        False,
+        None,
+        None,
+        at_least=0,
+        aim=0,
+        settings=details,
+    )
 
 
 _CREW = 4  # workers that warm up at a start
@@ -211,14 +269,25 @@ def _rate(
     own: Contender,
     peer: Contender | None,
     peer_name: str,
+    *,
     least: float,
     aim: float,
-    told: dict[str, Any],
+    details: dict[str, Any],
 ) -> None:
     found = beside(own, peer, _per_s)
     if found is not None:
         title = f"gateway.{name}"
-        figure(title, found[0], "requests/s", True, peer_name, found[1], least, aim, told)
+        figure(
+            title,
+            found[0],
+            "requests/s",
+            True,
+            peer_name,
+            found[1],
+            at_least=least,
+            aim=aim,
+            settings=details,
+        )
 
 
 def _per_s(rate: Rate) -> float:

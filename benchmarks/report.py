@@ -19,6 +19,7 @@ def figure(
     higher_is_better: bool,
     peer: str | None = None,
     peer_value: float | None = None,
+    *,
     at_least: float | None = None,
     aim: float | None = None,
     settings: dict[str, Any] | None = None,
@@ -76,10 +77,10 @@ def machine() -> dict[str, Any]:
 def processor_times() -> tuple[int, int]:
     """(all, stolen) in ticks since the start of the machine. What a host gives to others while this
     machine had work is stolen; where the system does not tell, nothing is."""
-    told = Path("/proc/stat")
-    if not told.exists():
+    stat = Path("/proc/stat")
+    if not stat.exists():
         return 0, 0
-    ticks = [int(each) for each in told.read_text().split("\n", 1)[0].split()[1:9]]
+    ticks = [int(each) for each in stat.read_text().split("\n", 1)[0].split()[1:9]]
     return sum(ticks), ticks[7]
 
 

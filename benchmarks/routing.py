@@ -109,7 +109,7 @@ class CostOnly(FakeRunner):
     now = 0.0
 
     def _compute(self, row: Row) -> Sampled | None:
-        return Sampled(row.seq, ANSWER) if row.sample else None
+        return Sampled(row.seq, [ANSWER]) if row.sample else None
 
     def load_adapter(self, handle: AdapterHandle, blocks: list[int]) -> None:
         super().load_adapter(handle, blocks)
@@ -239,7 +239,7 @@ class Run:
     def _step(self, engine: SimulatedEngine) -> None:
         engine.engine.step()
         ended = engine.runner.now
-        told: list[KvEvent] = engine.engine.take_events()
+        kv_events: list[KvEvent] = engine.engine.take_events()
         for outbox in engine.engine.take_outboxes().values():
             for chunk in outbox.chunks:
                 sent = self.sent[chunk.request_id]
@@ -250,8 +250,8 @@ class Run:
                         self._later(ended, sent.route.first_token)
             for receipt in outbox.receipts:
                 self._later(ended, lambda receipt=receipt: self._end(receipt))  # type: ignore[misc]
-        if told and self.policy == "ours":
-            self._later(ended, lambda: self._router.index.apply(engine.engine_id, told))
+        if kv_events and self.policy == "ours":
+            self._later(ended, lambda: self._router.index.apply(engine.engine_id, kv_events))
 
     def _end(self, receipt: Receipt) -> None:
         sent = self.sent[receipt.request_id]

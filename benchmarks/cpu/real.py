@@ -25,9 +25,9 @@ def scenarios(work: Work) -> dict[str, Callable[[], float]]:
 
 
 def main(arguments: list[str]) -> int:
-    told = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    told["checkpoint"] = told.pop("model")
-    answer(scenarios(Work(**told)))
+    work = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    work["checkpoint"] = work.pop("model")
+    answer(scenarios(Work(**work)))
     return 0
 
 

@@ -79,15 +79,15 @@ def _llama_cpp(work: dict[str, Any], home: Path) -> dict[str, Any]:
     python = ready(PEERS["llama-cpp-python"])
     if python is None:
         raise SystemExit("llama.cpp could not be installed")
-    asked, told = home / "check.json", home / "check-answers.json"
+    asked, answers = home / "check.json", home / "check-answers.json"
     asked.write_text(json.dumps(work), encoding="utf-8")
     script = str(SCRIPTS / "run_llama_cpp_file.py")
-    command = [str(python), script, str(asked), str(told), str(home / "check-f32.gguf")]
+    command = [str(python), script, str(asked), str(answers), str(home / "check-f32.gguf")]
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
     subprocess.run(
         command, check=True, timeout=_TIMEOUT_S, env=environment, stderr=subprocess.DEVNULL
     )
-    found: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(answers.read_text(encoding="utf-8"))
     return found
 
 

@@ -172,8 +172,12 @@ def _random(generator: torch.Generator, *size: int) -> torch.Tensor:
 
 
 def _save(
-    where: Path, name: str, tensors: dict[str, torch.Tensor], told: str, config: dict[str, Any]
+    where: Path,
+    name: str,
+    tensors: dict[str, torch.Tensor],
+    config_file: str,
+    config: dict[str, Any],
 ) -> None:
     where.mkdir(parents=True, exist_ok=True)
     save_file(tensors, where / name, metadata={"format": "pt"})
-    (where / told).write_text(json.dumps(config), encoding="utf-8")
+    (where / config_file).write_text(json.dumps(config), encoding="utf-8")

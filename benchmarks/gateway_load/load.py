@@ -105,10 +105,12 @@ def _streamed(said: str) -> str:
 def run_wrk(home: Path, server: Server, *, connections: int, seconds: float, stream: bool) -> Rate:
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not installed: it makes the load of this benchmark")
-    told = ", ".join(f'["{name}"]="{value}"' for name, value in server.all_headers().items())
+    header_lines = ", ".join(
+        f'["{name}"]="{value}"' for name, value in server.all_headers().items()
+    )
     prompts, script = home / "bodies.jsonl", home / "load.lua"
     prompts.write_text("\n".join(bodies(server.model, stream)) + "\n")
-    script.write_text(_LUA.format(headers=told, bodies=prompts, path=server.path))
+    script.write_text(_LUA.format(headers=header_lines, bodies=prompts, path=server.path))
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:.0f}s", "--timeout", "30s"]
     done = subprocess.run(
         [*command, "--latency", "-s", str(script), server.url],

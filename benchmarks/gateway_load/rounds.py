@@ -64,8 +64,8 @@ def rounds(
     for number in range(count):
         for each in able if number % 2 else reversed(able):
             each.rates.append(each.load(home, seconds))
-        told = ", ".join(f"{each.name} {_words(each.rates[-1])}" for each in able)
-        progress(f"  {connections} connections: {told}")
+        shown = ", ".join(f"{each.name} {_words(each.rates[-1])}" for each in able)
+        progress(f"  {connections} connections: {shown}")
     return stolen_since(before)
 
 

@@ -116,7 +116,7 @@ def _lora() -> Iterator[tuple[str, Pair]]:
         for tokens in (1, 37, 700):
             slots = torch.randint(-1, 4, (tokens,)).sort().values
             rows = chunk_rows_for(tokens)
-            order, chunks = sort_into_chunks(slots, rows)
+            order, chunks = map(torch.from_numpy, sort_into_chunks(slots.numpy(), rows))
             step = LoraStep(order.cuda(), chunks.cuda(), rows, 256)
             for name in SITES:
                 site = table.site(0, name)

@@ -98,15 +98,15 @@ def read_once(model: LoadedModel) -> int:
     """Bytes of weights that a decoding step must read."""
     decoder = model.decoder
     linears = [
-        linear
+        site.linear
         for block in decoder.blocks
-        for linear in (block.qkv, block.o, block.gate_up, block.down)
+        for site in (block.qkv, block.o, block.gate_up, block.down)
     ]
     return sum(linear.weight.nbytes for linear in [*linears, decoder.head])
 
 
 def make_runner(
-    model: LoadedModel, blocks: int, most_running: int, slots: int = 1, **settings: Any
+    model: LoadedModel, blocks: int | None, most_running: int, slots: int = 1, **settings: Any
 ) -> GpuRunner:
     fields: dict[str, Any] = {
         "model": "random",

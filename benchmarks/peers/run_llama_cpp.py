@@ -4,19 +4,16 @@ By its C interface; the checkpoint is written to GGUF first. Its adapters are se
 so the mixed batch is not run. Stands alone: it runs in an environment without this project.
 """
 
-import ctypes
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import gguf
 import llama_cpp as lc
 import numpy as np
+from llama_cpp_batch import rate
 from protocol import answer
-
-_BATCH = 2048
 
 
 def main() -> None:
@@ -26,69 +23,13 @@ def main() -> None:
     lc.llama_backend_init()
     model = lc.llama_model_load_from_file(str(path).encode(), lc.llama_model_default_params())
     prompts = work["prompts"]
-    _rate(model, work, prompts[:2])
+    rate(model, work, prompts[:2])
     answer(
         {
-            "base": lambda: _rate(model, work, prompts),
-            "one": lambda: _rate(model, work, prompts[:1]),
+            "base": lambda: rate(model, work, prompts),
+            "one": lambda: rate(model, work, prompts[:1]),
         }
     )
-
-
-def _rate(model: Any, work: dict[str, Any], prompts: list[list[int]]) -> float:
-    params = lc.llama_context_default_params()
-    params.n_ctx = len(prompts) * (len(prompts[0]) + work["output"] + 8)
-    params.n_batch, params.n_ubatch = _BATCH, 512
-    params.n_seq_max = len(prompts)
-    params.n_threads = params.n_threads_batch = work["threads"]
-    params.kv_unified = False
-    context = lc.llama_init_from_model(model, params)
-    batch = lc.llama_batch_init(_BATCH, 0, 1)
-    vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
-    start = time.perf_counter()
-    last = _prefill(context, batch, prompts, vocab)
-    for step in range(work["output"] - 1):
-        place = len(prompts[0]) + step
-        entries = [(token, place, n, True) for n, token in enumerate(last)]
-        last = [_best(context, n, vocab) for n in _decode(context, batch, entries)]
-    spent = time.perf_counter() - start
-    lc.llama_batch_free(batch)
-    lc.llama_free(context)
-    return len(prompts) * work["output"] / spent
-
-
-def _prefill(context: Any, batch: Any, prompts: list[list[int]], vocab: int) -> list[int]:
-    """Whole prompts, as many as a batch holds at a time; returns each one's next token."""
-    found: list[int] = []
-    together = max(1, _BATCH // len(prompts[0]))
-    for first in range(0, len(prompts), together):
-        entries = [
-            (token, place, first + n, place == len(prompt) - 1)
-            for n, prompt in enumerate(prompts[first : first + together])
-            for place, token in enumerate(prompt)
-        ]
-        found += [_best(context, n, vocab) for n in _decode(context, batch, entries)]
-    return found
-
-
-def _decode(context: Any, batch: Any, entries: list[tuple[int, int, int, bool]]) -> list[int]:
-    """Runs (token, position, sequence, wants logits) entries; returns the places that have them."""
-    batch.n_tokens = len(entries)
-    for n, (token, place, sequence, wanted) in enumerate(entries):
-        batch.token[n] = token
-        batch.pos[n] = place
-        batch.n_seq_id[n] = 1
-        batch.seq_id[n][0] = sequence
-        batch.logits[n] = wanted
-    if lc.llama_decode(context, batch) != 0:
-        raise RuntimeError("llama_decode failed")
-    return [n for n, entry in enumerate(entries) if entry[3]]
-
-
-def _best(context: Any, place: int, vocab: int) -> int:
-    found = lc.llama_get_logits_ith(context, place)
-    logits = ctypes.cast(found, ctypes.POINTER(ctypes.c_float))
-    return int(np.ctypeslib.as_array(logits, (vocab,)).argmax())
 
 
 def _write_gguf(checkpoint: Path, kind: str) -> Path:
@@ -166,11 +107,11 @@ def _read(path: Path) -> dict[str, Any]:
     header = json.loads(raw[8 : 8 + size])
     header.pop("__metadata__", None)
     found = {}
-    for name, told in header.items():
-        assert told["dtype"] == "BF16", told
-        begin, end = told["data_offsets"]
+    for name, entry in header.items():
+        assert entry["dtype"] == "BF16", entry
+        begin, end = entry["data_offsets"]
         data = np.frombuffer(raw, np.uint16, (end - begin) // 2, 8 + size + begin)
-        found[name] = data.reshape(told["shape"])
+        found[name] = data.reshape(entry["shape"])
     return found
 
 

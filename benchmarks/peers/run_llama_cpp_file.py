@@ -10,16 +10,14 @@ import ctypes
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import gguf
 import llama_cpp as lc
 import numpy as np
+from llama_cpp_batch import BATCH, decode, logits_of, make_context, rate
 from protocol import answer
-
-_BATCH = 2048
 
 
 def main() -> None:
@@ -32,11 +30,11 @@ def main() -> None:
         return
     model = _load(work["model"])
     prompts = work["prompts"]
-    _rate(model, work, prompts[:1])
+    rate(model, work, prompts[:1])
     answer(
         {
-            "base": lambda: _rate(model, work, prompts),
-            "one": lambda: _rate(model, work, prompts[:1]),
+            "base": lambda: rate(model, work, prompts),
+            "one": lambda: rate(model, work, prompts[:1]),
         }
     )
 
@@ -60,8 +58,8 @@ def _survives(path: str) -> bool:
     child = os.fork()
     if child == 0:
         model = lc.llama_model_load_from_file(path.encode(), lc.llama_model_default_params())
-        context, batch = _context(model, 1, 16, 1), lc.llama_batch_init(16, 0, 1)
-        _decode(context, batch, [(n, n, 0, n == 7) for n in range(8)])
+        context, batch = make_context(model, 1, 16, 1), lc.llama_batch_init(16, 0, 1)
+        decode(context, batch, [(n, n, 0, n == 7) for n in range(8)])
         os._exit(0)
     return os.waitpid(child, 0)[1] == 0
 
@@ -101,13 +99,13 @@ def _forced(model: Any, work: dict[str, Any]) -> list[list[list[float]]]:
     vocab = lc.llama_model_get_vocab(model)
     found = []
     for prompt, ours in zip(work["prompts"], work["answers"], strict=True):
-        context = _context(model, 1, len(prompt) + len(ours), work["threads"], True)
-        batch = lc.llama_batch_init(_BATCH, 0, 1)
+        context = make_context(model, 1, len(prompt) + len(ours), work["threads"], True)
+        batch = lc.llama_batch_init(BATCH, 0, 1)
         forced = prompt + ours[:-1]
         entries = [(token, n, 0, n >= len(prompt) - 1) for n, token in enumerate(forced)]
         steps = []
-        for place, token in zip(_decode(context, batch, entries), ours, strict=True):
-            logits = _logits(context, place, lc.llama_vocab_n_tokens(vocab))
+        for place, token in zip(decode(context, batch, entries), ours, strict=True):
+            logits = logits_of(context, place, lc.llama_vocab_n_tokens(vocab))
             best = int(logits.argmax())
             steps.append([best, float(logits[best]), float(logits[token])])
         found.append(steps)
@@ -122,62 +120,6 @@ def _ids(vocab: Any, text: str) -> list[int]:
     return list(
         buffer[: lc.llama_tokenize(vocab, raw, len(raw), buffer, len(raw) + 8, False, True)]
     )
-
-
-def _context(model: Any, sequences: int, length: int, threads: int, exact: bool = False) -> Any:
-    params = lc.llama_context_default_params()
-    params.n_ctx = sequences * (length + 8)
-    params.n_batch, params.n_ubatch = _BATCH, 512
-    params.n_seq_max = sequences
-    params.n_threads = params.n_threads_batch = threads
-    params.kv_unified = False
-    if exact:
-        params.type_k = params.type_v = lc.GGML_TYPE_F32
-    return lc.llama_init_from_model(model, params)
-
-
-def _rate(model: Any, work: dict[str, Any], prompts: list[list[int]]) -> float:
-    """Output tokens a second, prompts together, greedy, end tokens ignored."""
-    vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
-    length = len(prompts[0]) + work["output"]
-    context = _context(model, len(prompts), length, work["threads"])
-    batch = lc.llama_batch_init(_BATCH, 0, 1)
-    start = time.perf_counter()
-    last: list[int] = []
-    together = max(1, _BATCH // len(prompts[0]))
-    for first in range(0, len(prompts), together):
-        entries = [
-            (token, place, first + n, place == len(prompt) - 1)
-            for n, prompt in enumerate(prompts[first : first + together])
-            for place, token in enumerate(prompt)
-        ]
-        last += [int(_logits(context, n, vocab).argmax()) for n in _decode(context, batch, entries)]
-    for step in range(work["output"] - 1):
-        entries = [(token, len(prompts[0]) + step, n, True) for n, token in enumerate(last)]
-        last = [int(_logits(context, n, vocab).argmax()) for n in _decode(context, batch, entries)]
-    spent = time.perf_counter() - start
-    lc.llama_batch_free(batch)
-    lc.llama_free(context)
-    return len(prompts) * work["output"] / spent
-
-
-def _decode(context: Any, batch: Any, entries: list[tuple[int, int, int, bool]]) -> list[int]:
-    """Runs (token, position, sequence, wants logits) entries; returns the places that have them."""
-    batch.n_tokens = len(entries)
-    for n, (token, place, sequence, wanted) in enumerate(entries):
-        batch.token[n] = token
-        batch.pos[n] = place
-        batch.n_seq_id[n] = 1
-        batch.seq_id[n][0] = sequence
-        batch.logits[n] = wanted
-    if lc.llama_decode(context, batch) != 0:
-        raise RuntimeError("llama_decode failed")
-    return [n for n, entry in enumerate(entries) if entry[3]]
-
-
-def _logits(context: Any, place: int, vocab: int) -> Any:
-    found = ctypes.cast(lc.llama_get_logits_ith(context, place), ctypes.POINTER(ctypes.c_float))
-    return np.ctypeslib.as_array(found, (vocab,))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from core.errors import TollhouseError
 from core.events import OpenedRequest, SettledBy, UsageEvent, UsageKind
 from core.ids import REQUEST, new_id
 from engine.protocol import FinishReason, Receipt
-from gateway.metering.meter import Counts, engine_count, usage_event
+from gateway.metering.meter import Counts, usage_event
+from gateway.metering.receipt_log import engine_count
 from gateway.metering.recovery import event_of_receipt
 from gateway.metering.shipper import ship_file
 from gateway.metering.spool import (
@@ -20,6 +21,7 @@ from gateway.metering.spool import (
     SpoolFile,
     Statement,
     insert_opened,
+    insert_receipt,
     move_to_outbox,
 )
 from gateway.metering.usage_sink import SqlUsageSink
@@ -90,7 +92,8 @@ class Gateway:
         for opened in self.file.open_requests():
             receipt = self.engine.receipts.get(opened.request_id)
             event = event_of_receipt(opened, receipt, self.clock.now())
-            self._commit(move_to_outbox(event, engine_count(event, receipt)))
+            noted = [] if receipt is None else [_noted(receipt, self.clock)]
+            self._commit([*noted, *move_to_outbox(event)])
 
     def die(self) -> None:
         """As by kill -9; a write that was not acknowledged may lie torn behind the others."""
@@ -118,7 +121,7 @@ class Gateway:
         adapter = "lora" if chance.random() < 0.3 else None
         prompt, generated = chance.randint(1, 3000), chance.randint(0, 800)
         try:
-            pinned = self.book.pin(tenant_id, "demo", adapter, now)
+            pinned = self.book.pin(tenant_id, "demo", adapter, now, "USD")
         except TollhouseError:
             return
         opened = OpenedRequest(
@@ -148,7 +151,7 @@ class Gateway:
         if self.faults.strike("gateway dies in the middle", 0.06):
             raise Crash
         event = _event(opened, receipt, self.clock)
-        self._commit(move_to_outbox(event, engine_count(event, receipt)))
+        self._commit([_noted(receipt, self.clock), *move_to_outbox(event)])
 
     def ship(self, books: Books) -> None:
         if self.file is None:
@@ -165,6 +168,10 @@ class Gateway:
     def _commit(self, statements: list[Statement]) -> None:
         assert self.file is not None
         self.file.commit(statements)
+
+
+def _noted(receipt: Receipt, clock: FakeClock) -> Statement:
+    return insert_receipt(engine_count("", receipt, clock.now()))
 
 
 def _event(opened: OpenedRequest, receipt: Receipt, clock: FakeClock) -> UsageEvent:

@@ -1,4 +1,4 @@
-"""The fire that the chaos benchmark makes: its proxy and plan, and two rounds on a whole house."""
+"""The fire that the chaos benchmark makes: its proxy and plan, and two rounds on a whole deployment."""
 
 import socket
 import tempfile
