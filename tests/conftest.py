@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A change is judged by its own merits: the same examples every time. `--hypothesis-profile explore`
 # looks for new ones, and keeps what it found in `.hypothesis` until it is mended. Neither has a
 # deadline: that a busy machine makes one example slow is no fault of what is tested.
-hypothesis.settings.register_profile("house", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("tollhouse", deadline=None, derandomize=True)
 hypothesis.settings.register_profile(
     "explore",
     deadline=None,
@@ -34,7 +34,7 @@ hypothesis.settings.register_profile(
     database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
     print_blob=True,
 )
-hypothesis.settings.load_profile("house")
+hypothesis.settings.load_profile("tollhouse")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

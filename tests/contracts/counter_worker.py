@@ -11,7 +11,7 @@ CAPACITY = 700
 CAP = 50_000
 
 
-def _wish(number: int) -> BucketRequest:
+def _bucket_request(number: int) -> BucketRequest:
     return BucketRequest(
         "org_race",
         f"req_{os.getpid()}_{number}",
@@ -25,9 +25,9 @@ async def burst(counters: RedisCounters, attempts: int) -> int:
     """Admitted among so many attempts, 50 at a time, as fast as it goes."""
     admitted = 0
     for start in range(0, attempts, 50):
-        wishes = [_wish(start + offset) for offset in range(50)]
+        requests = [_bucket_request(start + offset) for offset in range(50)]
         answers = await asyncio.gather(
-            *(counters.reserve(bucket_request) for bucket_request in wishes)
+            *(counters.reserve(bucket_request) for bucket_request in requests)
         )
         admitted += sum(isinstance(answer, BucketGrant) for answer in answers)
     return admitted

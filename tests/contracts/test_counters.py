@@ -6,7 +6,18 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from core.clock import FakeClock
-from core.counters import BucketGrant, BucketRequest, Cap, Counters, Denial, Hold, Slot, Take
+from core.counters import (
+    KEPT_MS,
+    BucketGrant,
+    BucketRequest,
+    Cap,
+    Counters,
+    Denial,
+    HeldMoney,
+    Hold,
+    Slot,
+    Take,
+)
 from core.counters_memory import MemoryCounters
 from core.counters_redis import RedisCounters
 from tests.conftest import REDIS, need_redis
@@ -194,21 +205,88 @@ async def test_a_settlement_after_the_lease_counts_from_what_was_kept(
     day = Take("day", 1_000, 86_400_000, 900, keep=100)
     hold = Hold(5, 5, (Cap("m", 100, 0),))
     await _granted(counters, bucket_request(day, hold=hold, lease_ms=1_000, id="late"))
+    await counters.keep("org_a", "late")
     clock.advance(1)
     assert await counters.settle("org_a", "late", [130], 5)
     probe = Take("day", 1_000, 86_400_000, 0, 0)
     assert (await _granted(counters, bucket_request(probe))).buckets[0].remaining == 870
 
 
-async def test_money_outlives_its_lease_until_the_true_cost_is_known(
+async def test_money_of_a_kept_reservation_outlives_its_lease_until_the_true_cost_is_known(
     counters: Counters, clock: FakeClock, bucket_request: Make
 ) -> None:
     caps = (Cap("m", 1_000, 0),)
     await _granted(counters, bucket_request(_take(5, keep=1), hold=Hold(600, 600, caps), id="dead"))
+    await counters.keep("org_a", "dead")
     clock.advance(31)
     await _denied(counters, bucket_request(hold=Hold(500, 500, caps)))
+    assert await counters.holds("org_a", ["m"]) == (HeldMoney("m", 600, 600),)
     assert await counters.settle("org_a", "dead", [], 250)
     assert (await _granted(counters, bucket_request(hold=Hold(750, 900, caps)))).held == 750
+
+
+async def test_money_of_a_reservation_that_nothing_recorded_returns_with_its_lease(
+    counters: Counters, clock: FakeClock, bucket_request: Make
+) -> None:
+    """Its process was killed before the request's record was durable: nothing will settle it."""
+    caps = (Cap("m", 1_000, 0), Cap("n", 2_000, 0))
+    await _granted(counters, bucket_request(_take(5, keep=2), hold=Hold(600, 600, caps), id="dead"))
+    assert await counters.extend("org_a", "dead", [], 1, 100) == 100
+    clock.advance(29)
+    expected = (HeldMoney("m", 700, 700), HeldMoney("n", 700, 700))
+    assert await counters.holds("org_a", ["m", "n"]) == expected
+    clock.advance(2)
+    assert await counters.holds("org_a", ["m", "n"]) == (HeldMoney("m", 0, 0), HeldMoney("n", 0, 0))
+    assert (await _granted(counters, bucket_request(hold=Hold(1_000, 1_000, caps)))).held == 1_000
+    assert not await counters.settle("org_a", "dead", [], 250)
+
+
+async def test_money_that_nothing_settles_returns_after_a_week(
+    counters: Counters, clock: FakeClock, bucket_request: Make
+) -> None:
+    caps = (Cap("m", 1_000, 0),)
+    await _granted(counters, bucket_request(_take(5, keep=2), hold=Hold(600, 600, caps), id="dead"))
+    await counters.keep("org_a", "dead")
+    clock.advance(30)
+    await counters.renew("org_a", ["dead"], 10**9)  # an expired lease is not revived
+    assert await counters.holds("org_a", ["m"]) == (HeldMoney("m", 600, 600),)
+    clock.advance(KEPT_MS / 1000 - 1)
+    assert await counters.holds("org_a", ["m"]) == (HeldMoney("m", 600, 600),)
+    clock.advance(1)
+    assert await counters.holds("org_a", ["m"]) == (HeldMoney("m", 0, 0),)
+    assert not await counters.settle("org_a", "dead", [], 250)
+    assert (await _granted(counters, bucket_request(hold=Hold(1_000, 1_000, caps)))).held == 1_000
+
+
+async def test_keeping_what_is_unknown_or_settled_does_nothing(
+    counters: Counters, bucket_request: Make
+) -> None:
+    await counters.keep("org_a", "never")
+    await _granted(counters, bucket_request(hold=Hold(5, 5, (Cap("m", 10, 0),)), id="a"))
+    await counters.settle("org_a", "a", [], 5)
+    await counters.keep("org_a", "a")
+    assert await counters.holds("org_a", ["m", "other"]) == (
+        HeldMoney("m", 0, 0),
+        HeldMoney("other", 0, 0),
+    )
+
+
+async def test_a_kept_reservation_can_be_extended_and_renewed(
+    counters: Counters, clock: FakeClock, bucket_request: Make
+) -> None:
+    caps = (Cap("m", 1_000, 0),)
+    slot = (Slot("s", 1),)
+    await _granted(counters, bucket_request(hold=Hold(100, 100, caps), slots=slot, id="a"))
+    await counters.keep("org_a", "a")
+    assert await counters.extend("org_a", "a", [], 1, 50) == 50
+    for _ in range(3):
+        clock.advance(20)
+        await counters.renew("org_a", ["a"], 30_000)
+    assert (await _denied(counters, bucket_request(slots=slot))).keys == ("s",)
+    clock.advance(31)
+    assert await counters.holds("org_a", ["m"]) == (HeldMoney("m", 150, 150),)
+    assert await counters.settle("org_a", "a", [], 120)
+    assert await counters.holds("org_a", ["m"]) == (HeldMoney("m", 0, 0),)
 
 
 async def test_a_hold_takes_what_there_is_down_to_its_need(
@@ -285,8 +363,8 @@ async def test_without_a_lease_nothing_is_left_to_settle(
 async def test_concurrent_tasks_admit_exactly_the_limit(
     counters: Counters, bucket_request: Make
 ) -> None:
-    wishes = [bucket_request(_take(1, 37), slots=(Slot("s", 50),)) for _ in range(400)]
-    answers = await asyncio.gather(*(counters.reserve(each) for each in wishes))
+    requests = [bucket_request(_take(1, 37), slots=(Slot("s", 50),)) for _ in range(400)]
+    answers = await asyncio.gather(*(counters.reserve(each) for each in requests))
     assert sum(isinstance(answer, BucketGrant) for answer in answers) == 37
 
 
@@ -309,3 +387,52 @@ async def test_a_settlement_above_the_hold_draws_the_rest_and_the_budget_is_reac
     assert await counters.settle("org_a", "a", [], 130)
     denied = await counters.reserve(bucket_request(hold=hold))
     assert isinstance(denied, Denial) and denied.money == ("budget",) and denied.affordable == 0
+
+
+def _money(need: int, *caps: Cap, seeds: bool = False) -> Hold:
+    return Hold(need, need, caps, seeds)
+
+
+async def test_an_account_that_is_not_known_grants_nothing_before_it_is_seeded(
+    counters: Counters, bucket_request: Make
+) -> None:
+    cap = Cap("c", 100, 60)
+    denial = await _denied(counters, bucket_request(_take(1), hold=_money(30, cap)))
+    assert denial.unseeded and not denial.money and not denial.keys
+    await counters.seed("org_a", [cap])
+    await counters.seed("org_a", [Cap("c", 100, 99)])  # it is seeded once
+    await _granted(counters, bucket_request(_take(1), hold=_money(30, cap)))
+    assert (await _denied(counters, bucket_request(hold=_money(30, cap)))).money == ("c",)
+    assert (await _granted(counters, bucket_request(_take(8)))).buckets[0].remaining == 1
+
+
+async def test_a_restored_reservation_keeps_its_money_and_its_slot(
+    counters: Counters, bucket_request: Make, clock: FakeClock
+) -> None:
+    """As a gateway does for its running requests when the server has lost its data."""
+    cap, slot = Cap("c", 100, 10), Slot("s", 1)
+    lost = bucket_request(_take(5), slots=(slot,), hold=_money(40, cap), id="lost")
+    assert await counters.extend("org_a", "lost", [5], 1, 10) == -1
+    assert await counters.restore(lost, 40) is True
+    assert await counters.restore(lost, 40) is False
+    assert await counters.extend("org_a", "lost", [], 1, 10) == -1  # its spend is unknown
+    await counters.seed("org_a", [cap])
+    assert (await _denied(counters, bucket_request(slots=(slot,)))).keys == ("s",)
+    assert (await _denied(counters, bucket_request(hold=_money(51, cap)))).money == ("c",)
+    assert await counters.extend("org_a", "lost", [], 1, 10) == 10
+    assert await counters.settle("org_a", "lost", [5], 45) is True
+    assert (await _denied(counters, bucket_request(hold=_money(46, cap)))).money == ("c",)
+    await _granted(counters, bucket_request(_take(5), slots=(slot,), hold=_money(45, cap)))
+    began, now = await counters.born()
+    clock.advance(2)
+    assert await counters.born() == (began, now + 2000)
+
+
+async def test_what_is_settled_before_the_seeding_counts_beside_it(
+    counters: Counters, bucket_request: Make
+) -> None:
+    cap = Cap("c", 100, 50)
+    await counters.restore(bucket_request(hold=_money(30, cap), id="lost"), 30)
+    assert await counters.settle("org_a", "lost", [], 20)
+    await counters.seed("org_a", [cap])
+    assert (await _denied(counters, bucket_request(hold=_money(31, cap)))).affordable == 30

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from core.clock import FakeClock
-from core.counters import BucketGrant, BucketRequest, BucketState, Cap, Counters, Hold, Slot, Take
+from core.counters import (
+    KEPT_MS,
+    BucketGrant,
+    BucketRequest,
+    BucketState,
+    Cap,
+    Counters,
+    Hold,
+    Slot,
+    Take,
+)
 from core.counters_memory import MemoryCounters
 from core.counters_redis import RedisCounters
 from tests.conftest import REDIS, need_redis
@@ -34,6 +44,7 @@ class _Held:
     money: int
     ends: int
     live: bool = True
+    kept: bool = False
 
 
 @dataclass
@@ -46,7 +57,7 @@ class _Model:
     def advance(self, millis: int) -> None:
         """Millisecond by millisecond would be the definition; leases are the only events between."""
         end = self.now + millis
-        while due := [h for h in self.held.values() if h.live and h.ends <= end]:
+        while due := [h for h in self.held.values() if h.ends <= end]:
             self._refill(min(h.ends for h in due))
             self._lose()
         self._refill(end)
@@ -59,14 +70,18 @@ class _Model:
 
     def _lose(self) -> None:
         for id, held in list(self.held.items()):
-            if not held.live or held.ends > self.now:
+            if held.ends > self.now:
+                continue
+            if not held.live or not held.kept or held.money == 0:
+                del self.held[id]
+            else:
+                held.ends = self.now + KEPT_MS
+            if not held.live:
                 continue
             held.live = False
             for key, (taken, keep) in held.takes.items():
                 self.change(key, min(0, keep - taken))
                 held.takes[key] = (min(keep, taken), keep)
-            if held.money == 0:
-                del self.held[id]
 
     def change(self, key: str, difference: int) -> None:
         self.used[key] = max(Fraction(0), self.used[key] + difference)
@@ -214,7 +229,22 @@ class CountersMachine(RuleBasedStateMachine):
         if held is not None and held.live:
             held.ends = self.model.now + lease
 
-    @rule(millis=st.one_of(st.integers(1, 50), st.integers(1, 9_000)))
+    @rule(pick=st.integers(0, 50))
+    def keep(self, pick: int) -> None:
+        ids = sorted(self.model.held)
+        chosen = ids[pick % len(ids)] if ids else "none"
+        self.loop.run_until_complete(self.counters.keep("org", chosen))
+        if ids:
+            self.model.held[chosen].kept = True
+
+    @rule()
+    def look(self) -> None:
+        """What each cap holds is the sum over the reservations that live."""
+        for found in self.loop.run_until_complete(self.counters.holds("org", sorted(CAPS))):
+            expected = sum(h.money for h in self.model.held.values() if found.key in h.caps)
+            assert found.held == found.reserved == expected
+
+    @rule(millis=st.one_of(st.integers(1, 50), st.integers(1, 9_000), st.just(KEPT_MS)))
     def advance(self, millis: int) -> None:
         self.clock.advance(millis / 1000)
         self.model.advance(millis)

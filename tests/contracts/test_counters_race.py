@@ -79,11 +79,13 @@ def test_eight_processes_admit_exactly_the_limit(spawn: Spawn) -> None:
 
 
 async def test_money_under_the_same_race_stops_at_the_cap(counters: RedisCounters) -> None:
-    wishes = [
+    requests = [
         BucketRequest("org", f"req_{n}", 60_000, hold=Hold(7, 7, (Cap("b", 1_000, 0),)))
         for n in range(300)
     ]
-    answers = await asyncio.gather(*(counters.reserve(bucket_request) for bucket_request in wishes))
+    answers = await asyncio.gather(
+        *(counters.reserve(bucket_request) for bucket_request in requests)
+    )
     assert sum(isinstance(answer, BucketGrant) for answer in answers) == 1_000 // 7
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from core import dead_letters
-from core.celery_queue import QUEUES, CeleryQueue, make_app, schedule
+from core.celery_queue import CeleryQueue, make_app, schedule
 from core.clock import SystemClock
 from core.database import Database
 from core.errors import SettingError
-from core.queue import InProcessQueue, TaskContext, TaskQueue
+from core.queue import QUEUES, InProcessQueue, TaskContext, TaskQueue
 from core.settings import Settings
 from tests.conftest import RABBITMQ, REDIS, need_rabbitmq, need_redis
 from tests.contracts.queue_tasks import marks, tasks

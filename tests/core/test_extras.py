@@ -20,6 +20,7 @@ from engine.errors import ConfigError
 from engine.worker.server import make_runner
 from gateway.cli.doctor.packages import EXTRAS, extras
 from gateway.cli.main import main
+from gateway.payments import make_payments, make_taxes
 from gateway.tracing import make_tracer
 
 
@@ -31,6 +32,14 @@ def traced() -> None:
     make_tracer(Settings(tracing_endpoint="http://127.0.0.1:9"))
 
 
+def paid() -> None:
+    make_payments(Settings(stripe_api_key="sk_test_1"))
+
+
+def taxed() -> None:
+    make_taxes(Settings(stripe_api_key="sk_test_1", taxes="stripe"), SystemClock())
+
+
 @pytest.mark.parametrize(
     ("extra", "module", "call", "kind"),
     [
@@ -39,6 +48,8 @@ def traced() -> None:
         ("parquet", "pyarrow", lambda: format_of("parquet"), MissingExtra),
         ("s3", "boto3", S3Store("bucket", "").probe, MissingExtra),
         ("tracing", "opentelemetry.sdk.trace", traced, SettingError),
+        ("stripe", "stripe", paid, SettingError),
+        ("stripe", "stripe", taxed, SettingError),
     ],
 )
 def test_a_missing_extra_is_named(
@@ -48,6 +59,8 @@ def test_a_missing_extra_is_named(
     call: Callable[[], object],
     kind: type[TollhouseError],
 ) -> None:
+    for name in [name for name in sys.modules if name.startswith("billing.payments.stripe.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(kind) as caught:
         call()

@@ -12,7 +12,7 @@ CHART = Path(__file__).parents[2] / "deploy" / "chart"
 _CONTROL = re.compile(r"^\s*\{\{-? *(if|end)\b(.*?)-?\}\}\s*$")
 _BLOCK = re.compile(r"^\s*\{\{- (.+?) \| nindent (\d+) \}\}\s*$")
 _INLINE = re.compile(r"\{\{-? *(.+?) *-?\}\}")
-_BUILT_IN = {".Release.Name": "house", ".Release.Revision": 1, ".Chart.AppVersion": "0.1.0"}
+_BUILT_IN = {".Release.Name": "demo", ".Release.Revision": 1, ".Chart.AppVersion": "0.1.0"}
 
 
 class Unknown(Exception):
@@ -80,7 +80,7 @@ def _first(expression: str, given: dict[str, Any]) -> Any:
     if word == "include" and rest.startswith('"tollhouse.labels"'):
         return "app.kubernetes.io/name: tollhouse"
     if word == "include" and rest.startswith('"tollhouse.upstreams"'):
-        return "tcp://house-engine-0.house-engine:7000"
+        return "tcp://demo-engine-0.demo-engine:7000"
     if word == ".Files.Get":
         return (CHART / rest.strip('"')).read_text()
     return look_up(expression, given)

@@ -1,4 +1,4 @@
-"""What starts the house elsewhere refers to settings, commands, files and metrics that exist."""
+"""What deploys the product refers to settings, commands, files and metrics that exist."""
 
 import argparse
 import re
@@ -65,7 +65,7 @@ def test_annotations_are_text_also_where_a_digest_has_only_digits() -> None:
                 assert all(isinstance(value, str) for value in notes.values()), (name, notes)
 
 
-def test_compose_starts_the_whole_house() -> None:
+def test_compose_starts_every_service() -> None:
     services = compose()["services"]
     assert set(services) == {
         "postgres", "redis", "rabbitmq", "migrate", "engine", "gateway", "worker", "prometheus",
@@ -142,7 +142,7 @@ def test_the_gateway_s_image_is_without_torch_and_each_extra_exists() -> None:
     stages = image_stages()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = re.findall(r"\.whl\)\[([\w,$]+)\]", stages["gateway"] + stages["engine"])
-    assert asked == ["pdf,parquet,s3,tracing", "$EXTRA"]
+    assert asked == ["pdf,parquet,s3,stripe,tracing", "$EXTRA"]
     named = {*asked[0].split(","), *re.findall(r"EXTRA=(\w+)", stages["engine"])}
     assert named <= set(project["optional-dependencies"]) and "engine" in named
     assert "torch" not in stages["gateway"].lower()
@@ -171,7 +171,7 @@ def test_only_the_engine_runs_in_the_engine_s_image() -> None:
 def test_a_template_renders_to_what_kubernetes_knows(name: str) -> None:
     for document in render(name, values()):
         assert document["kind"] in KINDS and document["apiVersion"]
-        assert str(document["metadata"]["name"]).startswith("house")
+        assert str(document["metadata"]["name"]).startswith("demo")
         for each in containers(document):
             check_command([str(word) for word in each["args"]])
             assert each["resources"] if "resources" in each else each["name"] == "migrate"
@@ -185,24 +185,24 @@ def test_the_chart_has_all_parts_of_the_production_mode() -> None:
     made = [document for name in TEMPLATES for document in render(name, values())]
     parts = {(document["kind"], document["metadata"]["name"]) for document in made}
     assert {
-        ("StatefulSet", "house-gateway"),
-        ("StatefulSet", "house-engine"),
-        ("Deployment", "house-worker"),
-        ("Deployment", "house-beat"),
-        ("Service", "house-gateway"),
-        ("HorizontalPodAutoscaler", "house-gateway"),
-        ("PodDisruptionBudget", "house-gateway"),
-        ("ServiceMonitor", "house"),
-        ("PrometheusRule", "house"),
+        ("StatefulSet", "demo-gateway"),
+        ("StatefulSet", "demo-engine"),
+        ("Deployment", "demo-worker"),
+        ("Deployment", "demo-beat"),
+        ("Service", "demo-gateway"),
+        ("HorizontalPodAutoscaler", "demo-gateway"),
+        ("PodDisruptionBudget", "demo-gateway"),
+        ("ServiceMonitor", "demo"),
+        ("PrometheusRule", "demo"),
     } <= parts
     assert any(kind == "Job" for kind, _ in parts)
-    beat = next(d for d in made if d["metadata"]["name"] == "house-beat")
+    beat = next(d for d in made if d["metadata"]["name"] == "demo-beat")
     assert beat["spec"]["replicas"] == 1 and "--no-beat" not in containers(beat)[0]["args"]
     worker = next(
-        d for d in made if d["metadata"]["name"] == "house-worker" and "template" in d["spec"]
+        d for d in made if d["metadata"]["name"] == "demo-worker" and "template" in d["spec"]
     )
     assert "--no-beat" in containers(worker)[0]["args"]
-    engine = next(d for d in made if d["metadata"]["name"] == "house-engine")
+    engine = next(d for d in made if d["metadata"]["name"] == "demo-engine")
     assert "envFrom" not in containers(engine)[0]
     rules = next(d for d in made if d["kind"] == "PrometheusRule")
     alerts = yaml.safe_load((ROOT / "dashboards" / "grafana" / "alerts.yaml").read_text())

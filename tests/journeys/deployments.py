@@ -1,4 +1,4 @@
-"""Whole houses as operators run them: real processes, started, killed and started again."""
+"""Whole deployments as operators run them: real processes, started, killed and started again."""
 
 import asyncio
 import json
@@ -231,7 +231,7 @@ def reap(process: "subprocess.Popen[str]") -> None:
 def sweep(prefix: str, broker: str) -> None:
     from kombu import Connection
 
-    from core.celery_queue import QUEUES
+    from core.queue import QUEUES
 
     with Connection(broker) as connection:
         for name in QUEUES:

@@ -23,7 +23,7 @@ from core.database import Database
 from core.dead_letters import keeper
 from core.queue import TASKS
 from core.settings import Settings
-from gateway.metering.spool import SpoolFile, move_to_outbox
+from gateway.metering.spool import SpoolFile, Statement, move_to_outbox
 from gateway.worker import make_worker
 from tests.billing.conftest import Deployment as Ledger
 from tests.conftest import RABBITMQ, REDIS, need_rabbitmq, need_redis
@@ -218,7 +218,7 @@ def test_every_billing_alert_is_raised_by_its_fault(site: Site) -> None:
     site.wait(lambda: site.raised("TenantsLeftOut"))
 
     left = SpoolFile(site.command.data_dir / "spool" / "left.db")
-    left.commit([*move_to_outbox(closed("req_1"), None), ("update outbox set body = x'c1'", ())])
+    left.commit([*move_to_outbox(closed("req_1")), Statement("update outbox set body = x'c1'", ())])
     left.close()
     site.wait(lambda: site.raised("SpoolParked"))
 

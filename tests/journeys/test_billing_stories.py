@@ -20,6 +20,7 @@ from billing import (
 from billing.accounts import ensure_account
 from billing.ledger import AccountKind
 from billing.models import Plan
+from billing.unrated import UnratedUsage
 from billing.views import invoice_json
 from core.clock import FakeClock
 from core.database import Database
@@ -206,7 +207,9 @@ def test_a_prepaid_tenant_s_limit_follows_the_wallet(deployment: Deployment) -> 
 
     def _left() -> int:
         with deployment.database.read() as session:
-            (limit,) = budgets.money_limits(session, "acme", "proj", "key", deployment.clock.now())
+            (limit,) = budgets.money_limits(
+                session, "acme", "proj", "key", deployment.clock.now(), UnratedUsage()
+            )
             return limit.cap_units - limit.spent_units
 
     assert _left() == units_of("10")

@@ -53,7 +53,9 @@ def test_a_budget_that_ends_in_mid_stream_is_billed_to_the_token(tmp_path: Path)
     with running_deployment(tmp_path, clock=clock, settings={"moderation": "off"}) as deployment:
         services = deployment.services
         with services.database.transaction() as session:
-            price = load_price_book(session).pin(deployment.tenant_id, MODEL, None, clock.now())
+            price = load_price_book(session).pin(
+                deployment.tenant_id, MODEL, None, clock.now(), "USD"
+            )
             cap = price.upper_bound(100, 120, adapter=False)
             budgets.create(
                 session,

@@ -26,8 +26,8 @@ STREAMS = 32
 
 
 def in_the_middle(deployment: RunningGateway, act: Callable[[], None]) -> list[StreamResult]:
-    """Starts the streams, does something to the house once a quarter of them runs, gives what clients
-    saw. A timer would come too early on a busy machine and too late on a fast one.
+    """Start the streams, call `act` once a quarter of them runs, and return what the clients saw. A
+    timer would come too early on a busy machine and too late on a fast one.
     """
     running: set[str] = set()
     enough = threading.Event()

@@ -113,7 +113,7 @@ def test_without_a_plan_that_says_so_nobody_is_suspended(till: Till) -> None:
     assert _mails(till) == ["invoice.reminder"] * len(dunning.REMINDERS)
 
 
-def test_paid_by_wire_opens_the_door_as_well(till: Till) -> None:
+def test_a_payment_by_wire_reinstates_as_well(till: Till) -> None:
     invoice = till.invoice(12)
     _pass(till, 25)
     assert _standing(till)[0] == "unpaid"
@@ -212,7 +212,7 @@ def test_a_refund_and_a_credit_note_through_stripe_leave_nothing_open(till: Till
     till.audited()
 
 
-def test_the_door_refuses_who_is_suspended_and_lets_in_who_has_paid(tmp_path: Path) -> None:
+def test_a_suspended_tenant_is_refused_and_served_again_once_it_paid(tmp_path: Path) -> None:
     with running_deployment(tmp_path) as deployment:
         database, tenant = deployment.services.database, deployment.tenant_id
 

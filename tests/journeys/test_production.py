@@ -1,4 +1,4 @@
-"""The same house in production: PostgreSQL, Redis, RabbitMQ, engines and workers elsewhere, kill -9."""
+"""The same product in production: PostgreSQL, Redis, RabbitMQ, engines and workers elsewhere, kill -9."""
 
 import asyncio
 import json
@@ -81,7 +81,7 @@ def test_a_killed_worker_on_postgresql_loses_and_doubles_nothing(
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_the_whole_house_survives_the_death_of_an_engine_a_gateway_and_a_worker(
+def test_the_deployment_survives_the_death_of_an_engine_a_gateway_and_a_worker(
     tmp_path: Path, postgres_url: str
 ) -> None:
     need_redis()

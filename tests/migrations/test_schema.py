@@ -57,3 +57,28 @@ def test_the_old_name_of_the_daily_roll_up_stays_readable(database: Database) ->
     upgrade(database)
     with database.read() as session:
         assert session.execute(text("select amount from usage_tenant_daily")).scalar() == 70
+
+
+def test_the_old_names_of_the_tables_stay_readable(database: Database) -> None:
+    with database.transaction() as session:
+        for insert in (
+            "idempotency_records values ('a', 'acme', 'b', '2026-03-01', '2026-03-02', 200, '[]', 'ok')",
+            "limit_rejections values ('acme', '2026-03-01', 'money', 3, 2, 50)",
+            "files (id, tenant_id, project_id, key_id, purpose, filename, bytes, created_at)"
+            " values ('file_a', 'acme', 'p', 'k', 'batch', 'x', 1, '2026-03-01')",
+            "file_chunks values ('file_a', 0, 'x')",
+        ):
+            session.execute(text(f"insert into {insert}"))
+    old = (
+        ("select cast(answer as text) from kept_answers", ("ok", "\\x6f6b")),
+        ("select refused + waited + waited_ms from limit_refusals", (55,)),
+        ("select number from file_pieces", (0,)),
+    )
+    for revision in (head(), "0011_receipts_by_engine"):
+        downgrade(database, revision)
+        for query, values in old:
+            with database.read() as session:
+                assert session.execute(text(query)).scalar() in values
+    upgrade(database)
+    with database.read() as session:
+        assert session.execute(text("select rejected from limit_rejections")).scalar() == 3

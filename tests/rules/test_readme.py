@@ -1,4 +1,4 @@
-"""The README and the guides are run: commands on a served house, Python as it stands; paths, commands
+"""The README and the guides are run: commands on a running gateway, Python as it stands; paths, commands
 and settings are checked against the tree.
 """
 
@@ -44,7 +44,7 @@ def shell_lines(guide: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A served house: its environment, and its address under URL."""
+    """A running gateway: its environment, and its address under URL."""
     data = tmp_path_factory.mktemp("readme")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TOLLHOUSE_")}
     environment |= {"TOLLHOUSE_DATA_DIR": str(data / "data"), "TOLLHOUSE_PORT": "0"}

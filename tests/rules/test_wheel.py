@@ -12,7 +12,7 @@ PACKAGES = {"core", "gateway", "engine", "billing", "moderation", "dashboards", 
 
 
 @pytest.mark.slow
-def test_the_wheel_s_top_level_is_the_house(tmp_path: Path) -> None:
+def test_the_wheel_s_top_level_is_the_product(tmp_path: Path) -> None:
     source = tmp_path / "source"
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True

@@ -1,0 +1,171 @@
+"""Everything that PostgreSQL serves also through PgBouncer in transaction mode.
+
+Two server connections for many clients, so that a transaction rarely finds the connection of the one
+before; the database's own time zone is not UTC.
+"""
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+
+from billing import invoice_run, reconcile, service_rollups
+from core.clock import FakeClock
+from core.database import Database
+from core.errors import SettingError
+from core.events import EngineCount, UsageEvent
+from gateway.metering.shipper import ship_file
+from gateway.metering.spool import SpoolFile, insert_receipt, move_to_outbox
+from gateway.metering.usage_sink import SqlUsageSink
+from migrations.run import downgrade, upgrade
+from tests.billing.conftest import Deployment, deployment_of
+from tests.conftest import POSTGRES
+from tests.dashboards.browser_client import browser
+from tests.gateway.deployment import MODEL, running_deployment
+
+PROGRAM = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/sbin")
+_CONFIG = """[databases]
+* = host={host} port={port} user={user}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {own}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 2
+max_client_conn = 200
+logfile = {folder}/log
+user = {runs_as}
+"""
+
+
+@pytest.fixture(scope="module")
+def bouncer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a PgBouncer of this module's own, in front of the tests' PostgreSQL."""
+    if PROGRAM is None:
+        pytest.skip("pgbouncer is not installed; install it (apt-get install pgbouncer)")
+    folder = tmp_path_factory.mktemp("pgbouncer")
+    for each in (folder, *list(folder.parents)[:2]):
+        each.chmod(0o777)  # it refuses to run as root and becomes another user
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        own = probe.getsockname()[1]
+    server = make_url(POSTGRES)
+    config = folder / "pgbouncer.ini"
+    config.write_text(
+        _CONFIG.format(
+            host=server.host,
+            port=server.port,
+            user=server.username,
+            own=own,
+            folder=folder,
+            runs_as="nobody",
+        )
+    )
+    process = subprocess.Popen([PROGRAM, "-q", str(config)], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", own), 1).close()
+            break
+        except OSError:
+            assert process.poll() is None and time.monotonic() < deadline, process.stderr
+            time.sleep(0.05)
+    yield own
+    process.terminate()
+    process.wait(10)
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def pooled(url: str, port: int, query: str = "?pooler=transaction") -> str:
+    name = make_url(url).database
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(f"alter database {name} set timezone to 'Asia/Kathmandu'")
+    return f"postgresql://root@127.0.0.1:{port}/{name}{query}"
+
+
+def ship(made: Deployment, folder: Path, events: list[UsageEvent]) -> None:
+    """Through a spool file, as a gateway does."""
+    file = SpoolFile(folder / f"{events[0].request_id}.db")
+    for each in events:
+        counts = (each.input_tokens, each.cached_tokens, each.output_tokens + each.waived_tokens)
+        noted = EngineCount(each.request_id, each.engine_id, *counts, each.finished_at)
+        file.commit([insert_receipt(noted), *move_to_outbox(each)])
+    ship_file(file.connection, SqlUsageSink(made.database, made.clock), file.commit)
+    file.close(remove=True)
+
+
+def test_shipping_rating_and_closing_through_a_pooler(
+    bouncer: int, postgres_database: Database, tmp_path: Path
+) -> None:
+    database = Database(pooled(postgres_database.url, bouncer), pool_size=8)
+    made = deployment_of(database, FakeClock())
+    many = [[made.event() for _ in range(60)] for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda events: ship(made, tmp_path, events), many))
+        list(pool.map(lambda _: invoice_run.rate_all(database, made.clock), range(4)))
+        list(pool.map(lambda _: service_rollups.sum_all(database, made.clock), range(4)))
+    with database.snapshot() as session:
+        report = reconcile.audit(session)
+        hours = session.execute(text("select distinct at from service_hourly")).scalars().all()
+    assert report.clean, report.differences
+    assert report.steps["events"]["count"] == report.steps["charges"]["count"] == 480
+    assert [each.isoformat() for each in hours] == ["2026-01-01T00:00:00+00:00"], "hours of UTC"
+    made.clock.advance(days=40)
+    assert invoice_run.run(database, made.clock).finalised
+    assert reconcile.close_days(database, made.clock)
+    with database.snapshot() as session:
+        assert reconcile.audit(session).clean
+    database.close()
+
+
+def test_migrations_go_both_ways_through_a_pooler(bouncer: int, postgres_url: str) -> None:
+    database = Database(pooled(postgres_url, bouncer))
+    upgrade(database)
+    downgrade(database, "0009_single_sign_on")
+    upgrade(database)
+    database.close()
+
+
+def test_a_request_and_a_page_through_a_pooler(
+    bouncer: int, postgres_url: str, tmp_path: Path
+) -> None:
+    url = pooled(postgres_url, bouncer)
+    with running_deployment(tmp_path, settings={"database_url": url}) as served:
+        headers = {"authorization": f"Bearer {served.key}"}
+        body = {"model": MODEL, "prompt": "one two", "max_tokens": 4}
+        for _ in range(8):  # the fifth use of a statement would be prepared
+            address = f"{served.url}/v1/completions"
+            assert httpx.post(address, json=body, headers=headers, timeout=60).status_code == 200
+        served.events(8)
+        invoice_run.rate_all(served.services.database, served.services.clock)
+        with closing(browser(served, served.key)) as client:
+            for _ in range(6):
+                page = client.get("/dashboard/usage")
+                assert page.status_code == 200 and MODEL in page.text
+
+
+def test_without_the_setting_a_pooler_is_refused_and_a_wrong_one_named(
+    bouncer: int, postgres_url: str
+) -> None:
+    database = Database(pooled(postgres_url, bouncer, ""))
+    with (
+        pytest.raises(DBAPIError, match="unsupported startup parameter"),
+        database.read() as session,
+    ):
+        session.execute(text("select 1"))
+    database.close()
+    with pytest.raises(SettingError, match="pooler=transaction"):
+        Database("postgresql://h/d?pooler=session")
