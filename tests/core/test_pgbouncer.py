@@ -7,6 +7,7 @@ before; the database's own time zone is not UTC.
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -51,13 +52,12 @@ user = {runs_as}
 
 
 @pytest.fixture(scope="module")
-def bouncer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def bouncer() -> Iterator[int]:
     """The port of a PgBouncer of this module's own, in front of the tests' PostgreSQL."""
     if PROGRAM is None:
         pytest.skip("pgbouncer is not installed; install it (apt-get install pgbouncer)")
-    folder = tmp_path_factory.mktemp("pgbouncer")
-    for each in (folder, *list(folder.parents)[:2]):
-        each.chmod(0o777)  # it refuses to run as root and becomes another user
+    folder = Path(tempfile.mkdtemp(prefix="pgbouncer-"))  # pytest's own folders are root's alone
+    folder.chmod(0o777)  # it refuses to run as root and becomes another user
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         own = probe.getsockname()[1]
@@ -80,13 +80,17 @@ def bouncer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
             socket.create_connection(("127.0.0.1", own), 1).close()
             break
         except OSError:
-            assert process.poll() is None and time.monotonic() < deadline, process.stderr
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                assert process.stderr is not None
+                pytest.fail(f"pgbouncer does not listen: {process.stderr.read().decode()}")
             time.sleep(0.05)
     yield own
     process.terminate()
     process.wait(10)
     assert process.stderr is not None
     process.stderr.close()
+    shutil.rmtree(folder)
 
 
 def pooled(url: str, port: int, query: str = "?pooler=transaction") -> str:

@@ -233,7 +233,7 @@ def test_what_cannot_be_served_is_refused_by_name(engine: Engine, name: str) -> 
     # The next one is served.
     engine.submit(constrained("good", "choice", ["yes"]), "g")
     assert answer(run_until_idle(engine), "good") == "yes"
-    engine.receipts.acknowledge(["good"])
+    engine.receipts.acknowledge(["good"], "g")
 
 
 def test_schemas_that_have_an_end_are_served(engine: Engine) -> None:
@@ -283,7 +283,7 @@ def test_a_late_mask_delays_only_its_own_row(monkeypatch: pytest.MonkeyPatch) ->
         fill(self, *given)
 
     monkeypatch.setattr(Matchers, "_fill", slow)
-    engine.receipts.acknowledge(["json"])
+    engine.receipts.acknowledge(["json"], "g")
     engine.submit(constrained("json", "json_schema", SCHEMAS[0], seed=5), "g")
     engine.submit(ask("free", [5, 6, 7], 60), "g")
     found, steps = Collected(), 0

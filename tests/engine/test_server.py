@@ -327,11 +327,9 @@ def test_a_wrong_address_and_a_wrong_setting_are_named() -> None:
         assert "Traceback" not in ran.stderr
 
 
-async def test_grammars_are_tried_beside_the_steps(
-    slow_worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slow grammar delays its own request only; a refused one is told why; both orders of aborts
-    end with a receipt."""
+@pytest.fixture
+def grammar_gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """What preparing the grammar "slow" waits for; "bad" is refused."""
     gate = threading.Event()
 
     def prepare(_runner: FakeRunner, grammar: Grammar) -> None:
@@ -341,6 +339,15 @@ async def test_grammars_are_tried_beside_the_steps(
             gate.wait(20)
 
     monkeypatch.setattr(FakeRunner, "prepare_grammar", prepare)
+    return gate
+
+
+# The gate comes before the worker, which keeps its runner's method.
+async def test_grammars_are_tried_beside_the_steps(
+    grammar_gate: threading.Event, slow_worker: Worker
+) -> None:
+    """A slow grammar delays its own request only; a refused one is told why; both orders of aborts
+    end with a receipt."""
     async with connected(slow_worker) as client:
         slow: asyncio.Queue = asyncio.Queue()
         await client.submit(ask("slow", [5], 3, grammar=Grammar("regex", "slow")), slow)
@@ -352,7 +359,7 @@ async def test_grammars_are_tried_beside_the_steps(
         assert slow.empty()
         client.abort_soon("aborted")
         await asyncio.sleep(0.1)
-        gate.set()
+        grammar_gate.set()
         assert (await receipt_of(slow)).generated == 3
         assert (await receipt_of(aborted)).finish_reason == "abort"
         refused: asyncio.Queue = asyncio.Queue()
