@@ -37,6 +37,7 @@ from engine.protocol import (
 )
 from gateway.catalog.catalog import NamedAdapter, ServedModel, Target
 from gateway.inference.request import InferenceRequest
+from gateway.prompts.prompt import Prompt
 from gateway.routing.router import Query, Route, Router
 from gateway.upstreams.base import StartupProgress
 
@@ -227,9 +228,8 @@ class Run:
             NamedAdapter("a", MODEL, turn.adapter, "", self._clock.now()) if turn.adapter else None
         )
         ask = InferenceRequest("/v1/chat/completions", MODEL, messages=list(turn.messages))
-        query = Query(
-            Target(MODEL, self._model, adapter), turn.prompt, turn.tenant, ask, turn.output
-        )
+        target = Target(MODEL, self._model, adapter)
+        query = Query(target, Prompt(ask, turn.prompt, turn.output), turn.tenant)
         route = self._router.route(query)
         place = route.next()
         assert place is not None
