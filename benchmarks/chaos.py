@@ -17,6 +17,7 @@ import json
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from billing import reconcile
 from billing.invoice_run import rate_all
 from core.clock import SystemClock
 from core.database import Database
-from core.settings import Settings
+from core.settings import load_settings
 from gateway.metering.spool_watch import spool_counts
 from tests.journeys.deployments import StreamResult, streams
 
@@ -42,7 +43,7 @@ def play(site: Site, faults: list[Fault]) -> dict[str, Any]:
     """One round: load, faults, recovery, audit."""
     assert site.gateway is not None
     at = time.monotonic()
-    timers = [later(fault.after_s, lambda one=fault: strike(site, one)) for fault in faults]
+    timers = [later(fault.after_s, partial(strike, site, fault)) for fault in faults]
     # Until the last pause or outage has ended by itself.
     ends = time.monotonic() + faults[-1].after_s + LONGEST_S + 0.2
     seen: list[StreamResult] = []
@@ -78,7 +79,7 @@ def _answers(site: Site) -> bool:
 
 def _settled(site: Site) -> bool:
     site.start_all()  # one that was told to end may have taken its time
-    found = spool_counts(Settings(data_dir=site.folder))
+    found = spool_counts(load_settings(data_dir=site.folder))
     return not found.running and not found.unshipped
 
 
@@ -94,7 +95,7 @@ def _audit(site: Site) -> dict[str, Any]:
         "duplicated": report["duplicated"],
         "ledger_error": report["ledger_error"],
         "differences": len(report["differences"]),
-        "parked": spool_counts(Settings(data_dir=site.folder)).parked,
+        "parked": spool_counts(load_settings(data_dir=site.folder)).parked,
     }
 
 

@@ -36,7 +36,7 @@ class Work:
 
     def arrivals(self) -> list[tuple[float, GenerateRequest]]:
         dice = random.Random(self.seed)
-        found = []
+        found: list[tuple[float, GenerateRequest]] = []
         for tenant in range(QUIET + 1):
             name = f"quiet-{tenant}" if tenant < QUIET else "flood"
             rate = self.rate * (1 if tenant < QUIET else FLOOD)
@@ -130,7 +130,7 @@ def overload(options: argparse.Namespace) -> float:
     crowd = Work(1.0, 128 / (QUIET + FLOOD), options.prompt, options.output, options.seed)
     capacity = measure("fcfs", crowd, options.model).tokens_per_s / options.output
     progress(f"  the runner does {capacity:.2f} requests/s")
-    return 1.2 * capacity / (QUIET + FLOOD)
+    return 1.2 * float(capacity) / (QUIET + FLOOD)
 
 
 def p99(values: list[float]) -> float:

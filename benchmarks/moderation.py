@@ -15,7 +15,7 @@ import tempfile
 import time
 import venv
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _conversation(screener)
 
 
-def _harm(scores: Any) -> float:
+def _harm(scores: Mapping[str, float]) -> float:
     return max(score for name, score in scores.items() if name != PROMPT_ATTACK)
 
 

@@ -21,6 +21,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 from benchmarks.mutants.coverage_map import tests_by_line
 from benchmarks.mutants.mutate import Mutant, mutants_of
@@ -162,7 +163,7 @@ def _run(tests: list[str], tree: Path) -> str:
 
 def _report(options: argparse.Namespace, mutants: list[Mutant], verdicts: list[str]) -> int:
     killed = sum(verdict in ("killed", "timed out") for verdict in verdicts)
-    survivors = [
+    survivors: list[dict[str, Any]] = [
         {"file": m.path, "line": m.line, "before": m.before, "after": m.after, "verdict": verdict}
         for m, verdict in zip(mutants, verdicts, strict=True)
         if verdict in ("survived", "not covered")

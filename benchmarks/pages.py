@@ -27,7 +27,7 @@ from benchmarks.report import figure, progress
 from billing.prices import ensure_default_prices
 from core.clock import SystemClock
 from core.database import Database
-from core.settings import Settings
+from core.settings import load_settings
 from dashboards.navigation import SECTIONS
 from engine.demo.paths import MODEL_DIR
 from gateway.catalog.catalog import ServedModel
@@ -67,14 +67,14 @@ def own_database() -> Iterator[str]:
 
 async def measure(url: str, tenant: str, data: Path, turns: int) -> dict[str, list[float]]:
     """Milliseconds of each page, the pages in turns, so that a busy moment slows all alike."""
-    settings = Settings(database_url=url, data_dir=data, moderation="off")
+    settings = load_settings(database_url=url, data_dir=data, moderation="off")
     codec = load_codec(MODEL_DIR)
     engine = FakeEngine(
         vocab_size=codec.vocab_size, eos_token_ids=codec.eos_token_ids, context_length=512
     )
     engines = Engines({MODEL: [engine]}, [ServedModel(MODEL, codec, 512, 0)])
     services = build(settings, engines=engines)
-    transport = httpx.ASGITransport(app=make_dashboard(services))  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app=make_dashboard(services))
     times: dict[str, list[float]] = {page: [] for page in PAGES}
     async with httpx.AsyncClient(
         transport=transport, base_url="http://tollhouse", headers={"origin": "http://tollhouse"}

@@ -133,7 +133,7 @@ from moderation_decisions where action <> 'allow' group by 1, 2, 3, 4, 5
 
 
 def _tenants(session: Session, clock: Clock) -> str:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for place in range(TENANTS):
         made = organisations.create_tenant(session, clock, name=f"tenant-{place}")
         rows.append({"place": place, "id": made.id})

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
-from kombu import Connection
+from kombu.connection import Connection
 
 from tests.journeys.deployments import free_port
 
@@ -64,6 +64,9 @@ class Server:
         raise NotImplementedError
 
 
+_INITDB_OPTIONS = ["-U", "tollhouse", "-A", "trust", "-E", "UTF8", "--no-sync"]
+
+
 class Postgres(Server):
     @property
     def address(self) -> str:
@@ -74,10 +77,10 @@ class Postgres(Server):
         assert programs is not None
         if not data.exists():
             _given_to(self.folder, user)
-            made = [programs / "initdb", "-D", data, "-U", "tollhouse", "-A", "trust", "-E", "UTF8"]
-            subprocess.run([*made, "--no-sync"], check=True, user=user, stdout=subprocess.DEVNULL)
+            initdb = [str(programs / "initdb"), "-D", str(data), *_INITDB_OPTIONS]
+            subprocess.run(initdb, check=True, user=user, stdout=subprocess.DEVNULL)
         options = {"listen_addresses": "127.0.0.1", "unix_socket_directories": self.folder}
-        command = [programs / "postgres", "-D", data, "-p", str(self.port)]
+        command: list[str | Path] = [programs / "postgres", "-D", data, "-p", str(self.port)]
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
         return _run(command, self.folder, user)
@@ -135,7 +138,7 @@ class RabbitMQ(Server):
         return _run([program], self.folder, None, {name: str(what) for name, what in own.items()})
 
     def answers(self) -> bool:
-        with contextlib.suppress(OSError), Connection(self.address, connect_timeout=2) as link:
+        with contextlib.suppress(OSError), Connection(self.address, connect_timeout=2) as link:  # type: ignore[no-untyped-call]
             link.connect()
             return True
         return False

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -86,7 +87,7 @@ class Site:
         with ThreadPoolExecutor(3) as pool:
             begun = [
                 pool.submit(
-                    self._start, f"engine{number}", lambda at=place: start_engine(self.command, at)
+                    self._start, f"engine{number}", partial(start_engine, self.command, place)
                 )
                 for number, place in enumerate(self.places)
             ]
@@ -146,7 +147,8 @@ def site_in(folder: Path, *, own_servers: bool = False) -> Iterator[Site]:
         raise SystemExit("redis-server is not on the path; install it to run this benchmark")
     with tempfile.TemporaryDirectory(prefix="fire-") as place, contextlib.ExitStack() as stack:
         servers = _servers(Path(place), own_servers)
-        stack.callback(lambda: [each.stop() for each in servers.values()])
+        for each in servers.values():
+            stack.callback(each.stop)
         for each in servers.values():
             each.start()
         postgres, rabbitmq = servers.get("postgres"), servers.get("rabbitmq")
@@ -202,7 +204,7 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def later(seconds: float, act: Callable[[], None]) -> threading.Timer:
+def later(seconds: float, act: Callable[[], object]) -> threading.Timer:
     timer = threading.Timer(seconds, act)
     timer.start()
     return timer

@@ -8,7 +8,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -43,7 +43,10 @@ class Bench:
         self._asked = 0
 
     def rate(
-        self, prompts: list[list[int]], adapters: list[str] | None = None, output: int | None = None
+        self,
+        prompts: list[list[int]],
+        adapters: Sequence[str | None] | None = None,
+        output: int | None = None,
     ) -> float:
         """Output tokens a second for all prompts at once, adapters in turn."""
         each = output or self.work.output

@@ -14,7 +14,7 @@ from benchmarks.peers.protocol import answer
 def scenarios(work: Work) -> dict[str, Callable[[], float]]:
     bench = Bench(work)
     digests = [bench.engine.load_adapter(path).digest for path in work.adapters]
-    mixed = [None, *digests]
+    mixed: list[str | None] = [None, *digests]
     prompts, salt = work.prompts, count(100)
     bench.rate(fresh(prompts, 1)[: len(mixed)], mixed, output=2)
     return {

@@ -40,7 +40,7 @@ def check(model: Path, home: Path, threads: int, tokens: int = 64) -> bool:
         encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n").ids
         for text in _QUESTIONS
     ]
-    work = {
+    work: dict[str, Any] = {
         "model": str(model),
         "threads": threads,
         "texts": [*_TEXTS, *_random_texts(200)],
@@ -101,7 +101,7 @@ def _compare_ids(texts: list[str], ours: list[list[int]], theirs: list[list[int]
 
 def _compare_tokens(answers: list[list[int]], found: dict[str, Any]) -> bool:
     """On the file, a token may differ by what llama.cpp's own eight-bit activations move a logit."""
-    pairs = [
+    pairs: list[tuple[Any, ...]] = [
         (number, place, ours, here, wide)
         for number, answer in enumerate(answers)
         for place, (ours, here, wide) in enumerate(

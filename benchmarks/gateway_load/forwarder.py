@@ -1,6 +1,7 @@
 """The ceiling of one Python worker: FastAPI and aiohttp, forwarding and nothing else."""
 
 import os
+from collections.abc import AsyncIterator
 
 import aiohttp
 from fastapi import FastAPI, Request, Response
@@ -22,7 +23,7 @@ async def forward(request: Request) -> Response:
             return Response(await answer.read(), media_type="application/json")
     answer = await _sessions[0].post(url, data=body, headers=headers)
 
-    async def _lines():  # type: ignore[no-untyped-def]
+    async def _lines() -> AsyncIterator[bytes]:
         async for line in answer.content:
             yield line
         answer.release()
