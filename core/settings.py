@@ -6,6 +6,7 @@ Values come from the environment (`TOLLHOUSE_*`) and from the file named by `TOL
 
 import difflib
 import os
+import re
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
@@ -152,6 +153,11 @@ class Settings(BaseSettings):
         description="Networks (CIDR, comma-separated) of the proxies whose X-Forwarded-For and "
         "X-Forwarded-Proto are believed; empty: the client is the peer of the connection.",
     )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Origins (comma-separated, such as https://app.example.com, or *) whose pages may "
+        "call the API from a browser; empty: none.",
+    )
     drain_timeout_s: float = Field(
         30, ge=0, description="How long open streams may continue at shutdown, seconds."
     )
@@ -205,6 +211,21 @@ class Settings(BaseSettings):
                 "a key has fewer than 32 characters; create one with openssl rand -hex 32"
             )
         return keys
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _split_origins(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip().rstrip("/") for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and not re.fullmatch(r"https?://[^/?#\s]+", origin):
+                raise ValueError(f"{origin!r} is not an origin such as https://app.example.com")
+        return origins
 
     @field_validator("webhook_networks", "trusted_proxies", mode="before")
     @classmethod

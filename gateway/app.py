@@ -27,6 +27,7 @@ from gateway.api.openapi import install_openapi
 from gateway.dashboard import make_dashboard
 from gateway.http.body_limits import BodyLimits
 from gateway.http.client_address import TrustedProxies
+from gateway.http.cors import allow_origins
 from gateway.http.exchange import Exchange, Scope
 from gateway.http.idempotency import HEADER, IdempotencyHandler
 from gateway.inference.registry import inference_surfaces
@@ -80,6 +81,7 @@ def create_app(services: Services) -> TollhouseApp:
         redirect_slashes=False,  # curl does not follow the redirect of a POST
     )
     app.state.services = services
+    allow_origins(app, services.settings.cors_origins)
     add_error_handlers(app)
     idempotency = IdempotencyHandler(
         services.pipeline,

@@ -59,6 +59,7 @@ class Responses:
         if ctx.exchange.started or ctx.exchange.disconnected:
             return 499
         self.rejections.count(error, ctx.tenant_id)
+        ctx.trace.set_error(error)
         extra = error_headers(error)
         extra += limit_headers(ctx.surface.style, _limits(ctx, error), None, self.clock.now())
         headers = response_headers(ctx.request_id, self._elapsed_ms(ctx), extra)

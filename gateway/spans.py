@@ -3,6 +3,7 @@
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from core.errors import TollhouseError
 from core.events import UsageEvent
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ class Trace(Protocol):
     def set_usage(self, event: UsageEvent) -> None:
         """Put the usage on the request's span; its `ledger` span follows with the commit."""
 
+    def set_error(self, error: TollhouseError) -> None:
+        """Put the status of an error response on the request's span."""
+
 
 class Tracer(Protocol):
     def request(self, ctx: "RequestContext") -> Span:
@@ -55,6 +59,9 @@ class NoTrace:
         return _NO_SPAN
 
     def set_usage(self, event: UsageEvent) -> None:
+        return
+
+    def set_error(self, error: TollhouseError) -> None:
         return
 
 

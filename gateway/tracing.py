@@ -113,6 +113,13 @@ class _RequestTrace:
         self._root.set_attribute("http.response.status_code", event.status)
         self._owner.expect(event, self._root.get_span_context())
 
+    def set_error(self, error: TollhouseError) -> None:
+        """Only the code: an error message may quote the client's text."""
+        from opentelemetry.trace import Status, StatusCode
+
+        self._root.set_attribute("http.response.status_code", int(error.status))
+        self._root.set_status(Status(StatusCode.ERROR, error.code))
+
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         from opentelemetry.trace import Status, StatusCode

@@ -1,4 +1,4 @@
-"""Exception handlers of the FastAPI routes: OpenAI's error object, a request id, no traceback."""
+"""Exception handlers of the FastAPI routes: the API's error object, a request id, no traceback."""
 
 import difflib
 import logging
@@ -11,9 +11,11 @@ from starlette.exceptions import HTTPException
 from core.errors import BadRequest, NotFound, TollhouseError
 from core.ids import REQUEST, new_id
 from gateway.http.headers import error_headers
+from gateway.inference.messages.response import anthropic_error, is_of_messages
 from gateway.inference.openai_errors import error_object
 
 log = logging.getLogger("tollhouse.api")
+ANTHROPIC_VERSION = "anthropic-version"  # the header that Anthropic's clients send
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -23,30 +25,37 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unhandled)
 
 
-def error_response(error: TollhouseError) -> JSONResponse:
+def error_response(request: Request, error: TollhouseError) -> JSONResponse:
+    """In Anthropic's form on its routes, and where its SDK asks; else in OpenAI's."""
+    request_id = new_id(REQUEST)
     headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-    headers["x-request-id"] = new_id(REQUEST)
-    return JSONResponse(error_object(error), int(error.status), headers)
+    headers["x-request-id"] = headers["request-id"] = request_id
+    if is_of_messages(request.url.path) or ANTHROPIC_VERSION in request.headers:
+        body = anthropic_error(error, request_id)
+    else:
+        body = error_object(error)
+    return JSONResponse(body, int(error.status), headers)
 
 
-async def _tollhouse_error(_request: Request, error: Exception) -> JSONResponse:
+async def _tollhouse_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, TollhouseError)
-    return error_response(error)
+    return error_response(request, error)
 
 
-async def _validation_error(_request: Request, error: Exception) -> JSONResponse:
+async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
     return error_response(
-        BadRequest(f"{where}: {first['msg']}.", next_step="Correct it; see /docs.", param=where)
+        request,
+        BadRequest(f"{where}: {first['msg']}.", next_step="Correct it; see /docs.", param=where),
     )
 
 
 async def _http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return error_response(_no_such_path(request))
+        return error_response(request, _no_such_path(request))
     mapped = TollhouseError(f"{error.detail}.", code="http_error")
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
@@ -56,7 +65,7 @@ async def _http_exception(request: Request, error: Exception) -> JSONResponse:
             code="method_not_allowed",
         )
     mapped.status, mapped.type = error.status_code, BadRequest.type
-    response = error_response(mapped)
+    response = error_response(request, mapped)
     response.headers.update(error.headers or {})
     return response
 
@@ -84,5 +93,6 @@ def _paths(request: Request) -> list[str]:
 async def _unhandled(request: Request, error: Exception) -> JSONResponse:
     log.error("unhandled exception in %s", request.url.path, exc_info=error)
     return error_response(
-        TollhouseError("The gateway failed to process this request.", next_step="Try again.")
+        request,
+        TollhouseError("The gateway failed to process this request.", next_step="Try again."),
     )

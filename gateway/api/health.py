@@ -1,5 +1,5 @@
-"""/healthz (liveness), /readyz (readiness, with what is missing), /metrics (Prometheus), and the
-redirect from / to the dashboard."""
+"""/healthz and /health (liveness), /readyz (readiness, with what is missing), /metrics (Prometheus),
+and the redirect from / to the dashboard."""
 
 import hmac
 import os
@@ -24,11 +24,15 @@ async def redirect_to_dashboard() -> RedirectResponse:
     return RedirectResponse("/dashboard/")
 
 
+@router.head("/health", include_in_schema=False)
+@router.get("/health", include_in_schema=False)  # the path that clients of vLLM ask
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz")
 async def readyz(request: Request, readiness: ReadinessDep, settings: SettingsDep) -> JSONResponse:
     parts = await readiness()

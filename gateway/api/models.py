@@ -6,17 +6,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from gateway.api.dependencies import Caller, CatalogDep
+from gateway.api.errors import ANTHROPIC_VERSION
 from gateway.catalog.catalog import NamedAdapter, ServedModel
 
 router = APIRouter(prefix="/v1", tags=["models"])
-_ANTHROPIC = "anthropic-version"  # the header that Anthropic's clients send
 
 
 @router.get("/models")
 async def list_models(request: Request, catalog: CatalogDep, caller: Caller) -> dict[str, Any]:
     listed = [_model(each) for each in catalog.models(caller)]
     listed += [_adapter(each) for each in catalog.adapters(caller)]
-    if _ANTHROPIC in request.headers:
+    if ANTHROPIC_VERSION in request.headers:
         ids = [each["id"] for each in listed]
         ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
         return {"data": [_for_anthropic(each) for each in listed], "has_more": False, **ends}
@@ -29,7 +29,7 @@ async def get_model(
 ) -> dict[str, Any]:
     target = catalog.resolve(caller, model)
     result = _adapter(target.adapter) if target.adapter else _model(target.model)
-    return _for_anthropic(result) if _ANTHROPIC in request.headers else result
+    return _for_anthropic(result) if ANTHROPIC_VERSION in request.headers else result
 
 
 def _for_anthropic(model: dict[str, Any]) -> dict[str, Any]:

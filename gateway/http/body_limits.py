@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 import orjson
 
 from core.errors import TollhouseError
+from core.ids import REQUEST, new_id
 from gateway.http.exchange import BODY_TIMEOUT_S, body_too_slow, too_large
+from gateway.inference.messages.response import anthropic_error, is_of_messages
 from gateway.inference.openai_errors import error_object
 
 LINGER_S = 2.0  # for which a refused client may read the answer, while what it sends is discarded
@@ -30,9 +32,9 @@ class BodyLimits:
         upload = self.uploads.get(path.rstrip(b"/"))
         if upload is not None:
             return BodyLimit(upload, UPLOAD_RATE)
-        if path in self.own:
-            return BodyLimit(self.default, slack=_SLACK)
-        return BodyLimit(self.default)
+        anthropic = is_of_messages(path.decode("latin-1"))
+        slack = _SLACK if path in self.own else 0
+        return BodyLimit(self.default, slack=slack, anthropic=anthropic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class BodyLimit:
     most: int  # bytes
     least_rate: int = 0  # bytes per second; 0: the whole body arrives within BODY_TIMEOUT_S
     slack: int = 0
+    anthropic: bool = False  # the format of its errors
 
     def refuses_length(self, length: bytes) -> bool:
         return not self.slack and length.isdigit() and int(length) > self.most
@@ -51,17 +54,21 @@ class BodyLimit:
         return received < max(1, self.least_rate * seconds) if self.least_rate else True
 
     def too_large(self) -> bytes:
-        return _answer(too_large(self.most))
+        return self._answer(too_large(self.most))
+
+    def too_slow(self) -> bytes:
+        return self._answer(body_too_slow(BODY_TIMEOUT_S))
+
+    def _answer(self, error: TollhouseError) -> bytes:
+        request_id = new_id(REQUEST)
+        shown = anthropic_error(error, request_id) if self.anthropic else error_object(error)
+        return _response(error, request_id, orjson.dumps(shown))
 
 
-def too_slow() -> bytes:
-    return _answer(body_too_slow(BODY_TIMEOUT_S))
-
-
-def _answer(error: TollhouseError) -> bytes:
+def _response(error: TollhouseError, request_id: str, body: bytes) -> bytes:
     """A whole response, which ends the connection."""
-    body = orjson.dumps(error_object(error))
     status = int(error.status)
     head = b"HTTP/1.1 %d %s\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    ids = b"x-request-id: %b\r\nrequest-id: %b\r\n" % (request_id.encode(), request_id.encode())
     length = b"content-length: %d\r\n\r\n" % len(body)
-    return head % (status, _REASONS[status]) + length + body
+    return head % (status, _REASONS[status]) + ids + length + body

@@ -49,6 +49,9 @@ class DirectExchange(Exchange):
         super().__init__(scope, cycle.receive, cycle.send)
         self._cycle = cycle
         self._head = b""  # held back and written with the first chunk of the body
+        self._chunked = (
+            scope["http_version"] != "1.0"
+        )  # otherwise the end of the connection ends it
 
     async def body(self, limit: int) -> bytes:
         cycle = self._cycle
@@ -74,7 +77,11 @@ class DirectExchange(Exchange):
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = self._cycle.response_started = True
-        self._head = self._cycle.head(status, [*headers, (b"transfer-encoding", b"chunked")])
+        if self._chunked:
+            headers = [*headers, (b"transfer-encoding", b"chunked")]
+        else:
+            self._cycle.keep_alive = False
+        self._head = self._cycle.head(status, headers)
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         cycle = self._cycle
@@ -89,9 +96,11 @@ class DirectExchange(Exchange):
             raise ClientDisconnected
         parts = [self._head]
         self._head = b""
-        if data:
+        if not self._chunked:
+            parts.append(data)
+        elif data:
             parts += (b"%x\r\n" % len(data), data, b"\r\n")
-        if not more:
+        if not more and self._chunked:
             parts.append(b"0\r\n\r\n")
         cycle.transport.write(b"".join(parts))
         if not more:

@@ -1,6 +1,7 @@
 """One HTTP request and response on ASGI, with body limits and disconnect detection."""
 
 import asyncio
+import zlib
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -12,6 +13,7 @@ from core.tenants.keys import Principal
 Scope = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
+GZIP = (b"gzip", b"x-gzip")
 BODY_TIMEOUT_S = 30.0
 WRITE_TIMEOUT_S = 60.0  # a client that reads nothing for this long is disconnected
 
@@ -52,11 +54,11 @@ class Exchange:
         return value.decode("latin-1") if value is not None else None
 
     async def body(self, limit: int) -> bytes:
-        encoding = self.headers.get(b"content-encoding", b"identity")
-        if encoding.lower() != b"identity":
+        encoding = self.headers.get(b"content-encoding", b"identity").lower()
+        if encoding not in (b"identity", *GZIP):
             raise BadRequest(
                 f"Content-Encoding {encoding[:40].decode('latin-1')!r} is not supported.",
-                next_step="Send the body without Content-Encoding.",
+                next_step="Send the body with Content-Encoding gzip, or without one.",
                 code="unsupported_encoding",
             )
         length = self.headers.get(b"content-length", b"0")
@@ -64,9 +66,10 @@ class Exchange:
             raise too_large(limit)
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                return await self._read(limit)
+                body = await self._read(limit)
         except TimeoutError:
             raise body_too_slow(BODY_TIMEOUT_S) from None
+        return await asyncio.to_thread(_unpacked, body, limit) if encoding in GZIP else body
 
     async def _read(self, limit: int) -> bytes:
         message = await self._receive()
@@ -129,6 +132,28 @@ class Exchange:
         full = [*headers, JSON, (b"content-length", str(len(body)).encode())]
         await self.start(status, full)
         await self.write(body, more=False)
+
+
+def _unpacked(body: bytes, limit: int) -> bytes:
+    """A gzip body's content, of which never more than `limit` bytes are in memory."""
+    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        content = unpacker.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise _not_gzip(str(error)) from None
+    if len(content) > limit:
+        raise too_large(limit)
+    if not unpacker.eof or unpacker.unused_data:
+        raise _not_gzip("it ends too early or too late")
+    return content
+
+
+def _not_gzip(problem: str) -> BadRequest:
+    return BadRequest(
+        f"The body is not valid gzip: {problem}.",
+        next_step="Compress the whole body once, or send it without Content-Encoding.",
+        code="invalid_encoding",
+    )
 
 
 def body_too_slow(seconds: float) -> TollhouseError:

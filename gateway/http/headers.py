@@ -1,6 +1,7 @@
 """Request headers besides authentication, and the headers of every response."""
 
 from datetime import datetime
+from http import HTTPStatus
 
 from msgspec import Struct
 
@@ -81,8 +82,10 @@ def limit_headers(style: str, state: LimitState, plan: Plan | None, now: datetim
 
 
 def error_headers(error: TollhouseError) -> Headers:
-    """Whether and when the client may retry."""
+    """Whether and when the client may retry; of a 401, how to authenticate."""
     headers = retry_headers(error.retry_after_s)
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
     if is_final(error) or error.code == "deadline_exceeded":
         headers["x-should-retry"] = "false"
     return [(name.encode(), value.encode()) for name, value in headers.items()]

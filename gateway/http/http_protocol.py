@@ -9,7 +9,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.http import body_limits, exchange
+from gateway.http import exchange
 from gateway.http.body_limits import LINGER_S, BodyLimit, BodyLimits
 from gateway.http.client_address import TrustedProxies
 from gateway.http.direct import DirectCycle, DirectExchange
@@ -26,8 +26,8 @@ _TOO_LARGE = (
 )
 
 
-# Headers that uvicorn must handle.
-_UVICORN_HEADERS = frozenset((b"expect",))
+# Headers that uvicorn, or a middleware (CORS), must handle.
+_UVICORN_HEADERS = frozenset((b"expect", b"origin"))
 ExchangeHandler = Callable[[Exchange], Coroutine[Any, Any, None]]
 
 
@@ -83,6 +83,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
         scope["method"] = "POST"
+        scope["http_version"] = self.parser.get_http_version()
         scope["path"] = self.url.decode("ascii")
         self.cycle = cycle = DirectCycle(
             scope=self.scope,
@@ -137,7 +138,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self.flow.read_paused or not self._body_limit.is_late(self._body_bytes, elapsed_s):
             self._await_body()
             return
-        self._refuse(body_limits.too_slow(), in_head=False)
+        self._refuse(self._body_limit.too_slow(), in_head=False)
 
     def _body_ended(self) -> None:
         self._body_limit = None
@@ -157,7 +158,7 @@ class BoundedHttp(HttpToolsProtocol):
         """Whether the request needs none of uvicorn's other features or middleware."""
         return (
             self.parser.get_method() == b"POST"
-            and self.parser.get_http_version() == "1.1"
+            and self.parser.get_http_version() in ("1.1", "1.0")
             and not self.parser.should_upgrade()
             and (self.cycle is None or self.cycle.response_complete)
             and self.limit_concurrency is None

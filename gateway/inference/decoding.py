@@ -16,7 +16,9 @@ from gateway.inference.json_size import check_json_size
 Body = TypeVar("Body")
 Parsed = TypeVar("Parsed")
 _INLINE_BYTES = 32_768  # less than a millisecond
+_MAX_NULL_FIELDS = 32  # unknown names of one body; each costs one more decoding
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+_STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 _WHERE = re.compile(r" - at `\$\.?([^`]*)`")
 
 
@@ -28,6 +30,8 @@ def decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
+        if _UNKNOWN.search(str(error)):
+            return _without_unknown_nulls(decoder, raw)
         raise _field_error(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(
@@ -37,6 +41,40 @@ def decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
         ) from None
     except RecursionError:
         raise nested_too_deeply() from None
+
+
+def _without_unknown_nulls(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
+    """Decodes a body with unknown fields, if they are all null: some SDKs write so what is not set."""
+    content = msgspec.json.decode(raw)
+    for left in reversed(range(_MAX_NULL_FIELDS)):
+        try:
+            body: Body = msgspec.convert(content, decoder.type)
+        except msgspec.ValidationError as error:
+            unknown, where = _UNKNOWN.search(str(error)), _WHERE.search(str(error))
+            path = where.group(1) if where else ""
+            if not left or not unknown or not _remove_null(content, path, unknown.group(1)):
+                raise _field_error(re.sub(r"\[\d+\]", "[...]", str(error))) from None
+        else:
+            break
+    return body
+
+
+def _remove_null(content: Any, path: str, name: str) -> bool:
+    """Removes the field wherever it is null among the items of a list. `path` is msgspec's, such as
+    `messages[0].content`."""
+    holders = [content]
+    for index, key in _STEP.findall(path):
+        kind = list if index else dict
+        held = [each for each in holders if isinstance(each, kind)]
+        holders = (
+            [item for each in held for item in each]
+            if index
+            else [each[key] for each in held if key in each]
+        )
+    nulls = [each for each in holders if isinstance(each, dict) and each.get(name, 0) is None]
+    for each in nulls:
+        del each[name]
+    return bool(nulls)
 
 
 async def parse_body(parse: Callable[[bytes], Parsed], raw: bytes) -> Parsed:

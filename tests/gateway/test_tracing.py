@@ -147,3 +147,13 @@ def test_an_endpoint_without_the_package_says_what_to_install(
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(SettingError, match="TOLLHOUSE_TRACING_ENDPOINT"):
         make_tracer(Settings(tracing_endpoint="http://127.0.0.1:9"))
+
+
+def test_a_request_refused_before_admission_has_its_status(traced: Traced) -> None:
+    answer = ask(traced.deployment, model="nothing")
+    assert answer.status_code == 404
+    root = traced.spans(answer.headers["x-request-id"], {"request"})["request"]
+    assert root.attributes is not None
+    assert root.attributes["http.response.status_code"] == 404
+    assert root.status.status_code is StatusCode.ERROR
+    assert root.status.description == "model_not_found"

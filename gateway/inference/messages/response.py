@@ -132,6 +132,11 @@ class MessageStream:
         return _event(anthropic_error(error, self._info.request_id))
 
 
+def is_of_messages(path: str) -> bool:
+    """Whether the path belongs to Anthropic's API alone."""
+    return path == ROUTE or path.startswith(f"{ROUTE}/")
+
+
 def anthropic_error(error: TollhouseError, request_id: str) -> dict[str, Any]:
     kind = _ERROR_TYPES.get(HTTPStatus(error.status), "api_error")
     if isinstance(error, InsufficientQuota):
