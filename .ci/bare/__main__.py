@@ -1,4 +1,5 @@
-"""Installs what ships, alone: the wheel in new environments, then `make serve` in a new clone.
+"""Installs what ships, alone: the wheel in new environments, then `make serve` and every other command of
+the README in a new clone.
 
     python3 .ci/bare [--source DIRECTORY]
 
@@ -20,6 +21,7 @@ import time
 import venv
 from pathlib import Path
 
+import readme
 from shell import Background, Failed, Shell, environment, free_port, megabytes, say
 
 HERE = Path(__file__).parent
@@ -56,7 +58,7 @@ def stages(source: Path, home: Path) -> None:
     serve_alone(served, client, home)
     check_size("the environment with the engine", served, None, SERVE_MB)
     clone(source, home / "cloned")
-    make_serve(home / "cloned")
+    make_serve(home / "cloned", client)
 
 
 def clone(source: Path, target: Path) -> None:
@@ -201,7 +203,7 @@ def forward(bare: Path, client: Path, directory: Path, url: str, key: str) -> No
         audited(shell, bare)
 
 
-def make_serve(directory: Path) -> None:
+def make_serve(directory: Path, client: Path) -> None:
     say("\n== make serve in a new clone ==")
     port = free_port()
     shell = Shell(directory, environment(TOLLHOUSE_PORT=port))
@@ -210,11 +212,15 @@ def make_serve(directory: Path) -> None:
         server.wait_for('{"event": "ready"', 420)
         key = (directory / "data/demo-key").read_text().strip()
         body = {"model": MODEL, "messages": [{"role": "user", "content": "What is Tollhouse?"}]}
-        url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        words = ["curl", "-sS", "--fail-with-body", url, "-d", json.dumps(body)]
+        url = f"http://127.0.0.1:{port}"
+        words = ["curl", "-sS", "--fail-with-body", f"{url}/v1/chat/completions"]
+        words += ["-d", json.dumps(body)]
         words += ["-H", f"Authorization: Bearer {key}", "-H", "Content-Type: application/json"]
         answer = json.loads(shell.run(*words))["choices"][0]["message"]["content"]
         say(f"  {answer}\n  first answer after {time.monotonic() - began:.0f} s")
+        bin_ = directory / ".venv/bin"
+        readme.follow(directory / "README.md", shell, bin_ / "tollhouse", client / "python", url)
+        audited(shell, bin_)
     check_size("make serve's environment", directory / ".venv/bin", None, SERVE_MB)
 
 

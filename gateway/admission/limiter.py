@@ -168,7 +168,7 @@ class Limiter:
         expected = self._estimates.expect(
             request.tenant_id, request.model, request.plan.expected_output
         )
-        estimate = min(expected, request.max_output_tokens or expected) * request.choices
+        estimate = request.estimated_output(expected)
         counters, shares = self._counters.choose(needs_money=bool(request.money))
         planned = plan_buckets(request, estimate, shares=shares, seeds=self.seeding is None)
         answer, counters = await self._counters.reserve(counters, planned, request, estimate)

@@ -81,6 +81,15 @@ class AdmissionRequest(Struct, frozen=True):
             prompt_tokens=0,
         )
 
+    def estimated_output(self, expected: int) -> int:
+        """Output tokens to reserve, where `expected` is usual for one choice."""
+        return min(expected, self.max_output_tokens or expected) * self.choices
+
+    @property
+    def queue_cost(self) -> int:
+        """Tokens by which a queue orders the requests of several keys."""
+        return self.prompt_tokens + (self.max_output_tokens or self.plan.expected_output)
+
     @property
     def wait_bound_s(self) -> float:
         """The longest wait in a queue: the plan's, and no longer than the deadline."""

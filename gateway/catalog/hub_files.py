@@ -1,10 +1,13 @@
 """Checkpoints of the Hugging Face hub, through its own client.
 
-The client resumes what was interrupted, shows progress on a terminal, and reads HF_TOKEN, HF_HOME
-and HF_HUB_OFFLINE. Here: which files are wanted, and an error of one line for each way to fail.
+The client keeps every file that is complete, shows progress on a terminal, and reads HF_TOKEN, HF_HOME
+and HF_HUB_OFFLINE. It compares only sizes. Here: which files are wanted, their checksums, and a one-line
+error for each way to fail.
 """
 
 import errno
+import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,10 @@ _DESCRIPTION = ["*.json", "*.jinja", "tokenizer.model"]
 _WEIGHTS = ["*.safetensors"]
 # Second copies of the weights, and other formats in folders of their own.
 _UNWANTED = ["consolidated*", "original/*", "onnx/*", "*/*.json", "*/*.safetensors"]
+# A cached file is named by its checksum: SHA-256 for large files, git's object id for small ones.
+_SHA256, _GIT_ID = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+_CHUNK = 2**20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def description(repository: str, *, refresh: bool = False) -> Path:
@@ -67,9 +74,35 @@ def _snapshot(repository: str, patterns: list[str], refresh: bool) -> Path:
                 return Path(snapshot_download(repository, local_files_only=True, **wanted))
             except LocalEntryNotFoundError:
                 pass
-        return Path(snapshot_download(repository, **wanted))
+        directory = Path(snapshot_download(repository, **wanted))
     except Exception as error:
         raise _explained(repository, error) from None
+    _check_sums(repository, directory)
+    return directory
+
+
+def _check_sums(repository: str, directory: Path) -> None:
+    """Discard files whose content is not what the hub announced."""
+    for link in sorted(path for path in directory.rglob("*") if path.is_symlink()):
+        blob = link.resolve()
+        if _checksum(blob) not in (blob.name, ""):
+            link.unlink()
+            blob.unlink()
+            raise _mismatch(repository, link.name)
+
+
+def _checksum(blob: Path) -> str:
+    """Empty where the name of the file is not a checksum."""
+    if _SHA256.fullmatch(blob.name):
+        digest = hashlib.sha256()
+    elif _GIT_ID.fullmatch(blob.name):
+        digest = hashlib.sha1(b"blob %d\0" % blob.stat().st_size, usedforsecurity=False)
+    else:
+        return ""
+    with blob.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _explained(repository: str, error: Exception) -> TollhouseError:
@@ -86,13 +119,10 @@ def _explained(repository: str, error: Exception) -> TollhouseError:
             return _gated(repository)
         if isinstance(each, HfHubHTTPError):
             return _refused(repository, each.response.status_code)
-        if isinstance(each, OSError) and each.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(each, OSError) and each.errno in _NO_ROOM:
             return disk_full(repository, each)
         if isinstance(each, OSError) and "Consistency check failed" in str(each):
-            return Unavailable(
-                f"A file of {repository} does not match its checksum or size and was discarded.",
-                next_step="Run the command again: it fetches that file anew.",
-            )
+            return _mismatch(repository, "A file")
         if isinstance(each, ValueError) and type(each).__name__ == "HFValidationError":
             return SettingError(
                 f"{repository!r} is not a hub id.", next_step="A hub id has the form owner/name."
@@ -111,6 +141,13 @@ def disk_full(name: str, error: OSError) -> Unavailable:
         f"{name} cannot be fetched: {error.strerror or 'no space left on device'}"
         f"{f' ({error.filename})' if error.filename else ''}.",
         next_step="Free disk space and run the command again.",
+    )
+
+
+def _mismatch(repository: str, file: str) -> Unavailable:
+    return Unavailable(
+        f"{file} of {repository} does not match its checksum or size and was discarded.",
+        next_step="Run the command again: it fetches that file anew.",
     )
 
 

@@ -24,7 +24,7 @@ class WheelModel:
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A repository of the Hugging Face hub, whose client checks each file that it fetches."""
+    """A repository of the Hugging Face hub, which announces the checksum of each file."""
 
     name: str
     repository: str

@@ -20,7 +20,6 @@ from engine.protocol import (
     EngineStats,
     GenerateRequest,
     Receipt,
-    SamplingParams,
 )
 from engine.protocol import TokenChunk as TokenChunk  # re-exported: part of the interface
 from gateway.inference.request import InferenceRequest
@@ -87,7 +86,7 @@ class Job(Struct, frozen=True):
             request_id=ctx.request_id,
             namespace=principal.tenant_id,
             prompt=prompt.ids,
-            sampling=_sampling(ctx),
+            sampling=sampling_params(prompt, ctx.target.model),
             adapter=adapter.digest if adapter else None,
             weight=float(principal.plan.weight),
             priority=principal.plan.priority,
@@ -102,11 +101,6 @@ class Job(Struct, frozen=True):
             for name, part in zip(names, prompt.parts, strict=True)
         ]
         return cls(whole, request, tuple(parts))
-
-
-def _sampling(ctx: "RequestContext") -> SamplingParams:
-    prompt, model = ctx.prompt, ctx.target.model
-    return sampling_params(prompt.request, prompt.max_tokens, model.defaults, model.codec)
 
 
 class Generation(Protocol):

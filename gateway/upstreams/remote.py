@@ -184,8 +184,8 @@ class RemoteEngine:
                 log.info("waiting for the engine %s for %.0f s so far", self.engine_id, away)
                 continue
             self._startup_s = time.monotonic() - self._away_since
-            known = (self.engine_id, info.model, info.dtype, self._startup_s)
-            log.info("engine %s serves %s (%s), after %.1f s", *known)
+            known = (self.engine_id, self._startup_s, info.model, info.dtype)
+            log.info("connected to the engine %s after %.1f s; it serves %s (%s)", *known)
             while wire.connected:
                 await asyncio.sleep(_LOOK_S)
             self._away_since = time.monotonic()

@@ -1,31 +1,30 @@
 """Sampling parameters of a request: its own values over the model's defaults."""
 
-from collections.abc import Mapping
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.protocol import SamplingParams
 from gateway.inference.request import InferenceRequest
 from gateway.prompts.tokenizing import TextCodec
 from gateway.upstreams.grammars import grammar_of
 
+if TYPE_CHECKING:
+    from gateway.catalog.catalog import ServedModel
+    from gateway.prompts.prompt import Prompt
+
 _BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
 
 
-def sampling_params(
-    request: InferenceRequest,
-    max_tokens: int,
-    defaults: Mapping[str, Any],
-    codec: TextCodec | None = None,
-) -> SamplingParams:
+def sampling_params(prompt: "Prompt", model: "ServedModel") -> SamplingParams:
     """A value in the request overrides the model's default, which overrides the engine's."""
+    request, codec = prompt.request, model.codec
     given = _UNSET_PARAMS if _sampling(request) == _UNSET_VALUES else _given(request)
     if request.engine_parameters and (grammar := grammar_of(request)) is not None:
         given = given | {"grammar": grammar}
     if codec is not None and (request.bad_words or request.dry_multiplier):
         given = given | _texts(request, codec)
-    return SamplingParams(**{"max_tokens": max_tokens, **defaults, **given})
+    return SamplingParams(**{"max_tokens": prompt.max_tokens, **model.defaults, **given})
 
 
 def _texts(request: InferenceRequest, codec: TextCodec) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """The migrated schema is the models' schema, on both databases, forward and back."""
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect, text
+from sqlalchemy.exc import DBAPIError
 
 from core.database import Database
 from migrations.run import current, downgrade, head, upgrade
@@ -82,3 +84,69 @@ def test_the_old_names_of_the_tables_stay_readable(database: Database) -> None:
     upgrade(database)
     with database.read() as session:
         assert session.execute(text("select rejected from limit_rejections")).scalar() == 3
+
+
+OLD_ROWS = {
+    "kept_answers": (
+        "id, tenant_id, body_sha256, claimed_at, expires_at, status, headers, answer",
+        "'k1', 'acme', 'b1', '2026-03-01 10:00', '2026-03-02 10:00', 200, '[]', 'ok'",
+    ),
+    "limit_refusals": (
+        "tenant_id, at, reason, refused, waited, waited_ms",
+        "'acme', '2026-03-01 10:00', 'money', 3, 2, 50",
+    ),
+    "files": (
+        "id, tenant_id, project_id, key_id, purpose, filename, bytes, created_at",
+        "'file_a', 'acme', 'p', 'k', 'batch', 'x', 1, '2026-03-01 10:00'",
+    ),
+    "file_pieces": ("file_id, number, content", "'file_a', 0, 'x'"),
+}
+RENAMED = {
+    "kept_answers": ("idempotency_records", {"answer": "response"}),
+    "limit_refusals": (
+        "limit_rejections",
+        {"refused": "rejected", "waited": "queued", "waited_ms": "queued_ms"},
+    ),
+    "file_pieces": ("file_chunks", {}),
+}
+
+
+def _row(database: Database, table: str) -> dict[str, object]:
+    with database.read() as session:
+        (row,) = session.execute(text(f"select * from {table}")).mappings()
+        return dict(row)
+
+
+def test_rows_that_were_written_under_the_old_names_survive_each_way(database: Database) -> None:
+    downgrade(database, "0011_receipts_by_engine")
+    with database.transaction() as session:
+        for table, (columns, values) in OLD_ROWS.items():
+            session.execute(text(f"insert into {table} ({columns}) values ({values})"))
+    before = {table: _row(database, table) for table in RENAMED}
+    upgrade(database)
+    for table, (new, columns) in RENAMED.items():
+        expected = {columns.get(name, name): value for name, value in before[table].items()}
+        assert _row(database, new) == expected
+        assert _row(database, table) == before[table], "the view has the old columns"
+    names = {
+        index["name"] for index in inspect(database.db_engine).get_indexes("idempotency_records")
+    }
+    assert names == {"ix_idempotency_records_tenant_id", "ix_idempotency_records_expires_at"}
+    downgrade(database, "0011_receipts_by_engine")
+    assert {table: _row(database, table) for table in RENAMED} == before
+    upgrade(database)
+    assert _differences(database) == []
+
+
+def test_the_renamed_keys_still_hold(database: Database) -> None:
+    downgrade(database, "0011_receipts_by_engine")
+    with database.transaction() as session:
+        for table, (columns, values) in OLD_ROWS.items():
+            session.execute(text(f"insert into {table} ({columns}) values ({values})"))
+    upgrade(database)
+    again = "insert into limit_rejections values ('acme', '2026-03-01 10:00', 'money', 1, 1, 1)"
+    with pytest.raises(DBAPIError), database.transaction() as session:
+        session.execute(text(again))
+    orphan = "insert into file_chunks values ('file_b', 0, 'x')"
+    with pytest.raises(DBAPIError), database.transaction() as session:
+        session.execute(text(orphan))

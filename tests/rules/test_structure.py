@@ -145,21 +145,6 @@ def test_the_composition_root_builds_in_three_functions() -> None:
     assert len({name for name in names if name.startswith("_build_")}) == 3
 
 
-def test_one_parameter_passes_few_records() -> None:
-    """`max_tokens` from a chat's body to the engine: each record that holds it is one more place to
-    follow, and to forget."""
-    holders = []
-    for path in sorted((ROOT / "gateway").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                fields = {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)
-                          and isinstance(each.target, ast.Name)}  # fmt: skip
-                if fields & {"max_tokens", "max_output_tokens", "max_completion_tokens"}:
-                    holders.append(node.name)
-    bodies = {"ChatBody", "CompletionBody", "MessagesBody", "ResponsesBody"}  # one per surface
-    assert set(holders) - bodies == {"InferenceRequest", "Prompt", "AdmissionRequest"}, holders
-
-
 def test_only_the_clock_reads_the_system_time() -> None:
     forbidden = {"datetime.now", "datetime.utcnow", "time.time", "date.today"}
     for path in sources():

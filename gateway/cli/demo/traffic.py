@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from gateway.cli.demo.workload import Body, TenantTraffic, Workload
+from gateway.cli.demo.workload import Body, TenantTraffic, Workload, as_completion
+from gateway.prompts.rendering import NO_CHAT_TEMPLATE
+
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @dataclass(slots=True)
@@ -56,11 +59,12 @@ async def send(
     return tallies
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Sender:
     http: aiohttp.ClientSession
     url: str
     model: str
+    route: str = _CHAT  # a model without a chat template has only completions
 
     async def send_until(
         self, stopped: asyncio.Event, part: TenantTraffic, key: str, tally: Tally
@@ -80,10 +84,13 @@ class _Sender:
         adapter = body.get("adapter")
         payload = {name: value for name, value in body.items() if name != "adapter"}
         payload["model"] = f"{self.model}:{adapter}" if adapter else self.model
+        if self.route == _COMPLETIONS:
+            payload = as_completion(payload)
         headers = {"authorization": f"Bearer {key}"}
-        url = f"{self.url}/v1/chat/completions"
         try:
-            async with self.http.post(url, json=payload, headers=headers) as answer:
+            async with self.http.post(
+                f"{self.url}{self.route}", json=payload, headers=headers
+            ) as answer:
                 content = await answer.json()
                 if answer.status == 200:
                     _count(tally, answer.headers["x-request-id"], content)
@@ -91,6 +98,9 @@ class _Sender:
                 if answer.status == 429:
                     tally.limited += 1
                     return float(answer.headers.get("retry-after-ms", "1000")) / 1000
+                if content["error"]["code"] == NO_CHAT_TEMPLATE:
+                    self.route = _COMPLETIONS
+                    return await self.send(body, key, tally)
                 if content["error"]["code"] == "content_filter":
                     tally.blocked += 1
                 else:

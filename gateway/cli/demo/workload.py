@@ -119,3 +119,10 @@ def _adapter_bodies(questions_by_adapter: dict[str, list[str]]) -> Callable[[], 
 def _body(question: str, system: str = "") -> Body:
     messages = [{"role": "system", "content": system}] if system else []
     return {"messages": [*messages, {"role": "user", "content": question}], "max_tokens": 60}
+
+
+def as_completion(body: Body) -> Body:
+    """The same request for `/v1/completions`."""
+    texts = [message["content"] for message in body["messages"]]
+    rest = {name: value for name, value in body.items() if name != "messages"}
+    return {**rest, "prompt": "\n\n".join(texts)}

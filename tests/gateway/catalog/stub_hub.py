@@ -18,6 +18,7 @@ class StubHub:
     status: int = 200  # of every answer
     error_code: str = ""  # the hub's X-Error-Code
     cut: bool = False  # weights end half-way
+    spoilt: str = ""  # a byte of this file is another than its checksum says
     url: str = ""
     fetched: list[str] = field(default_factory=list)  # names of files, each GET
 
@@ -58,8 +59,13 @@ def stub_hub(files: dict[str, bytes]) -> Iterator[StubHub]:
         def _file(self, name: str, *, body: bool) -> None:
             data = hub.files[name]
             headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_etag(data)}"'}
+            if name.endswith(".safetensors"):  # the hub stores large files apart
+                headers["X-Linked-ETag"] = f'"{hashlib.sha256(data).hexdigest()}"'
+                headers["X-Linked-Size"] = str(len(data))
             if body:
                 hub.fetched.append(name)
+            if name == hub.spoilt:
+                data = data[:-1] + bytes([data[-1] ^ 1])
             self._send(200, data, headers, body=body)
 
         def _send(self, status: int, data: bytes, headers: dict[str, str], *, body: bool) -> None:

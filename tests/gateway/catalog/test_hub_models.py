@@ -2,10 +2,12 @@
 
 import json
 import os
+import resource
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +49,13 @@ def hub() -> Iterator[StubHub]:
 
 
 def fetch(
-    tmp_path: Path, url: str, model: str = REPOSITORY, **environment: str
+    tmp_path: Path,
+    url: str,
+    model: str = REPOSITORY,
+    before: Callable[[], None] | None = None,
+    **environment: str,
 ) -> "subprocess.CompletedProcess[str]":
+    """`before` runs in the new process."""
     own = {
         "TOLLHOUSE_DATA_DIR": str(tmp_path / "data"),
         "HF_HOME": str(tmp_path / "hub"),
@@ -65,6 +72,7 @@ def fetch(
         capture_output=True,
         text=True,
         timeout=200,
+        preexec_fn=before,
     )
 
 
@@ -147,6 +155,76 @@ def test_a_cut_download_leaves_no_weights_under_their_name(hub: StubHub, tmp_pat
     assert not list((tmp_path / "hub").rglob("snapshots/*/model.safetensors"))
     hub.cut = False
     assert fetch(tmp_path, hub.url).returncode == 0
+
+
+def cached(tmp_path: Path) -> list[str]:
+    """What the hub's cache holds of weights, whole or half."""
+    found = [path for path in (tmp_path / "hub").rglob("*") if path.is_file()]
+    return [path.name for path in found if "safetensors" in path.name or path.stat().st_size > 5000]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_file_that_does_not_match_its_checksum_is_discarded(
+    hub: StubHub, tmp_path: Path, file: str
+) -> None:
+    hub.spoilt = file
+    said = refusal(fetch(tmp_path, hub.url))
+    assert file in said and REPOSITORY in said and "checksum" in said
+    assert cached(tmp_path) == []
+    if file == "model.safetensors":
+        hub.spoilt = ""
+        again = fetch(tmp_path, hub.url)
+        assert again.returncode == 0, again.stderr
+        path = Path(json.loads(again.stdout)["path"])
+        assert (path / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def half_the_weights() -> None:
+    """As a quota per file says it: no file may grow beyond half of the weights."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(WEIGHTS) // 2, len(WEIGHTS) // 2))
+
+
+def test_a_file_that_may_not_grow_leaves_nothing_behind(hub: StubHub, tmp_path: Path) -> None:
+    said = refusal(fetch(tmp_path, hub.url, before=half_the_weights))
+    assert REPOSITORY in said and "File too large" in said
+    assert cached(tmp_path) == [] and "model.safetensors" in hub.fetched
+    assert fetch(tmp_path, hub.url).returncode == 0
+
+
+_CAN_MOUNT = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none"]
+
+
+def may_mount(directory: Path) -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*_CAN_MOUNT, str(directory)], capture_output=True).returncode == 0
+
+
+def test_a_disk_that_fills_up_is_said_and_leaves_nothing_behind(
+    hub: StubHub, tmp_path: Path
+) -> None:
+    """A real disk of 64 KiB, in a namespace of this process."""
+    if not may_mount(tmp_path):
+        pytest.skip("this machine allows no mounts in a user namespace")
+    own = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    own |= {"HF_HOME": str(tmp_path), "TOLLHOUSE_DATA_DIR": str(tmp_path)}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TOLLHOUSE_", "HF_"))}
+    script = (
+        f"mount -t tmpfs -o size=64k none {tmp_path}\n"
+        f"{sys.executable} -m gateway.cli.main model fetch {REPOSITORY} --json; code=$?\n"
+        f"find {tmp_path} -name '*.incomplete' -o -name 'model.safetensors'\n"
+        "exit $code\n"
+    )
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
+        cwd=ROOT,
+        env=kept | own,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert "No space left on device" in refusal(done)
+    assert done.stdout == "", "what is half-written stays"
 
 
 def test_a_repository_without_safetensors_is_refused(hub: StubHub, tmp_path: Path) -> None:

@@ -205,6 +205,22 @@ def test_a_kind_of_server_brings_its_parameters(tmp_path: Path) -> None:
         assert sent["cache_salt"] and deployment.tenant_id not in sent["cache_salt"]
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "tensorrt-llm", "llama.cpp", ""])
+def test_template_variables_reach_the_servers_that_take_them(tmp_path: Path, kind: str) -> None:
+    wanted = {"enable_thinking": False}
+    with (
+        running(Server()) as server,
+        deployment_of(tmp_path, {"url": server.url, "engine": kind}) as deployment,
+    ):
+        answer = ask(deployment, chat_template_kwargs=wanted)
+        if kind:
+            assert answer.status_code == 200, answer.text
+            assert server.bodies[-1]["chat_template_kwargs"] == wanted
+        else:  # OpenAI's own API has no such parameter
+            assert answer.status_code == 400 and not server.bodies
+            assert answer.json()["error"]["param"] == "chat_template_kwargs"
+
+
 def test_what_one_upstream_cannot_take_goes_to_the_other(tmp_path: Path) -> None:
     with running(Server(hold_s=1.0)) as first, running(Server(hold_s=1.0)) as second:
         entries = [
