@@ -44,6 +44,11 @@ class Row:
     table_version: int = 0  # rises when blocks that were there before change; growth keeps it
 
     @property
+    def sampled_tokens(self) -> int:
+        """How many of the last `tokens` give logits."""
+        return 1 + self.drafts if self.sample else 0
+
+    @property
     def position(self) -> int:
         """Of the token that follows: the one about to be sampled."""
         return self.start + len(self.tokens)

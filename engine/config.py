@@ -6,6 +6,7 @@ from engine.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 FAIRNESS = ("vtc", "fcfs")
+SPECULATION = ("auto", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class EngineConfig:
     output_price: float = 2.0  # fairness units for one generated token
     locality_quantum: float = 4096.0  # fairness units a tenant may run ahead for a longer prefix
 
+    speculation: str = "auto"  # auto: guess tokens by prompt look-up where that is faster; or off
     overlap: bool | None = None  # launch a step before the last is read; None: the runner decides
     listen: str = "tcp://127.0.0.1:0"  # address for gateways: tcp:// or ipc://
     server_key_file: str | None = None  # CURVE certificate of this engine, with its secret key
@@ -81,6 +83,9 @@ def _check(config: EngineConfig) -> None:
         raise ConfigError(f"dtype is {config.dtype!r}: use one of {', '.join(DTYPES)}")
     if config.fairness not in FAIRNESS:
         raise ConfigError(f"fairness is {config.fairness!r}: use one of {', '.join(FAIRNESS)}")
+    if config.speculation not in SPECULATION:
+        names = ", ".join(SPECULATION)
+        raise ConfigError(f"speculation is {config.speculation!r}: use one of {names}")
     for field in fields(config):
         value = getattr(config, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):

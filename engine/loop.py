@@ -221,6 +221,7 @@ class Engine:
                 self.adapters.request_ended(request.inputs.adapter)
             for seq in request.sequences:
                 self._runner.forget(seq.number)
+                self.scheduler.speculation.forget(seq)
         return outboxes
 
     def discard_outbox(self, origin: str) -> None:
@@ -272,6 +273,7 @@ class Engine:
         elapsed = now - max(launched.launched_at, self._last_end)
         self._last_end = now
         self.scheduler.timing.record(elapsed, tokens)
+        self.scheduler.speculation.record(launched.rows, elapsed)
         self.metrics.add("steps")
         self.metrics.observe("step_seconds", elapsed)
         self.metrics.observe("step_tokens", tokens)

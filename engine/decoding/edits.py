@@ -41,6 +41,15 @@ def reads_history(params: SamplingParams) -> bool:
     )
 
 
+def penalised(params: SamplingParams) -> bool:
+    """Whether a penalty depends on how often each id was generated."""
+    return (
+        params.repetition_penalty != 1.0
+        or params.frequency_penalty != 0.0
+        or params.presence_penalty != 0.0
+    )
+
+
 def _too_short(row: Row) -> bool:
     return row.position - row.prompt_len < row.sampling.min_tokens
 

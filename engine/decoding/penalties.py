@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from engine.batch import Row
+from engine.decoding.edits import penalised
 from engine.layers.transfer import on_device, send
-from engine.protocol import SamplingParams
 
 
 class Penalties:
@@ -90,11 +90,3 @@ class Penalties:
 
     def _column(self, values: list[float]) -> torch.Tensor:
         return on_device(values, self._device)[:, None]
-
-
-def penalised(params: SamplingParams) -> bool:
-    return (
-        params.repetition_penalty != 1.0
-        or params.frequency_penalty != 0.0
-        or params.presence_penalty != 0.0
-    )

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from engine.batch import Row, Sampled
-from engine.decoding.edits import Edit, edits_for
+from engine.decoding.edits import Edit, edits_for, penalised
 from engine.decoding.grammar.matchers import MaskGroup, Matchers, StepMasks
 from engine.decoding.masks import Mask, exclude_, mask_of
-from engine.decoding.penalties import Penalties, penalised
+from engine.decoding.penalties import Penalties
 from engine.decoding.splitmix import mix
 from engine.decoding.truncation import draw
 from engine.layers.transfer import on_device
@@ -104,11 +104,19 @@ class Sampler:
         if self._matchers is None:
             return sampled
         return [
-            replace(each, ended=self._matchers.accept(row, each.tokens))
+            self._accept(self._matchers, row, each)
             if row.sampling.grammar is not None and each.tokens
             else each
             for row, each in zip(rows, sampled, strict=True)
         ]
+
+    def _accept(self, matchers: Matchers, row: Row, sampled: Sampled) -> Sampled:
+        """What was sampled after the grammar's end is dropped."""
+        count = matchers.accept(row, sampled.tokens)
+        if count is None:
+            return sampled
+        logprobs = None if sampled.logprobs is None else sampled.logprobs[:count]
+        return replace(sampled, tokens=sampled.tokens[:count], logprobs=logprobs, ended=True)
 
     def forget(self, seq: int) -> None:
         self._penalties.forget(seq)

@@ -18,6 +18,7 @@ from engine.layers.host_memory import collapse_into_huge_pages, keep_freed_memor
 from engine.layers.step import StepInputs, StepPlanner, order_rows, token_ids
 from engine.lora.cpu_adapters import CpuAdapters
 from engine.models.load import LoadedModel, load_model
+from engine.speculation.verify import sampled_rows, verified
 
 
 class CpuRunner(ModelRunner):
@@ -48,13 +49,17 @@ class CpuRunner(ModelRunner):
         rows = decodes + prefills
         tokens = token_ids(rows, lambda n: self._last[rows[n].seq])
         inputs = self._plan(decodes, prefills, tokens)
-        rows_to_sample = [self._with_last(row) for row in rows if row.sample]
+        verifying = [self._with_last(row) for row in rows if row.sample]
+        rows_to_sample = [
+            each for row in verifying for each in sampled_rows(row, self._first_of(row))
+        ]
         groups = self._sampler.begin(rows_to_sample)
         logits = self._logits(inputs)
         if not rows_to_sample:
             return []
         choice = self._sampler(rows_to_sample, logits, groups, self._patience_s)
-        sampled = self._sampler.accept(rows_to_sample, host_samples(rows_to_sample, choice))
+        found = verified(verifying, host_samples(rows_to_sample, choice))
+        sampled = self._sampler.accept(verifying, found)
         self._last.update((each.seq, each.tokens[-1]) for each in sampled if each.tokens)
         return sampled
 
@@ -69,7 +74,10 @@ class CpuRunner(ModelRunner):
         """The row with its last sampled id in the history, where sampling reads it."""
         if row.tokens[0] != LAST_SAMPLED or not reads_history(row.sampling):
             return row
-        return replace(row, history=[*row.history[: row.position - 1], self._last[row.seq]])
+        return replace(row, history=[*row.history[: row.start], self._last[row.seq]])
+
+    def _first_of(self, row: Row) -> int:
+        return self._last[row.seq] if row.tokens[0] == LAST_SAMPLED else row.tokens[0]
 
     def _clear_unwritten(self, rows: list[Row]) -> None:
         """Clears the rest of every block that these rows begin and do not fill: its last holder's

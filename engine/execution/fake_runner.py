@@ -123,7 +123,9 @@ class FakeRunner:
         return ticket
 
     def _compute(self, row: Row) -> Sampled | None:
-        tokens = [self._last[row.seq]] if row.tokens == [LAST_SAMPLED] else row.tokens
+        tokens = row.tokens
+        if tokens[0] == LAST_SAMPLED:
+            tokens = [self._last[row.seq], *tokens[1:]]
         end = row.start + len(tokens)
         seed = self._adapter_seed(row.adapter)
         blocks = row.blocks[: -(-end // self._config.block_size)]

@@ -2,7 +2,7 @@
 are launched before the results of the previous step are read."""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -25,6 +25,7 @@ from engine.layers.step import order_rows
 from engine.layers.transfer import on_device
 from engine.lora.gpu_adapters import GpuAdapters
 from engine.models.load import LoadedModel
+from engine.speculation.verify import sampled_rows, verified
 
 log = logging.getLogger("tollhouse.engine")
 
@@ -36,6 +37,7 @@ class GpuStep:
     """A launched step; its results are on the host once the event has completed."""
 
     rows: list[Row]  # sampled
+    sampled_rows: list[Row] = field(default_factory=list)  # one for each token, once it is sampled
     choice: Choice | None = None
     done: "torch.cuda.Event | None" = None
     # Logits of the rows and their sequence rows, while the step is not sampled yet.
@@ -96,12 +98,12 @@ class GpuRunner(ModelRunner):
             return GpuStep([])
         decodes, prefills = order_rows(batch.rows)
         rows = decodes + prefills
-        logits, sampled_rows = self._run(decodes, prefills)
+        logits, of_sequences = self._run(decodes, prefills)
         rows_to_sample = [row for row in rows if row.sample]
         if not rows_to_sample:
             # Waited for all the same: the scheduler's timing needs the true duration of steps.
             return GpuStep([], done=self._completion_event())
-        step = GpuStep(rows_to_sample, logits=(logits, sampled_rows))
+        step = GpuStep(rows_to_sample, logits=(logits, of_sequences))
         if any(self._sampled_later(row) for row in rows_to_sample):
             self._unsampled = step
         else:
@@ -116,7 +118,8 @@ class GpuRunner(ModelRunner):
             ticket.done.synchronize()
         if ticket.choice is None:
             return []
-        return self._sampler.accept(ticket.rows, host_samples(ticket.rows, ticket.choice))
+        found = host_samples(ticket.sampled_rows, ticket.choice)
+        return self._sampler.accept(ticket.rows, verified(ticket.rows, found))
 
     def _sampled_later(self, row: Row) -> bool:
         """Whether the row's sampling must know the id that the step before samples. Such a step is
@@ -205,9 +208,14 @@ class GpuRunner(ModelRunner):
 
     def _sample(self, step: GpuStep) -> None:
         assert step.logits is not None
-        logits, sequence_rows = step.logits
-        choice = self._choose(step.rows, logits)
-        self._last.index_copy_(0, sequence_rows.long(), choice.tokens.clamp(min=0))
+        logits, of_sequences = step.logits
+        step.sampled_rows = [
+            each for row in step.rows for each in sampled_rows(row, _first_of(row))
+        ]
+        choice = self._choose(step.sampled_rows, logits)
+        # Where rows of one sequence verify guesses, the last token is not read: it is known to the
+        # host before the next row.
+        self._last.index_copy_(0, of_sequences.long(), choice.tokens.clamp(min=0))
         step.logits = None
         self._copy_to_host(step, choice)
 
@@ -243,6 +251,14 @@ class GpuRunner(ModelRunner):
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+
+def _first_of(row: Row) -> int:
+    """The id of the row's first token. Where sampling reads it, the history has it by now, unless the
+    sequence has ended."""
+    if row.tokens[0] != LAST_SAMPLED or row.start >= len(row.history):
+        return row.tokens[0]
+    return row.history[row.start]
 
 
 def reserved_bytes(config: EngineConfig, model: LoadedModel) -> int:

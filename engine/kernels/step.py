@@ -11,7 +11,7 @@ from engine.batch import Row
 from engine.kernels.attention_reference import AttentionStep
 from engine.kernels.lora_reference import LoraStep
 from engine.kernels.pointwise_reference import RotaryStep
-from engine.layers.step import positions_and_slots, token_ids
+from engine.layers.step import positions_and_slots, sampled_tokens, token_ids
 from engine.layers.transfer import pinned
 
 Ints = NDArray[np.int32]
@@ -67,7 +67,6 @@ def host_step(
     cu_q = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(lengths, out=cu_q[1:])
     positions, slots = positions_and_slots(decodes, prefills, block_size)
-    wanted = [i for i, row in enumerate(rows) if row.sample]
     return HostStep(
         tokens=_ints(token_ids(rows, lambda n: -1 - sequence_rows[n])),
         positions=_ints(positions),
@@ -75,8 +74,14 @@ def host_step(
         table_rows=_ints(sequence_rows),
         seq_lens=_ints([row.start + n for row, n in zip(rows, lengths, strict=True)]),
         cu_q=cu_q,
-        sampled=cu_q[1:][wanted] - 1 if wanted else _ints([]),
-        sampled_rows=_ints([sequence_rows[i] for i in wanted]),
+        sampled=_ints(sampled_tokens(rows)),
+        sampled_rows=_ints(
+            [
+                n
+                for n, row in zip(sequence_rows, rows, strict=True)
+                for _ in range(row.sampled_tokens)
+            ]
+        ),
         decodes=len(decodes),
     )
 

@@ -68,6 +68,16 @@ def token_ids(rows: list[Row], last: Callable[[int], int]) -> list[int]:
     return tokens
 
 
+def sampled_tokens(rows: list[Row]) -> list[int]:
+    """The numbers, in the step, of the tokens whose logits are wanted."""
+    ends = accumulate(len(row.tokens) for row in rows)
+    return [
+        n
+        for end, row in zip(ends, rows, strict=True)
+        for n in range(end - row.sampled_tokens, end)
+    ]  # fmt: skip
+
+
 def positions_and_slots(
     decodes: list[Row], prefills: list[Row], block_size: int
 ) -> tuple[list[int], list[int]]:
@@ -108,7 +118,7 @@ class StepPlanner:
         position_ids, slots = positions_and_slots(decodes, prefills, self.pool.block_size)
         positions = torch.tensor(position_ids)
         all_rows = Queries(None, self._tiles(decodes, prefills), self.plan_lora(decodes, prefills))
-        sampled_count = sum(row.sample for row in decodes + prefills)
+        sampled_count = sum(row.sampled_tokens for row in decodes + prefills)
         sampled: Queries | None = all_rows
         if not all_logits and sampled_count < len(tokens):
             sampled = self._sampled(decodes, prefills) if sampled_count else None
@@ -129,15 +139,13 @@ class StepPlanner:
         return heads * size + (slots % size)[:, None]
 
     def _sampled(self, decodes: list[Row], prefills: list[Row]) -> Queries:
-        """The last token of every sampled row, each as a row of one token."""
-        rows = decodes + prefills
-        ends = accumulate(len(row.tokens) for row in rows)
-        which = [end - 1 for end, row in zip(ends, rows, strict=True) if row.sample]
+        """The sampled tokens of every row, each as a row of one token."""
+        which = sampled_tokens(decodes + prefills)
         first, then = (
             [
-                replace(r, tokens=r.tokens[-1:], start=r.start + len(r.tokens) - 1)
+                replace(r, tokens=r.tokens[n : n + 1], start=r.start + n, drafts=0)
                 for r in part
-                if r.sample
+                for n in range(len(r.tokens) - r.sampled_tokens, len(r.tokens))
             ]
             for part in (decodes, prefills)
         )

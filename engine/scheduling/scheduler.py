@@ -19,6 +19,7 @@ from engine.scheduling.preemption import StepTiming, choose_victim
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
 from engine.scheduling.sequence_keys import SequenceKeys
 from engine.scheduling.waiting import WaitingQueue
+from engine.speculation.speculation import Guesses, Speculation
 
 MAX_BYPASSES = 8  # admissions that may bypass a request which lacks blocks before all wait for it
 
@@ -57,6 +58,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.capacity = Capacity(config, pool, adapters, self.keys, self.running)
         self.timing = StepTiming()
+        self.speculation = Speculation(config)
 
     # Life of a sequence.
 
@@ -105,9 +107,10 @@ class Scheduler:
         self._budget = self.timing.budget(self._config.step_s, self._config.max_batch_tokens)
         self._preempt_for_priority(now)
         self._secure_blocks(now)
-        for seq in self.running:
-            if seq.decoding and not self._complete(seq):
-                self._add_row(seq, 1)
+        decoding = [seq for seq in self.running if seq.decoding and not self._complete(seq)]
+        guesses = self._guesses(decoding)
+        for seq in decoding:
+            self._add_row(seq, 1, guesses.get(seq.number))
         self._fill(now)
         self._adapters.drain_for_waiting(now)
         if not self.rows:
@@ -116,6 +119,29 @@ class Scheduler:
         copies, self._copies = self._copies, []
         self._pool.release(source for source, _ in copies)
         return StepBatch([row for _, row in self.rows], copies)
+
+    def _guesses(self, decoding: list[Sequence]) -> Guesses:
+        """None where prompts wait for the step's budget: a guess must not delay them."""
+        if self.waiting.size or any(seq.remaining > 0 and not seq.decoding for seq in self.running):
+            return {}
+        room = min(self._budget, self._config.max_running) - len(decoding)
+        guesses = self.speculation.guesses(decoding, room, self.timing.token_s)
+        for seq in decoding if guesses else ():
+            if seq.number in guesses and not self._lend_blocks(seq, len(guesses[seq.number])):
+                del guesses[seq.number]
+        return guesses
+
+    def _lend_blocks(self, seq: Sequence, guesses: int) -> bool:
+        """Provide blocks for guesses too, if the other sequences can spare them."""
+        length = len(seq.history) + seq.pending + guesses
+        lacking = -(-length // self._size) - len(seq.blocks)
+        if lacking <= 0:
+            return True
+        tenant = seq.request.inputs.namespace
+        if self._pool.available(tenant) < lacking + len(self.running):
+            return False
+        seq.blocks.extend(self._pool.allocate(lacking, tenant) or ())
+        return True
 
     def _complete(self, seq: Sequence) -> bool:
         """Whether the token still on the device reaches the length limit: nothing to launch."""
@@ -241,7 +267,7 @@ class Scheduler:
             self._adapters.check(seq.handle)
         row = Row(
             seq=seq.number,
-            tokens=[LAST_SAMPLED] if seq.pending else seq.history[start:known] + guesses,
+            tokens=([LAST_SAMPLED] if seq.pending else seq.history[start:known]) + guesses,
             start=start,
             blocks=seq.blocks,
             adapter=seq.handle,

@@ -27,6 +27,7 @@ LIMITS = {
     "models": 700,
     "models/gguf": 950,
     "scheduling": 950,
+    "speculation": 250,
 }
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -107,7 +107,7 @@ def test_decoding(prefix_cache: bool) -> None:
     for context in (SHORT, LONG):
         engine, count = make_engine(prefix_cache=prefix_cache), Count()
         engine.submit(ask("r", [7] * context, 100), "g")
-        run(engine, 3)
+        run(engine, 30)  # reads the prompt for repeats, over some steps
         count_sequences(engine, count)
         found.append(count.of(lambda engine=engine: run(engine, 20)))
     assert found[1] <= found[0] * 1.02

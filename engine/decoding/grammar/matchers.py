@@ -27,6 +27,7 @@ class _Work:
 
     future: "Future[None]"
     masks: Mask  # [1 + guesses, words]
+    guesses: list[int]
     since: float
 
 
@@ -92,7 +93,7 @@ class Matchers:
         for group in groups:
             state, work = group.state, group.state.work
             assert work is not None
-            if not work.future.done():
+            if not work.future.done() or work.guesses != group.guesses:
                 state.slow = True
                 step.late.update(group.rows)
                 if monotonic() - work.since > _HOPELESS_S:
@@ -107,13 +108,17 @@ class Matchers:
             step.masks += list(work.masks)
         return step
 
-    def accept(self, row: Row, tokens: list[int]) -> bool:
-        """Consume the sampled tokens. Whether the grammar allows nothing after them."""
+    def accept(self, row: Row, tokens: list[int]) -> int | None:
+        """Consume the sampled tokens. After how many of them the grammar allows nothing more, if
+        that is so."""
         state = self._states.get(row.seq)
         if state is None or state.work is not None:
-            return False
-        state.taken += state.matcher.try_consume_tokens(tokens)
-        return state.matcher.is_stopped() and not state.matcher.is_error()
+            return None
+        for count, token in enumerate(tokens, 1):
+            state.taken += state.matcher.try_consume_tokens([token])
+            if state.matcher.is_stopped() and not state.matcher.is_error():
+                return count
+        return None
 
     def forget(self, seq: int) -> None:
         self._states.pop(seq, None)
@@ -137,7 +142,7 @@ class Matchers:
 
     def _needs_work(self, group: MaskGroup) -> bool:
         work = group.state.work
-        if work is not None and work.future.done() and len(work.masks) != len(group.rows):
+        if work is not None and work.future.done() and work.guesses != group.guesses:
             work = group.state.work = None
         return work is None
 
@@ -152,7 +157,8 @@ class Matchers:
         future = self._threads.submit(self._fill, items, masks)
         now, at = monotonic(), 0
         for group in groups:
-            group.state.work = _Work(future, masks[at : at + len(group.rows)], now)
+            made = masks[at : at + len(group.rows)]
+            group.state.work = _Work(future, made, group.guesses, now)
             at += len(group.rows)
 
     def _fill(self, items: list[tuple[LLMatcher, int, list[int]]], masks: Mask) -> None:

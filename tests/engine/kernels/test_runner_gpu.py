@@ -1,6 +1,7 @@
 """The GPU's runner, whole: the same tokens as the CPU's, whatever the batch. Its kernels run in the
 interpreter where there is no GPU, and a graph is then the same function over the same memory."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,14 @@ import torch
 from engine.batch import LAST_SAMPLED, AdapterHandle, Row, StepBatch
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError
+from engine.loop import Engine
 from engine.models.load import load_model
+from engine.protocol import GenerateRequest
+from engine.scheduling.sequence import Sequence as Running
 from tests.engine.checkpoints import VOCAB, save_adapter, save_checkpoint
 from tests.engine.driver import Driver, Sequence, greedy
+from tests.engine.helpers import run_until_idle
+from tests.engine.test_speculation import guess_from
 
 from .device import DEVICE
 
@@ -196,3 +202,30 @@ def test_all_graphs_are_recorded_at_the_start(llama: Path) -> None:
     theirs = other.sequence(PROMPTS[0])
     other.run([theirs], count=2)
     assert ours.output == theirs.output
+
+
+def test_guesses_are_verified_in_the_overlapped_loop(llama: Path) -> None:
+    """Behind a token that is still on the device, with a processor that reads it, and sampled."""
+    kinds = [greedy(12), greedy(12, dry_multiplier=1.0), greedy(12, temperature=0.9, seed=4)]
+    asks = [
+        GenerateRequest(f"r{n}", "t", prompt, kind)
+        for n, (prompt, kind) in enumerate(zip(PROMPTS, kinds, strict=True))
+    ]
+    known: dict[tuple[str, int], list[int]] = {}
+
+    def answer(seq: Running) -> list[int]:
+        return known[seq.request.inputs.request_id, 0]
+
+    for guessing in (False, True):
+        fields = {"model": str(llama), "num_blocks": 64, "dtype": "float32", "device": DEVICE}
+        config = EngineConfig(**(fields | SMALL | {"speculation": "off"}))
+        engine = Engine(config, runner_gpu.GpuRunner(config, load_model(config)))
+        if guessing:
+            guess_from(engine, answer, random.Random(1), 0.2)
+        for each in asks:
+            engine.submit(each, "g")
+        found = run_until_idle(engine).tokens
+        known = known or found
+        assert found == known
+    counters = engine.metrics.counters
+    assert counters["drafted_tokens"] > counters["rejected_tokens"] > 0

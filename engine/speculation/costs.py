@@ -1,0 +1,55 @@
+"""What a decoding step of so many tokens takes, from the steps that ran."""
+
+from itertools import pairwise
+
+_STALE = 256  # steps after which a measurement is dropped
+_NEW = 0.25  # the weight of a new measurement
+
+
+class StepCosts:
+    """Keeps an average for each doubling of the tokens, and interpolates."""
+
+    def __init__(self) -> None:
+        self._points: dict[
+            int, tuple[float, float, int]
+        ] = {}  # tokens, seconds, number of the step
+        self._steps = 0
+
+    def record(self, tokens: int, seconds: float) -> None:
+        self._steps += 1
+        size = (tokens - 1).bit_length()
+        old = self._points.get(size)
+        if old is None or self._is_stale(old):
+            self._points[size] = float(tokens), seconds, self._steps
+            return
+        seconds = min(seconds, 4 * old[1])  # one step that the machine interrupted says little
+        mean = old[0] + _NEW * (tokens - old[0]), old[1] + _NEW * (seconds - old[1])
+        self._points[size] = (*mean, self._steps)
+
+    def measured(self, tokens: int) -> bool:
+        """Whether steps of about so many tokens ran lately."""
+        point = self._points.get((tokens - 1).bit_length())
+        return point is not None and not self._is_stale(point)
+
+    def curve(self, token_s: float | None) -> list[tuple[float, float]]:
+        """Points (tokens, seconds), rising. token_s: what a token of a prompt takes, if known; it
+        gives the slope beyond the last point."""
+        points = sorted(each[:2] for each in self._points.values() if not self._is_stale(each))
+        rising: list[tuple[float, float]] = []
+        for tokens, seconds in points:
+            least = rising[-1][1] if rising else 0.0
+            rising.append((tokens, max(seconds, least)))
+        last, seconds = rising[-1]
+        slope = seconds / max(16.0, 2 * last) if token_s is None else token_s
+        return [*rising, (last + 1024, seconds + 1024 * slope)]
+
+    def _is_stale(self, point: tuple[float, float, int]) -> bool:
+        return self._steps - point[2] > _STALE
+
+
+def seconds_of(curve: list[tuple[float, float]], tokens: int) -> float:
+    """Interpolated; below the first point along its own slope."""
+    for (a, at_a), (b, at_b) in pairwise(curve):
+        if tokens <= b:
+            return max(at_a / 2, at_a + (tokens - a) * (at_b - at_a) / max(b - a, 1e-9))
+    return curve[-1][1]
