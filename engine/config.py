@@ -46,7 +46,7 @@ class EngineConfig:
     output_price: float = 2.0  # fairness units for one generated token
     locality_quantum: float = 4096.0  # fairness units a tenant may run ahead for a longer prefix
 
-    speculation: str = "auto"  # auto: guess tokens by prompt look-up where that is faster; or off
+    speculation: str = "auto"  # auto: verify guessed tokens where that is faster; off: never guess
     overlap: bool | None = None  # launch a step before the last is read; None: the runner decides
     listen: str = "tcp://127.0.0.1:0"  # address for gateways: tcp:// or ipc://
     server_key_file: str | None = None  # CURVE certificate of this engine, with its secret key
