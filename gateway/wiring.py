@@ -63,6 +63,7 @@ from gateway.tasks import LeaderRunner, NoRunner, Runner
 from gateway.tracing import RequestTracer, make_tracer
 from gateway.upstreams.clients import Engines, make_engines
 from gateway.upstreams.config import read_upstreams
+from gateway.upstreams.openai import OpenAIEngine
 from moderation.classifiers.load import load_classifier
 from moderation.screener import Screener
 
@@ -135,6 +136,11 @@ def _build_base(
         router.add(name, clients)
         for client in clients:
             client.on_receipt = receipts.arrived
+    catalog = Catalog(engines.models)
+    for name, clients in engines.clients.items():
+        for client in clients:
+            if isinstance(client, OpenAIEngine):
+                client.on_context = partial(catalog.learn_context, name)
     return _Base(
         settings=settings,
         clock=clock,
@@ -143,7 +149,7 @@ def _build_base(
         counters=counters,
         spool=spool,
         router=router,
-        catalog=Catalog(engines.models),
+        catalog=catalog,
         tracer=RequestTracer(tracer) if tracer is not None else None,
     )
 

@@ -219,7 +219,7 @@ def _rows(
         "ChargeDescription": line.description,
         "ChargeFrequency": frequency,
         "ConsumedUnit": unit if metered else None,
-        "InvoiceId": document or invoice.label,
+        "InvoiceId": document or invoice.label or None,
         "InvoiceIssuerName": seller,
         "PricingCategory": "Standard" if metered else None,
         "PricingCurrency": invoice.currency,
@@ -234,7 +234,7 @@ def _rows(
         "ServiceSubcategory": "Generative AI",
         "SkuId": f"{line.model}/{line.component}" if line.model else None,
         "SkuMeter": line.component or None,
-        "SkuPriceId": line.price_version or None,
+        "SkuPriceId": _price_id(line),
         "SubAccountId": line.project_id or None,
         "SubAccountName": data.projects.get(line.project_id) if line.project_id else None,
         "SubAccountType": "Project" if line.project_id else None,
@@ -268,6 +268,13 @@ def _rows(
         for place, value in zip(_SHARE_INDEXES, differs, strict=True):
             row[place] = value
         yield row
+
+
+def _price_id(line: InvoiceLine) -> str | None:
+    """A version prices several components, which are SKUs of their own."""
+    if not line.price_version or not line.model:
+        return None
+    return f"{line.price_version}/{line.model}/{line.component}"
 
 
 def _load(session: Session, invoices: Sequence[Invoice], list_prices: ListPrices) -> _InvoiceData:

@@ -41,6 +41,7 @@ _MEDIA_TYPES = {
 class Kind(StrEnum):
     TEXT = "text"
     WHOLE = "whole"
+    DECIMAL = "decimal"  # a whole number in a column that readers expect to be decimal
     FLAG = "flag"
     UNITS = "units"  # picounits, written as a decimal of major units
     MOMENT = "moment"  # written in UTC as 2026-11-21T00:00:00Z
@@ -118,6 +119,7 @@ def _parquet(batches: Iterator[list[Row]], columns: Sequence[Column]) -> Iterato
     types = {
         Kind.TEXT: pa.string(),
         Kind.WHOLE: pa.int64(),
+        Kind.DECIMAL: pa.decimal128(38, 12),
         Kind.FLAG: pa.bool_(),
         Kind.UNITS: pa.decimal128(38, 12),
         Kind.MOMENT: pa.timestamp("us", tz="UTC"),
@@ -155,9 +157,10 @@ class _Sink(io.RawIOBase):
 
 
 def _parquet_values(values: Sequence[Any], kind: Kind) -> Sequence[Any]:
-    if kind is not Kind.UNITS:
+    if kind not in (Kind.UNITS, Kind.DECIMAL):
         return values
-    return [None if value is None else Decimal(value).scaleb(-12) for value in values]
+    places = -12 if kind is Kind.UNITS else 0
+    return [None if value is None else Decimal(value).scaleb(places) for value in values]
 
 
 def _moment(value: datetime) -> str:
@@ -177,6 +180,7 @@ def _flag(value: Any) -> str:
 _CSV_VALUES: dict[Kind, Callable[[Any], str]] = {
     Kind.TEXT: _guarded,
     Kind.WHOLE: str,
+    Kind.DECIMAL: "{}.0".format,
     Kind.FLAG: _flag,
     Kind.UNITS: decimal_of,
     Kind.MOMENT: _moment,
@@ -184,6 +188,7 @@ _CSV_VALUES: dict[Kind, Callable[[Any], str]] = {
 _JSON_VALUES: dict[Kind, Callable[[Any], Any]] = {
     Kind.TEXT: str,
     Kind.WHOLE: int,
+    Kind.DECIMAL: int,
     Kind.FLAG: bool,
     Kind.UNITS: decimal_of,
     Kind.MOMENT: _moment,

@@ -48,7 +48,7 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": model.owned_by,
-        "context_length": model.context_length,
+        "context_length": model.known_context,
     }
 
 

@@ -101,7 +101,11 @@ async def tokenize(request: Request, targets: TargetsDep, limits: LimitsDep) -> 
 
     def _answer() -> bytes:
         ids = prompt.ids if prompt is not None else _encode(codec, body)
-        answer = {"count": len(ids), "max_model_len": target.model.context_length, "tokens": ids}
+        answer: dict[str, Any] = {
+            "count": len(ids),
+            "max_model_len": target.model.known_context,
+            "tokens": ids,
+        }
         if body.return_token_strs:
             answer["token_strs"] = [codec.token_text(token) for token in ids]
         return orjson.dumps(answer)

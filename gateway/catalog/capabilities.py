@@ -26,16 +26,23 @@ def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None
         return
     for name, unset in EXTRA.items():
         if getattr(ask, name) != unset and name not in model.parameters:
+            shown = ask.extra.get("named", {}).get(name, name)
             raise UnsupportedParameter(
-                f"The upstream of {model.name} does not support {name}.",
-                next_step=f"Remove {name}; the operator can declare it in the upstream's entry.",
-                param=name,
+                f"The upstream of {model.name} does not support {shown}.",
+                next_step=f"Remove {shown}; the operator can declare {name} in the upstream's entry.",
+                param=shown,
             )
 
 
-def check_capabilities(ask: InferenceRequest, model: ServedModel) -> None:
+def check_capabilities(ask: InferenceRequest, model: ServedModel) -> list[str]:
+    """Raises UnsupportedParameter for what the engine lacks; returns notes on what it does not
+    enforce."""
+    notes = []
     for name in ask.engine_parameters:
         if _NEEDS[name] in model.capabilities:
+            continue
+        if name == "strict":  # several SDKs set it on every tool
+            notes.append("tools[].strict is not enforced: the engine cannot constrain the output.")
             continue
         if name == "embeddings":
             raise NotFound(
@@ -50,3 +57,4 @@ def check_capabilities(ask: InferenceRequest, model: ServedModel) -> None:
             next_step=f"Remove {shown}, or ask for it in the prompt and check the answer.",
             param=shown,
         )
+    return notes

@@ -1,7 +1,7 @@
 """The models served and each tenant's adapters, in memory, refreshed in the background."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from msgspec import Struct
@@ -9,6 +9,9 @@ from msgspec import Struct
 from core.errors import Forbidden, ModelNotFound
 from core.tenants.keys import Principal
 from gateway.prompts.tokenizing import TextCodec
+
+# The context of a model whose upstream has not told it: its own limit applies. Above any that exists.
+OPEN_CONTEXT = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,10 @@ class ServedModel:
     defaults: Mapping[str, float] = field(default_factory=dict)
     # Besides text: tools (forced tool choice), json, grammar, embeddings.
     capabilities: frozenset[str] = frozenset()
+
+    @property
+    def known_context(self) -> int | None:
+        return self.context_length if self.context_length < OPEN_CONTEXT else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,12 @@ class Catalog:
 
     def serve(self, model: ServedModel) -> None:
         self._models[model.name] = model
+
+    def learn_context(self, name: str, tokens: int) -> None:
+        """The context that an upstream has told; of several replicas, the smallest."""
+        model = self._models[name]
+        if tokens < model.context_length:
+            self.serve(replace(model, context_length=tokens))
 
     def set_adapters(self, adapters: Mapping[str, Mapping[str, NamedAdapter]]) -> None:
         self._adapters = adapters

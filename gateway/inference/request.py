@@ -19,9 +19,13 @@ class InferenceRequest(Struct, frozen=True):
     # Parameters that only some engines support, in the format of OpenAI's chat API.
     engine_parameters: dict[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
+    clamp_max_tokens: bool = (
+        False  # to what the context leaves: the client did not choose the number
+    )
     n: int = 1  # choices for each prompt
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False  # a running count on every chunk
     stop: tuple[str, ...] = ()
     temperature: float | None = None
     top_p: float | None = None
@@ -47,6 +51,7 @@ class InferenceRequest(Struct, frozen=True):
     ignore_eos: bool = False
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     echo: bool = False
+    continue_final_message: bool = False  # the answer goes on where the last message ends
     end_user: str | None = None
     truncation: str = "disabled"
     dropped: str | None = None  # what truncation removed: "turns=2, blocks=1"

@@ -22,6 +22,7 @@ Words = Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta
 class StreamOptions(Request):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's
 
 
 class SamplingBody(Request):
@@ -76,6 +77,9 @@ def sampling_of(body: SamplingBody) -> dict[str, Any]:
     streaming = {
         "stream": bool(body.stream),
         "include_usage": bool(options is not None and options.include_usage),
+        "continuous_usage": bool(
+            options is not None and options.include_usage and options.continuous_usage_stats
+        ),
     }
     return (
         streaming if _sampling_fields(body) == _DEFAULTS else streaming | _sampling_arguments(body)

@@ -81,7 +81,7 @@ class ControlTokens:
     ) -> EscapedChat:
         used = orjson.dumps((messages, tools, variables)).decode()
         mark = next(chr(point) for point in _PRIVATE if chr(point) not in used)
-        hidden = [self._escape_value(each, mark) for each in (messages, tools, variables or {})]
+        hidden = [self.escape_value(each, mark) for each in (messages, tools, variables or {})]
         return EscapedChat(hidden[0], hidden[1], mark, hidden[2])
 
     def encode(self, rendered: str, mark: str, at_most: int | None = None) -> list[int]:
@@ -105,16 +105,16 @@ class ControlTokens:
             raise _not_encodable()
         return ids
 
-    def _escape_value(self, value: Any, mark: str) -> Any:
+    def escape_value(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):
             assert self._pattern is not None
             return self._pattern.sub(lambda m: f"{mark}{self._texts.index(m[0])}{mark}", value)
         if isinstance(value, dict):
             return {
-                self._escape_value(k, mark): self._escape_value(v, mark) for k, v in value.items()
+                self.escape_value(k, mark): self.escape_value(v, mark) for k, v in value.items()
             }
         if isinstance(value, list):
-            return [self._escape_value(each, mark) for each in value]
+            return [self.escape_value(each, mark) for each in value]
         return value
 
     def _occur_when_normalized(self, serialized: str) -> bool:

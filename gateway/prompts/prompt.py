@@ -27,6 +27,10 @@ from gateway.upstreams.grammars import grammar_of
 
 ORDER_HEADER = "x-tollhouse-prompt-order"
 TRUNCATION_HEADER = "x-tollhouse-truncation"
+MAX_TOKENS_HEADER = (
+    "x-tollhouse-max-tokens"  # where the context leaves fewer than the SDK's default
+)
+NOTE_HEADER = "x-tollhouse-note"
 _ORDERS = frozenset(PromptOrder)
 # Longer requests are prepared in a thread: their rendering alone takes a millisecond.
 _INLINE_CHARACTERS = 20_000
@@ -60,11 +64,16 @@ class Prompt(Struct, frozen=True):
 async def prepare_for(request: InferenceRequest, target: Target, principal: Principal) -> Prompt:
     """Prepare the prompt of a request that the target's model can serve; raises otherwise."""
     check_sampling_parameters(request, target.model)
+    notes: list[str] = []
     if request.engine_parameters:
-        check_capabilities(request, target.model)
+        notes = check_capabilities(request, target.model)
         if target.model.parameters is None:  # our own engine
             grammar_of(request)
-    return await prepare(request, target.model.codec, target.model.context_length, principal)
+    model = target.model
+    prompt = await prepare(request, model.codec, model.context_length, principal)
+    if notes:
+        prompt.headers[NOTE_HEADER] = " ".join(notes)
+    return prompt
 
 
 async def prepare(
@@ -178,6 +187,8 @@ def _prompt(draft: _Draft, ids: list[int], target: _Target) -> Prompt:
     if request.dropped:
         headers[TRUNCATION_HEADER] = request.dropped
     limit = _output_limit(request, len(ids), target.context_length)
+    if request.max_tokens is not None and limit < request.max_tokens:
+        headers[MAX_TOKENS_HEADER] = f"{limit}; requested={request.max_tokens}"
     most = 0
     if target.codec is None:
         # The likely count decides what fits, since the upstream enforces its own limit; the
@@ -196,7 +207,10 @@ def _joined(request: InferenceRequest, parts: list[Prompt]) -> Prompt:
     ids = [token for part in parts for token in part.ids]
     request = replace(request, decoded_prompts=decoded_prompts)
     most = sum(part.most_tokens for part in parts)
-    return Prompt(request, ids, parts[0].max_tokens, parts=tuple(parts), most_tokens=most)
+    shortest = min(parts, key=lambda part: part.max_tokens)
+    headers = {name: value for name, value in shortest.headers.items() if name == MAX_TOKENS_HEADER}
+    limit = shortest.max_tokens
+    return Prompt(request, ids, limit, headers, parts=tuple(parts), most_tokens=most)
 
 
 def apply_prompt_order(
@@ -280,9 +294,10 @@ def _check_ids(ids: list[int], vocab_size: int) -> list[int]:
 def _output_limit(request: InferenceRequest, prompt_tokens: int, context_length: int) -> int:
     output_limit = context_length - prompt_tokens
     requested = request.max_tokens
-    if output_limit < 1 or (requested is not None and requested > output_limit):
+    too_many = requested is not None and requested > output_limit
+    if output_limit < 1 or (too_many and not request.clamp_max_tokens):
         raise _too_long(request, prompt_tokens, context_length)
-    return requested if requested is not None else output_limit
+    return requested if requested is not None and not too_many else output_limit
 
 
 def _too_long(

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from core.errors import BadRequest
 from gateway.inference.request import InferenceRequest
@@ -41,9 +42,33 @@ def render_prompt(request: InferenceRequest, codec: TextCodec) -> RenderedPrompt
         (prompt,) = request.prompts
         assert isinstance(prompt, str)
         return RenderedPrompt(codec, prompt, raw=True)
-    return render_chat(
-        request.model, request.messages, request.tools, codec, request.chat_template_kwargs
+    rendered = render_chat(
+        request.model,
+        request.messages,
+        request.tools,
+        codec,
+        request.chat_template_kwargs,
+        begins_answer=not request.continue_final_message,
     )
+    return (
+        _continued(rendered, request.messages[-1]) if request.continue_final_message else rendered
+    )
+
+
+def _continued(rendered: RenderedPrompt, last: dict[str, Any]) -> RenderedPrompt:
+    """Cut after the text of the last message, so that the model goes on with it."""
+    text = str(_template_message(last)["content"] or "").strip()
+    if rendered.mark is not None:
+        text = rendered.codec.control.escape_value(text, rendered.mark)
+    place = rendered.text.rfind(text) if text else -1
+    if place < 0:
+        raise BadRequest(
+            "The model's chat template does not write the last message as it is, so it cannot be "
+            "continued.",
+            next_step="End the conversation with a user message.",
+            param="messages",
+        )
+    return replace(rendered, text=rendered.text[: place + len(text)])
 
 
 def render_chat(
@@ -52,8 +77,11 @@ def render_chat(
     tools: list[dict[str, Any]] | None,
     codec: TextCodec,
     variables: dict[str, Any] | None = None,
+    *,
+    begins_answer: bool = True,
 ) -> RenderedPrompt:
-    """`variables` are the client's chat_template_kwargs."""
+    """`variables` are the client's chat_template_kwargs. `begins_answer`: the prompt ends where the
+    model's own turn begins."""
     template = codec.template
     if template is None:
         raise BadRequest(
@@ -70,9 +98,17 @@ def render_chat(
         messages.insert(0, {"role": "system", "content": f"Tools:\n{listed}"})
         tools = None
     if not codec.control.occur_in(messages, tools, variables):
-        return RenderedPrompt(codec, template.render(messages, tools=tools, **variables))
+        text = template.render(
+            messages, tools=tools, add_generation_prompt=begins_answer, **variables
+        )
+        return RenderedPrompt(codec, text)
     escaped = codec.control.escape(messages, tools, variables)
-    text = template.render(escaped.messages, tools=escaped.tools, **escaped.variables)
+    text = template.render(
+        escaped.messages,
+        tools=escaped.tools,
+        add_generation_prompt=begins_answer,
+        **escaped.variables,
+    )
     return RenderedPrompt(codec, text, mark=escaped.mark)
 
 

@@ -72,6 +72,7 @@ class Delta:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     upstream_logprobs: list[dict[str, Any]] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
+    tokens: int = 0  # of the choice so far; 0 for text engines, which count at the end
 
     @property
     def empty(self) -> bool:
@@ -204,6 +205,8 @@ class ChoiceOutput:
             delta.logprobs += own
             if upstream:
                 delta.upstream_logprobs.append({"content": upstream})
+        if self._detokenizer is not None:
+            delta.tokens = self._released
         self._delta = Delta(self.index, "")
         return delta
 

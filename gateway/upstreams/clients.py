@@ -15,7 +15,7 @@ from core.errors import SettingError
 from core.settings import Settings
 from engine.protocol import KvEvent, Receipt
 from engine.worker.curve import ClientKeys
-from gateway.catalog.catalog import ServedModel
+from gateway.catalog.catalog import OPEN_CONTEXT, ServedModel
 from gateway.catalog.model_files import model_name, sampling_defaults, served_model
 from gateway.catalog.model_source import locate_configured
 from gateway.prompts.tokenizing import TextCodec, load_codec
@@ -27,7 +27,6 @@ from gateway.upstreams.remote import RemoteEngine
 from gateway.upstreams.upstream_limits import UpstreamLimits
 from gateway.upstreams.upstream_usage import CountTokens
 
-_UNKNOWN_CONTEXT = 8192
 OWN_CAPABILITIES = frozenset({"tools", "json", "grammar"})  # of our own engine
 
 
@@ -114,13 +113,13 @@ def _model(settings: Settings, upstream: Upstream, name: str) -> ServedModel:
                 ".gguf file.",
                 next_step="Give a model directory with a tokenizer.json, or a .gguf file.",
             )
-        context = upstream.context_length or _UNKNOWN_CONTEXT
+        context = upstream.context_length or OPEN_CONTEXT
         defaults = sampling_defaults(path)
         return ServedModel(name, load_codec(path), context, 0, defaults=defaults)
     if upstream.is_http and upstream.model != model_name(settings):
-        return ServedModel(name, None, upstream.context_length or _UNKNOWN_CONTEXT, 0)
+        return ServedModel(name, None, upstream.context_length or OPEN_CONTEXT, 0)
     if upstream.is_http and not settings.model:
-        return ServedModel(name, None, upstream.context_length or _UNKNOWN_CONTEXT, 0)
+        return ServedModel(name, None, upstream.context_length or OPEN_CONTEXT, 0)
     return served_model(settings, locate_configured(settings, weights=False))
 
 

@@ -29,7 +29,7 @@ class Upstream:
     upstream_model: str = ""
     api_key: str = ""
     tokenizer: str = ""  # a model directory; empty: TOLLHOUSE_MODEL's if it is served, else none
-    context_length: int = 0  # 0: the tokenizer directory's, or 8192
+    context_length: int = 0  # 0: the server is asked for it
     public_key: str = ""  # CURVE, Z85; empty: TOLLHOUSE_ENGINE_PUBLIC_KEY
     engine: str = ""  # vllm, sglang, llama.cpp, tgi, tensorrt-llm or dynamo
     # Parameters that it supports beyond OpenAI's and those of its `engine`: top_k, min_p, …

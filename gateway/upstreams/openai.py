@@ -17,6 +17,7 @@ from gateway.upstreams.base import Generation, Job, Mailbox, StartupProgress, re
 from gateway.upstreams.config import Upstream
 from gateway.upstreams.http_pool import CONNECT_S, HttpPool
 from gateway.upstreams.openai_body import lora_name, path_of, upstream_body
+from gateway.upstreams.openai_context import context_of
 from gateway.upstreams.openai_response import ResponseParser
 from gateway.upstreams.openai_stats import stats_of
 from gateway.upstreams.upstream_limits import Permit, UpstreamLimits
@@ -44,6 +45,9 @@ class OpenAIEngine:
         `count_tokens` is the model's tokenizer, for output whose usage the server does not report."""
         self.engine_id = upstream.replica_name
         self.on_receipt: Callable[[str, Receipt], None] | None = None
+        # Called with the context that the server tells, where the upstream's entry has none.
+        self.on_context: Callable[[int], None] | None = None
+        self._context = upstream.context_length  # tokens; 0: not known yet
         self._upstream = upstream
         self._model = model
         self._count_tokens = count_tokens
@@ -113,7 +117,11 @@ class OpenAIEngine:
         upstream = self._upstream
         body = orjson.dumps(
             upstream_body(
-                job, self._model, upstream.engine, shared_cache=bool(upstream.shared_cache)
+                job,
+                self._model,
+                upstream.engine,
+                shared_cache=bool(upstream.shared_cache),
+                open_context=not self._context,
             )
         )
         permit = await self._limits.acquire() if self._limits else None
@@ -174,7 +182,10 @@ class OpenAIEngine:
             try:
                 if now - listed >= _CHECK_S or not self._healthy:
                     listed = now
-                    self._update_adapters(await self._get("/v1/models"))
+                    page = await self._get("/v1/models")
+                    self._update_adapters(page)
+                    if not self._context:
+                        self._learn_context(page, await self._get("/props"))
                 if self._stats is not None or listed == now or poll_due:
                     page = await self._get("/metrics")
                     self._stats = stats_of(page.decode("utf-8", "replace"))
@@ -205,6 +216,11 @@ class OpenAIEngine:
         for digest in [each for each in self._adapters if lora_name(each) not in names]:
             log.warning("%s no longer lists the adapter %s", self.engine_id, digest[:12])
             del self._adapters[digest]
+
+    def _learn_context(self, models: bytes, props: bytes) -> None:
+        self._context = context_of(models, props, self._model)
+        if self._context and self.on_context is not None:
+            self.on_context(self._context)
 
     def _release(self, permit: Permit | None, request_id: str) -> None:
         self._running.pop(request_id, None)

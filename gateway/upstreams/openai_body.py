@@ -33,6 +33,7 @@ EXTRA: Mapping[str, Any] = MappingProxyType(
         "min_tokens": 0,
         "ignore_eos": False,
         "chat_template_kwargs": {},
+        "continue_final_message": False,
     }
 )
 _TUNING = (*_OWN, *EXTRA)
@@ -54,8 +55,8 @@ _DRY = ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breake
 KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "": frozenset(),
-        "vllm": _COMMON_EXTRA | {"bad_words", "allowed_token_ids"},
-        "sglang": _COMMON_EXTRA,
+        "vllm": _COMMON_EXTRA | {"bad_words", "allowed_token_ids", "continue_final_message"},
+        "sglang": _COMMON_EXTRA | {"continue_final_message"},
         "tensorrt-llm": _COMMON_EXTRA,
         "llama.cpp": frozenset(
             (
@@ -67,6 +68,7 @@ KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
                 "repetition_penalty",
                 "ignore_eos",
                 "chat_template_kwargs",
+                "continue_final_message",
             )
         ),
         "dynamo": frozenset(("top_k", "repetition_penalty", "ignore_eos")),
@@ -83,14 +85,21 @@ def lora_name(digest: str) -> str:
 
 
 def upstream_body(
-    job: Job, model: str, kind: str = "", *, shared_cache: bool = False
+    job: Job,
+    model: str,
+    kind: str = "",
+    *,
+    shared_cache: bool = False,
+    open_context: bool = False,
 ) -> dict[str, Any]:
+    """With `open_context` the server decides how long an answer may be that the client left open."""
     request, adapter = job.request, job.engine_request.adapter
     named = lora_name(adapter) if adapter is not None else model
     if request.inputs is not None:
         return {"model": named, "input": request.inputs, **request.extra["embeddings"]}
     body: dict[str, Any] = {"model": named, "stream": request.stream}
-    body["max_tokens"] = job.engine_request.sampling.max_tokens
+    if request.max_tokens is not None or not open_context:
+        body["max_tokens"] = job.engine_request.sampling.max_tokens
     if request.messages is not None:
         _chat(request, body)
     else:
@@ -101,6 +110,8 @@ def upstream_body(
         for name, value, unset in zip(_TUNING, given, _UNSET, strict=True):
             if value != unset:
                 body[_RENAMED.get((kind, name), name)] = value
+    if request.continue_final_message:
+        body["add_generation_prompt"] = False
     if request.n > 1:
         body["n"] = request.n
     if request.stop:

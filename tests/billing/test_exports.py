@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from billing import credits, invoice_run
 from billing.exports.focus import focus_rows
 from billing.exports.focus_columns import COLUMNS
-from billing.exports.formats import Kind
+from billing.exports.formats import Format, Kind, encode
 from billing.exports.subjects import SUBJECTS, Period
 from billing.models import Charge, Invoice, LedgerEntry, UsageEventRow
 from billing.usage_buckets import BucketQuery, Width, usage_buckets
@@ -308,3 +308,20 @@ def test_the_list_cost_of_a_tiered_price_is_before_the_discount(lite: Deployment
     (row,) = [row for row in focus(lite) if row["SkuMeter"] == "output"]
     assert (row["ListUnitPrice"], row["ListCost"]) == (None, 2_500_000_000_000)
     assert row["EffectiveCost"] == 1_875_000_000_000
+
+
+def test_focus_rules_that_a_validator_checks(busy: Deployment) -> None:
+    """A SkuPriceId belongs to one SkuId; what has no invoice yet has no InvoiceId; quantities are
+    decimals in every format."""
+    found = focus(busy)
+    skus = defaultdict(set)
+    for row in found:
+        assert row["InvoiceId"] is None or row["InvoiceId"]
+        if row["SkuPriceId"] is not None:
+            skus[row["SkuPriceId"]].add(row["SkuId"])
+    assert len(skus) > 1 and all(len(each) == 1 for each in skus.values())
+    assert any(row["InvoiceId"] is None for row in found if row["x_InvoiceStatus"] == "draft")
+    with busy.database.read() as session:
+        data = b"".join(encode(focus_rows(session, None, YEAR), COLUMNS, Format.CSV)).decode()
+    written = [row["PricingQuantity"] for row in csv.DictReader(data.splitlines())]
+    assert any(written) and all(each.endswith(".0") for each in written if each)

@@ -16,6 +16,7 @@ class Server(ThreadingHTTPServer):
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.answers: dict[str, Any] = {}  # path -> object; a list is a stream of objects
         self.statuses: dict[str, int] = {}
+        self.pages: dict[str, Any] = {}  # of GET
 
     @property
     def url(self) -> str:
@@ -26,7 +27,10 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._send(200, "application/json", b'{"object":"list","data":[]}')
+        server = self.server
+        assert isinstance(server, Server)
+        page = server.pages.get(self.path, {"object": "list", "data": []})
+        self._send(200, "application/json", json.dumps(page).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))

@@ -89,6 +89,8 @@ class ChatBody(SamplingBody, kw_only=True):
     response_format: Any = None
     truncation: Literal["auto", "disabled", "oldest", "ranked"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     safety_identifier: str | None = None
@@ -148,8 +150,21 @@ def parse_chat(raw: bytes) -> InferenceRequest:
         engine_parameters=engine_parameters_of(body.tool_choice, body.response_format, tools)
         | structured_of(body, body.response_format),
         chat_template_kwargs=checked(body.chat_template_kwargs),
+        continue_final_message=_continues(body),
         **sampling_of(body),
     )
+
+
+def _continues(body: ChatBody) -> bool:
+    """vLLM's two fields, which say the same: an answer begins anew, or the last one goes on."""
+    continues = bool(body.continue_final_message)
+    if body.add_generation_prompt is not None and body.add_generation_prompt is continues:
+        raise _invalid("add_generation_prompt", "the opposite of continue_final_message")
+    if continues and body.messages[-1].role != "assistant":
+        raise _invalid(
+            "continue_final_message", "false when the last message is not the assistant's"
+        )
+    return continues
 
 
 def engine_parameters_of(choice: Any, form: Any, tools: list[Tool] | None) -> dict[str, Any]:

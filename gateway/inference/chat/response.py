@@ -26,9 +26,7 @@ class ChatSurface:
         return parse_chat(raw)
 
     def stream(self, info: ResponseInfo, request: InferenceRequest) -> "ChatStream":
-        return ChatStream(
-            info, include_usage=request.include_usage, logprobs=request.logprobs is not None
-        )
+        return ChatStream(info, request)
 
     def answer(
         self,
@@ -56,10 +54,10 @@ class ChatSurface:
 class ChatStream:
     """Encodes the constant part of the chunks once per stream."""
 
-    def __init__(self, info: ResponseInfo, *, include_usage: bool, logprobs: bool) -> None:
+    def __init__(self, info: ResponseInfo, request: InferenceRequest) -> None:
         self._codec = info.codec
-        self._logprobs = logprobs
-        self._include_usage = include_usage
+        self._logprobs = request.logprobs is not None
+        self._include_usage = request.include_usage
         shell = {
             "id": completion_id("chatcmpl", info),
             "object": "chat.completion.chunk",
@@ -67,7 +65,8 @@ class ChatStream:
             "model": info.model,
         }
         self._shell = orjson.dumps(shell)[:-1]
-        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
+        self._running = RunningUsage(info.prompt_tokens) if request.continuous_usage else None
         self._begun: set[int] = set()
 
     def begin(self) -> bytes:
@@ -86,6 +85,8 @@ class ChatStream:
             ]
             if not delta.text and "content" in content:
                 content["content"] = None
+        if self._running is not None:
+            self._tail = self._running.tail(delta)
         parts = []
         if content or delta.logprobs:
             parts.append(self._chunk(delta, content, None))
@@ -115,6 +116,23 @@ class ChatStream:
             "finish_reason": reason,
         }
         return b"data: " + self._shell + b',"choices":[' + orjson.dumps(choice) + b"]" + self._tail
+
+
+class RunningUsage:
+    """The counts so far, for a stream with `continuous_usage_stats`."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self._prompt = prompt_tokens
+        self._output: dict[int, int] = {}  # by choice
+
+    def tail(self, delta: Delta) -> bytes:
+        """The end of a chunk. Without counts (a text engine's come at the end) its usage is null."""
+        self._output[delta.choice] = delta.tokens
+        output = sum(self._output.values())
+        if not output:
+            return b',"usage":null}\n\n'
+        usage = orjson.dumps(usage_object(Usage(self._prompt, 0, output)))
+        return b',"usage":' + usage + b"}\n\n"
 
 
 def call_object(call: ToolCall) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from core.errors import BadRequest
+from core.errors import BadRequest, UnsupportedParameter
 from gateway.inference.decoding import check_label, decode, refuse_unsupported
 from gateway.inference.request import InferenceRequest
 from gateway.inference.sampling import (
@@ -41,11 +41,18 @@ def parse_completion(raw: bytes) -> InferenceRequest:
     body = decode(_decoder, raw)
     refuse_unsupported(body, {"suffix": ("",), "best_of": (1, body.n or 1)})
     check_stream_options(body)
+    if body.echo and body.logprobs is not None:
+        raise UnsupportedParameter(
+            "echo cannot be combined with logprobs: no log-probabilities of prompt tokens are computed.",
+            next_step="Remove echo or logprobs.",
+            param="echo",
+        )
     return InferenceRequest(
         route=ROUTE,
         model=body.model,
         prompts=_prompts(body.prompt, body.n or 1),
         max_tokens=body.max_tokens or _DEFAULT_MAX_TOKENS,
+        clamp_max_tokens=body.max_tokens is None,
         logprobs=body.logprobs,
         echo=bool(body.echo),
         engine_parameters=structured_of(body),

@@ -7,7 +7,7 @@ import orjson
 
 from core.errors import TollhouseError
 from engine.protocol import TokenLogprob
-from gateway.inference.chat.response import DONE, completion_id, usage_object
+from gateway.inference.chat.response import DONE, RunningUsage, completion_id, usage_object
 from gateway.inference.completions.request import ROUTE, parse_completion
 from gateway.inference.openai_errors import error_object
 from gateway.inference.request import InferenceRequest, Usage
@@ -49,12 +49,15 @@ class CompletionStream:
         self._request = request
         self._shell = orjson.dumps(_shell(info))[:-1]
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
+        self._running = RunningUsage(info.prompt_tokens) if request.continuous_usage else None
         self._offsets: dict[int, int] = {}
 
     def begin(self) -> bytes:
         return b""
 
     def delta(self, delta: Delta) -> bytes:
+        if self._running is not None:
+            self._tail = self._running.tail(delta)
         text, offset = delta.text, self._offsets.get(delta.choice)
         if offset is None:
             text = _echoed(self._request, self._info, delta.choice) + text
@@ -123,6 +126,9 @@ def _logprobs(own: list[TokenLogprob], codec: TextCodec | None, offset: int) -> 
     return {
         "tokens": tokens,
         "token_logprobs": [each.logprob for each in own],
-        "top_logprobs": [{_text(t): logprob for t, logprob in each.top} for each in own],
+        "top_logprobs": [
+            {_text(token): logprob for token, logprob in (*each.top, (each.token, each.logprob))}
+            for each in own
+        ],
         "text_offset": offsets,
     }

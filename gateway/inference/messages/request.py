@@ -49,6 +49,10 @@ class Tool(Request):
     type: str | None = None
     strict: bool | None = None
     cache_control: Any = None
+    eager_input_streaming: bool | None = None  # a hint: input is streamed as soon as it is complete
+    defer_loading: bool | None = None
+    allowed_callers: list[str] | None = None
+    input_examples: list[dict[str, Any]] | None = None
 
 
 class Metadata(Request):
@@ -88,6 +92,11 @@ _IGNORED_VALUES = _COUNT_IGNORED_VALUES | {
     "mcp_servers": ([],),
     "context_management": (),
 }
+_NAMED = {
+    "response_format": "output_config.format",
+    "strict": "tools[].strict",
+    "continue_final_message": "a conversation that ends with the assistant's message",
+}
 _decoder = msgspec.json.Decoder(MessagesBody)
 _count_decoder = msgspec.json.Decoder(CountBody)
 
@@ -104,6 +113,8 @@ def parse_messages(raw: bytes) -> InferenceRequest:
         messages=chat_messages(body),
         tools=_tools(body),
         max_tokens=body.max_tokens,
+        clamp_max_tokens=True,  # the API demands a number, so SDKs send one of their own
+        continue_final_message=_prefilled(body),
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=max(0, body.top_k) if body.top_k is not None else None,
@@ -140,8 +151,26 @@ def _constraints(body: MessagesBody) -> dict[str, Any]:
     return {
         "single_tool_call": given.get("disable_parallel_tool_use") is True,
         "engine_parameters": engine_parameters,
-        "extra": {"named": {"response_format": "output_config.format", "strict": "tools[].strict"}},
+        "extra": {"named": _NAMED},
     }
+
+
+def _prefilled(body: MessagesBody) -> bool:
+    """Whether the conversation ends with the beginning of the answer."""
+    last = body.messages[-1]
+    if last.role != "assistant":
+        return False
+    text = last.content
+    if not isinstance(text, str):
+        text = text[-1].text or "" if text and text[-1].type == "text" else ""
+    if not text or text != text.rstrip():
+        raise BadRequest(
+            "The last message is the assistant's: it must end with text, and not with white space.",
+            next_step="Trim it, or end the conversation with a user message.",
+            param="messages",
+            code="invalid_value",
+        )
+    return True
 
 
 def _forced(body: MessagesBody) -> Any:
@@ -251,6 +280,7 @@ def _tools(body: CountBody) -> list[dict[str, Any]] | None:
                 next_step="Send a tool with a name and an input_schema.",
                 param=f"tools[{index}].type",
             )
+        _check_hints(index, tool)
         function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
         if tool.description is not None:
             function["description"] = tool.description
@@ -259,6 +289,22 @@ def _tools(body: CountBody) -> list[dict[str, Any]] | None:
             converted["cache_control"] = tool.cache_control
         result.append(converted)
     return result
+
+
+def _check_hints(index: int, tool: Tool) -> None:
+    """Raises UnsupportedParameter for a field that would change which tools the model sees or calls."""
+    for name, given, harmless in (
+        ("defer_loading", tool.defer_loading, (None, False)),
+        ("allowed_callers", tool.allowed_callers, (None, [], ["direct"])),
+        ("input_examples", tool.input_examples, (None, [])),
+    ):
+        if given not in harmless:
+            where = f"tools[{index}].{name}"
+            raise UnsupportedParameter(
+                f"{where} is not supported by this model.",
+                next_step=f"Remove {where}.",
+                param=where,
+            )
 
 
 def _not_text(where: str) -> UnsupportedParameter:

@@ -16,7 +16,7 @@ from gateway.inference.decoding import (
     refuse_unsupported,
 )
 from gateway.inference.request import InferenceRequest
-from gateway.inference.sampling import MAX_LOGPROBS, Positive, StreamOptions
+from gateway.inference.sampling import MAX_LOGPROBS, Count, Positive, StreamOptions, stops_of
 
 ROUTE = "/v1/responses"
 LOGPROBS = "message.output_text.logprobs"  # value of `include`
@@ -47,6 +47,7 @@ class Item(Request):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    namespace: str | None = None
     output: Any = None
 
 
@@ -57,6 +58,7 @@ class Tool(Request):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     cache_control: Any = None
+    tools: list["Tool"] | None = None  # of a namespace
 
 
 class ResponsesBody(Request, kw_only=True):
@@ -91,6 +93,10 @@ class ResponsesBody(Request, kw_only=True):
     max_tool_calls: int | None = None
     context_management: Any = None
     moderation: Any = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
 
 
 _IGNORED_VALUES: dict[str, tuple[Any, ...]] = {
@@ -124,8 +130,10 @@ def parse_responses(raw: bytes) -> InferenceRequest:
     else:
         for index, item in enumerate(body.input):
             _add_item(messages, index, item)
-    tools = None if body.tool_choice == "none" else body.tools
-    given = [_chat_tool(index, each) for index, each in enumerate(tools or ())]
+    every = without_namespaces(body.tools or [])
+    given = [_chat_tool(index, each) for index, each in enumerate(every)]
+    if body.tool_choice == "none":
+        given = []
     return InferenceRequest(
         route=ROUTE,
         model=body.model,
@@ -139,6 +147,10 @@ def parse_responses(raw: bytes) -> InferenceRequest:
         logprobs=_alternatives(body),
         temperature=body.temperature,
         top_p=body.top_p,
+        seed=body.seed,
+        stop=stops_of("stop", body.stop),
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens or 0,
         stream=bool(body.stream),
         include_usage=True,
         truncation=body.truncation or "disabled",
@@ -148,6 +160,7 @@ def parse_responses(raw: bytes) -> InferenceRequest:
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "tools": [_tool_object(each) for each in body.tools or ()],
+            "namespaces": namespaces_of(body.tools or []),
             "tool_choice": body.tool_choice or "auto",
             "text": {"format": _requested_format(body.text) or {"type": "text"}},
             "named": {"response_format": "text.format", "strict": "tools[].strict"},
@@ -164,6 +177,35 @@ def _alternatives(body: ResponsesBody) -> int | None:
             f"top_logprobs needs {LOGPROBS} in include.", param="top_logprobs", code="invalid_value"
         )
     return None
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """A namespaced tool's name for the model: names of functions have no other structure."""
+    return f"{namespace}__{name}"
+
+
+def without_namespaces(tools: list[Tool]) -> list[Tool]:
+    """The tools with those of namespaces in their place, under their flat names."""
+    flat = []
+    for tool in tools:
+        if tool.type == "namespace" and tool.name and tool.tools:
+            flat += [
+                msgspec.structs.replace(each, name=flat_name(tool.name, each.name or ""))
+                for each in tool.tools
+            ]
+        else:
+            flat.append(tool)
+    return flat
+
+
+def namespaces_of(tools: list[Tool]) -> dict[str, tuple[str, str]]:
+    """Namespace and own name by flat name."""
+    return {
+        flat_name(tool.name, each.name or ""): (tool.name, each.name or "")
+        for tool in tools
+        if tool.type == "namespace" and tool.name
+        for each in tool.tools or ()
+    }
 
 
 def _chat_tool(index: int, tool: Tool) -> request.Tool:
@@ -183,6 +225,14 @@ def _chat_tool(index: int, tool: Tool) -> request.Tool:
 
 
 def _tool_object(tool: Tool) -> dict[str, Any]:
+    if tool.type == "namespace":
+        inner = [_tool_object(each) for each in tool.tools or ()]
+        return {
+            "type": "namespace",
+            "name": tool.name,
+            "description": tool.description,
+            "tools": inner,
+        }
     return {
         "type": "function",
         "name": tool.name,
@@ -226,7 +276,8 @@ def _format(text: Any) -> Any:
 def _add_item(messages: list[dict[str, Any]], index: int, item: Item) -> None:
     """Appends the item. Consecutive function calls join one assistant message."""
     if item.type == "function_call" and item.name and item.call_id:
-        function = {"name": item.name, "arguments": item.arguments or "{}"}
+        name = flat_name(item.namespace, item.name) if item.namespace else item.name
+        function = {"name": name, "arguments": item.arguments or "{}"}
         call = {"id": item.call_id, "type": "function", "function": function}
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})

@@ -43,7 +43,7 @@ class ResponsesSurface:
         if text or not choice.calls:
             logprobs = _logprobs(info, request, delta)
             output.append(_message(_item_id(info), text, status, logprobs))
-        output += [_call(each, "completed") for each in choice.calls]
+        output += [_call(each, "completed", request) for each in choice.calls]
         return _finished(info, request, output, incomplete_reason, usage)
 
     def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:
@@ -112,12 +112,12 @@ class ResponseStream:
         )
 
     def _add_function_call(self, call: ToolCall) -> bytes:
-        item, index = _call(call, "completed"), len(self._output)
+        item, index = _call(call, "completed", self._request), len(self._output)
         self._output.append(item)
         position = {"item_id": item["id"], "output_index": index}
         begun = {**item, "arguments": "", "status": "in_progress"}
         name = "response.function_call_arguments"
-        done = {"name": call.name, "arguments": call.arguments, **position}
+        done = {"name": item["name"], "arguments": call.arguments, **position}
         return (
             self._event("response.output_item.added", output_index=index, item=begun)
             + self._event(f"{name}.delta", delta=call.arguments, **position)
@@ -211,12 +211,14 @@ def _message(
     }
 
 
-def _call(call: ToolCall, status: str) -> dict[str, Any]:
-    return {
+def _call(call: ToolCall, status: str, request: InferenceRequest) -> dict[str, Any]:
+    namespace, name = request.extra["namespaces"].get(call.name, (None, call.name))
+    named = {"namespace": namespace} if namespace is not None else {}
+    return named | {
         "id": call.id.replace("call_", "fc_", 1),
         "type": "function_call",
         "call_id": call.id,
-        "name": call.name,
+        "name": name,
         "arguments": call.arguments,
         "status": status,
     }

@@ -209,10 +209,6 @@ def test_without_tools_or_with_choice_none_it_is_text(client: OpenAI, says: Any)
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"response_format": "json"}, "response_format"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-            "strict",
-        ),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_by_name(
