@@ -9,7 +9,7 @@ EXTRAS ?= engine,pdf,stripe
 INSTALL := $(BIN)/pip install --no-compile -c constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: serve test check docs bench bare lock lock-check upgrade clean
+.PHONY: serve test check docs screenshots bench bare lock lock-check upgrade clean
 
 # make serve MODEL=… serves that model; a MODEL of the environment is somebody else's.
 serve: $(VENV)/.installed
@@ -25,6 +25,10 @@ check: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.rules.reference
+
+# Ten pages in light, dark and on a phone, by Chromium, into docs/screenshots.
+screenshots: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.browser.screenshots
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks

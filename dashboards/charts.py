@@ -11,7 +11,7 @@ from html import escape
 from dashboards.scales import Axis, Label, Number, axis_for, short
 
 WIDTH, HEIGHT = 720, 240
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 28
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 34
 PLOT_W, PLOT_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 STYLES = 8  # series classes in the stylesheet; further series are combined as "Other"
 
@@ -133,10 +133,11 @@ def _names(labels: Sequence[str]) -> str:
     """At most eight evenly spaced labels under the axis, so that they do not overlap."""
     every = -(-len(labels) // 8) or 1
     step = PLOT_W / max(len(labels), 1)
+    shown = list(enumerate(labels))[::every]
     return "".join(
-        f'<text class="name" x="{LEFT + (i + 0.5) * step:.1f}" y="{HEIGHT - 8}">{escape(name)}</text>'
-        for i, name in enumerate(labels)
-        if i % every == 0
+        f'<text class="name{" odd" if place % 2 else ""}" x="{LEFT + (i + 0.5) * step:.1f}" '
+        f'y="{HEIGHT - 6}">{escape(name)}</text>'
+        for place, (i, name) in enumerate(shown)
     )
 
 

@@ -10,39 +10,43 @@ class Section:
     title: str
     path: str
     obj: str  # casbin's object; the act is "read"
+    group: str
     operator: bool = False
 
 
 SECTIONS = (
-    Section("Overview", "/", "usage"),
-    Section("Usage", "/usage", "usage"),
-    Section("Costs", "/costs", "costs"),
-    Section("Requests", "/requests", "usage"),
-    Section("Projects", "/projects", "projects"),
-    Section("Keys", "/keys", "keys"),
-    Section("Adapters", "/adapters", "adapters"),
-    Section("Limits and budgets", "/limits", "limits"),
-    Section("Invoices", "/invoices", "invoices"),
-    Section("Exports", "/exports", "exports"),
-    Section("Webhooks", "/webhooks", "exports"),
-    Section("Safety", "/safety", "moderation"),
-    Section("Playground", "/playground", "usage"),
-    Section("Team", "/team", "members"),
-    Section("Tenants", "/operator/tenants", "tenants", operator=True),
-    Section("Revenue", "/operator/revenue", "operations", operator=True),
-    Section("Margin", "/operator/margin", "operations", operator=True),
-    Section("Reconciliation", "/operator/reconciliation", "operations", operator=True),
-    Section("Models and prices", "/operator/prices", "prices", operator=True),
-    Section("Engines", "/operator/engines", "operations", operator=True),
-    Section("Safety queue", "/operator/safety", "moderation", operator=True),
-    Section("Dead letters", "/operator/dead-letters", "operations", operator=True),
-    Section("Health", "/operator/health", "operations", operator=True),
+    Section("Overview", "/", "usage", "Use"),
+    Section("Usage", "/usage", "usage", "Use"),
+    Section("Requests", "/requests", "usage", "Use"),
+    Section("Playground", "/playground", "usage", "Use"),
+    Section("Adapters", "/adapters", "adapters", "Use"),
+    Section("Costs", "/costs", "costs", "Money"),
+    Section("Invoices", "/invoices", "invoices", "Money"),
+    Section("Limits and budgets", "/limits", "limits", "Money"),
+    Section("Exports", "/exports", "exports", "Money"),
+    Section("Safety", "/safety", "moderation", "Safety"),
+    Section("Projects", "/projects", "projects", "Admin"),
+    Section("Keys", "/keys", "keys", "Admin"),
+    Section("Team", "/team", "members", "Admin"),
+    Section("Webhooks", "/webhooks", "exports", "Admin"),
+    Section("Health", "/operator/health", "operations", "Operations", operator=True),
+    Section("Engines", "/operator/engines", "operations", "Operations", operator=True),
+    Section("Dead letters", "/operator/dead-letters", "operations", "Operations", operator=True),
+    Section("Safety queue", "/operator/safety", "moderation", "Operations", operator=True),
+    Section("Tenants", "/operator/tenants", "tenants", "All tenants", operator=True),
+    Section("Revenue", "/operator/revenue", "operations", "All tenants", operator=True),
+    Section("Margin", "/operator/margin", "operations", "All tenants", operator=True),
+    Section(
+        "Reconciliation", "/operator/reconciliation", "operations", "All tenants", operator=True
+    ),
+    Section("Models and prices", "/operator/prices", "prices", "All tenants", operator=True),
 )
 
 
-def sections_for(deps: DashboardDeps, viewer: Viewer) -> list[Section]:
-    return [
-        section
-        for section in SECTIONS
-        if (viewer.operator or not section.operator) and deps.auth.may(viewer, section.obj, "read")
-    ]
+def sections_for(deps: DashboardDeps, viewer: Viewer) -> dict[str, list[Section]]:
+    """The viewer's sections by group, in the order of `SECTIONS`."""
+    groups: dict[str, list[Section]] = {}
+    for section in SECTIONS:
+        if (viewer.operator or not section.operator) and deps.auth.may(viewer, section.obj, "read"):
+            groups.setdefault(section.group, []).append(section)
+    return groups

@@ -1,6 +1,7 @@
 """Rendering of pages: the Jinja environment, its filters, and the variables of every template."""
 
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dashboards import cells, charts, once
 from dashboards.formats import badge_class, day, exact, markup_code, minor, moment, money, share
 from dashboards.navigation import sections_for
 from dashboards.scales import grouped, short
+from dashboards.theme import THEMES, theme_of
 from dashboards.viewer import DashboardDeps, Viewer
 
 HERE = Path(__file__).parent
@@ -77,7 +79,7 @@ def environment() -> Environment:
         "badge_class": badge_class,
         "markup_code": markup_code,
     }
-    jinja.globals |= {"lines": cells.lines}
+    jinja.globals |= {"lines": cells.lines, "static": _static, "even": even_columns}
     jinja.globals |= {"patterns": Markup(charts.PATTERNS), "meter": _safe(charts.meter)}
     return jinja
 
@@ -91,8 +93,11 @@ def page(request: Request, template: str, status: int = 200, **values: Any) -> H
         .get_template(template)
         .render(
             viewer=viewer,
-            sections=sections_for(deps, viewer) if viewer else [],
+            sections=sections_for(deps, viewer) if viewer else {},
+            themes=THEMES,
+            theme=theme_of(request),
             path=request.url.path.removeprefix(request.scope.get("root_path", "")) or "/",
+            search=request.url.query,
             root=request.scope.get("root_path", ""),
             query=request.query_params,
             now=deps.clock.now(),
@@ -105,6 +110,18 @@ def page(request: Request, template: str, status: int = 200, **values: Any) -> H
     if secret:
         once.forget(request, answer)
     return answer
+
+
+@cache
+def _static(name: str) -> str:
+    """A file's URL under the root. It changes with the content, so that no browser keeps an old one."""
+    digest = sha256((HERE / "static" / name).read_bytes()).hexdigest()
+    return f"/static/{name}?v={digest[:8]}"
+
+
+def even_columns(count: int, most: int) -> int:
+    """The most columns with which the last row of tiles lacks at most one."""
+    return next((n for n in range(min(count, most), 1, -1) if -count % n <= 1), 1)
 
 
 def svg(text: str) -> Markup:

@@ -2,6 +2,7 @@
 
 from starlette.routing import BaseRoute
 
+from dashboards import theme
 from dashboards.pages import (
     adapters,
     costs,
@@ -35,6 +36,7 @@ from dashboards.pages.operator import safety as safety_queue
 
 ROUTES: list[BaseRoute] = [
     *sign_in.ROUTES,
+    *theme.ROUTES,
     *overview.ROUTES,
     *usage.ROUTES,
     *costs.ROUTES,

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,10 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+@contextmanager
+def busy_deployment(folder: Path) -> Iterator[Deployment]:
     """Six weeks of data, and some requests that were really served."""
-    with running_deployment(tmp_path_factory.mktemp("browser"), token_delay_s=0.01) as made:
+    with running_deployment(folder, token_delay_s=0.01) as made:
         fill(made.services, made.tenant_id)
         with OpenAI(base_url=f"{made.url}/v1", api_key=made.key, max_retries=0) as client:
             for words in ("Hello there", "How are tokens counted?", "Tell me of tolls"):
@@ -45,6 +46,12 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         made.last_event()
         rate_all(made.services.database, made.services.clock)
         service_rollups.sum_all(made.services.database, made.services.clock)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with busy_deployment(tmp_path_factory.mktemp("browser")) as made:
         yield made
 
 

@@ -1,10 +1,7 @@
 """A deployment with data in a real browser on a real server: every page, wide and narrow, light and dark;
 axe; the playground streams; what is changed on a page holds.
-
-With TOLLHOUSE_TEST_PICTURE set to a path, the picture of the README is taken into it.
 """
 
-import os
 import re
 from pathlib import Path
 
@@ -116,11 +113,3 @@ def test_a_removal_asks_for_the_name(deployment: Deployment, page: Page) -> None
     row.get_by_label("Type “viewer@demo.example” to remove").fill("viewer@demo.example")
     row.get_by_role("button", name="Remove").click()
     expect(page.get_by_role("status")).to_contain_text("removed")
-
-
-def test_the_picture_of_the_readme(deployment: Deployment, page: Page) -> None:
-    page.set_viewport_size({"width": 1280, "height": 860})
-    page.goto(f"{deployment.url}/dashboard/costs")
-    expect(page.locator("svg.chart").first).to_be_visible()
-    target = os.environ.get("TOLLHOUSE_TEST_PICTURE")
-    page.screenshot(path=target) if target else page.screenshot()

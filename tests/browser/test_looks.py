@@ -1,0 +1,105 @@
+"""Navigation, theme, tiles and charts on a phone and on a wide screen."""
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import signed_in
+from tests.gateway.deployment import Deployment
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_phone_shows_the_page_first_and_the_menu_opens_without_script(
+    deployment: Deployment, chromium: Browser, console_messages: list[str]
+) -> None:
+    context = chromium.new_context(
+        java_script_enabled=False, viewport={"width": 360, "height": 780}
+    )
+    page = signed_in(context, deployment, deployment.key, console_messages)
+    heading = page.get_by_role("heading", name="Overview").bounding_box()
+    assert heading is not None and heading["y"] < 120
+    expect(page.get_by_role("link", name="Invoices")).to_be_hidden()
+    page.get_by_role("button", name="Menu").click()
+    page.get_by_role("link", name="Invoices").click()
+    expect(page.get_by_role("heading", name="Invoices", level=1)).to_be_visible()
+    expect(page.get_by_role("link", name="Team")).to_be_hidden()
+    context.close()
+
+
+def test_the_navigation_has_groups(deployment: Deployment, page: Page) -> None:
+    page.goto(f"{deployment.url}/dashboard/")
+    for group, section in (
+        ("Use", "Requests"),
+        ("Money", "Costs"),
+        ("Safety", "Safety"),
+        ("Admin", "Keys"),
+    ):
+        listed = page.get_by_role("list", name=group)
+        expect(listed.get_by_role("link", name=section, exact=True)).to_be_visible()
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_a_theme_is_chosen_and_stays(
+    deployment: Deployment, chromium: Browser, console_messages: list[str], script: bool
+) -> None:
+    context = chromium.new_context(java_script_enabled=script, color_scheme="light")
+    page = signed_in(context, deployment, deployment.key, console_messages)
+    page.goto(f"{deployment.url}/dashboard/usage?by=key_id")
+    light = _paper(page)
+    page.get_by_role("button", name="Dark").click()
+    assert page.url.endswith("/dashboard/usage?by=key_id")
+    dark = _paper(page)
+    assert sum(dark) < 150 < 600 < sum(light)
+    page.goto(f"{deployment.url}/dashboard/keys")
+    assert _paper(page) == dark
+    page.emulate_media(color_scheme="dark")
+    page.get_by_role("button", name="Light").click()
+    assert _paper(page) == light
+    context.close()
+
+
+def _paper(page: Page) -> list[int]:
+    colour = page.locator("body").evaluate("it => getComputedStyle(it).backgroundColor")
+    return [int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+
+
+@pytest.mark.parametrize("width", [360, 800, 1280])
+def test_tiles_fill_even_rows(deployment: Deployment, page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    for path in ("", "usage", "costs", "limits"):
+        page.goto(f"{deployment.url}/dashboard/{path}")
+        rows: dict[float, list[dict[str, float]]] = {}
+        for each in page.locator("main .tiles > .tile").all():
+            box = each.bounding_box()
+            assert box is not None
+            rows.setdefault(round(box["y"]), []).append(dict(box))
+        counts = [len(row) for row in rows.values()]
+        assert max(counts) - min(counts) <= 1, f"{path}: {counts}"
+        ends = [round(row[-1]["x"] + row[-1]["width"]) for row in rows.values()]
+        assert max(ends) - min(ends) <= 2, f"{path}: {ends}"
+
+
+_LABELS = """() => [...document.querySelectorAll("svg.chart")].flatMap((chart) => {
+  const shown = [...chart.querySelectorAll("text")]
+    .map((text) => ({ text: text.textContent, box: text.getBoundingClientRect() }))
+    .filter(({ box }) => box.width > 0);
+  const outside = shown.filter(({ box }) => box.left < 0 || box.right > innerWidth);
+  const faults = outside.map(({ text }) => `clipped: ${text}`);
+  shown.forEach((one, index) => shown.slice(index + 1).forEach((other) => {
+    const [a, b] = [one.box, other.box];
+    const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    if (wide > 1 && high > 3) faults.push(`${one.text} covers ${other.text}`);
+  }));
+  return faults;
+})"""
+
+
+@pytest.mark.parametrize("width", [320, 360, 1280])
+def test_no_label_of_a_chart_is_clipped_or_covered(
+    deployment: Deployment, page: Page, width: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    for path in ("", "usage", "usage?from=2020-01-01&to=2020-01-02", "costs", "safety"):
+        page.goto(f"{deployment.url}/dashboard/{path}")
+        assert page.evaluate(_LABELS) == [], path
