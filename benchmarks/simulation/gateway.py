@@ -1,58 +1,54 @@
-"""A gateway process and its engine, on the product's own spool file, shipper and recovery."""
+"""A gateway process on the product's own spool, meter, shipper and recovery; only disk, clock, network
+and engine are simulated. A process that is killed leaves its files to the next one.
+"""
 
-from dataclasses import dataclass, field
+import asyncio
+import sqlite3
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
+from benchmarks.simulation.engine import ENGINE, LONGEST_LIFE_S, Engine
+from benchmarks.simulation.event_loop import SimulatedLoop
 from benchmarks.simulation.faults import Crash, Faults
 from billing import prices
 from billing.pricing import PriceBook
 from core.clock import FakeClock
 from core.database import Database
-from core.errors import TollhouseError
-from core.events import OpenedRequest, SettledBy, UsageEvent, UsageKind
+from core.errors import TollhouseError, Unavailable
+from core.events import CountedBy, OpenedRequest, UsageEvent, UsageKind
 from core.ids import REQUEST, new_id
-from engine.protocol import FinishReason, Receipt
-from gateway.metering.meter import Counts, usage_event
-from gateway.metering.receipt_log import engine_count
-from gateway.metering.recovery import event_of_receipt
-from gateway.metering.shipper import ship_file
-from gateway.metering.spool import (
-    OutboxBatch,
-    SpoolFile,
-    Statement,
-    insert_opened,
-    insert_receipt,
-    move_to_outbox,
-)
+from engine.protocol import FinishReason
+from gateway.metering.meter import Ending, Meter, MeterServices, blocked_ending
+from gateway.metering.receipt_log import ReceiptLog
+from gateway.metering.recovery import Recovery
+from gateway.metering.shipper import Shipper
+from gateway.metering.spool import OutboxBatch, Spool, SpoolFile, Statement, connect
 from gateway.metering.usage_sink import SqlUsageSink
+from tests.billing.simulated_books import Happened, Outcome
+
+T = TypeVar("T")
+_STATUSES = (200, 200, 200, 400, 429, 499, 500, 503)
+_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
-@dataclass
-class Engine:
-    """Remembers what it did for each request until it is asked."""
+class Killed(BaseException):
+    """kill -9: nothing catches it."""
 
-    receipts: dict[str, Receipt] = field(default_factory=dict)
 
-    def run(self, opened: OpenedRequest, cached: int, generated: int, delivered: int) -> Receipt:
-        made = Receipt(
-            request_id=opened.request_id,
-            namespace=opened.tenant_id,
-            adapter=opened.adapter,
-            prompt=opened.prompt_tokens,
-            cached=cached,
-            computed=opened.prompt_tokens - cached,
-            unprocessed=0,
-            generated=generated,
-            delivered=delivered,
-            recomputed=0,
-            discarded=0,
-            finish_reason=FinishReason.STOP,
-            queue_s=0.0,
-            prefill_s=0.0,
-            decode_s=0.0,
-        )
-        self.receipts[opened.request_id] = made
-        return made
+class FullDisk(SpoolFile):
+    """A spool file on a disk that is full now and then."""
+
+    def __init__(self, path: Path, faults: Faults) -> None:
+        super().__init__(path)
+        self._faults = faults
+
+    def commit(self, statements: list[Statement]) -> None:
+        if self._faults.strike("spool's disk is full", 0.04):
+            raise sqlite3.OperationalError("database or disk is full")
+        super().commit(statements)
 
 
 class Books:
@@ -66,122 +62,232 @@ class Books:
             if self._faults.strike("shipment reordered"):
                 self._faults.chance.shuffle(batch.usage)
             self._books.record(batch)
+        if self._faults.strike("gateway dies before it forgets", 0.05):
+            raise Killed
 
     def park(self, batch: OutboxBatch, reason: str) -> None:
         self._books.park(batch, reason)
 
 
 @dataclass
-class Gateway:
-    """Opens, streams, closes; may die at any moment and be started again on the same file."""
+class Site:
+    """What all gateway processes share."""
 
-    path: Path
+    folder: Path  # of the spool files
     database: Database
     clock: FakeClock
     faults: Faults
     engine: Engine
-    truth: dict[str, Receipt]  # what engines really did, by request
-    file: SpoolFile | None = None
-    book: PriceBook | None = None  # kept until prices change, as gateways do
+    happened: Happened
 
-    def start(self) -> None:
-        """Adopt what the last process left, settle its open requests by the engine's receipts."""
-        if self.file is not None:
-            return
-        self.file = SpoolFile(self.path)
-        for opened in self.file.open_requests():
-            receipt = self.engine.receipts.get(opened.request_id)
-            event = event_of_receipt(opened, receipt, self.clock.now())
-            noted = [] if receipt is None else [_noted(receipt, self.clock)]
-            self._commit([*noted, *move_to_outbox(event)])
 
-    def die(self) -> None:
-        """As by kill -9; a write that was not acknowledged may lie torn behind the others."""
-        if self.file is None:
-            return
-        log = Path(f"{self.path}-wal")
-        # A clean close would empty the log into the file: what a killed process leaves is put back.
-        left = {name: name.read_bytes() for name in (self.path, log) if name.exists()}
-        self.file.close()
-        self.file = self.book = None
-        if self.faults.strike("write torn", 0.5):
-            left[log] = left.get(log, b"") + self._torn()
-        for name, data in left.items():
-            name.write_bytes(data)
+class Process:
+    """One life of a gateway process, wired as `gateway/wiring.py` does."""
+
+    def __init__(self, site: Site, path: Path) -> None:
+        books = Books(site.database, site.clock, site.faults)
+        self.site = site
+        self.loop = SimulatedLoop(site.clock)
+        self.file = FullDisk(path, site.faults)
+        self.spool = Spool(self.file)
+        self.spool.bind(self.loop)
+        self.shipper = Shipper(self.spool, books)
+        self.reader = connect(path)
+        self.receipts = ReceiptLog(self.spool, site.clock)
+        self.services = MeterServices(self.spool, site.clock, site.engine.forget)
+        self.recovery = Recovery(
+            site.folder,
+            path,
+            books,
+            site.engine,
+            site.clock,
+            longest_life_s=LONGEST_LIFE_S,
+            on_settled=_settled,
+        )
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    def ship(self) -> None:
+        """A round of the shipper; a failure is for the next round."""
+        self.run(_turns())
+        with suppress(Crash, sqlite3.Error):
+            self.shipper.drain(self.reader, whole=self.site.faults.chance.random() < 0.5)
+        self.run(_turns())
+
+    def kill(self) -> None:
+        """A clean close would empty the logs into the files: what a killed process leaves is put
+        back, and a write that was not acknowledged may lie torn behind the others."""
+        files = [self.file, *self.recovery.adopted()]
+        paths = [path for file in files for path in (file.path, _log_of(file))]
+        left = {path: path.read_bytes() for path in paths if path.exists()}
+        self.reader.close()
+        for file in files:
+            file.close()
+            if self.site.faults.strike("write torn", 0.5):
+                left[_log_of(file)] = left.get(_log_of(file), b"") + self._torn()
+        for path, data in left.items():
+            path.write_bytes(data)
+        self.loop.close()
 
     def _torn(self) -> bytes:
-        return self.faults.chance.randbytes(self.faults.chance.randint(1, 4096))
+        chance = self.site.faults.chance
+        return chance.randbytes(chance.randint(1, 4096))
+
+
+@dataclass
+class Gateway:
+    """A place for a process; each life has a spool file of its own."""
+
+    site: Site
+    name: str
+    lives: int = 0
+    process: Process | None = None
+    book: PriceBook | None = None  # kept until prices change, as gateways do
+
+    def start(self) -> Process:
+        if self.process is None:
+            self.lives += 1
+            path = self.site.folder / f"{self.name}-{self.lives}.db"
+            self.process = Process(self.site, path)
+        return self.process
+
+    def die(self) -> None:
+        process, self.process, self.book = self.process, None, None
+        if process is not None:
+            process.kill()
+
+    def ship(self) -> None:
+        self.start().ship()
+
+    def recover(self) -> None:
+        """A round over what dead processes left."""
+        process = self.start()
+        process.run(process.recovery.round())
+
+    def rests(self) -> bool:
+        """Whether nothing waits, here or in files of the dead."""
+        process = self.start()
+        return process.file.is_empty() and not process.recovery.adopted()
 
     def serve(self, tenant_id: str) -> None:
         """One request, with a crash possible between any two of its steps."""
-        chance, now = self.faults.chance, self.clock.now()
         if self.book is None:
-            with self.database.read() as session:
+            with self.site.database.read() as session:
                 self.book = prices.load_price_book(session)
-        adapter = "lora" if chance.random() < 0.3 else None
-        prompt, generated = chance.randint(1, 3000), chance.randint(0, 800)
+        adapter = "lora" if self.site.faults.chance.random() < 0.3 else None
         try:
-            pinned = self.book.pin(tenant_id, "demo", adapter, now, "USD")
+            pinned = self.book.pin(tenant_id, "demo", adapter, self.site.clock.now(), "USD")
         except TollhouseError:
             return
-        opened = OpenedRequest(
-            request_id=new_id(REQUEST),
-            tenant_id=tenant_id,
-            project_id=f"proj{chance.randint(0, 1)}",
-            key_id="key",
-            kind=UsageKind.GENERATION,
-            route="/v1/chat/completions",
-            model="demo",
-            adapter=adapter,
-            adapter_digest=None,
-            price_version=pinned.id,
-            opened_at=now,
-            prompt_tokens=prompt,
-        )
-        if self.faults.strike("spool's disk is full", 0.03):
-            return  # refused before any work
-        self._commit([insert_opened(opened)])
-        if self.faults.strike("gateway dies before the engine", 0.04):
-            self.truth[opened.request_id] = self.engine.run(opened, 0, 0, 0)
-            raise Crash
-        cached = chance.randint(0, prompt)
-        delivered = generated if chance.random() < 0.8 else chance.randint(0, generated)
-        receipt = self.engine.run(opened, cached, generated, delivered)
-        self.truth[opened.request_id] = receipt
-        if self.faults.strike("gateway dies in the middle", 0.06):
-            raise Crash
-        event = _event(opened, receipt, self.clock)
-        self._commit([_noted(receipt, self.clock), *move_to_outbox(event)])
-
-    def ship(self, books: Books) -> None:
-        if self.file is None:
-            return
-        file = self.file
-
-        def _forget(statements: list[Statement]) -> None:
-            if self.faults.strike("gateway dies before it forgets", 0.05):
-                raise Crash
-            file.commit(statements)
-
-        ship_file(file.connection, books, _forget)
-
-    def _commit(self, statements: list[Statement]) -> None:
-        assert self.file is not None
-        self.file.commit(statements)
+        opened = _opened(self.site, tenant_id, adapter, pinned.id)
+        process = self.start()
+        if opened.kind in (UsageKind.MODERATION, UsageKind.GPU_SECONDS):
+            process.run(_without_engine(process, opened))
+        else:
+            process.run(_with_engine(process, opened))
 
 
-def _noted(receipt: Receipt, clock: FakeClock) -> Statement:
-    return insert_receipt(engine_count("", receipt, clock.now()))
+async def _with_engine(process: Process, opened: OpenedRequest) -> None:
+    site, chance, name = process.site, process.site.faults.chance, opened.request_id
+    meter = Meter(process.services, opened)
+    try:
+        await meter.write_opened()
+    except Unavailable:
+        return  # refused before any work
+    site.happened.opened(opened)
+    if site.faults.strike("gateway dies before the engine", 0.04):
+        raise Killed
+    prompt, generated = opened.prompt_tokens, chance.randint(0, 800)
+    if chance.random() < 0.1:
+        payer = chance.choice(["tenant", "operator"])
+        fee = int(payer == "tenant")
+        site.happened.may_be(name, Outcome(prompt * fee, 0, 0, 0, 400, fee))
+        await meter.close(blocked_ending(payer), None)
+        return
+    sent = generated if chance.random() < 0.8 else chance.randint(0, generated)
+    cached = chance.randint(0, prompt)
+    receipt = site.engine.run(opened, cached, generated, sent)
+    status = 200 if receipt.finish_reason in _WHOLE else 499
+    site.happened.may_be(name, Outcome(prompt, cached, sent, generated - sent, status, 1))
+    if site.faults.strike("gateway dies in the middle", 0.06):
+        raise Killed
+    process.receipts.arrived(ENGINE, receipt)
+    read = sent if chance.random() < 0.7 else chance.randint(0, sent)
+    status = chance.choice(_STATUSES)
+    site.happened.may_be(name, Outcome(prompt, cached, read, generated - read, status, 1))
+    ending = Ending(read, generated, "stop", status, True, counted_by=CountedBy.ENGINE)
+    await meter.close(ending, receipt)
+    if site.faults.strike("gateway dies after the end", 0.04):
+        raise Killed
 
 
-def _event(opened: OpenedRequest, receipt: Receipt, clock: FakeClock) -> UsageEvent:
-    waived = receipt.generated - receipt.delivered
-    counts = Counts(receipt.prompt, receipt.cached, receipt.delivered, waived)
-    return usage_event(
-        opened,
-        counts,
+async def _without_engine(process: Process, opened: OpenedRequest) -> None:
+    """Calls of the moderation endpoint, and seconds of dedicated capacity."""
+    site, chance = process.site, process.site.faults.chance
+    seconds = chance.randint(1, 3600) if opened.kind == UsageKind.GPU_SECONDS else 1
+    event = _event(opened, seconds, site.clock)
+
+    def _durable() -> None:
+        site.happened.opened(opened)
+        site.happened.may_be(opened.request_id, Outcome(0, 0, 0, 0, 200, seconds))
+
+    await process.spool.close(event, _durable)
+
+
+def _opened(site: Site, tenant_id: str, adapter: str | None, version: str) -> OpenedRequest:
+    chance = site.faults.chance
+    generation = [UsageKind.GENERATION] * 7
+    return OpenedRequest(
+        request_id=new_id(REQUEST),
+        tenant_id=tenant_id,
+        project_id=f"proj{chance.randint(0, 1)}",
+        key_id="key",
+        kind=chance.choice([*generation, *UsageKind]),
+        route="/v1/chat/completions",
+        model="demo",
+        adapter=adapter,
+        adapter_digest=None,
+        price_version=version,
+        opened_at=site.clock.now(),
+        prompt_tokens=chance.randint(1, 3000),
+        engine_id=ENGINE,
+    )
+
+
+def _event(opened: OpenedRequest, quantity: int, clock: FakeClock) -> UsageEvent:
+    return UsageEvent(
+        request_id=opened.request_id,
+        tenant_id=opened.tenant_id,
+        project_id=opened.project_id,
+        key_id=opened.key_id,
+        kind=opened.kind,
+        route=opened.route,
+        model=opened.model,
+        adapter=opened.adapter,
+        adapter_digest=None,
+        price_version=opened.price_version,
+        occurred_at=opened.opened_at,
         finished_at=clock.now(),
+        input_tokens=0,
+        cached_tokens=0,
+        output_tokens=0,
+        waived_tokens=0,
         finish_reason="stop",
         status=200,
-        settled_by=SettledBy.GATEWAY,
+        quantity=quantity,
     )
+
+
+async def _turns() -> None:
+    """Enough turns of the loop for what is queued to be committed."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+async def _settled(_: UsageEvent) -> None:
+    return None
+
+
+def _log_of(file: SpoolFile) -> Path:
+    return Path(f"{file.path}-wal")

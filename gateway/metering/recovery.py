@@ -93,6 +93,9 @@ class Recovery:
         metrics.spool_parked_adopted.set(self.parked())
         return settled
 
+    def adopted(self) -> list[SpoolFile]:
+        return list(self._adopted.values())
+
     def waiting(self) -> int:
         return sum(len(file.open_requests()) for file in self._adopted.values())
 

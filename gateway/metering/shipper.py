@@ -85,7 +85,7 @@ class Shipper:
                 last_round = self._stopping.is_set()
                 self._cpu_s = 0.0
                 try:
-                    self._drain(reader, whole=last_round)
+                    self.drain(reader, whole=last_round)
                     self._failing_since = None
                     pause = FIRST_PAUSE_S
                 except Exception as error:
@@ -118,7 +118,7 @@ class Shipper:
         metrics.spool_parked.set(self._spool.file.parked())
         metrics.spool_age_seconds.set(now - self._failing_since if self._failing_since else 0)
 
-    def _drain(self, reader: sqlite3.Connection, *, whole: bool) -> None:
+    def drain(self, reader: sqlite3.Connection, *, whole: bool) -> None:
         """Ship the outbox. Unless `whole`, records that arrive meanwhile wait for the next round,
         since shipping a few costs as much as shipping many."""
         inline = InlineShipper(reader, self._sink)

@@ -80,7 +80,7 @@ def _die_with_bills(directory: Path) -> None:
     """In the child: nothing is shipped, and no answer reaches the database."""
     jobs.LEASE_S = 0.3  # over before the next one starts
     with running_deployment(directory, settings={"batch_concurrency": 3}) as deployment:
-        deployment.services.shipper._drain = lambda reader: None  # type: ignore[method-assign]
+        deployment.services.shipper.drain = lambda reader: None  # type: ignore[method-assign]
         plain = deployment.services.batches._save_answers
 
         def _note(batch_id: str, found: list[jobs.LineResult]) -> object:
