@@ -15,6 +15,7 @@ from core.counters import (
     Cap,
     Denial,
     HeldMoney,
+    Slot,
     Take,
 )
 
@@ -102,6 +103,9 @@ class MemoryCounters:
             return True
 
     async def keep(self, group: str, id: str) -> None:
+        self.keep_now(group, id)
+
+    def keep_now(self, group: str, id: str) -> None:
         with self._lock:
             self._expire(self._now())
             record = self._records.get((group, id))
@@ -171,21 +175,19 @@ class MemoryCounters:
         group, takes = bucket_request.group, bucket_request.takes
         self._sweep(now)
         buckets = self._refilled(group, takes, now)
-        holders = [
-            self._slots.setdefault((group, slot.key), set()) for slot in bucket_request.slots
-        ]
-        full = [
-            (take.key, take.shadow)
+        full: list[Take | Slot] = [
+            take
             for take, bucket in zip(takes, buckets, strict=True)
             if bucket.debt > (take.capacity - take.amount) * take.period_ms
         ]
-        full += [
-            (slot.key, slot.shadow)
-            for slot, held in zip(bucket_request.slots, holders, strict=True)
-            if len(held) >= slot.limit
-        ]
-        shadow = tuple([key for key, is_shadow in full if is_shadow])
-        refused = tuple([key for key, is_shadow in full if not is_shadow])
+        holders = []
+        for slot in bucket_request.slots:
+            held = self._slots.setdefault((group, slot.key), set())
+            holders.append(held)
+            if len(held) >= slot.limit:
+                full.append(slot)
+        shadow = tuple([each.key for each in full if each.shadow]) if full else ()
+        refused = tuple([each.key for each in full if not each.shadow]) if full else ()
         if self._is_unseeded(bucket_request):
             counts = tuple([len(held) for held in holders])
             states = _states(takes, buckets, taken=False)
@@ -281,18 +283,13 @@ class MemoryCounters:
 
     def _set_amounts(self, group: str, record: _Record, amounts: Sequence[int], now: int) -> None:
         """Set the takes to `amounts`; takes beyond its length are unchanged."""
-        changed = [
-            (take, amount - held)
-            for take, amount, held in zip(
-                record.bucket_request.takes, amounts, record.amounts, strict=False
-            )
-            if amount != held
-        ]
-        record.amounts[: len(amounts)] = amounts
-        buckets = self._refilled(group, [take for take, _ in changed], now)
-        for (take, difference), bucket in zip(changed, buckets, strict=True):
-            debt = bucket.debt + difference * take.period_ms
+        takes, held = record.bucket_request.takes, record.amounts
+        changed = [number for number, each in enumerate(amounts) if each != held[number]]
+        buckets = self._refilled(group, [takes[number] for number in changed], now)
+        for number, bucket in zip(changed, buckets, strict=True):
+            debt = bucket.debt + (amounts[number] - held[number]) * takes[number].period_ms
             bucket.debt = debt if debt > 0 else 0
+            held[number] = amounts[number]
 
     def _expire(self, now: int) -> None:
         """Expired leases return their slots and the amounts above `keep`, and their money too unless

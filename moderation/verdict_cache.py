@@ -67,12 +67,15 @@ class TenantVerdicts:
         self._cache = cache
         self._tenant_id = tenant_id
         self._policy_version = policy_version
+        self._asked: dict[str, Key] = {}  # their digests are not made again for `put`
 
     def get_all(self, texts: Sequence[str]) -> list[Findings | None]:
-        return self._cache.get_all(self._keys(texts))
+        keys = self._keys(texts)
+        self._asked.update(zip(texts, keys, strict=True))
+        return self._cache.get_all(keys)
 
     def put(self, text: str, findings: Findings) -> None:
-        self._cache.put(self._keys([text])[0], findings)
+        self._cache.put(self._asked.get(text) or self._keys([text])[0], findings)
 
     def _keys(self, texts: Sequence[str]) -> list[Key]:
         tenant, version = self._tenant_id, self._policy_version

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from core import metrics
@@ -28,6 +28,7 @@ RENEW_EVERY_S = LEASE_MS / 1000 / 3
 RETRY_EVERY_S = 0.5
 _MAX_UNSETTLED = 200_000  # beyond this the oldest are dropped and their leases expire
 
+KeepNow = Callable[[str, str], None]
 _Settlement = tuple[Counters, str, str, Sequence[int], int]
 
 
@@ -105,6 +106,10 @@ class Leases:
         waits for the settlement if this process dies."""
         bucket_request = reservation.bucket_request
         reservation.kept = True
+        keep_now: KeepNow | None = getattr(reservation.counters, "keep_now", None)
+        if keep_now is not None:  # counters in memory answer at once: no task is needed
+            keep_now(bucket_request.group, bucket_request.id)
+            return
         self._unkept[(bucket_request.group, bucket_request.id)] = reservation
         task = asyncio.get_running_loop().create_task(self._keep(reservation))
         self._tasks.add(task)

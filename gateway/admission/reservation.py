@@ -38,6 +38,7 @@ LEASE_MS = 30_000
 NO_LIMIT = 1 << 60
 _EXTEND_TOKENS = 64  # output tokens by which a money hold is extended
 _MAX_LAYOUTS = 20_000
+_MAX_SIZES = 20_000  # at most 15 MB
 
 
 class PlannedBuckets(Struct, frozen=True):
@@ -115,7 +116,7 @@ class Reservation:
             log.warning("a reservation was not settled and will expire: %s", error.message)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Layout:
     """The buckets and slots of a plan for one key and model, independent of the request."""
 
@@ -125,9 +126,41 @@ class _Layout:
     slots: tuple[Slot, ...]
     # Takes whose amount depends on the request: index, unit, key, capacity, period in ms, shadow.
     counting: tuple[tuple[int, Unit, str, int, int, bool], ...]
+    money: tuple[MoneyLimit, ...] = ()  # of the last request
+    caps: tuple[Cap, ...] = ()  # of `money`
+
+    def takes_of(self, prompt_tokens: int, output_estimate: int) -> tuple[Take, ...]:
+        if not self.counting:
+            return self.takes
+        size = (self, prompt_tokens, output_estimate)
+        known = _sized.get(size)
+        if known is None:
+            if len(_sized) >= _MAX_SIZES:
+                _sized.clear()
+            known = _sized[size] = self._takes_of(prompt_tokens, output_estimate)
+        return known
+
+    def _takes_of(self, prompt_tokens: int, output_estimate: int) -> tuple[Take, ...]:
+        takes = list(self.takes)
+        usage = SettledUsage(prompt_tokens, 0, output_estimate)
+        expected = _amounts_by_unit(self.plan, usage)
+        alone = _amounts_by_unit(self.plan, SettledUsage(prompt_tokens, 0, 0))
+        for index, unit, key, limit, period_ms, shadow in self.counting:
+            minimum, amount = alone[unit], expected[unit]
+            # An estimate above the limit is cut to it: only the prompt makes a request too large.
+            amount = max(minimum, min(amount, limit))
+            takes[index] = Take(key, limit, period_ms, amount, minimum, shadow)
+        return tuple(takes)
+
+    def caps_of(self, money: tuple[MoneyLimit, ...]) -> tuple[Cap, ...]:
+        if money is not self.money:
+            self.money, self.caps = money, caps_of(money)
+        return self.caps
 
 
 _layouts: dict[tuple[str, str, str, str, int], _Layout] = {}
+# The takes of requests of one size (prompt, estimate), which hardly vary within a key.
+_sized: dict[tuple[_Layout, int, int], tuple[Take, ...]] = {}
 
 
 def plan_buckets(
@@ -136,20 +169,13 @@ def plan_buckets(
     """`shares` divides every limit by the number of processes that grant it independently. `seeds`:
     the hold may start a money account that the counters do not know."""
     layout = _get_layout(request, shares)
-    takes = list(layout.takes)
-    if layout.counting:
-        expected = _amounts_by_unit(
-            request.plan, SettledUsage(request.prompt_tokens, 0, output_estimate)
-        )
-        alone = _amounts_by_unit(request.plan, SettledUsage(request.prompt_tokens, 0, 0))
-        for index, unit, key, limit, period_ms, shadow in layout.counting:
-            minimum, amount = alone[unit], expected[unit]
-            # An estimate above the limit is cut to it: only the prompt makes a request too large.
-            amount = max(minimum, min(amount, limit))
-            takes[index] = Take(key, limit, period_ms, amount, minimum, shadow)
-    hold = _build_hold(request, output_estimate, seeds=seeds) if request.money else None
+    takes = layout.takes_of(request.prompt_tokens, output_estimate)
+    hold = None
+    if request.money:
+        caps = layout.caps_of(request.money)
+        hold = _build_hold(request, output_estimate, caps, seeds=seeds)
     bucket_request = BucketRequest(
-        request.tenant_id, request.request_id, LEASE_MS, tuple(takes), layout.slots, hold
+        request.tenant_id, request.request_id, LEASE_MS, takes, layout.slots, hold
     )
     return PlannedBuckets(bucket_request, layout.rules)
 
@@ -218,11 +244,13 @@ def _amounts_by_unit(plan: Plan, usage: SettledUsage) -> dict[Unit, int]:
     }
 
 
-def _build_hold(request: AdmissionRequest, estimate: int, *, seeds: bool) -> Hold:
+def _build_hold(
+    request: AdmissionRequest, estimate: int, caps: tuple[Cap, ...], *, seeds: bool
+) -> Hold:
     """The hold needs the prompt and one output token, and asks for the whole estimate."""
     need = request.base_cost_units + request.output_cost_units
     want = request.base_cost_units + max(1, estimate) * request.output_cost_units
-    return Hold(nano_ceil(need), nano_ceil(want), caps_of(request.money), seeds)
+    return Hold(nano_ceil(need), nano_ceil(want), caps, seeds)
 
 
 def caps_of(limits: Iterable[MoneyLimit]) -> tuple[Cap, ...]:

@@ -147,7 +147,9 @@ class _UpstreamPlaces:
 
     def _skip(self, count: int) -> None:
         skipped = self._raw[self._at : self._at + count]
-        self._begun += sum(not _continues(byte) for byte in skipped)
+        self._begun += (
+            len(skipped) if skipped.isascii() else sum(not _continues(byte) for byte in skipped)
+        )
         self._at += count
 
 

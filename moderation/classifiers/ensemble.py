@@ -6,8 +6,7 @@ an .npz with only numbers and text (`allow_pickle=False`).
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import exp
 from pathlib import Path
@@ -19,12 +18,11 @@ from numpy.typing import NDArray
 from moderation.categories import HEADS, PROMPT_ATTACK
 from moderation.classifiers.cuts import Cuts, Piece, read_pieces, runs
 from moderation.classifiers.features import (
+    BUCKET_MASK,
     BUCKETS,
     GRAM_BUCKETS,
     Lexicon,
-    gram_ids,
-    in_word_grams,
-    word_hash,
+    gram_hashes,
 )
 
 try:
@@ -103,15 +101,16 @@ class WordContributions(Lexicon):
         last[self.behind :, 2 * each :] = last[self.beyond, each:] = -_VERY_LOW
 
     def on_new_word(self, number: int, word: str) -> None:
-        ids = gram_ids(word)
-        self.rows[BUCKETS + number] = self._gram_weights.take(ids, axis=0).sum(0)
-        self.counts[number] = self.count_array[number] = max(1, len(ids))
+        hashes = gram_hashes(word)
+        weights = self._gram_weights.take([each & BUCKET_MASK for each in hashes], axis=0)
+        np.add.reduce(weights, axis=0, out=self.rows[BUCKETS + number])
+        self.counts[number] = self.count_array[number] = max(1, len(hashes))
         self.hash_array[number] = self._hashes[number]
         if number < len(self._vectors):
             vector = self._vectors[number]
         else:
-            rows = [word_hash(gram) % GRAM_BUCKETS for gram in in_word_grams(word)[:_GRAMS]]
-            vector = self._gram_vectors.take(rows, axis=0).sum(0) / max(1, len(rows))
+            rows = [each % GRAM_BUCKETS for each in hashes[:_GRAMS]]
+            vector = np.add.reduce(self._gram_vectors.take(rows, axis=0)) / max(1, len(rows))
         for table, (filters, biases) in zip(self.phrases, self._filters, strict=True):
             np.add(vector.dot(filters), biases, out=table[number, : len(biases)])
 
@@ -234,33 +233,38 @@ class Ensemble:
     def _new_scorer(self) -> "Scorer":
         return Scorer(self._stored, self._tables, self._compiled)
 
-    @contextmanager
-    def _scorer(self) -> Iterator["Scorer"]:
+    def _borrowed(self) -> "Scorer":
+        """To be appended to `_free` after its use."""
         try:
-            scorer = self._free.pop()
+            return self._free.pop()
         except IndexError:
-            scorer = self._new_scorer()
-        try:
-            yield scorer
-        finally:
-            self._free.append(scorer)
+            return self._new_scorer()
 
     def halves(self, texts: Sequence[str]) -> tuple[Floats, Floats]:
         """Return the uncalibrated logits of both halves: the heads, then any harm."""
-        with self._scorer() as scorer:
+        scorer = self._borrowed()
+        try:
             return scorer.halves(texts)
+        finally:
+            self._free.append(scorer)
 
     def score(self, texts: Sequence[str]) -> Floats:
         """Return probabilities of shape (len(texts), len(HEADS))."""
         if not texts:
             return np.zeros((0, len(HEADS)), dtype=np.float32)
-        with self._scorer() as scorer:
+        scorer = self._borrowed()
+        try:
             return np.array([scorer.score_text(text) for text in texts], dtype=np.float32)
+        finally:
+            self._free.append(scorer)
 
     def score_cuts(self, text: str, cuts: Cuts) -> list[list[float]]:
         """Return the probabilities of pieces of a text, identical to those of `score`."""
-        with self._scorer() as scorer:
+        scorer = self._borrowed()
+        try:
             return scorer.score_cuts(text, cuts)
+        finally:
+            self._free.append(scorer)
 
 
 class Scorer:

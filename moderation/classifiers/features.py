@@ -10,7 +10,7 @@ from typing import Final
 
 BUCKETS: Final = 1 << 17
 GRAM_BUCKETS: Final = 1 << 15
-_MASK = BUCKETS - 1
+BUCKET_MASK: Final = BUCKETS - 1
 _PAIR_FACTOR: Final = 1_000_003
 _LONGEST_WORD = 24
 _LONGEST_RUN = 24  # longest cached run: longer ones rarely recur
@@ -33,6 +33,15 @@ def in_word_grams(word: str) -> list[str]:
     """Return the n-grams of 3 to 5 characters of a word, its edges marked by a space."""
     padded = f" {word[:_LONGEST_WORD]} "
     return [padded[i : i + n] for n in (3, 4, 5) for i in range(len(padded) - n + 1)]
+
+
+def gram_hashes(word: str) -> list[int]:
+    """The hashes of `in_word_grams`; of an ASCII word from slices of its bytes, in half the time."""
+    if not word.isascii():
+        return [word_hash(gram) for gram in in_word_grams(word)]
+    padded = b" %b " % word[:_LONGEST_WORD].encode()
+    hashed, size = zlib.crc32, len(padded)
+    return [hashed(padded[i : i + n]) for n in (3, 4, 5) for i in range(size - n + 1)]
 
 
 class Lexicon:
@@ -100,8 +109,8 @@ class Lexicon:
         if number is None:
             number = self._next
             self._next += 1
-        self._hashes[number] = hashed = word_hash(word) & _MASK
-        self._leads[number] = hashed * _PAIR_FACTOR & _MASK
+        self._hashes[number] = hashed = word_hash(word) & BUCKET_MASK
+        self._leads[number] = hashed * _PAIR_FACTOR & BUCKET_MASK
         self.on_new_word(number, word)
         self._numbers[word] = number
         return number
@@ -114,10 +123,11 @@ class Lexicon:
         hashes, leads = [self._hashes[each] for each in numbers], self._leads
         after = hashes[1:]
         pairs = [
-            (leads[first] + second) & _MASK for first, second in zip(numbers, after, strict=False)
+            (leads[first] + second) & BUCKET_MASK
+            for first, second in zip(numbers, after, strict=False)
         ]
         return sorted({*hashes, *pairs})
 
 
 def gram_ids(word: str) -> list[int]:
-    return [word_hash(gram) & _MASK for gram in in_word_grams(word)]
+    return [each & BUCKET_MASK for each in gram_hashes(word)]

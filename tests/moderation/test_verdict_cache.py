@@ -123,11 +123,12 @@ def test_no_call_waits_for_another() -> None:
     """While one call is inside the classifier, another one on a second thread is answered."""
     classifier = load_classifier()
     assert isinstance(classifier, Ensemble)
-    with classifier._scorer():
-        done: list[Any] = []
-        other = threading.Thread(target=lambda: done.append(classifier.score(["Hello there"])))
-        other.start()
-        other.join(30)
+    borrowed = classifier._borrowed()
+    done: list[Any] = []
+    other = threading.Thread(target=lambda: done.append(classifier.score(["Hello there"])))
+    other.start()
+    other.join(30)
+    classifier._free.append(borrowed)
     assert done and done[0].shape == (1, len(HEADS))
 
 
@@ -136,8 +137,9 @@ def test_scorers_agree_and_are_reused() -> None:
     assert isinstance(classifier, Ensemble)
     text = "The quick brown fox sells a large number of unusual zithers. " * 3
     first = classifier.score([text])
-    with classifier._scorer():
-        second = classifier.score([text])
+    borrowed = classifier._borrowed()
+    second = classifier.score([text])
+    classifier._free.append(borrowed)
     assert np.array_equal(first, second)
     free = len(classifier._free)  # the classifier is shared: other threads may have added some
     assert free >= 2

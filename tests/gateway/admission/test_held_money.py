@@ -111,17 +111,20 @@ async def test_what_the_counters_did_not_hear_is_repeated(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services, answers = gateway.services, [DependencyDown("Redis does not answer.")]
-    reached, forever, plain = asyncio.Event(), asyncio.Event(), services.counters.keep
+    reached, forever = asyncio.Event(), asyncio.Event()
+    assert isinstance(services.counters, MemoryCounters)
+    plain = services.counters.keep_now
 
     async def _keep(group: str, id: str) -> None:
         if answers:
             raise answers.pop()
-        await plain(group, id)
+        plain(group, id)
 
     async def _stop(*_given: object) -> None:
         reached.set()
         await forever.wait()
 
+    monkeypatch.setattr(services.counters, "keep_now", None)  # as counters that are far away
     monkeypatch.setattr(services.counters, "keep", _keep)
     monkeypatch.setattr(gateway.engines[SECOND], "generate", _stop)
     running = asyncio.ensure_future(gateway.run(Way()))
