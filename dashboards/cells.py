@@ -3,12 +3,13 @@ with a hundred rows.
 """
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from core.money import decimal_of
-from dashboards.formats import badge_class, markup_code, minor, moment, money
+from dashboards.formats import badge_class, markup_code, minor, money, time_html
 from dashboards.scales import grouped
 from dashboards.tables import Column, Table
 
@@ -16,15 +17,15 @@ _NUMBER = '<td class="num">'
 _LONG, _WRAPPED = ' class="long"', 18  # characters; a longer text may break anywhere
 
 
-def lines(table: Table) -> list[list[Markup | None]]:
+def lines(table: Table, now: datetime) -> list[list[Markup | None]]:
     """The cells of each row; None where the template inserts the row's forms."""
     return [
-        [_cell(column, row, table.currency_of(row)) for column in table.columns]
+        [_cell(column, row, table.currency_of(row), now) for column in table.columns]
         for row in table.rows
     ]
 
 
-def _cell(column: Column, row: dict[str, Any], currency: str) -> Markup | None:
+def _cell(column: Column, row: dict[str, Any], currency: str, now: datetime) -> Markup | None:
     if column.kind == "acts":
         return None
     value = row[column.key]
@@ -36,6 +37,8 @@ def _cell(column: Column, row: dict[str, Any], currency: str) -> Markup | None:
         return link.format(
             row[column.link], Markup(' title="{}"').format(title) if title else "", words
         )
+    if column.kind == "moment":
+        return Markup(f"{_NUMBER}{time_html(value, now)}</td>")
     return Markup(_DRAWN[column.kind](value, currency))
 
 
@@ -52,12 +55,11 @@ _DRAWN: dict[str, Callable[[Any, str], str]] = {
     "money": _money,
     "minor": lambda value, currency: f"{_NUMBER}{escape(minor(value, currency))}</td>",
     "whole": lambda value, _: f"{_NUMBER}{grouped(value)}</td>",
-    "moment": lambda value, _: f"{_NUMBER}{moment(value)}</td>",
     "figure": lambda value, _: f"{_NUMBER}{escape(value)}</td>",
     "badge": lambda value, _: (
         f'<td><span class="badge {badge_class(value)}">{escape(value)}</span></td>'
     ),
-    "code": lambda value, _: f"<td><code>{escape(value)}</code></td>",
+    "code": lambda value, _: f"<td><code data-copy>{escape(value)}</code></td>",
     "text": lambda value, _: (
         f"<td{_LONG if len(str(value)) > _WRAPPED else ''}>{markup_code(value)}</td>"
     ),

@@ -1,18 +1,27 @@
 """Formatting of values: money, times, shares, and the colours of states."""
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from decimal import Context, Decimal
 
 from markupsafe import Markup, escape
 
-from core.money import decimal_of, format_minor, round_to_minor
+from core.money import decimal_of, format_minor, minor_digits, round_to_minor, units_of_minor
 from dashboards.scales import grouped
 
 
 def money(units: int, currency: str) -> str:
-    """Rounded to the minor unit, for tiles and tables; titles and CSV have the exact amount."""
-    rounded, _left = round_to_minor(units, currency)
+    """Rounded, for tiles and tables; titles and CSV have the exact amount. An amount below ten minor
+    units has two significant digits, so that a fraction of a cent does not read as nothing."""
+    rounded, left = round_to_minor(units, currency)
+    if left and abs(units) < units_of_minor(10, currency):
+        few = Decimal(decimal_of(units)).normalize(_TWO_DIGITS)
+        places = max(minor_digits(currency), -int(few.as_tuple().exponent))
+        return f"{few:.{places}f} {currency}"
     return f"{_grouped_decimal(format_minor(rounded, currency))} {currency}"
+
+
+_TWO_DIGITS = Context(prec=2)
 
 
 def exact(units: int) -> str:
@@ -25,6 +34,28 @@ def minor(amount: int, currency: str) -> str:
 
 def moment(value: datetime | None) -> str:
     return value.astimezone(UTC).isoformat(" ", "seconds")[:19] if value else "–"
+
+
+def since(value: datetime, now: datetime) -> str:
+    """`3 minutes ago`; the date after a week, and whatever is in the future as an instant."""
+    gone = now - value
+    if gone < timedelta(0):
+        return moment(value)
+    if gone >= timedelta(days=7):
+        return day(value)
+    seconds = int(gone.total_seconds())
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}{'s' if seconds >= 2 * length else ''} ago"
+    return f"{seconds} s ago"
+
+
+def time_html(value: datetime, now: datetime) -> Markup:
+    """How long ago, with the instant for hover and for machines."""
+    instant = value.astimezone(UTC)
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+        instant.isoformat("T", "seconds"), moment(value), since(value, now)
+    )
 
 
 def day(value: datetime | None) -> str:

@@ -56,6 +56,8 @@ class Form:
     method: Literal["post", "get"] = "post"
     act: str = ""  # value of the first button, if there are several
     also: tuple[tuple[str, str], ...] = ()  # further buttons: (act, label)
+    problem: str = ""  # why it was refused
+    wrong: str = ""  # name of the refused input
 
     @property
     def has_file(self) -> bool:
@@ -98,7 +100,11 @@ class Rejected:
     error: TollhouseError
 
     def kept(self, form: Form) -> Form:
-        """The form with the values that were sent, if it is this form; passwords are not kept."""
+        """The form with the reason and the values that were sent, if it is this form; passwords are
+        not kept."""
+        acts = [form.act, *(act for act, _ in form.also)] if form.act else []
+        if acts and self.fields.get("act") not in acts:
+            return form
         if any(self.fields.get(name) != value for name, value in form.fields.items()):
             return form
         inputs = [
@@ -107,13 +113,40 @@ class Rejected:
             else each
             for each in form.inputs
         ]
-        return replace(form, inputs=inputs)
+        wrong = self.error.param or ""
+        return replace(form, inputs=inputs, problem=str(self.error), wrong=wrong)
+
+    def kept_rows(self, table: Table) -> Table:
+        """The table with the refused form open in its row."""
+        acts = [column.key for column in table.columns if column.kind == "acts"]
+        rows = [
+            {**row, **{key: [self.kept(each) for each in row[key] or ()] for key in acts}}
+            for row in table.rows
+        ]
+        return replace(table, rows=rows) if acts else table
+
+    def applied(self, page_data: PageData) -> PageData:
+        """The page with the refused form kept and its reason beside it; above the page if the form is
+        not on it."""
+        kept = replace(
+            page_data,
+            actions=[self.kept(each) for each in page_data.actions],
+            forms=[self.kept(each) for each in page_data.forms],
+            tables=[self.kept_rows(each) for each in page_data.tables],
+            after=[self.kept_rows(each) for each in page_data.after],
+        )
+        shown = [*kept.actions, *kept.forms]
+        for table in (*kept.tables, *kept.after):
+            acts = [column.key for column in table.columns if column.kind == "acts"]
+            shown += [form for row in table.rows for key in acts for form in row[key]]
+        if any(form.problem for form in shown):
+            return kept
+        return replace(kept, problem=str(self.error))
 
 
 def show(request: Request, page_data: PageData, status: int = 200, **more: Any) -> Response:
     rejected: Rejected | None = getattr(request.state, "rejected", None)
     if rejected is not None:
-        forms = [rejected.kept(each) for each in page_data.forms]
-        page_data = replace(page_data, forms=forms, problem=str(rejected.error))
+        page_data = rejected.applied(page_data)
         status = rejected.error.status
     return page(request, "page.html", status, page_data=page_data, **more)

@@ -11,7 +11,17 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from dashboards import cells, charts, once
-from dashboards.formats import badge_class, day, exact, markup_code, minor, moment, money, share
+from dashboards.formats import (
+    badge_class,
+    day,
+    exact,
+    markup_code,
+    minor,
+    moment,
+    money,
+    share,
+    time_html,
+)
 from dashboards.navigation import sections_for
 from dashboards.scales import grouped, short
 from dashboards.theme import THEMES, theme_of
@@ -74,6 +84,7 @@ def environment() -> Environment:
         "whole": grouped,
         "short": short,
         "moment": moment,
+        "time": time_html,
         "day": day,
         "share": share,
         "badge_class": badge_class,

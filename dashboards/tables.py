@@ -43,6 +43,7 @@ class Table:
     currency: str = "USD"
     totals: bool = True
     empty: str = "Nothing yet."  # shown if there are no rows: what to do next
+    next_step: tuple[str, str] | None = None  # (path, label) of the button below `empty`
 
     @property
     def total(self) -> dict[str, int]:

@@ -92,4 +92,5 @@ def require_confirmation(form_fields: Fields, name: str) -> None:
         raise BadRequest(
             f"The confirmation {form_fields.get('confirm', '')[:80]!r} does not match the name.",
             next_step=f"Type {name!r} and send the form again.",
+            param="confirm",
         )

@@ -45,7 +45,8 @@ def costs_table(found: usage_totals.UsageTotals, currency: str) -> Table:
     ]
     caption = f"Spend by {usage_totals.GROUPS[found.group_by].lower()}"
     empty = "No charges in this period. Charges appear a few seconds after a request ends."
-    return Table(caption, columns, rows, currency, empty=empty)
+    send = ("/playground", "Send a request")
+    return Table(caption, columns, rows, currency, empty=empty, next_step=send)
 
 
 def forecast(spent: int, corrected: int, month_start: datetime, now: datetime) -> int:

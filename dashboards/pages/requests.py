@@ -66,7 +66,8 @@ def requests(request: Request) -> Response:
         [_row(event, amount, root) for event, amount in found.rows],
         viewer.currency,
         totals=False,
-        empty="No such requests in this period. You can send one in the playground.",
+        empty="No such requests in this period.",
+        next_step=("/playground", "Send a request"),
     )
     page_data = PageData(
         "Requests",

@@ -56,9 +56,9 @@ def usage_table(found: usage_totals.UsageTotals) -> Table:
         {"group": found.name(group), **{key: sums[key] for key in ABOUT}}
         for group, sums in sorted(found.counts.items(), key=lambda pair: -pair[1]["input_tokens"])
     ]
-    empty = "No usage in this period. Create a key and send a request, or try the playground."
+    empty = "No usage in this period. A request with any of your keys appears here within seconds."
     caption = f"Usage by {usage_totals.GROUPS[found.group_by].lower()}"
-    return Table(caption, columns, rows, empty=empty)
+    return Table(caption, columns, rows, empty=empty, next_step=("/playground", "Send a request"))
 
 
 def usage(request: Request) -> Response:
