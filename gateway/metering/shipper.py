@@ -22,7 +22,14 @@ from gateway.metering.batch_shippers import (
     brief,
     refused_rows,
 )
-from gateway.metering.spool import Spool, Statement, connect, delete_shipped, move_to_parked
+from gateway.metering.spool import (
+    Spool,
+    Statement,
+    connect,
+    count_parked,
+    delete_shipped,
+    move_to_parked,
+)
 
 log = logging.getLogger("tollhouse.shipper")
 BATCH = 5000
@@ -92,13 +99,13 @@ class Shipper:
                     log.warning("cannot ship usage; retrying in %.1f s: %s", pause, brief(error))
                     if last_round:
                         return
-                    self._update_metrics()
+                    self._update_metrics(reader)
                     self._stopping.wait(pause)
                     pause = min(pause * 2, LONGEST_PAUSE_S)
                     continue
                 if last_round:
                     return
-                self._update_metrics()
+                self._update_metrics(reader)
                 self._spool.arrived.wait(1.0)
                 gather = self._cpu_s / _SHARE
                 self._stopping.wait(min(max(gather, self._pause_s), _LONGEST_GATHER_S))
@@ -108,14 +115,15 @@ class Shipper:
             if self._process_shipper is not None:
                 self._process_shipper.close()
 
-    def _update_metrics(self) -> None:
-        """Update the metrics behind the alert on a database that is down."""
+    def _update_metrics(self, reader: sqlite3.Connection) -> None:
+        """Update the metrics behind the alert on a database that is down. The file's own connection is
+        the event loop's, which would wait for this thread's query."""
         now = time.monotonic()
         waiting = self.backlog()
         if waiting and self._failing_since is None:
             self._failing_since = now
         metrics.spool_waiting.set(waiting)
-        metrics.spool_parked.set(self._spool.file.parked())
+        metrics.spool_parked.set(count_parked(reader))
         metrics.spool_age_seconds.set(now - self._failing_since if self._failing_since else 0)
 
     def drain(self, reader: sqlite3.Connection, *, whole: bool) -> None:

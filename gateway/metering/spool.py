@@ -58,6 +58,7 @@ class Statement(NamedTuple):
     values: tuple[object, ...]
     outbox: int = 0  # what each row that it changes adds to the count of the outbox
     is_opening: bool = False  # of a request whose client gets an error if the disk refuses it
+    is_numbered: bool = False  # the file puts the next row number of the outbox before its values
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,9 @@ class SpoolFile:
         # Row numbers must not be reused while the file is open. `autoincrement` would ensure that
         # with a table of its own, which is a third of what a request writes.
         [(last,)] = self.connection.execute("select coalesce(max(seq), 0) from outbox")
-        self.connection.create_function("next_seq", 0, count(last + 1).__next__)
+        # Not an SQL function in Python: SQLite calls one with the connection locked, and it waits for
+        # the interpreter, whose holder may wait for the connection. Then the process stands still.
+        self._numbers = count(last + 1)
         [(waiting,)] = self.connection.execute("select count(*) from outbox")
         self.waiting = int(waiting)
 
@@ -104,7 +107,9 @@ class SpoolFile:
         connection, waiting = self.connection, self.waiting
         connection.execute("begin immediate")
         try:
-            for sql, values, outbox, _ in statements:
+            for sql, values, outbox, _, is_numbered in statements:
+                if is_numbered:
+                    values = (next(self._numbers), *values)
                 waiting += outbox * connection.execute(sql, values).rowcount
             connection.execute("commit")
         except BaseException:
@@ -124,7 +129,7 @@ class SpoolFile:
         return found
 
     def parked(self) -> int:
-        return int(self.connection.execute("select count(*) from parked").fetchone()[0])
+        return count_parked(self.connection)
 
     def is_empty(self) -> bool:
         row = self.connection.execute(
@@ -147,6 +152,10 @@ def connect(path: Path) -> sqlite3.Connection:
     connection.execute("pragma synchronous=normal")
     connection.execute("pragma wal_autocheckpoint=0")  # the shipper does it, off the event loop
     return connection
+
+
+def count_parked(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("select count(*) from parked").fetchone()[0])
 
 
 def read_outbox(connection: sqlite3.Connection, limit: int, *, after: int = 0) -> list[OutboxRow]:
@@ -252,7 +261,8 @@ def _delete_opened(request_id: str) -> Statement:
 
 
 def return_to_outbox(topic: str, body: bytes) -> Statement:
-    return Statement("insert into outbox values (next_seq(), ?, ?)", (topic, body), outbox=1)
+    insert = "insert into outbox values (?, ?, ?)"
+    return Statement(insert, (topic, body), outbox=1, is_numbered=True)
 
 
 def _insert_outbox(topic: str, record: object) -> Statement:

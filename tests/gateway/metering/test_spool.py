@@ -2,10 +2,15 @@
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 from sqlalchemy.exc import OperationalError
 
@@ -18,6 +23,7 @@ from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import OutboxBatch, Spool, SpoolFile, delete_shipped, move_to_outbox
 from gateway.upstreams.base import RequestStillRunning
+from tests.gateway.deployment import MODEL, Deployment
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -268,3 +274,52 @@ def test_generated_is_always_billed_plus_waived() -> None:
         assert alone.output + alone.waived == 7
     late = replace(receipt("r"), generated=9)
     assert counts_of(10, Ending(3, 5, "x", 499, prompt_done=True), late).waived == 6
+
+
+_TWO_THREADS = """
+import sys, threading, time
+from pathlib import Path
+from gateway.metering.spool import SpoolFile, insert_moderation
+
+sys.setswitchinterval(0.0005)  # as the server
+file = SpoolFile(Path(sys.argv[1]))
+done = threading.Event()
+
+def count():
+    while not done.is_set():
+        file.parked()
+
+thread = threading.Thread(target=count)
+thread.start()
+until = time.monotonic() + 2
+while time.monotonic() < until:
+    file.commit([insert_moderation(())])
+done.set()
+thread.join()
+"""
+
+
+def test_a_query_of_another_thread_does_not_stop_the_process(tmp_path: Path) -> None:
+    """A function of Python's in SQL did: SQLite held the connection and waited for the interpreter,
+    the other thread the reverse."""
+    command = [sys.executable, "-c", _TWO_THREADS, str(tmp_path / "spool.db")]
+    subprocess.run(command, cwd=Path(__file__).parents[3], check=True, timeout=60)
+
+
+def test_the_shipper_leaves_the_connection_of_the_event_loop_alone(
+    deployment: Deployment,
+) -> None:
+    threads: set[int] = set()
+    connection = deployment.services.spool.file.connection
+    connection.set_trace_callback(lambda _: threads.add(threading.get_ident()))
+    try:
+        for _ in range(3):
+            body = {"model": MODEL, "prompt": "Hello", "max_tokens": 1}
+            answer = httpx.post(
+                f"{deployment.url}/v1/completions", json=body, headers=deployment.headers
+            )
+            assert answer.status_code == 200
+            time.sleep(0.3)  # rounds of the shipper
+    finally:
+        connection.set_trace_callback(None)
+    assert len(threads) == 1
