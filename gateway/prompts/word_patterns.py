@@ -59,8 +59,9 @@ def keeps_bytes(tokenizer: Tokenizer) -> bool:
     ) and _has_every_byte(tokenizer)
 
 
-def splits_before_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether a word always ends between a letter and a space that a letter follows."""
+def ends_words_before_marks(tokenizer: Tokenizer) -> bool:
+    """Whether a word always ends between an ASCII letter or digit and an ASCII character that is
+    neither, unless both are of one added token."""
     if word_pattern(tokenizer) is not None:
         return True
     steps = _parts(_state_of(tokenizer.pre_tokenizer), "pretokenizers")

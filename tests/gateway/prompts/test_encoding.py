@@ -1,5 +1,7 @@
 """Long texts are encoded in slices to the same ids, and the bound on tokens is a lower bound."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +32,7 @@ def _digits() -> Tokenizer:
 TOKENIZERS = {**OTHERS, "digits": _digits()}
 _PARTS = "a b| word|Hello World|\n\n|<|im_|end|>|éä|e\u0301|ﬁ|ﷺ|12 3|'s x|  | |"
 _PARTS += "…|\u1100\u1161\u11a8|𝐀 b"
+_PARTS += """|{"a":1,"b":"c"}|1.5|a=b|x+y/z|don't|l's|9 8|\u0338|=\u0338|a  b|a \n b|:\n\n|1234 5"""
 words = st.sampled_from([*_PARTS.split("|"), "r" * 40, "<|im_end|>"])
 
 
@@ -53,7 +56,28 @@ def test_slices_change_no_id(name: str, parts: list[str]) -> None:
 
 def test_a_text_is_cut_only_between_words() -> None:
     text = "one two three " * 100
-    cut = list(encoding.slices(text, 50))
+    marks = re.compile("[ ,]")
+    cut = list(encoding.slices(text, 50, marks))
     assert "".join(cut) == text and len(cut) > 10
     assert all(part.startswith(" ") and part[1].isalpha() for part in cut[1:])
-    assert list(encoding.slices("r" * 1000, 50)) == ["r" * 1000]
+    assert list(encoding.slices("r" * 1000, 50, marks)) == ["r" * 1000]
+
+
+@pytest.mark.parametrize(
+    "text", ["3fa94c1d ", "12345 ", '{"id":12345,"b":[1]},', "QmFzZTY0+", "a\n"]
+)
+def test_no_common_text_is_encoded_at_once(text: str) -> None:
+    """The tokenizer's result takes hundreds of bytes per token while it is made."""
+    longest = 0
+    encoder = TextEncoder(TOKENIZERS["digits"])
+    plain = encoder._encode
+
+    def _encode(piece: str, at_most: int | None, *, special: bool) -> list[int]:
+        nonlocal longest
+        longest = max(longest, len(piece))
+        return plain(piece, at_most, special=special)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(encoder, "_encode", _encode)
+        encoder.encode((text * 100_000)[:300_000])
+    assert longest < 100_000
