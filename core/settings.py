@@ -79,6 +79,11 @@ class Settings(BaseSettings):
         description="Bearer token that `/metrics` and the parts in `/readyz` require; empty: both are "
         "public. The status of `/readyz` stays public.",
     )
+    metrics_listen: str = Field(
+        "",
+        description="Address (host:port) that alone serves `/metrics` and the parts in `/readyz`, such "
+        "as 10.0.0.5:9102 or [::1]:9102; empty: TOLLHOUSE_HOST and TOLLHOUSE_PORT serve them.",
+    )
     stripe_api_key: str = Field("", description="Stripe secret key; empty: manual payments.")
     stripe_api_base: str = Field("", description="Base URL of the Stripe API; empty: Stripe's own.")
     stripe_webhook_secret: str = Field(
@@ -227,12 +232,27 @@ class Settings(BaseSettings):
                 raise ValueError(f"{origin!r} is not an origin such as https://app.example.com")
         return origins
 
+    @field_validator("metrics_listen")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        bare = host.strip("[]")
+        bracketed = host == f"[{bare}]" if ":" in bare else host == bare
+        if value and not (bare and bracketed and port.isdecimal() and int(port) < 1 << 16):
+            raise ValueError("it is not an address of the form host:port")
+        return value
+
     @field_validator("webhook_networks", "trusted_proxies", mode="before")
     @classmethod
     def _split_networks(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(str(ip_network(part.strip())) for part in value.split(",") if part.strip())
         return value
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        host, _, port = self.metrics_listen.rpartition(":")
+        return (host.strip("[]"), int(port)) if self.metrics_listen else None
 
     @property
     def effective_database_url(self) -> str:

@@ -82,6 +82,7 @@ def create_app(services: Services) -> TollhouseApp:
     )
     app.state.services = services
     allow_origins(app, services.settings.cors_origins)
+    app.state.shows_details = not services.settings.metrics_listen
     add_error_handlers(app)
     idempotency = IdempotencyHandler(
         services.pipeline,
@@ -106,6 +107,7 @@ def create_app(services: Services) -> TollhouseApp:
         frozenset(app.direct_routes),
     )
     app.include_router(health.router)
+    app.include_router(health.redirects)
     app.include_router(models.router)
     app.include_router(finance.router)
     app.include_router(lora.router)
@@ -119,4 +121,14 @@ def create_app(services: Services) -> TollhouseApp:
         app.include_router(router)
     install_openapi(app)
     app.mount("/dashboard", make_dashboard(services))
+    return app
+
+
+def create_metrics_app(services: Services) -> FastAPI:
+    """What TOLLHOUSE_METRICS_LISTEN serves, in the process whose services these are."""
+    app = FastAPI(title="Tollhouse metrics", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.services = services
+    app.state.shows_details = True
+    add_error_handlers(app)
+    app.include_router(health.router)
     return app

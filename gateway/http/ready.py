@@ -7,6 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 
@@ -22,6 +23,12 @@ _WARM_UP_S = 120.0
 _ANSWER_S = 60.0
 _LOG_EVERY_S = 5.0
 log = logging.getLogger("tollhouse.start")
+
+
+@dataclass(frozen=True, slots=True)
+class Urls:
+    gateway: str
+    metrics: str  # the same, unless TOLLHOUSE_METRICS_LISTEN is set
 
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -56,13 +63,13 @@ def warm_up(url: str, info: StartupInfo, model: str, token: str) -> str:
 
 
 def announce(
-    url: str, settings: Settings, info: StartupInfo, engine_s: float | None, route: str = CHAT
+    urls: Urls, settings: Settings, info: StartupInfo, engine_s: float | None, route: str = CHAT
 ) -> None:
     """Print a page for a terminal; otherwise one line of JSON, without the key."""
     if not sys.stdout.isatty():
-        sys.stdout.write(ready_line(url) + "\n")
+        sys.stdout.write(ready_line(urls.gateway) + "\n")
     else:
-        sys.stdout.write(_page(url, settings, info, engine_s, route))
+        sys.stdout.write(_page(urls, settings, info, engine_s, route))
     sys.stdout.flush()
 
 
@@ -85,8 +92,9 @@ def _prompt(route: str, text: str) -> dict[str, Any]:
 
 
 def _page(
-    url: str, settings: Settings, info: StartupInfo, engine_s: float | None, route: str
+    urls: Urls, settings: Settings, info: StartupInfo, engine_s: float | None, route: str
 ) -> str:
+    url = urls.gateway
     mode = "embedded" if info.embedded else "production"
     model = served_names(settings)[0]
     lines = [f"Tollhouse {VERSION}  {mode}  data in {settings.data_dir}", ""]
@@ -112,7 +120,7 @@ def _page(
         "  chat       tollhouse chat",
         f"  dashboard  {url}/dashboard",
         f"  docs       {url}/docs",
-        f"  metrics    {url}/metrics",
+        f"  metrics    {urls.metrics}/metrics",
         "Ctrl-C to stop.",
         "",
     ]
@@ -121,7 +129,8 @@ def _page(
 
 def _probe(url: str, info: StartupInfo, model: str, route: str, token: str) -> str:
     """An empty string if the gateway answered, otherwise the reason why not."""
-    problem, readiness = _fetch(urllib.request.Request(f"{url}/readyz"))
+    operator = {"Authorization": f"Bearer {token}"}  # sees the parts, whoever else may
+    problem, readiness = _fetch(urllib.request.Request(f"{url}/readyz", headers=operator))
     if problem:
         return problem
     parts = json.loads(readiness)["parts"].values()

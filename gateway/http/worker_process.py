@@ -1,5 +1,6 @@
 """One of several gateway processes; `tollhouse serve` starts it as
-`python -m gateway.http.worker_process FD INDEX`.
+`python -m gateway.http.worker_process FD[,FD] INDEX`: the descriptors of the socket that it serves and
+of that of TOLLHOUSE_METRICS_LISTEN.
 """
 
 import os
@@ -19,8 +20,13 @@ def main() -> None:
     numpy_threads.load_numpy()
     from gateway.http.serving import serve_on
 
-    listener = socket.socket(fileno=int(sys.argv[1]))
-    serve_on(listener, settings, parent=os.getppid())
+    listener, *others = [socket.socket(fileno=int(each)) for each in sys.argv[1].split(",")]
+    serve_on(
+        listener,
+        settings,
+        metrics_listener=others[0] if others else None,
+        parent=os.getppid(),
+    )
 
 
 if __name__ == "__main__":

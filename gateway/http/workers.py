@@ -23,10 +23,13 @@ _LONGEST_PAUSE_S = 10.0
 
 
 def serve_with_workers(
-    listener: socket.socket, settings: Settings, ready: Callable[[], None]
+    listener: socket.socket,
+    settings: Settings,
+    ready: Callable[[], None],
+    metrics_listener: socket.socket | None = None,
 ) -> int:
     """Run until SIGTERM or SIGINT. `ready` is called once, in a thread, after the workers start."""
-    pool = _WorkerPool(listener, settings)
+    pool = _WorkerPool([listener, *([metrics_listener] if metrics_listener else [])], settings)
     signal.signal(signal.SIGTERM, pool.on_signal)
     signal.signal(signal.SIGINT, pool.on_signal)
     pool.start()
@@ -50,9 +53,9 @@ def _announce(
 
 
 class _WorkerPool:
-    def __init__(self, listener: socket.socket, settings: Settings) -> None:
+    def __init__(self, listeners: list[socket.socket], settings: Settings) -> None:
         self.stopping = threading.Event()
-        self._listener = listener
+        self._listeners = listeners
         self._settings = settings
         self._metrics_dir = tempfile.mkdtemp(prefix="tollhouse-metrics-")
         self._workers: list[subprocess.Popen[bytes]] = []
@@ -85,15 +88,10 @@ class _WorkerPool:
         for name in _PASSED_NAMES:
             environment[PREFIX + name.upper()] = str(getattr(self._settings, name))
         environment["PROMETHEUS_MULTIPROC_DIR"] = self._metrics_dir
-        descriptor = self._listener.fileno()
-        command = [
-            sys.executable,
-            "-m",
-            "gateway.http.worker_process",
-            str(descriptor),
-            str(index),
-        ]
-        return subprocess.Popen(command, env=environment, pass_fds=[descriptor])
+        descriptors = [each.fileno() for each in self._listeners]
+        command = [sys.executable, "-m", "gateway.http.worker_process"]
+        command += [",".join(map(str, descriptors)), str(index)]
+        return subprocess.Popen(command, env=environment, pass_fds=descriptors)
 
     def _stop(self) -> None:
         for worker in self._workers:

@@ -93,7 +93,7 @@ def test_prometheus_scrapes_what_listens_and_knows_our_rules() -> None:
     targets = {
         t for job in found["scrape_configs"] for s in job["static_configs"] for t in s["targets"]
     }
-    assert targets == {"gateway:8000", "engine:9100", "worker:9101"}
+    assert targets == {"gateway:9102", "engine:9100", "worker:9101"}
     mounts = " ".join(compose()["services"]["prometheus"]["volumes"])
     assert all(rule in mounts for rule in found["rule_files"])
     promtool = shutil.which("promtool")

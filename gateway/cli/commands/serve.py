@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from gateway.catalog.model_files import resolved, served_names
     from gateway.http import ready, startup
-    from gateway.http.serving import listen, serve_on, url_of
+    from gateway.http.serving import listen, listen_for_metrics, serve_on, url_of
     from gateway.http.serving_record import write_record
     from gateway.http.workers import serve_with_workers
     from gateway.wiring import make_counters
@@ -50,6 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
     make_counters(settings, SystemClock())  # raises on invalid settings before anything starts
     listener = listen(settings)
     url = url_of(listener, settings.host)
+    metrics_listener = listen_for_metrics(settings)
+    urls = ready.Urls(url, url)
+    if metrics_listener is not None and settings.metrics_address is not None:
+        urls = ready.Urls(url, url_of(metrics_listener, settings.metrics_address[0]))
     database = Database(settings.effective_database_url)
     try:
         database.ping() if settings.database_url else None
@@ -66,11 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
                 url, startup_info, served_names(settings)[0], operator_token(settings)
             )
             write_record(given_settings, url)
-            ready.announce(url, settings, startup_info, engine_s, route)
+            ready.announce(urls, settings, startup_info, engine_s, route)
 
         if settings.workers > 1:
-            return serve_with_workers(listener, settings, _ready)
-        serve_on(listener, settings, ready=_ready)
+            return serve_with_workers(listener, settings, _ready, metrics_listener)
+        serve_on(listener, settings, metrics_listener=metrics_listener, ready=_ready)
     return 0
 
 
