@@ -120,8 +120,9 @@ def own() -> Iterator[Measured]:
     upstream = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert upstream.stdout is not None
     try:
+        url = f"http://127.0.0.1:{int(upstream.stdout.readline())}"
         entry = {
-            "url": f"http://127.0.0.1:{int(upstream.stdout.readline())}",
+            "url": url,
             "name": "scripted",
             "model": MODEL,
             "tokenizer": str(MODEL_DIR),
@@ -130,7 +131,7 @@ def own() -> Iterator[Measured]:
         settings = {"TOLLHOUSE_UPSTREAMS": json.dumps([entry]), "TOLLHOUSE_PIN_WORKERS": "false"}
         with (
             tempfile.TemporaryDirectory(prefix="tollhouse-bench-") as home,
-            own_gateway(Path(home), entry["url"], settings=settings) as made,
+            own_gateway(Path(home), url, settings=settings) as made,
         ):
             yield Measured(made.url, made.key, MODEL, made.pid)
     finally:

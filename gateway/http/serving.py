@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any
 
@@ -123,8 +123,9 @@ def _config(app: FastAPI, drain_s: int) -> uvicorn.Config:
 class _MetricsServer(uvicorn.Server):
     """Leaves signals to the gateway's server, beside which it runs."""
 
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 async def _serve_beside(app: FastAPI, listener: socket.socket) -> None:
