@@ -35,8 +35,8 @@ which it came, the day on which it left, and the goods that it carried. A clerk 
 the ship has tied up, and signs it when the ship has gone. Nobody may change an entry later; a clerk
 who finds a mistake writes a new entry that names the old one. At the end of each month the master of
 the harbour counts the entries, compares the goods with the duties that were paid, and writes the sum
-on a page of its own. The pages are bound once a year and kept for thirty years in the dry room under
-the tower, where two keys are needed to open the door, and nobody holds both of them."""
+on a page of its own. The pages are bound once a year and kept for thirty years in an archive under
+the tower, which two keys open, and nobody holds both of them."""
 _EDITS = {"ship": "boat", "clerk": "scribe", "thirty": "forty", "tower": "gate"}
 _RECORD = {
     "type": "object",
@@ -64,7 +64,7 @@ class Bench:
             model=str(model), num_blocks=1024, max_batch_tokens=512, threads=threads, dtype="auto"
         )
         self.runner: Runner = load_runner(self.config)
-        self.requests, self.tokens = (4, 8) if quick else (32, 96)
+        self.requests, self.tokens, self.copied = (4, 8, 150) if quick else (32, 96, 400)
 
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
@@ -92,7 +92,7 @@ class Bench:
         the answer, because a small model copies badly."""
         answer = re.sub(r"\w+", lambda word: _EDITS.get(word[0], word[0]), _TEXT)
         grammar = Grammar("regex", re.escape(answer).replace(r"\ ", " ").replace("\\\n", "\n"))
-        sampling = SamplingParams(max_tokens=400, temperature=0.0, grammar=grammar)
+        sampling = SamplingParams(max_tokens=self.copied, temperature=0.0, grammar=grammar)
         return self.rate([(self.ids(f"{_TEXT}\n\n{_TEXT}\n\n"), sampling)], setting)
 
     def noise(self, setting: str, grammar: Grammar | None = None) -> float:
