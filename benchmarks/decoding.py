@@ -188,16 +188,16 @@ def main(arguments: list[str] | None = None) -> int:
     about: dict[str, Any] = {"model": chosen.model.name, "rounds": count, "quick": chosen.quick}
     _beside(
         "prompt look-up, edited copy, one request",
-        (bench.copy, "auto"), (bench.copy, "off"), "without", (1.8, 3.0), count, about,
+        (bench.copy, "auto"), (bench.copy, "off", "without"), (1.8, 3.0), count, about,
     )  # fmt: skip
     many = f"{bench.requests} requests"
     _beside(
         f"speculation on, random text, {many}",
-        (bench.noise, "auto"), (bench.noise, "off"), "without", (0.97, 1.0), count, about,
+        (bench.noise, "auto"), (bench.noise, "off", "without"), (0.97, 1.0), count, about,
     )  # fmt: skip
     _beside(
         f"JSON schema on all of {many}",
-        (bench.constrained, "off"), (bench.noise, "off"), "free text", (0.9, 0.97), count, about,
+        (bench.constrained, "off"), (bench.noise, "off", "free text"), (0.9, 0.97), count, about,
     )  # fmt: skip
     times = bench.mask_times()
     for name, share, at_least, aim in (("p50", 0.5, 0.3, 0.05), ("p99", 0.99, 3.0, 1.0)):
@@ -216,8 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _beside(
     name: str,
     ours: tuple[Work, str],
-    theirs: tuple[Work, str],
-    peer: str,
+    theirs: tuple[Work, str, str],
     limits: tuple[float, float],
     count: int,
     about: dict[str, Any],
@@ -225,7 +224,7 @@ def _beside(
     rates: tuple[list[float | None], list[float | None]] = [], []
     before = processor_times()
     for number in range(count + 1):
-        for which, (work, setting) in enumerate((ours, theirs)):
+        for which, (work, setting) in enumerate((ours, theirs[:2])):
             rate = work(setting)
             progress(f"{name}: {setting} {rate:.1f} tok/s")
             if number:  # the first round is a warm-up
@@ -234,7 +233,7 @@ def _beside(
     if pair is not None:
         settings = about | {"stolen_percent": stolen_since(before)}
         figure(
-            f"decoding: {name}", pair[0], "tok/s", True, peer, pair[1],
+            f"decoding: {name}", pair[0], "tok/s", True, theirs[2], pair[1],
             at_least=limits[0], aim=limits[1], settings=settings,
         )  # fmt: skip
 
