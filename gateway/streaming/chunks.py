@@ -12,8 +12,12 @@ _WORK_OF_TOKEN = 20  # to detokenize and screen, as much as so many characters
 _WORK_OF_LOGPROBS = 20
 
 
-def group_chunks(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+def group_chunks(chunks: list[Chunk]) -> Iterable[list[Chunk]]:
     """Groups consecutive plain text chunks of one choice; every other chunk is its own group."""
+    return (chunks,) if len(chunks) == 1 else _groups(chunks)
+
+
+def _groups(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
     run: list[Chunk] = []
     for chunk in chunks:
         plain = isinstance(chunk, TextChunk) and chunk.plain
@@ -28,8 +32,12 @@ def group_chunks(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
         yield run
 
 
-def portions(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+def portions(chunks: list[Chunk]) -> Iterable[list[Chunk]]:
     """The chunks in order, as many at a time as one turn of the event loop can take; at least one."""
+    return (chunks,) if len(chunks) == 1 else _portions(chunks)
+
+
+def _portions(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
     portion: list[Chunk] = []
     work = 0
     for chunk in chunks:

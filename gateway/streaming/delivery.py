@@ -22,6 +22,7 @@ from gateway.routing.fallbacks import TryFallback
 from gateway.routing.router import RETRY_ON_FALLBACK, Route
 from gateway.streaming.choices import ChoiceOutput, OutputGuard
 from gateway.streaming.chunks import group_chunks, is_large, portions, take_tokens, tokens_of
+from gateway.streaming.idle_timer import IdleTimer
 from gateway.streaming.tool_calls import reader_for
 from gateway.threads import run_in_thread
 from gateway.upstreams.base import Chunk, Generation, Job
@@ -66,6 +67,7 @@ class Delivery:
         self._counted_by: CountedBy | None = None
         self._delivered_tokens = 0  # tokens passed to the choices
         self._writer: StreamWriter | None = None
+        self._idle: IdleTimer | None = None  # of a stream, for its keep-alives
         self._begun = False
         self._ended_by = ""  # reason for an early end: insufficient_quota
 
@@ -74,6 +76,7 @@ class Delivery:
         meter stays open then."""
         if self._request.stream:
             self._writer = self._surface.stream(self._info, self._request)
+            self._idle = IdleTimer(self._keep_alive_s)
         self._exchange.on_disconnect(self._on_disconnect)
         try:
             async with asyncio.timeout(job.engine_request.deadline_s):
@@ -109,6 +112,8 @@ class Delivery:
             self._abort("gateway_fault", 500)
             raise
         finally:
+            if self._idle is not None:
+                self._idle.close()
             route.left(self._generation.receipt if self._generation is not None else None)
 
     async def _start_generation(self, route: Route, job: Job) -> Generation:
@@ -215,12 +220,11 @@ class Delivery:
             await run_in_thread(feed) if is_large(run, choice.waiting) else feed()
 
     async def _next(self, generation: Generation) -> list[Chunk]:
-        if self._writer is None:
+        if self._idle is None:
             return await generation.take()
         while True:
             try:
-                async with asyncio.timeout(self._keep_alive_s):
-                    return await generation.take()
+                return await self._idle.wait(generation.take())
             except TimeoutError:
                 await self._write(KEEP_ALIVE)
 

@@ -128,6 +128,9 @@ class _UpstreamPlaces:
         self._begun = 0  # characters of the text before `_raw`, the last one perhaps incomplete
 
     def add(self, listed: Sequence[Any], text: str) -> list[tuple[int, int, dict[str, Any]]]:
+        if not listed and not self._tokens and self._at == len(self._raw):
+            self._begun += len(text)
+            return []
         self._raw, self._at = self._raw[self._at :] + text.encode("utf-8", "surrogatepass"), 0
         self._tokens += [(_bytes_of(each), _entry(each)) for each in listed if _valid(each)]
         placed: list[tuple[int, int, dict[str, Any]]] = []

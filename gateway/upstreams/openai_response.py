@@ -5,9 +5,8 @@ large whole answer is parsed in a thread, and so is the counting of tokens that 
 """
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,10 @@ from gateway.upstreams.upstream_usage import CountTokens, UsageCounter
 _INLINE_BYTES = 16_384  # of events or of a whole answer; about a millisecond
 _LONGEST_LINE = 8 << 20  # bytes of one event of a stream
 _LARGEST_ANSWER = 256 << 20  # bytes of an answer that is not streamed
+# What parsing raises: an error that the server reports, or the trace of a malformed response.
+_MALFORMED = (
+    *(TollhouseError, ValueError, KeyError, TypeError, AttributeError, msgspec.DecodeError),
+)
 
 
 class _Completion(msgspec.Struct):
@@ -106,8 +109,10 @@ class ResponseParser:
         elif self._streams:
             self._after_lines(partial(self._finish, FinishReason.STOP))
         elif len(body) <= _INLINE_BYTES:
-            with self._reporting_errors():
+            try:
                 self._take_answer(*self._parse_answer(body))
+            except _MALFORMED as error:
+                self._fail_for(error)
         else:
             self._task = asyncio.create_task(self._parse_in_thread(body))
 
@@ -130,7 +135,7 @@ class ResponseParser:
     def _parse_lines(self) -> None:
         """Parse some lines of the stream; more of them in another turn of the event loop."""
         size, lines = 0, self._lines
-        with self._reporting_errors():
+        try:
             while lines and size < _INLINE_BYTES and self._on_close is not None:
                 line = lines[0]
                 size += len(line)
@@ -141,6 +146,8 @@ class ResponseParser:
                         return
                     self._parse_event(orjson.loads(event))
                 lines.popleft()
+        except _MALFORMED as error:
+            self._fail_for(error)
         if self._on_close is None:
             return
         if lines:
@@ -149,8 +156,10 @@ class ResponseParser:
             self._at_end()
 
     async def _parse_in_thread(self, body: bytes) -> None:
-        with self._reporting_errors():
+        try:
             self._take_answer(*await asyncio.to_thread(self._parse_answer, body))
+        except _MALFORMED as error:
+            self._fail_for(error)
 
     def _parse_answer(self, body: bytes) -> tuple[UsageCounter, Sequence[TextChunk], Receipt]:
         """Touches no state of the parser, since it may run in a thread."""
@@ -170,16 +179,11 @@ class ResponseParser:
         if self._close_once():
             self._mailbox.finish(receipt)
 
-    @contextlib.contextmanager
-    def _reporting_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except TollhouseError as error:
-            self._fail(error)
-        except (ValueError, KeyError, TypeError, AttributeError, msgspec.DecodeError) as error:
-            self._fail(
-                engine_unavailable(self._engine_id, f"its response is malformed ({error!r})")
-            )
+    def _fail_for(self, error: Exception) -> None:
+        """`error`: what parsing has raised."""
+        if not isinstance(error, TollhouseError):
+            error = engine_unavailable(self._engine_id, f"its response is malformed ({error!r})")
+        self._fail(error)
 
     def _finish(self, reason: FinishReason) -> None:
         if self._close_once():
