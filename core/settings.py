@@ -58,6 +58,11 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type in which the engine computes."
     )
+    quantization: Literal["auto", "none", "int8", "int4"] = Field(
+        "auto",
+        description="How the engine holds weights on a CPU: auto as the checkpoint stores them, none as "
+        "floats, int8 or int4 rounded when they are loaded.",
+    )
     adapter_dirs: Annotated[tuple[Path, ...], NoDecode] = Field(
         (), description="Colon-separated directories from which `lora_path` may load adapters."
     )

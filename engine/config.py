@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from engine.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("auto", "none", "int8", "int4")
 FAIRNESS = ("vtc", "fcfs")
 SPECULATION = ("auto", "off")
 
@@ -15,6 +16,7 @@ class EngineConfig:
 
     model: str  # a directory in Hugging Face layout, a .gguf file, or a hub id
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
+    quantization: str = "auto"  # auto: as the checkpoint is stored; none, int8 or int4
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: int | None = None  # CPU threads; None: one per physical core
 
@@ -81,6 +83,10 @@ def _check(config: EngineConfig) -> None:
         raise ConfigError("model is empty: set a checkpoint directory, a .gguf file or a hub id")
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype is {config.dtype!r}: use one of {', '.join(DTYPES)}")
+    if config.quantization not in QUANTIZATIONS:
+        raise ConfigError(
+            f"quantization is {config.quantization!r}: use one of {', '.join(QUANTIZATIONS)}"
+        )
     if config.fairness not in FAIRNESS:
         raise ConfigError(f"fairness is {config.fairness!r}: use one of {', '.join(FAIRNESS)}")
     if config.speculation not in SPECULATION:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.execution.gpu_runner import GpuRunner
+from engine.layers.linear import DenseLinear
 from engine.layers.matrices import PARTS, part_shape
 from engine.lora.adapter_files import AdapterWeights
 from engine.model_spec import ModelSpec
@@ -60,6 +61,9 @@ class RandomWeights:
         tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
         return tensor.fill_(1.0) if len(shape) == 1 else tensor.normal_(0, shape[1] ** -0.5)
 
+    def codes(self, name: str, shape: tuple[int, int], embedding: bool = False) -> None:
+        """The kernels read floats."""
+
     def take_optional(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
         return self.take(name, shape) if name in self else None
 
@@ -102,7 +106,8 @@ def read_once(model: LoadedModel) -> int:
         for block in decoder.blocks
         for site in (block.qkv, block.o, block.gate_up, block.down)
     ]
-    return sum(linear.weight.nbytes for linear in [*linears, decoder.head])
+    dense = [each for each in (*linears, decoder.head) if isinstance(each, DenseLinear)]
+    return sum(linear.weight.nbytes for linear in dense)
 
 
 def make_runner(

@@ -4,7 +4,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels import lora_launch
@@ -13,10 +12,11 @@ from engine.kernels.attention_launch import Partials, paged_attention
 from engine.kernels.pointwise_launch import gated, rms_norm, rotary
 from engine.kernels.skinny_launch import SkinnyTiles, skinny_linear
 from engine.kernels.step import DeviceStep
+from engine.layers.embedding import Embedding
 from engine.layers.kv import KvPool
-from engine.layers.linear import Linear
+from engine.layers.linear import DenseLinear, Linear
 from engine.layers.norm import RmsNorm
-from engine.layers.operations import Attention, Site
+from engine.layers.operations import Attention, GatedSite, Site
 from engine.model_spec import ModelSpec
 
 
@@ -51,9 +51,9 @@ class KernelOperations:
         self._step = step
         self._last = last
 
-    def embed(self, table: Tensor, scale: float) -> Residual:
+    def embed(self, table: Embedding, scale: float) -> Residual:
         raw = self._step.tokens.long()
-        x = F.embedding(torch.where(raw < 0, self._last[(-1 - raw).clamp(min=0)], raw), table)
+        x = table(torch.where(raw < 0, self._last[(-1 - raw).clamp(min=0)], raw))
         if scale != 1.0:
             x *= float(torch.tensor(scale, dtype=x.dtype, device="cpu"))
         return Residual(x)
@@ -70,7 +70,7 @@ class KernelOperations:
         )
         return y.view(y.shape[0], -1), x
 
-    def gate(self, site: Site, x: Residual, norm: RmsNorm) -> Tensor:
+    def gate(self, site: GatedSite, x: Residual, norm: RmsNorm) -> Tensor:
         y = self._linear(site, self._normed(x, norm))
         return gated(y, gelu=self._device.spec.activation != "silu")
 
@@ -80,7 +80,7 @@ class KernelOperations:
 
     def logits(self, head: Linear, x: Residual, norm: RmsNorm) -> Tensor:
         h = self._normed(x, norm).index_select(0, self._step.sampled)
-        return torch.mm(h, head.weight.t(), out=self._device.logits[: h.shape[0]])
+        return torch.mm(h, _dense(head).weight.t(), out=self._device.logits[: h.shape[0]])
 
     def _normed(self, x: Residual, norm: RmsNorm) -> Tensor:
         if x.summand is None:
@@ -120,18 +120,18 @@ class SkinnyOperations(KernelOperations):
         self._tiles = tiles
 
     def project(self, site: Site, x: Residual, norm: RmsNorm) -> Tensor:
-        linear = site.linear
+        linear = _dense(site.linear)
         return skinny_linear(x.total, linear.weight, self._tiles, bias=linear.bias, norm=norm)
 
-    def gate(self, site: Site, x: Residual, norm: RmsNorm) -> Tensor:
-        linear = site.linear
+    def gate(self, site: GatedSite, x: Residual, norm: RmsNorm) -> Tensor:
+        linear = _dense(site.linear)
         gate = "silu" if self._device.spec.activation == "silu" else "gelu"
         return skinny_linear(
             x.total, linear.weight, self._tiles, bias=linear.bias, norm=norm, gate=gate
         )
 
     def add(self, site: Site, y: Tensor, x: Residual, norm: RmsNorm | None) -> Residual:
-        linear = site.linear
+        linear = _dense(site.linear)
         if norm is None:
             skinny_linear(y, linear.weight, self._tiles, bias=linear.bias, add_to=x.total)
         else:
@@ -142,4 +142,11 @@ class SkinnyOperations(KernelOperations):
     def logits(self, head: Linear, x: Residual, norm: RmsNorm) -> Tensor:
         rows = x.total.index_select(0, self._step.sampled)
         out = self._device.logits[: rows.shape[0]]
-        return skinny_linear(rows, head.weight, self._tiles, norm=norm, out=out)
+        return skinny_linear(rows, _dense(head).weight, self._tiles, norm=norm, out=out)
+
+
+def _dense(linear: Linear) -> DenseLinear:
+    """The kernels read float weights; quantised ones are made dense when a GPU loads them."""
+    if not isinstance(linear, DenseLinear):
+        raise TypeError(f"the kernels have no product for {type(linear).__name__}")
+    return linear

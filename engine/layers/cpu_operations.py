@@ -1,13 +1,13 @@
 """The operations of a step on a CPU, by torch."""
 
 import torch
-import torch.nn.functional as F
 
 from engine.layers.attention import attend
+from engine.layers.embedding import Embedding
 from engine.layers.kv import KvPool
-from engine.layers.linear import GatedLinear, Linear, activate
+from engine.layers.linear import Linear, activate
 from engine.layers.norm import RmsNorm
-from engine.layers.operations import Attention, Site
+from engine.layers.operations import Attention, GatedSite, Site
 from engine.layers.rotary import rotate_
 from engine.layers.step import StepInputs
 from engine.model_spec import ModelSpec
@@ -25,8 +25,8 @@ class CpuOperations:
         self._step = step
         self._lora = step.all_rows.lora
 
-    def embed(self, table: torch.Tensor, scale: float) -> torch.Tensor:
-        x = F.embedding(self._step.tokens, table)
+    def embed(self, table: Embedding, scale: float) -> torch.Tensor:
+        x = table(self._step.tokens)
         return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype)
 
     def project(self, site: Site, x: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
@@ -58,10 +58,8 @@ class CpuOperations:
         tiles = queries.tiles[attention.shape.window]
         return attend(q, self._pool, layer, tiles, attention.shape), x
 
-    def gate(self, site: Site, x: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
+    def gate(self, site: GatedSite, x: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
         activation, linear = self._spec.activation, site.linear
-        if not isinstance(linear, GatedLinear):
-            raise TypeError(f"{site.name} of layer {site.layer} has no gate")
         if not x.shape[0]:
             return x.new_empty((0, self._spec.intermediate))
         h = norm(x)

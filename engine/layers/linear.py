@@ -1,4 +1,6 @@
-"""A linear layer whose weight is packed once for the processor, where torch supports it.
+"""Linear layers: what the operations need of one, and those with float weights.
+
+A weight is packed once for the processor, where torch supports it.
 
 oneDNN's own layout multiplies a single row twice as fast as the plain one, with identical results;
 it also fuses the operation after the product (a sum, an activation, a factor).
@@ -8,6 +10,7 @@ are then kept as float16, which FBGEMM widens inside the product: half the bytes
 """
 
 from functools import cache
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -62,8 +65,27 @@ def _has_half_product() -> bool:
     return present and torch.backends.quantized.engine in ("x86", "fbgemm")
 
 
-class Linear:
-    """y = x W^T + b. Weight: [out, in]. The given weight may be freed after packing."""
+class Linear(Protocol):
+    """y = x W^T + b, whatever the weight is stored as (also `engine.quantization.linear`)."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The product plus `other`, which is not changed."""
+
+
+class GatedLinear(Linear, Protocol):
+    """The gate and up projections of one input; as a linear, the gate's outputs, then the others."""
+
+    def halves(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(gate, up), each a tensor or a view of half of the columns."""
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """activation(gate) * up"""
+
+
+class DenseLinear:
+    """Implements `Linear`. Weight: [out, in]. The given weight may be freed after packing."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.bias = bias
@@ -81,7 +103,6 @@ class Linear:
         return self._unary(x, "none", "") if self.packed else self._product(x)
 
     def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The product plus `other`, which is not changed."""
         if not self.packed:
             return self._product(x).add_(other)
         return self._binary(x, other, "add")
@@ -117,16 +138,16 @@ class Linear:
         return out
 
 
-class GatedLinear(Linear):
-    """The gate and up projections of one input. They are one matrix, or two where they are packed,
-    so that activation and multiplication are fused into the products."""
+class DenseGatedLinear(DenseLinear):
+    """Implements `GatedLinear`. The projections are one matrix, or two where they are packed, so that
+    activation and multiplication are fused into the products."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._halves: tuple[Linear, Linear] | None = None
+        self._halves: tuple[DenseLinear, DenseLinear] | None = None
         gate, up = weight.chunk(2)
         if can_pack(gate) or fits_half(gate):
             biases = (None, None) if bias is None else bias.chunk(2)
-            self._halves = Linear(gate, biases[0]), Linear(up, biases[1])
+            self._halves = DenseLinear(gate, biases[0]), DenseLinear(up, biases[1])
             self.packed, self.weight, self.bias = True, _emptied(weight), None
         else:
             super().__init__(weight, bias)
@@ -137,14 +158,12 @@ class GatedLinear(Linear):
         return torch.cat([half(x) for half in self._halves], -1)
 
     def halves(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(gate, up), each a tensor or a view of half of the columns."""
         if self._halves is None:
             gate, up = super().__call__(x).chunk(2, -1)
             return gate, up
         return self._halves[0](x), self._halves[1](x)
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        """activation(gate) * up"""
         if self._halves is None:
             gate, up = self.halves(x)
             return activate(gate, activation).mul_(up)

@@ -6,7 +6,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from engine.layers.linear import Linear
+from engine.layers.embedding import Embedding
+from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import RmsNorm
 from engine.model_spec import AttentionShape
 
@@ -23,6 +24,13 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedSite(Site):
+    """The gate and up projections of one layer."""
+
+    linear: GatedLinear
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """A layer's attention; `head_norms` are those of query and key heads, before the rotation."""
 
@@ -34,8 +42,8 @@ class Attention:
 class Operations(Protocol[X]):
     """The operations of one step. Products include the site's bias and the step's adapters."""
 
-    def embed(self, table: torch.Tensor, scale: float) -> X:
-        """The rows of `table` [vocab, hidden] for the step's tokens, times `scale`."""
+    def embed(self, table: Embedding, scale: float) -> X:
+        """The rows of `table` for the step's tokens, times `scale`."""
 
     def project(self, site: Site, x: X, norm: RmsNorm) -> torch.Tensor:
         """norm(x) W^T: [tokens, out]."""
@@ -44,7 +52,7 @@ class Operations(Protocol[X]):
         """Writes keys and values, and returns the attention's output [rows, heads * head_dim] with
         the residual stream of these rows: in the last layer perhaps only the sampled ones."""
 
-    def gate(self, site: Site, x: X, norm: RmsNorm) -> torch.Tensor:
+    def gate(self, site: GatedSite, x: X, norm: RmsNorm) -> torch.Tensor:
         """activation(gate) * up of norm(x) W^T, whose columns are the gate's, then the up part's."""
 
     def add(self, site: Site, y: torch.Tensor, x: X, norm: RmsNorm | None) -> X:

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from engine.errors import CheckpointError
 from engine.model_spec import eos_ids
 from engine.models.gguf.describe import config_of
 from engine.models.gguf.header import read_header
-from engine.models.gguf.weights import GgufSource, loaded_bytes
+from engine.models.gguf.weights import GgufSource
 from engine.models.registry import read_config
 from engine.models.safetensors_source import SafetensorsSource
 from engine.models.weights import TensorSource
@@ -29,7 +27,6 @@ class Checkpoint:
     source: TensorSource
     eos: tuple[int, ...]  # end ids beside those of the configuration
     digest: str  # of the configuration and the weights
-    bytes: int  # of the weights as they are served
 
 
 def model_path(name: str) -> Path:
@@ -73,19 +70,16 @@ def _open_gguf(path: Path) -> Checkpoint:
     config = config_of(header)
     digest = hashlib.sha256()
     _add_content(digest, path)
-    size = loaded_bytes(header, torch.float16)
-    return Checkpoint(config, GgufSource(header), (), digest.hexdigest(), size)
+    return Checkpoint(config, GgufSource(header), (), digest.hexdigest())
 
 
 def _open_directory(directory: Path) -> Checkpoint:
     config = read_config(directory)
-    weights = directory.glob("*.safetensors")
     return Checkpoint(
         config=config,
         source=SafetensorsSource(directory),
         eos=_generation_eos(directory),
         digest=_directory_digest(directory),
-        bytes=sum(path.stat().st_size for path in weights),
     )
 
 

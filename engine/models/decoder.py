@@ -2,11 +2,11 @@
 
 import torch
 
-from engine.layers.linear import GatedLinear, Linear
 from engine.layers.matrices import MODULES, SITES, part_shape
 from engine.layers.norm import RmsNorm
-from engine.layers.operations import Attention, Operations, Site, X
+from engine.layers.operations import Attention, GatedSite, Operations, Site, X
 from engine.model_spec import ModelSpec
+from engine.models.linears import Matrix, embedding_and_head, gated_linear, linear
 from engine.models.weights import Weights
 
 
@@ -16,11 +16,13 @@ class Block:
     def __init__(self, spec: ModelSpec, layer: int, weights: Weights) -> None:
         prefix = f"model.layers.{layer}"
 
-        def site(name: str, kind: type[Linear] = Linear) -> Site:
-            return Site(layer, name, kind(*_stacked(weights, spec, prefix, name)))
+        def site(name: str) -> Site:
+            return Site(layer, name, linear(weights, _matrices(spec, prefix, name)))
 
         self.qkv, self.o = site("qkv"), site("o")
-        self.gate_up, self.down = site("gate_up", GatedLinear), site("down")
+        gate, up = _matrices(spec, prefix, "gate_up")
+        self.gate_up = GatedSite(layer, "gate_up", gated_linear(weights, gate, up))
+        self.down = site("down")
 
         def norm(name: str, size: int = spec.hidden) -> RmsNorm:
             weight = weights.take(f"{prefix}.{name}.weight", (size,))
@@ -52,13 +54,12 @@ class Decoder:
 
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
         self.spec = spec
-        name, shape = "model.embed_tokens.weight", (spec.vocab, spec.hidden)
-        self.embedding = weights.take(name, shape)
+        tied = spec.tied or "lm_head.weight" not in weights
+        shape = spec.vocab, spec.hidden
+        self.embedding, self.head = embedding_and_head(weights, shape, tied)
         self.blocks = [Block(spec, layer, weights) for layer in range(spec.layers)]
         final = weights.take("model.norm.weight", (spec.hidden,))
         self.norm = RmsNorm(final, spec.eps, spec.unit_offset_norm)
-        tied = spec.tied or "lm_head.weight" not in weights
-        self.head = Linear(self.embedding if tied else weights.take("lm_head.weight", shape))
 
     def __call__(self, do: Operations[X]) -> torch.Tensor:
         """The logits of the step's sampled rows before the soft cap: [rows, vocab]. The one forward
@@ -69,17 +70,5 @@ class Decoder:
         return do.logits(self.head, x, self.norm)
 
 
-def _stacked(
-    weights: Weights, spec: ModelSpec, prefix: str, site: str
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A layer's matrices of one input as one, with their biases where they have them."""
-    parts = [(f"{prefix}.{MODULES[part]}", *part_shape(spec, part)) for part in SITES[site]]
-    weight = torch.cat([weights.take(f"{name}.weight", (out, width)) for name, width, out in parts])
-    biases = [weights.take_optional(f"{name}.bias", (out,)) for name, _, out in parts]
-    if all(bias is None for bias in biases):
-        return weight, None
-    filled = [
-        weight.new_zeros(out) if bias is None else bias
-        for bias, (_, _, out) in zip(biases, parts, strict=True)
-    ]
-    return weight, torch.cat(filled)
+def _matrices(spec: ModelSpec, prefix: str, site: str) -> list[Matrix]:
+    return [Matrix(f"{prefix}.{MODULES[part]}", *part_shape(spec, part)) for part in SITES[site]]

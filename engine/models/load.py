@@ -1,5 +1,6 @@
 """Loads a model: finds its directory, and chooses dtype, device and context length."""
 
+import hashlib
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from engine.model_spec import ModelSpec
 from engine.models.checkpoint import model_path, open_checkpoint
 from engine.models.decoder import Decoder
 from engine.models.registry import model_spec
-from engine.models.weights import Weights
+from engine.models.weights import TensorSource, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +41,39 @@ def load_model(config: EngineConfig) -> LoadedModel:
         spec = replace(spec, context=served_context(spec, config.max_context))
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, source.stored_dtype(), device)
-        with closing(Weights(source, dtype, device)) as weights:
+        _check_quantization(config.quantization, source, device)
+        with closing(Weights(source, dtype, device, config.quantization)) as weights:
             decoder = Decoder(spec, weights)
     return LoadedModel(
         name=config.model,
-        digest=checkpoint.digest,
+        digest=_served_digest(checkpoint.digest, config.quantization),
         spec=spec,
         native_context=native,
         dtype=dtype,
         device=device,
         decoder=decoder,
-        bytes=checkpoint.bytes,
+        bytes=weights.bytes,
         path=path,
     )
+
+
+def _check_quantization(wanted: str, source: TensorSource, device: torch.device) -> None:
+    if wanted not in ("int8", "int4"):
+        return
+    if source.format:
+        raise ConfigError(
+            f"quantization is {wanted!r}, but {source.path} is stored as {source.format}: leave it "
+            "at auto, or give the checkpoint in floats"
+        )
+    if device.type != "cpu":
+        raise ConfigError(f"quantization is {wanted!r}: a GPU has no product for it yet, use auto")
+
+
+def _served_digest(digest: str, quantization: str) -> str:
+    """Keys and values depend on what the weights are rounded to: another root of the cache's keys."""
+    if quantization == "auto":
+        return digest
+    return hashlib.sha256(f"{digest}\0{quantization}".encode()).hexdigest()
 
 
 def choose_device(name: str) -> torch.device:

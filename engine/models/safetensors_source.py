@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
 from engine.models.quantised import refuse_companions
+from engine.quantization.packed import Codes
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -44,6 +45,13 @@ class SafetensorsSource:
                 f"{self.place(name)} is {tensor.dtype}: float weights are served only"
             )
         return tensor.to(dtype)
+
+    @property
+    def format(self) -> str:
+        return ""
+
+    def codes(self, name: str) -> Codes | None:
+        return None
 
     def stored_dtype(self) -> torch.dtype:
         """The type that most of the checkpoint's first file is written in."""

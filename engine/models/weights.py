@@ -1,4 +1,4 @@
-"""A checkpoint's tensors, read one at a time and cast to the served dtype and device."""
+"""A checkpoint's tensors, read one at a time: as codes, or cast to the served dtype and device."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,9 @@ from typing import Protocol
 import torch
 
 from engine.errors import CheckpointError
+from engine.quantization.linear import has_kernel
+from engine.quantization.packed import Codes
+from engine.quantization.quantize import quantize
 
 
 class TensorSource(Protocol):
@@ -25,6 +28,13 @@ class TensorSource(Protocol):
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
 
+    @property
+    def format(self) -> str:
+        """The name of the quantised format that it is stored in, or nothing."""
+
+    def codes(self, name: str) -> Codes | None:
+        """A matrix that is stored quantised; None for any other tensor."""
+
     def stored_dtype(self) -> torch.dtype:
         """The type that most of it is written in."""
 
@@ -32,10 +42,18 @@ class TensorSource(Protocol):
 
 
 class Weights:
-    """Reads tensors by name, checks shape and values, and casts them to the served dtype."""
+    """Reads tensors by name, and checks shape and values. `quantization` is that of EngineConfig."""
 
-    def __init__(self, source: TensorSource, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        source: TensorSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: str = "auto",
+    ) -> None:
+        self.bytes = 0  # of the weights as they are served
         self.dtype = dtype
+        self._quantization = quantization
         self.device = device
         self._source = source
         self._taken = 0
@@ -50,6 +68,36 @@ class Weights:
         Raises CheckpointError, naming file and tensor, when it is missing, has another shape, is
         not a float tensor, or holds a value that is not finite.
         """
+        place = self._place(name, shape)
+        tensor = self._source.read(name, self.dtype)
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{place} holds NaN or infinite values in {self.dtype}")
+        self._count(tensor.nbytes)
+        return tensor.to(self.device)
+
+    def codes(self, name: str, shape: tuple[int, int], embedding: bool = False) -> Codes | None:
+        """The matrix in codes, if it is served so. An embedding has eight bits with `int4` too."""
+        if self.device.type != "cpu" or self._quantization == "none":
+            return None
+        if self._quantization == "auto" and not has_kernel():
+            return None  # torch's products of codes save memory, but take many times as long
+        place = self._place(name, shape)
+        if self._quantization == "auto":
+            found = self._source.codes(name)
+        else:
+            dense = self._source.read(name, torch.float32)
+            if not torch.isfinite(dense).all():
+                raise CheckpointError(f"{place} holds NaN or infinite values")
+            found = quantize(dense, "int8" if embedding else self._quantization)
+        if found is None:
+            return None
+        for part in (found.scales, found.minima):
+            if part is not None and not torch.isfinite(part).all():
+                raise CheckpointError(f"{place} holds scales that are NaN or infinite")
+        self._count(found.bytes)
+        return found
+
+    def _place(self, name: str, shape: tuple[int, ...]) -> str:
         if name not in self:
             raise CheckpointError(f"{self._source.path}: tensor {name} is missing")
         place, found = self._source.place(name), self._source.shape(name)
@@ -57,12 +105,12 @@ class Weights:
             raise CheckpointError(
                 f"{place} has shape {list(found)}, the configuration asks {list(shape)}"
             )
-        tensor = self._source.read(name, self.dtype)
-        if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{place} holds NaN or infinite values in {self.dtype}")
+        return place
+
+    def _count(self, size: int) -> None:
+        self.bytes += size
         self._taken += 1
         self._progress()
-        return tensor.to(self.device)
 
     def take_optional(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
         return self.take(name, shape) if name in self else None

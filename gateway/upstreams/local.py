@@ -26,13 +26,14 @@ class EngineOptions:
     address: str  # ipc://…, stable across restarts
     receipts: Path
     dtype: str = "auto"
+    quantization: str = "auto"
     kv_memory_mb: int = 0  # MiB; 0: the engine decides
     extra: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
         arguments = [sys.executable, "-m", "engine.worker.server", "--exit-with-parent"]
         arguments += ["--model", self.model, "--listen", self.address, "--dtype", self.dtype]
-        arguments += ["--receipts", str(self.receipts)]
+        arguments += ["--quantization", self.quantization, "--receipts", str(self.receipts)]
         if self.kv_memory_mb:
             arguments += ["--kv-memory-bytes", str(self.kv_memory_mb << 20)]
         return [*arguments, *self.extra]

@@ -30,6 +30,7 @@ class LocalEngines:
                     address=f"ipc://{self._socket_dir}/engine-{slot}.sock",
                     receipts=settings.data_dir / "receipts" / f"engine-{slot}.log",
                     dtype=settings.dtype,
+                    quantization=settings.quantization,
                     kv_memory_mb=settings.kv_memory_mb,
                 )
             )

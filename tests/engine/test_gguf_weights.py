@@ -174,7 +174,7 @@ def test_a_model_of_all_block_types_answers_as_its_scalar_reading(tmp_path: Path
     file = tmp_path / "mixed.gguf"
     model = _quantised_llama(file)
     ids = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(8)).tolist()
-    driver = LogitDriver(file, dtype="float32")
+    driver = LogitDriver(file, dtype="float32", quantization="none")
     found = driver.logits(driver.sequence(ids), 40)
     expected = reference_logits(model, ids)
     assert expected.std() > 0.1
@@ -223,7 +223,7 @@ def test_loading_keeps_only_what_is_served(tmp_path: Path, dtype: str, form: str
 
 def _tensors(decoder: Decoder) -> list[torch.Tensor]:
     """The embedding and what layers hold beside the matrices that are packed for the processor."""
-    found = [decoder.embedding, decoder.head.weight]
+    found = [decoder.embedding.weight, decoder.head.weight]
     for block in decoder.blocks:
         for site in (block.qkv, block.o, block.gate_up, block.down):
             linear = site.linear

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.layers.linear import GatedLinear, Linear, can_pack, fits_half
+from engine.layers.linear import DenseGatedLinear, DenseLinear, can_pack, fits_half
 
 SHAPES = [
     (96, 64, torch.float32),
@@ -37,7 +37,7 @@ def test_products_and_what_follows_them(
     weight, x, other = made(out, width), made(rows, width), made(rows, out)
     bias = made(out) if biased else None
     kept = other.clone()
-    linear = Linear(weight, bias)
+    linear = DenseLinear(weight, bias)
     plain = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     close = tolerance(dtype)
     for found, expected in (
@@ -56,7 +56,7 @@ def test_gated_products(out: int, width: int, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(out)
     weight = computed(torch.randn(2 * out, width, generator=random) / 8, dtype)
     x = computed(torch.randn(3, width, generator=random) / 4, dtype)
-    gated = GatedLinear(weight)
+    gated = DenseGatedLinear(weight)
     gate, up = F.linear(x.double(), weight.double()).chunk(2, -1)
     close = tolerance(dtype)
     torch.testing.assert_close(gated.gated(x, "silu").double(), F.silu(gate) * up, **close)
@@ -71,10 +71,10 @@ def test_only_what_gains_is_packed() -> None:
     assert not can_pack(torch.zeros(64, 64, device="meta"))
 
 
-@pytest.mark.parametrize("kind", [Linear, GatedLinear])
+@pytest.mark.parametrize("kind", [DenseLinear, DenseGatedLinear])
 @pytest.mark.parametrize("stored", [torch.float16, torch.float32, torch.bfloat16])
 def test_a_packed_weight_keeps_nothing_of_the_plain_one(
-    kind: type[Linear], stored: torch.dtype
+    kind: type[DenseLinear], stored: torch.dtype
 ) -> None:
     weight = computed(torch.randn(2048, 1024, generator=torch.Generator().manual_seed(2)), stored)
     linear = kind(weight)

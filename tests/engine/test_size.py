@@ -24,8 +24,9 @@ LIMITS = {
     "kernels": 1300,
     "layers": 900,
     "lora": 1000,
-    "models": 700,
+    "models": 850,
     "models/gguf": 950,
+    "quantization": 500,
     "scheduling": 950,
     "speculation": 250,
 }

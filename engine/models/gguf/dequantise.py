@@ -1,18 +1,16 @@
-"""Quantised blocks to float32, vectorised over blocks.
+"""Quantised blocks to codes and to float32, vectorised over blocks.
 
 Block layouts: ggml's `ggml-common.h`. A block holds one or two float16 factors and packed integers;
 a value is factor * integer, less a minimum where the type has one.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from engine.models.gguf import types
+from engine.models.gguf.codes import Array, BlockCodes
 from engine.models.gguf.k_quants import q2_k, q3_k, q4_k, q5_k, q6_k
-
-Array = np.ndarray[Any, Any]
 
 
 def dequantise(kind: int, raw: Array) -> Array:
@@ -23,33 +21,46 @@ def dequantise(kind: int, raw: Array) -> Array:
         return raw.view("<f2").astype(np.float32)
     if kind == types.BF16:
         return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-    blocks = raw.reshape(-1, types.BLOCKS[kind][1])
-    return _READERS[kind](blocks).reshape(-1)
+    return codes_of(kind, raw).values().reshape(-1)
 
 
-def _q4_0(blocks: Array) -> Array:
-    scale = blocks[:, :2].view("<f2").astype(np.float32)
-    return scale * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
+def codes_of(kind: int, raw: Array) -> BlockCodes:
+    """`raw` is uint8, whole blocks of a type that has codes."""
+    return _READERS[kind](raw.reshape(-1, types.BLOCKS[kind][1]))
 
 
-def _q4_1(blocks: Array) -> Array:
-    factors = blocks[:, :4].view("<f2").astype(np.float32)
-    return factors[:, :1] * _nibbles(blocks[:, 4:]) + factors[:, 1:]
+def has_codes(kind: int) -> bool:
+    return kind in _READERS
 
 
-def _q5_0(blocks: Array) -> Array:
-    scale = blocks[:, :2].view("<f2").astype(np.float32)
-    return scale * (_fives(blocks[:, 2:6], blocks[:, 6:]).astype(np.float32) - 16)
+def _q4_0(blocks: Array) -> BlockCodes:
+    return BlockCodes(_nibbles(blocks[:, 2:]).astype(np.int8) - 8, _factor(blocks))
 
 
-def _q5_1(blocks: Array) -> Array:
-    factors = blocks[:, :4].view("<f2").astype(np.float32)
-    return factors[:, :1] * _fives(blocks[:, 4:8], blocks[:, 8:]) + factors[:, 1:]
+def _q4_1(blocks: Array) -> BlockCodes:
+    return BlockCodes(_nibbles(blocks[:, 4:]).astype(np.int8), _factor(blocks), _minimum(blocks))
 
 
-def _q8_0(blocks: Array) -> Array:
-    scale = blocks[:, :2].view("<f2").astype(np.float32)
-    return scale * blocks[:, 2:].view(np.int8)
+def _q5_0(blocks: Array) -> BlockCodes:
+    fives = _fives(blocks[:, 2:6], blocks[:, 6:])
+    return BlockCodes(fives.astype(np.int8) - 16, _factor(blocks))
+
+
+def _q5_1(blocks: Array) -> BlockCodes:
+    fives = _fives(blocks[:, 4:8], blocks[:, 8:])
+    return BlockCodes(fives.astype(np.int8), _factor(blocks), _minimum(blocks))
+
+
+def _q8_0(blocks: Array) -> BlockCodes:
+    return BlockCodes(blocks[:, 2:].view(np.int8), _factor(blocks))
+
+
+def _factor(blocks: Array) -> Array:
+    return np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)
+
+
+def _minimum(blocks: Array) -> Array:
+    return np.ascontiguousarray(blocks[:, 2:4]).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: Array) -> Array:
@@ -63,7 +74,7 @@ def _fives(high: Array, packed: Array) -> Array:
     return _nibbles(packed) | bits
 
 
-_READERS: dict[int, Callable[[Array], Array]] = {
+_READERS: dict[int, Callable[[Array], BlockCodes]] = {
     types.Q4_0: _q4_0,
     types.Q4_1: _q4_1,
     types.Q5_0: _q5_0,

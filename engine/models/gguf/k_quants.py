@@ -1,55 +1,52 @@
 """ggml's K-quants: blocks of 256 values in groups of 16 or 32, each group with a quantised scale.
 
-Every function takes [blocks, bytes of a block] in uint8 and returns [blocks, 256] in float32.
+Every function takes [blocks, bytes of a block] in uint8.
 """
-
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from engine.models.gguf.codes import Array, BlockCodes
 
 _PAIRS = np.array([0, 2, 4, 6], np.uint8)[:, None]  # shifts of the four two-bit fields of a byte
 _HALVES = np.array([0, 4], np.uint8)[:, None]  # of the two four-bit fields
 
 
-def q2_k(blocks: Array) -> Array:
+def q2_k(blocks: Array) -> BlockCodes:
     scales, packed, factors = _split(blocks, 16, 64, 4)
     d, dmin = _halves(factors)
     values = _two_bits(packed, 2).reshape(-1, 16, 16)
-    scaled = (d[:, None] * (scales & 15))[:, :, None] * values
-    return _flat(scaled - (dmin[:, None] * (scales >> 4))[:, :, None])
+    return _coded(values, d[:, None] * (scales & 15), -dmin[:, None] * (scales >> 4))
 
 
-def q3_k(blocks: Array) -> Array:
+def q3_k(blocks: Array) -> BlockCodes:
     mask, packed, scales, factor = _split(blocks, 32, 64, 12, 2)
     low = _two_bits(packed, 2).reshape(-1, 8, 32)
     # Bit g of mask byte l belongs to value l of group g of 32; where it is 0, 4 is taken off.
     high = (mask[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
     values = (low.astype(np.int8) - 4 * (1 - high.astype(np.int8))).reshape(-1, 16, 16)
     scale = factor.view("<f2").astype(np.float32) * (_six_bit_scales(scales).astype(np.int8) - 32)
-    return _flat(scale[:, :, None] * values)
+    return _coded(values, scale)
 
 
-def q4_k(blocks: Array) -> Array:
+def q4_k(blocks: Array) -> BlockCodes:
     factors, scales, packed = _split(blocks, 4, 12, 128)
     return _with_minima(factors, scales, _four_bits(packed))
 
 
-def q5_k(blocks: Array) -> Array:
+def q5_k(blocks: Array) -> BlockCodes:
     factors, scales, high, packed = _split(blocks, 4, 12, 32, 128)
     # Bit g of byte l is the fifth of value l of group g of 32.
     bits = (high[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
     return _with_minima(factors, scales, _four_bits(packed) | bits << 4)
 
 
-def q6_k(blocks: Array) -> Array:
+def q6_k(blocks: Array) -> BlockCodes:
     packed, high, scales, factor = _split(blocks, 128, 64, 16, 2)
     # Each half of 128: 64 low halves, then their 64 high ones; two bits above, 32 bytes for 4 x 32.
     low = (packed.reshape(-1, 2, 1, 64) >> _HALVES) & 15
     values = low.reshape(-1, 2, 4, 32) | _two_bits(high, 2) << 4
     scale = factor.view("<f2").astype(np.float32) * scales.view(np.int8)
-    return _flat(scale[:, :, None] * (values.astype(np.int8) - 32).reshape(-1, 16, 16))
+    return _coded((values.astype(np.int8) - 32).reshape(-1, 16, 16), scale)
 
 
 def _split(blocks: Array, *sizes: int) -> list[Array]:
@@ -61,8 +58,8 @@ def _halves(factors: Array) -> tuple[Array, Array]:
     return wide[:, 0], wide[:, 1]
 
 
-def _flat(values: Array) -> Array:
-    return values.reshape(-1, 256)
+def _coded(values: Array, scales: Array, minima: Array | None = None) -> BlockCodes:
+    return BlockCodes(values.reshape(-1, 256).astype(np.int8), scales, minima)
 
 
 def _two_bits(packed: Array, groups: int) -> Array:
@@ -82,11 +79,10 @@ def _six_bit_scales(packed: Array) -> Array:
     return low | high
 
 
-def _with_minima(factors: Array, packed: Array, values: Array) -> Array:
+def _with_minima(factors: Array, packed: Array, values: Array) -> BlockCodes:
     """Q4_K's and Q5_K's eight scales and minima, six bits each in twelve bytes."""
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate((first & 63, third & 15 | first >> 6 << 4), axis=1)
     minima = np.concatenate((second & 63, third >> 4 | second >> 6 << 4), axis=1)
     d, dmin = _halves(factors)
-    scaled = (d[:, None] * scales)[:, :, None] * values
-    return _flat(scaled - (dmin[:, None] * minima)[:, :, None])
+    return _coded(values, d[:, None] * scales, -dmin[:, None] * minima)

@@ -1,20 +1,23 @@
-"""A GGUF file's tensors for the decoder: dequantised a few rows at a time into the served type.
+"""A GGUF file's tensors for the decoder: as codes, or dequantised a few rows at a time.
 
 The data is read and not mapped: resident pages of a mapping count against a memory limit, and a
 file that is cut while it is mapped ends the process.
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from engine.errors import CheckpointError
-from engine.models.gguf.dequantise import dequantise
+from engine.models.gguf.codes import Array, BlockCodes
+from engine.models.gguf.dequantise import codes_of, dequantise, has_codes
 from engine.models.gguf.fields import fields_of
 from engine.models.gguf.header import GgufHeader
 from engine.models.gguf.names import Placed, hugging_face_names
-from engine.models.gguf.types import BF16, BLOCKS, F32
+from engine.models.gguf.types import BF16, BLOCKS, F32, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, type_name
+from engine.quantization.packed import Codes
 
 _VALUES_AT_ONCE = 1 << 19
 _EXACT = {F32: torch.float32, BF16: torch.bfloat16}
@@ -45,23 +48,46 @@ class GgufSource:
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         placed = self._placed[name]
-        info = placed.info
-        out = torch.empty(info.shape, dtype=dtype)
+        out = torch.empty(placed.info.shape, dtype=dtype)
         flat = out.view(-1)
+        for first, raw in self._parts(name):
+            with np.errstate(invalid="ignore", over="ignore"):  # the values are checked once read
+                found = dequantise(placed.info.type, raw)
+            if placed.offset:
+                found = found - np.float32(placed.offset)
+            flat[first : first + len(found)] = torch.from_numpy(found)
+        return _in_halves(out, placed.heads) if placed.heads else out
+
+    @property
+    def format(self) -> str:
+        """The block type that most values have, or nothing."""
+        largest = max(self._placed.values(), key=_values)
+        return type_name(largest.info.type) if has_codes(largest.info.type) else ""
+
+    def codes(self, name: str) -> Codes | None:
+        placed = self._placed[name]
+        kind, shape = placed.info.type, placed.info.shape
+        if not has_codes(kind) or len(shape) != 2 or placed.offset:
+            return None
+        with np.errstate(invalid="ignore", over="ignore"):
+            parts = [codes_of(kind, raw) for _, raw in self._parts(name)]
+        found = _joined(parts, kind, shape)
+        if not placed.heads:
+            return found
+        return found.rows(_in_halves(torch.arange(shape[0]), placed.heads))
+
+    def _parts(self, name: str) -> Iterator[tuple[int, Array]]:
+        """(number of the first value, bytes of whole blocks), in order."""
+        info = self._placed[name].info
         values, size = BLOCKS[info.type]
-        step = _VALUES_AT_ONCE // values * values
+        count, step = math.prod(info.shape), _VALUES_AT_ONCE // values * values
         self._file.seek(info.start)
-        for first in range(0, len(flat), step):
-            last = min(first + step, len(flat))
+        for first in range(0, count, step):
+            last = min(first + step, count)
             raw = np.fromfile(self._file, np.uint8, (last - first) // values * size)
             if len(raw) * values != (last - first) * size:
                 raise CheckpointError(f"{self.place(name)} cannot be read: the file was cut off")
-            with np.errstate(invalid="ignore", over="ignore"):  # the values are checked once read
-                found = dequantise(info.type, raw)
-            if placed.offset:
-                found = found - np.float32(placed.offset)
-            flat[first:last] = torch.from_numpy(found)
-        return _in_halves(out, placed.heads) if placed.heads else out
+            yield first, raw
 
     def stored_dtype(self) -> torch.dtype:
         """Quantised values count as float16, the type of their factors."""
@@ -84,5 +110,21 @@ def _in_halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return apart.transpose(1, 2).reshape(tensor.shape)
 
 
-def loaded_bytes(header: GgufHeader, dtype: torch.dtype) -> int:
-    return sum(math.prod(info.shape) for info in header.tensors.values()) * dtype.itemsize
+# Types whose codes fit four bits, and the code that stands for 0 there; the others take eight.
+_FOUR_BITS = {Q4_0: 8, Q4_1: 0, Q2_K: 0, Q3_K: 8, Q4_K: 0}
+_ZERO_OF_EIGHT = 128
+
+
+def _joined(parts: list[BlockCodes], kind: int, shape: tuple[int, ...]) -> Codes:
+    zero = _FOUR_BITS.get(kind, _ZERO_OF_EIGHT)
+    signed = np.concatenate([part.codes for part in parts])
+    minima = [part.minima for part in parts if part.minima is not None]
+    scales = np.concatenate([part.scales for part in parts])
+    return Codes(
+        codes=torch.from_numpy((signed.view(np.uint8) + np.uint8(zero)).reshape(shape)),
+        scales=torch.from_numpy(scales.reshape(shape[0], -1)),
+        minima=torch.from_numpy(np.concatenate(minima).reshape(shape[0], -1)) if minima else None,
+        bits=4 if kind in _FOUR_BITS else 8,
+        group=signed.shape[1] // scales.shape[1],
+        zero=zero,
+    )

@@ -1,0 +1,103 @@
+"""Builds a model's linear layers and its embedding in the format that their weights have."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.layers.embedding import DenseEmbedding, Embedding
+from engine.layers.linear import DenseGatedLinear, DenseLinear, GatedLinear, Linear
+from engine.models.weights import Weights
+from engine.quantization.linear import QuantizedEmbedding, QuantizedGatedLinear, QuantizedLinear
+from engine.quantization.packed import Codes, joined, pack
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix of the checkpoint: `name` without its suffix."""
+
+    name: str
+    width: int
+    out: int
+
+
+def linear(weights: Weights, matrices: list[Matrix]) -> Linear:
+    """The matrices of one input, one above the other."""
+    coded, bias = _codes(weights, matrices), _bias(weights, matrices)
+    if coded is None:
+        return DenseLinear(_dense(weights, matrices), bias)
+    parts: list[tuple[list[Codes], int]] = []  # neighbours of one format, and where they begin
+    first = 0
+    for codes in coded:
+        if parts and parts[-1][0][0].format == codes.format:
+            parts[-1][0].append(codes)
+        else:
+            parts.append(([codes], first))
+        first += codes.shape[0]
+    packed = []
+    for same, begin in parts:
+        whole = joined(same)
+        end = begin + whole.shape[0]
+        packed.append(pack(whole, None if bias is None else bias[begin:end]))
+    return QuantizedLinear(packed)
+
+
+def gated_linear(weights: Weights, gate: Matrix, up: Matrix) -> GatedLinear:
+    matrices = [gate, up]
+    coded, bias = _codes(weights, matrices), _bias(weights, matrices)
+    if coded is None:
+        return DenseGatedLinear(_dense(weights, matrices), bias)
+    first, second = (None, None) if bias is None else bias.chunk(2)
+    return QuantizedGatedLinear(pack(coded[0], first), pack(coded[1], second))
+
+
+def embedding_and_head(
+    weights: Weights, shape: tuple[int, int], tied: bool
+) -> tuple[Embedding, Linear]:
+    """The token table, and the matrix of the logits, which may be the same."""
+    name = "model.embed_tokens.weight"
+    coded = weights.codes(name, shape, embedding=True)
+    if coded is None:
+        table = weights.take(name, shape)
+        head = DenseLinear(table) if tied else _head(weights, shape)
+        return DenseEmbedding(table), head
+    packed = pack(coded)
+    head = QuantizedLinear([packed]) if tied else _head(weights, shape)
+    return QuantizedEmbedding(packed, weights.dtype), head
+
+
+def _head(weights: Weights, shape: tuple[int, int]) -> Linear:
+    coded = weights.codes("lm_head.weight", shape, embedding=True)
+    if coded is None:
+        return DenseLinear(weights.take("lm_head.weight", shape))
+    return QuantizedLinear([pack(coded)])
+
+
+def _codes(weights: Weights, matrices: list[Matrix]) -> list[Codes] | None:
+    """None unless all of them are quantised."""
+    found = []
+    for each in matrices:
+        codes = weights.codes(f"{each.name}.weight", (each.out, each.width))
+        if codes is None:
+            return None
+        found.append(codes)
+    return found
+
+
+def _dense(weights: Weights, matrices: list[Matrix]) -> torch.Tensor:
+    return torch.cat(
+        [weights.take(f"{each.name}.weight", (each.out, each.width)) for each in matrices]
+    )
+
+
+def _bias(weights: Weights, matrices: list[Matrix]) -> torch.Tensor | None:
+    """Zeros for a matrix without one beside others that have one."""
+    biases = [weights.take_optional(f"{each.name}.bias", (each.out,)) for each in matrices]
+    first = next((bias for bias in biases if bias is not None), None)
+    if first is None:
+        return None
+    return torch.cat(
+        [
+            first.new_zeros(each.out) if bias is None else bias
+            for bias, each in zip(biases, matrices, strict=True)
+        ]
+    )

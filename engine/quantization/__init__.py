@@ -1,0 +1,1 @@
+"""Quantised matrices and their products on a CPU."""

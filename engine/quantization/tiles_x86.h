@@ -1,0 +1,211 @@
+/* The products of a tile by AVX-512 with VNNI, and by AVX2. */
+#ifndef TILES_X86_H
+#define TILES_X86_H
+#include "tiles.h"
+#include <immintrin.h>
+
+#define TARGET_512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma")))
+#define TARGET_256 __attribute__((target("avx2,f16c,fma")))
+
+TARGET_512 static void to_codes_512(const float *x, int32_t width, const Codes *to, int32_t row) {
+    to_codes(x, width, to, row);
+}
+
+TARGET_256 static void to_codes_256(const float *x, int32_t width, const Codes *to, int32_t row) {
+    to_codes(x, width, to, row);
+}
+
+INLINE int32_t quad(const int8_t *codes) {
+    int32_t four;
+    memcpy(&four, codes, 4);
+    return four;
+}
+
+/* `first`: of the rows, within those of x. */
+TARGET_512 INLINE void body_512(const Matrix *m, const Weights *tiles, const Rows *x, const int first,
+                                float (*sums)[BLOCK][LANES], const int count, const int rows,
+                                const int bits, const int halves, const int low) {
+    const int32_t groups = m->groups, per_scale = m->per_scale;
+    const int8_t *of = x->codes + first * GROUP;
+    const float *row_scales = x->scales + first, *row_sums = x->sums + first;
+    const int32_t *starts = x->starts + first;
+    const uint8_t *codes[2] = {tiles[0].codes, tiles[count - 1].codes};
+    const uint16_t *scales[2] = {tiles[0].scales, tiles[count - 1].scales};
+    const uint16_t *minima[2] = {tiles[0].minima, tiles[count - 1].minima};
+    const __m512i nibble = _mm512_set1_epi8(15);
+    const int upper = halves - 1;
+    __m512 total[2][BLOCK];
+    __m512i whole[2][BLOCK][2];
+    for (int t = 0; t < count; t++)
+        for (int r = 0; r < rows; r++) total[t][r] = _mm512_setzero_ps();
+    int32_t left = per_scale;
+    for (int32_t g = 0; g < groups; g++) {
+        for (int r = 0; r < rows; r++)
+            for (int h = 0; h < halves; h++)
+                for (int t = 0; t < count; t++)
+                    whole[t][r][h] = _mm512_set1_epi32(starts[h * BLOCK + r]);
+        for (int q = 0; q < bits; q++) {
+            __m512i w[2], high[2];
+            for (int t = 0; t < count; t++) {
+                w[t] = _mm512_loadu_si512(codes[t] + q * 64);
+                if (bits == 4) {
+                    high[t] = _mm512_and_si512(_mm512_srli_epi16(w[t], 4), nibble);
+                    w[t] = _mm512_and_si512(w[t], nibble);
+                }
+            }
+            for (int r = 0; r < rows; r++) {
+                __m512i by = _mm512_set1_epi32(quad(of + r * GROUP + q * 4));
+                const int h = bits == 8 ? q / 4 & upper : 0;
+                for (int t = 0; t < count; t++)
+                    whole[t][r][h] = _mm512_dpbusd_epi32(whole[t][r][h], w[t], by);
+                if (bits == 4) {
+                    by = _mm512_set1_epi32(quad(of + r * GROUP + q * 4 + 16));
+                    for (int t = 0; t < count; t++)
+                        whole[t][r][upper] = _mm512_dpbusd_epi32(whole[t][r][upper], high[t], by);
+                }
+            }
+        }
+        for (int h = 0; h < halves; h++) {
+            for (int t = 0; t < count; t++) {
+                __m512 by = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)scales[t]));
+                __m512 least = _mm512_setzero_ps();
+                if (low) least = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)minima[t]));
+                for (int r = 0; r < rows; r++) {
+                    __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(whole[t][r][h]), by);
+                    total[t][r] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(row_scales[r]), total[t][r]);
+                    if (low) {
+                        __m512 sum = _mm512_set1_ps(row_sums[h * BLOCK + r]);
+                        total[t][r] = _mm512_fmadd_ps(least, sum, total[t][r]);
+                    }
+                }
+            }
+            if (--left == 0) {
+                for (int t = 0; t < count; t++) scales[t] += LANES, minima[t] += low ? LANES : 0;
+                left = per_scale;
+            }
+        }
+        for (int t = 0; t < count; t++) codes[t] += bits * 64;
+        of += BLOCK * GROUP, row_scales += BLOCK;
+        row_sums += halves * BLOCK, starts += halves * BLOCK;
+    }
+    for (int t = 0; t < count; t++)
+        for (int r = 0; r < rows; r++) _mm512_storeu_ps(sums[t][first + r], total[t][r]);
+}
+
+/* 16 outputs are two registers here, `side`s of a tile; `count` is 1. */
+TARGET_256 INLINE void body_256(const Matrix *m, const Weights *tiles, const Rows *x, const int first,
+                                float (*sums)[BLOCK][LANES], const int count, const int rows,
+                                const int bits, const int halves, const int low) {
+    const int32_t groups = m->groups, per_scale = m->per_scale;
+    const int8_t *of = x->codes + first * GROUP;
+    const float *row_scales = x->scales + first, *row_sums = x->sums + first;
+    const int32_t *starts = x->starts + first;
+    const uint8_t *codes = tiles->codes;
+    const uint16_t *scales = tiles->scales, *minima = tiles->minima;
+    const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    const __m256i flip = _mm256_set1_epi8((char)128);
+    const int upper = halves - 1;
+    __m256 total[2][2] = {{_mm256_setzero_ps(), _mm256_setzero_ps()},
+                          {_mm256_setzero_ps(), _mm256_setzero_ps()}};
+    int32_t left = per_scale;
+    for (int32_t g = 0; g < groups; g++) {
+        for (int side = 0; side < 2; side++) {
+            const uint16_t *by_side = scales + side * 8, *low_side = minima + (low ? side * 8 : 0);
+            __m256i whole[2][2];
+            for (int r = 0; r < rows; r++)
+                for (int h = 0; h < halves; h++) whole[r][h] = _mm256_setzero_si256();
+            for (int q = 0; q < bits; q++) {
+                __m256i both = _mm256_loadu_si256((const __m256i *)(codes + q * 64 + side * 32));
+                if (bits == 8) { /* signed here: a sum of unsigned products does not fit 16 bits */
+                    both = _mm256_xor_si256(both, flip);
+                    __m256i size = _mm256_abs_epi8(both);
+                    const int h = q / 4 & upper;
+                    for (int r = 0; r < rows; r++) {
+                        __m256i by = _mm256_set1_epi32(quad(of + r * GROUP + q * 4));
+                        __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(by, both));
+                        whole[r][h] = _mm256_add_epi32(whole[r][h], _mm256_madd_epi16(pairs, ones));
+                    }
+                } else {
+                    __m256i w = _mm256_and_si256(both, nibble);
+                    __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+                    for (int r = 0; r < rows; r++) {
+                        const int8_t *at = of + r * GROUP + q * 4;
+                        __m256i pairs = _mm256_maddubs_epi16(w, _mm256_set1_epi32(quad(at)));
+                        __m256i others = _mm256_maddubs_epi16(high, _mm256_set1_epi32(quad(at + 16)));
+                        whole[r][0] = _mm256_add_epi32(whole[r][0], _mm256_madd_epi16(pairs, ones));
+                        whole[r][upper] =
+                            _mm256_add_epi32(whole[r][upper], _mm256_madd_epi16(others, ones));
+                    }
+                }
+            }
+            for (int h = 0; h < halves; h++) {
+                const int next = halves == 2 && h == 1 && left == 1 ? LANES : 0;
+                __m256 by = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(by_side + next)));
+                __m256 least = _mm256_setzero_ps();
+                if (low) least = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(low_side + next)));
+                for (int r = 0; r < rows; r++) {
+                    __m256i all = whole[r][h];
+                    if (bits == 4)
+                        all = _mm256_add_epi32(all, _mm256_set1_epi32(starts[h * BLOCK + r]));
+                    __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(all), by);
+                    __m256 scale = _mm256_set1_ps(row_scales[r]);
+                    total[r][side] = _mm256_fmadd_ps(scaled, scale, total[r][side]);
+                    if (low) {
+                        __m256 sum = _mm256_set1_ps(row_sums[h * BLOCK + r]);
+                        total[r][side] = _mm256_fmadd_ps(least, sum, total[r][side]);
+                    }
+                }
+            }
+        }
+        for (int h = 0; h < halves; h++)
+            if (--left == 0) scales += LANES, minima += low ? LANES : 0, left = per_scale;
+        codes += bits * 64, of += BLOCK * GROUP, row_scales += BLOCK;
+        row_sums += halves * BLOCK, starts += halves * BLOCK;
+    }
+    (void)count;
+    for (int r = 0; r < rows; r++)
+        for (int side = 0; side < 2; side++)
+            _mm256_storeu_ps(sums[0][first + r] + side * 8, total[r][side]);
+}
+
+/* Bodies with constant arguments, which the compiler unrolls. */
+#define EACH_FORMAT(body, count, rows)                                                   \
+    switch ((m->bits == 8) * 4 + (m->step == 16) * 2 + (m->views[MINIMA].buf != NULL)) { \
+    case 0: body(m, tiles, &x, first, sums, count, rows, 4, 1, 0); break;                \
+    case 1: body(m, tiles, &x, first, sums, count, rows, 4, 1, 1); break;                \
+    case 2: body(m, tiles, &x, first, sums, count, rows, 4, 2, 0); break;                \
+    case 3: body(m, tiles, &x, first, sums, count, rows, 4, 2, 1); break;                \
+    case 4: body(m, tiles, &x, first, sums, count, rows, 8, 1, 0); break;                \
+    case 5: body(m, tiles, &x, first, sums, count, rows, 8, 1, 1); break;                \
+    case 6: body(m, tiles, &x, first, sums, count, rows, 8, 2, 0); break;                \
+    default: body(m, tiles, &x, first, sums, count, rows, 8, 2, 1);                      \
+    }
+
+TARGET_512 static void one_512(const Matrix *m, const Weights *tiles, Rows x, float (*sums)[BLOCK][LANES]) {
+    int first = 0;
+    for (; first + 4 <= x.rows; first += 4) EACH_FORMAT(body_512, 1, 4)
+    for (; first < x.rows; first++) EACH_FORMAT(body_512, 1, 1)
+}
+
+TARGET_512 static void tile_512(const Matrix *m, const Weights *tiles, int count, Rows x,
+                                float (*sums)[BLOCK][LANES]) {
+    if (count == 1) {
+        one_512(m, tiles, x, sums);
+        return;
+    }
+    int first = 0;
+    for (; first + 4 <= x.rows; first += 4) EACH_FORMAT(body_512, 2, 4)
+    for (; first + 2 <= x.rows; first += 2) EACH_FORMAT(body_512, 2, 2)
+    for (; first < x.rows; first++) EACH_FORMAT(body_512, 2, 1)
+}
+
+TARGET_256 static void tile_256(const Matrix *m, const Weights *tiles, int count, Rows x,
+                                float (*sums)[BLOCK][LANES]) {
+    for (; count; count--, tiles++, sums++) {
+        int first = 0;
+        for (; first + 2 <= x.rows; first += 2) EACH_FORMAT(body_256, 1, 2)
+        for (; first < x.rows; first++) EACH_FORMAT(body_256, 1, 1)
+    }
+}
+
+#endif
