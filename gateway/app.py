@@ -13,6 +13,7 @@ from gateway.api import (
     finance,
     health,
     lora,
+    message_batches,
     models,
     moderations,
     sso,
@@ -115,6 +116,7 @@ def create_app(services: Services) -> TollhouseApp:
     app.include_router(moderations.router)
     app.include_router(files.router)
     app.include_router(batches.router)
+    app.include_router(message_batches.router)
     app.include_router(sso.router)
     app.include_router(webhooks.router)
     for router in ADMIN_ROUTERS:

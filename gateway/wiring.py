@@ -37,7 +37,7 @@ from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.adapter_store import AdapterStore
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.refresher import CatalogRefresher
-from gateway.inference.registry import batch_surfaces
+from gateway.inference.registry import runner_surfaces
 from gateway.metering.batch_shippers import ProcessShipper
 from gateway.metering.meter import MeterServices
 from gateway.metering.receipt_log import ReceiptLog
@@ -260,7 +260,7 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
             database,
             clock,
             pipeline.serve,
-            batch_surfaces(),
+            runner_surfaces(),
             at_once=settings.batch_concurrency,
             max_line_bytes=settings.max_body_mb * 2**20,
         ),

@@ -102,10 +102,17 @@ def get(session: Session, scope: TenantScope, batch_id: str) -> Batch:
 
 
 def all_of(
-    session: Session, scope: TenantScope, *, after: str | None = None, limit: int = 20
+    session: Session,
+    scope: TenantScope,
+    endpoints: Sequence[str],
+    *,
+    after: str | None = None,
+    limit: int = 20,
 ) -> list[Batch]:
-    """Newest first."""
-    query = select(Batch).where(Batch.tenant_id == scope.tenant_id)
+    """Those of the endpoints, newest first."""
+    query = select(Batch).where(
+        Batch.tenant_id == scope.tenant_id, Batch.endpoint.in_(list(endpoints))
+    )
     if scope.project_id is not None:
         query = query.where(Batch.project_id == scope.project_id)
     if after is not None:

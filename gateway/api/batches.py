@@ -87,7 +87,7 @@ def list_batches(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
     with database.read() as session:
-        rows = jobs.all_of(session, caller.scope, after=after, limit=limit + 1)
+        rows = jobs.all_of(session, caller.scope, _ENDPOINTS, after=after, limit=limit + 1)
     return list_page([batch_json(each) for each in rows], limit)
 
 

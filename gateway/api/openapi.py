@@ -7,6 +7,7 @@ import msgspec
 from fastapi import FastAPI
 
 from gateway.api.batches import BatchBody
+from gateway.api.message_batches import MessageBatchBody
 from gateway.api.moderations import ModerationBody
 from gateway.api.tokenize import DetokenizeBody, TokenizeBody
 from gateway.inference.chat.request import ChatBody
@@ -30,6 +31,10 @@ _BODIES: dict[str, tuple[type, str]] = {
     ),
     "/v1/embeddings": (EmbeddingsBody, "Create embeddings, with an upstream that supports them."),
     "/v1/moderations": (ModerationBody, "Classify texts by harm category."),
+    "/v1/messages/batches": (
+        MessageBatchBody,
+        "Create a batch of messages, in the format of Anthropic's API.",
+    ),
     "/v1/batches": (BatchBody, "Create a batch of asynchronous requests."),
     "/tokenize": (TokenizeBody, "Convert a text or a chat to token ids."),
     "/detokenize": (DetokenizeBody, "Convert token ids to text."),

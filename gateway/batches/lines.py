@@ -94,8 +94,11 @@ def _line(
 
 
 def _tokens(usage: dict[str, Any]) -> tuple[int, int, int]:
-    """(input, cached, output), read from Chat Completions' or Responses' field names."""
+    """(input, cached, output), read from the field names of each API."""
     read = usage.get("prompt_tokens", usage.get("input_tokens", 0))
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     written = usage.get("completion_tokens", usage.get("output_tokens", 0))
+    if "cache_read_input_tokens" in usage:  # Anthropic's input tokens exclude the cached ones
+        cached = usage["cache_read_input_tokens"]
+        return read + cached, cached, written
     return read, details.get("cached_tokens", 0), written

@@ -4,6 +4,8 @@ from operator import attrgetter
 
 from core.errors import NotFound, UnsupportedParameter
 from gateway.catalog.catalog import ServedModel
+from gateway.inference.chat.media_parts import CAPABILITIES
+from gateway.inference.decoding import unknown_parameter
 from gateway.inference.request import InferenceRequest
 from gateway.upstreams.openai_body import EXTRA
 
@@ -14,7 +16,11 @@ _NEEDS = {
     "response_format": "json",
     "structured_outputs": "grammar",
     "embeddings": "embeddings",
+    "images": "images",
+    "audio": "audio",
 }
+# Sampling parameters that the built-in engine does not have.
+_ONLY_UPSTREAMS = ("reasoning_effort", "prediction", "service_tier")
 
 _extra = attrgetter(*EXTRA)
 _UNSET = tuple(EXTRA.values())
@@ -22,7 +28,13 @@ _UNSET = tuple(EXTRA.values())
 
 def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None:
     """Raise UnsupportedParameter for a sampling parameter that the model's upstream lacks."""
-    if model.parameters is None or _extra(ask) == _UNSET:
+    if ask.extra_fields:
+        for name in ask.extra_fields.keys() - model.extra_fields:
+            raise unknown_parameter(name)
+    if model.parameters is None:
+        _check_own_engine(ask)
+        return
+    if _extra(ask) == _UNSET:
         return
     for name, unset in EXTRA.items():
         if getattr(ask, name) != unset and name not in model.parameters:
@@ -31,6 +43,14 @@ def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None
                 f"The upstream of {model.name} does not support {shown}.",
                 next_step=f"Remove {shown}; the operator can declare {name} in the upstream's entry.",
                 param=shown,
+            )
+
+
+def _check_own_engine(ask: InferenceRequest) -> None:
+    for name in _ONLY_UPSTREAMS:
+        if getattr(ask, name) is not None:
+            raise UnsupportedParameter(
+                f"{name} is not supported by this model.", next_step=f"Remove {name}.", param=name
             )
 
 
@@ -52,6 +72,12 @@ def check_capabilities(ask: InferenceRequest, model: ServedModel) -> list[str]:
                 param="model",
             )
         shown = ask.extra.get("named", {}).get(name, name)
+        if name in CAPABILITIES:
+            raise UnsupportedParameter(
+                f"{shown} is not text; {model.name} does not support {name}.",
+                next_step="Send parts of type text, or use a model that supports it.",
+                param=shown,
+            )
         raise UnsupportedParameter(
             f"{model.name} does not support {shown}: its engine cannot constrain the output.",
             next_step=f"Remove {shown}, or ask for it in the prompt and check the answer.",

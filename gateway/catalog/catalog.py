@@ -27,8 +27,10 @@ class ServedModel:
     parameters: frozenset[str] | None = None
     # Sampling defaults from its generation_config.json.
     defaults: Mapping[str, float] = field(default_factory=dict)
-    # Besides text: tools (forced tool choice), json, grammar, embeddings.
+    # Besides text: tools (forced tool choice), json, grammar, embeddings, images, audio.
     capabilities: frozenset[str] = frozenset()
+    # Fields of the body that its upstreams take and the gateway does not know.
+    extra_fields: frozenset[str] = frozenset()
 
     @property
     def known_context(self) -> int | None:

@@ -27,11 +27,19 @@ class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
+    return decode_open(decoder, raw, None)
+
+
+def decode_open(
+    decoder: "msgspec.json.Decoder[Body]", raw: bytes, extra: dict[str, Any] | None
+) -> Body:
+    """Moves top-level fields that the route does not know into `extra`; without it they are an
+    error."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
         if _UNKNOWN.search(str(error)):
-            return _without_unknown_nulls(decoder, raw)
+            return _without_unknown(decoder, raw, extra)
         raise _field_error(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(
@@ -43,8 +51,11 @@ def decode(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
         raise nested_too_deeply() from None
 
 
-def _without_unknown_nulls(decoder: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
-    """Decodes a body with unknown fields, if they are all null: some SDKs write so what is not set."""
+def _without_unknown(
+    decoder: "msgspec.json.Decoder[Body]", raw: bytes, extra: dict[str, Any] | None
+) -> Body:
+    """Decodes a body without its unknown fields that are null, which is how some SDKs write what is
+    not set, and those that `extra` takes."""
     content = msgspec.json.decode(raw)
     for left in reversed(range(_MAX_NULL_FIELDS)):
         try:
@@ -52,7 +63,12 @@ def _without_unknown_nulls(decoder: "msgspec.json.Decoder[Body]", raw: bytes) ->
         except msgspec.ValidationError as error:
             unknown, where = _UNKNOWN.search(str(error)), _WHERE.search(str(error))
             path = where.group(1) if where else ""
-            if not left or not unknown or not _remove_null(content, path, unknown.group(1)):
+            name = unknown.group(1) if unknown else ""
+            taken = bool(name) and _remove_null(content, path, name)
+            if not taken and name and not path and extra is not None:
+                extra[name] = content.pop(name)
+                taken = True
+            if not left or not taken:
                 raise _field_error(re.sub(r"\[\d+\]", "[...]", str(error))) from None
         else:
             break
@@ -87,6 +103,12 @@ async def parse_body(parse: Callable[[bytes], Parsed], raw: bytes) -> Parsed:
         return parse(raw)
 
     return await asyncio.to_thread(_parse)
+
+
+def unknown_parameter(name: str) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"{name} is not a parameter of this route.", next_step=f"Remove {name}.", param=name
+    )
 
 
 def nested_too_deeply() -> BadRequest:
@@ -149,11 +171,7 @@ def _field_error(message: str) -> BadRequest:
     unknown = _UNKNOWN.search(message)
     if unknown:
         name = f"{path}.{unknown.group(1)}" if path else unknown.group(1)
-        return UnsupportedParameter(
-            f"{name} is not a parameter of this route.",
-            next_step=f"Remove {name}.",
-            param=name,
-        )
+        return unknown_parameter(name)
     text = _WHERE.sub("", message)
     missing = re.search(r"missing required field `([^`]*)`", message)
     if missing:

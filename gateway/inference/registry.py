@@ -18,6 +18,11 @@ def inference_surfaces() -> list[Surface]:
     ]
 
 
+def runner_surfaces() -> list[Surface]:
+    """The surfaces of all batches: OpenAI's, and Anthropic's own kind."""
+    return [*batch_surfaces(), MessagesSurface()]
+
+
 def batch_surfaces() -> list[Surface]:
     """The surfaces that batches support, as in OpenAI's API."""
     return [ChatSurface(), CompletionsSurface(), EmbeddingsSurface(), ResponsesSurface()]

@@ -57,6 +57,11 @@ class InferenceRequest(Struct, frozen=True):
     dropped: str | None = None  # what truncation removed: "turns=2, blocks=1"
     timeout_s: float | None = None
     client_request_id: str | None = None
+    reasoning_effort: str | None = None
+    prediction: Any = None
+    service_tier: str | None = None
+    # Fields that no route knows, for an upstream whose entry declares them.
+    extra_fields: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(
         default_factory=dict
     )  # data that one surface needs to build its response

@@ -11,7 +11,7 @@ from gateway.inference.decoding import Request, check_range
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
-MAX_CHOICES = 16
+MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 
 Count = Annotated[int, Meta(ge=0)]

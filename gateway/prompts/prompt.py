@@ -15,6 +15,7 @@ from core.tenants.keys import Principal
 from gateway.catalog.capabilities import check_capabilities, check_sampling_parameters
 from gateway.catalog.catalog import Target
 from gateway.http.exchange import Headers
+from gateway.inference.chat.media_parts import CAPABILITIES, KINDS, RESERVED_TOKENS
 from gateway.inference.request import InferenceRequest
 from gateway.prompts.encoding import TooManyTokens
 from gateway.prompts.prefix_tokens import Pieces
@@ -64,9 +65,9 @@ class Prompt(Struct, frozen=True):
 async def prepare_for(request: InferenceRequest, target: Target, principal: Principal) -> Prompt:
     """Prepare the prompt of a request that the target's model can serve; raises otherwise."""
     check_sampling_parameters(request, target.model)
-    notes: list[str] = []
+    notes: list[str] = [*request.extra.get("notes", ())]
     if request.engine_parameters:
-        notes = check_capabilities(request, target.model)
+        notes += check_capabilities(request, target.model)
         if target.model.parameters is None:  # our own engine
             grammar_of(request)
     model = target.model
@@ -194,7 +195,17 @@ def _prompt(draft: _Draft, ids: list[int], target: _Target) -> Prompt:
         # The likely count decides what fits, since the upstream enforces its own limit; the
         # reservation is for the most that the bytes can hold.
         most = min(most_tokens(counted_texts(request)), target.context_length)
+    if media := _media_parts(request):
+        most = max(most, len(ids)) + media * RESERVED_TOKENS
     return Prompt(request, ids, limit, headers, draft.order, most_tokens=most)
+
+
+def _media_parts(request: InferenceRequest) -> int:
+    if CAPABILITIES.isdisjoint(request.engine_parameters):
+        return 0
+    contents = [message.get("content") for message in request.messages or ()]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return sum(part["type"] in KINDS for part in parts)
 
 
 def _single_prompts(request: InferenceRequest) -> list[InferenceRequest]:

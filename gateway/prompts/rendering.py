@@ -116,7 +116,7 @@ def _template_message(message: dict[str, Any]) -> dict[str, Any]:
     result = {k: v for k, v in message.items() if k not in _GATEWAY_MARKS}
     content = result.get("content")
     if isinstance(content, list):
-        result["content"] = "".join(part["text"] for part in content)
+        result["content"] = "".join(part.get("text", "") for part in content)
     if result["role"] == "developer":
         result["role"] = "system"
     return result

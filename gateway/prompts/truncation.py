@@ -91,7 +91,7 @@ def _texts(messages: Sequence[Message]) -> tuple[str, ...]:
         if isinstance(content, str):
             texts.append(content)
         elif isinstance(content, list):
-            texts += [part["text"] for part in content]
+            texts += [part["text"] for part in content if "text" in part]
     return tuple(texts)
 
 

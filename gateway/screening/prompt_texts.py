@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from core.errors import ContentBlocked
 from gateway.inference.request import InferenceRequest
+from gateway.inference.responses.request import flat_name
 from gateway.prompts.template_variables import texts_of_variables, with_texts
 from gateway.prompts.truncation import texts_of
 from moderation.policy import SAME_ROLE
@@ -176,6 +177,8 @@ def _message(message: Mapping[str, Any], change: Change) -> dict[str, Any]:
     elif isinstance(content, list):
         new["content"] = [
             {**part, "text": change(part["text"], "" if number else "\n")}
+            if "text" in part
+            else part
             for number, part in enumerate(content)
         ]
     if isinstance(message.get("refusal"), str):
@@ -227,11 +230,21 @@ def _echoed(
     if isinstance(instructions, str):
         extra["instructions"] = changed.get(instructions, instructions)
     if tools and isinstance(extra.get("tools"), list):
-        extra["tools"] = [
-            {**each, **{k: v for k, v in tool["function"].items() if k in each}}
-            for each, tool in zip(extra["tools"], tools, strict=True)
-        ]
+        by_name = {tool["function"]["name"]: tool["function"] for tool in tools}
+        extra["tools"] = [_echoed_tool(each, by_name) for each in extra["tools"]]
     return extra
+
+
+def _echoed_tool(
+    given: dict[str, Any], by_name: Mapping[str, dict[str, Any]], namespace: str = ""
+) -> dict[str, Any]:
+    """The tool as screened; by name, since prompt order may have moved it."""
+    if given["type"] == "namespace":
+        inner = [_echoed_tool(each, by_name, given["name"]) for each in given["tools"]]
+        return {**given, "tools": inner}
+    name = flat_name(namespace, given["name"]) if namespace else given["name"]
+    screened = by_name.get(name, {})
+    return {**given, **{k: v for k, v in screened.items() if k in given and k != "name"}}
 
 
 def _canonical(given: Any) -> str:

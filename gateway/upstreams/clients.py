@@ -50,6 +50,7 @@ def make_engines(
     models: dict[str, ServedModel] = {}
     capabilities_of: dict[str, frozenset[str]] = {}
     parameters: dict[str, frozenset[str] | None] = {}
+    fields: dict[str, frozenset[str]] = {}
     for upstream in upstreams:
         name = upstream.model or model_name(settings)
         if name not in models:
@@ -77,12 +78,19 @@ def make_engines(
         # A model has the capabilities that all of its replicas share, since any may be chosen.
         shared = frozenset(upstream.capabilities) if upstream.is_http else OWN_CAPABILITIES
         capabilities_of[name] = capabilities_of.get(name, shared) & shared
+        named = frozenset(upstream.extra_fields)
+        fields[name] = fields.get(name, named) & named
         supported = _parameters(upstream)
         common = parameters.setdefault(name, supported)
         if supported is not None:
             parameters[name] = supported if common is None else common & supported
     for name, shared in capabilities_of.items():
-        models[name] = replace(models[name], capabilities=shared, parameters=parameters[name])
+        models[name] = replace(
+            models[name],
+            capabilities=shared,
+            parameters=parameters[name],
+            extra_fields=fields[name],
+        )
     return Engines(clients, list(models.values()))
 
 

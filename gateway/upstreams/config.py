@@ -34,10 +34,14 @@ class Upstream:
     engine: str = ""  # vllm, sglang, llama.cpp, tgi, tensorrt-llm or dynamo
     # Parameters that it supports beyond OpenAI's and those of its `engine`: top_k, min_p, …
     parameters: tuple[str, ...] = ()
+    # Fields of a chat or completion that the gateway does not know and passes on as they are.
+    extra_fields: tuple[str, ...] = ()
     price: dict[str, Any] = field(default_factory=dict)  # in the form of `tollhouse price`
     max_in_flight: int = 0  # concurrent requests of all gateway processes; 0: no limit
     requests_per_minute: int = 0  # of all gateway processes; 0: no limit
-    capabilities: tuple[str, ...] = ()  # besides text: tools, json, grammar, embeddings, adapters
+    capabilities: tuple[
+        str, ...
+    ] = ()  # besides text: tools, json, grammar, embeddings, images, audio, adapters
     # Whether tenants may share its prefix cache, whose timing tells whether a prompt was seen before.
     # None: they are kept apart where its `engine` can do that.
     shared_cache: bool | None = None
@@ -92,7 +96,9 @@ def _parse_entry(given: Any, index: int) -> Upstream:
     if not isinstance(given.get("url"), str):
         raise _invalid(f"entry {index} has no url")
     listed = {
-        name: _names(name, given[name]) for name in ("capabilities", "parameters") if name in given
+        name: _names(name, given[name])
+        for name in ("capabilities", "parameters", "extra_fields")
+        if name in given
     }
     upstream = Upstream(**{**given, **listed})
     if not isinstance(upstream.price, dict) or any(

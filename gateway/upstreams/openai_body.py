@@ -6,12 +6,15 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+from gateway.inference.chat.media_parts import CAPABILITIES
 from gateway.inference.request import InferenceRequest
 from gateway.upstreams.base import Job
 from gateway.upstreams.config import SALTED_ENGINES
 
 # Hints of ours for prompt order: removed, since some servers refuse unknown fields.
 GATEWAY_FIELDS = ("volatile", "rank")
+# What a request needs, which its tools and parts say themselves.
+_NOT_SENT = frozenset(("strict", *CAPABILITIES))
 # OpenAI's own parameters, which every compatible server has.
 _OWN = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
 # Parameters beyond OpenAI's: the field of `InferenceRequest`, and its value when it is not set.
@@ -34,6 +37,9 @@ EXTRA: Mapping[str, Any] = MappingProxyType(
         "ignore_eos": False,
         "chat_template_kwargs": {},
         "continue_final_message": False,
+        "reasoning_effort": None,
+        "prediction": None,
+        "service_tier": None,
     }
 )
 _TUNING = (*_OWN, *EXTRA)
@@ -55,8 +61,9 @@ _DRY = ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breake
 KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "": frozenset(),
-        "vllm": _COMMON_EXTRA | {"bad_words", "allowed_token_ids", "continue_final_message"},
-        "sglang": _COMMON_EXTRA | {"continue_final_message"},
+        "vllm": _COMMON_EXTRA
+        | {"bad_words", "allowed_token_ids", "continue_final_message", "reasoning_effort"},
+        "sglang": _COMMON_EXTRA | {"continue_final_message", "reasoning_effort"},
         "tensorrt-llm": _COMMON_EXTRA,
         "llama.cpp": frozenset(
             (
@@ -114,6 +121,7 @@ def upstream_body(
         body["add_generation_prompt"] = False
     if request.n > 1:
         body["n"] = request.n
+    body |= request.extra_fields
     if request.stop:
         body["stop"] = list(request.stop)
     if request.logit_bias:
@@ -149,7 +157,9 @@ def _chat(request: InferenceRequest, body: dict[str, Any]) -> None:
         body["tools"] = request.tools
         if request.single_tool_call:
             body["parallel_tool_calls"] = False
-    body |= {name: value for name, value in request.engine_parameters.items() if name != "strict"}
+    body |= {
+        name: value for name, value in request.engine_parameters.items() if name not in _NOT_SENT
+    }
     if request.logprobs is not None:
         body["logprobs"] = True
         body["top_logprobs"] = request.logprobs

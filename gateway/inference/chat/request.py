@@ -7,7 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from core.errors import BadRequest, UnsupportedParameter
-from gateway.inference.decoding import Request, check_label, decode, refuse_unsupported
+from gateway.inference.chat import legacy, media_parts
+from gateway.inference.decoding import Request, check_label, decode_open, refuse_unsupported
 from gateway.inference.request import InferenceRequest
 from gateway.inference.sampling import (
     MAX_LOGPROBS,
@@ -22,6 +23,7 @@ from gateway.prompts.template_variables import checked
 
 ROUTE = "/v1/chat/completions"
 MAX_MESSAGES = 10_000
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class ContentPart(Request):
@@ -99,29 +101,24 @@ class ChatBody(SamplingBody, kw_only=True):
     prompt_cache_options: Any = None
     service_tier: str | None = None
     modalities: list[str] | None = None
-    reasoning_effort: Any = None
+    reasoning_effort: str | None = None
     verbosity: Any = None
     audio: Any = None
-    prediction: Any = None
+    prediction: dict[str, Any] | None = None
     web_search_options: Any = None
     moderation: Any = None
-    functions: Any = None
+    functions: Annotated[list[FunctionDefinition], Meta(max_length=512)] | None = None
     function_call: Any = None
 
 
 # Unsupported parameters, with the values that have no effect and are accepted.
 _IGNORED_VALUES: dict[str, tuple[Any, ...]] = {
     "store": (False,),
-    "service_tier": ("auto", "default"),
     "modalities": (["text"],),
-    "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "audio": (),
-    "prediction": (),
     "web_search_options": (),
     "moderation": (),
-    "functions": ([],),
-    "function_call": ("none",),
     "prompt_cache_retention": ("in-memory", "in_memory"),
     "prompt_cache_options": ({},),
 }
@@ -129,30 +126,52 @@ _decoder = msgspec.json.Decoder(ChatBody)
 
 
 def parse_chat(raw: bytes) -> InferenceRequest:
-    body = decode(_decoder, raw)
+    extra_fields: dict[str, Any] = {}
+    body = decode_open(_decoder, raw, extra_fields)
     refuse_unsupported(body, _IGNORED_VALUES)
+    if body.metadata and not body.store:
+        raise UnsupportedParameter(
+            "metadata belongs to a stored completion, and completions are not stored here.",
+            next_step="Remove metadata; x-request-id, and user, identify a request.",
+            param="metadata",
+        )
     check_stream_options(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest(
             "top_logprobs needs logprobs to be true.", param="top_logprobs", code="invalid_value"
         )
-    tools = None if body.tool_choice == "none" else body.tools
+    choice, defined = legacy.choice_and_tools(body)
+    tools = None if choice == "none" else defined
+    media: dict[str, str] = {}  # kind -> where the first part of it is
+    messages = [parse_message(index, each, media) for index, each in enumerate(body.messages)]
     return InferenceRequest(
         route=ROUTE,
         model=body.model,
-        messages=[parse_message(index, each) for index, each in enumerate(body.messages)],
+        messages=legacy.with_tool_calls(messages),
         tools=[tool_of(index, each) for index, each in enumerate(tools)] if tools else None,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         truncation=body.truncation or "disabled",
         end_user=check_label("user", body.user or body.safety_identifier),
-        single_tool_call=body.parallel_tool_calls is False,
-        engine_parameters=engine_parameters_of(body.tool_choice, body.response_format, tools)
-        | structured_of(body, body.response_format),
+        single_tool_call=body.parallel_tool_calls is False or bool(body.functions),
+        engine_parameters=engine_parameters_of(choice, body.response_format, tools)
+        | structured_of(body, body.response_format)
+        | dict.fromkeys(media, True),
+        reasoning_effort=_effort(body.reasoning_effort),
+        prediction=body.prediction,
+        service_tier=None if body.service_tier in ("auto", "default") else body.service_tier,
+        extra_fields=extra_fields,
+        extra={"legacy_functions": bool(body.functions), "named": media},
         chat_template_kwargs=checked(body.chat_template_kwargs),
         continue_final_message=_continues(body),
         **sampling_of(body),
     )
+
+
+def _effort(given: str | None) -> str | None:
+    if given not in (None, *_EFFORTS):
+        raise _invalid("reasoning_effort", f"one of {', '.join(_EFFORTS)}")
+    return None if given == "none" else given
 
 
 def _continues(body: ChatBody) -> bool:
@@ -199,14 +218,18 @@ _optional_fields = attrgetter(*_OPTIONAL_FIELDS)
 _NO_OPTIONAL_FIELDS = (None,) * len(_OPTIONAL_FIELDS)
 
 
-def parse_message(index: int, message: Message) -> dict[str, Any]:
+def parse_message(
+    index: int, message: Message, media: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """`media` takes the kinds of parts that are not text, and where the first of each is. Without it
+    they are refused."""
     where = f"messages[{index}]"
     if message.audio is not None:
         raise _not_text(f"{where}.audio")
     converted: dict[str, Any] = {"role": message.role}
     if isinstance(message.content, list):
         converted["content"] = [
-            _part(f"{where}.content", i, p) for i, p in enumerate(message.content)
+            _part(f"{where}.content", i, p, media) for i, p in enumerate(message.content)
         ]
     elif message.content is not None or message.role == "assistant":
         converted["content"] = message.content
@@ -229,9 +252,14 @@ def parse_message(index: int, message: Message) -> dict[str, Any]:
     return converted
 
 
-def _part(where: str, index: int, part: ContentPart) -> dict[str, Any]:
+def _part(
+    where: str, index: int, part: ContentPart, media: dict[str, str] | None
+) -> dict[str, Any]:
     if part.type == "refusal" and part.refusal is not None:
         return {"type": "text", "text": part.refusal}
+    if media is not None and part.type in media_parts.KINDS:
+        media.setdefault(media_parts.KINDS[part.type], f"{where}[{index}]")
+        return media_parts.checked(f"{where}[{index}]", part.type, getattr(part, part.type))
     if part.type not in ("text", "input_text", "output_text") or part.text is None:
         raise _not_text(f"{where}[{index}]")
     converted: dict[str, Any] = {"type": "text", "text": part.text}

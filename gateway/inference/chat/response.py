@@ -40,9 +40,7 @@ class ChatSurface:
             "object": "chat.completion",
             "created": info.created,
             "model": info.model,
-            "choices": [
-                _choice(each, info.codec, request.logprobs is not None) for each in choices
-            ],
+            "choices": [_choice(each, info.codec, request) for each in choices],
             "usage": usage_object(usage),
             "service_tier": "default",
         }
@@ -58,6 +56,7 @@ class ChatStream:
         self._codec = info.codec
         self._logprobs = request.logprobs is not None
         self._include_usage = request.include_usage
+        self._legacy = bool(request.extra.get("legacy_functions"))
         shell = {
             "id": completion_id("chatcmpl", info),
             "object": "chat.completion.chunk",
@@ -79,19 +78,22 @@ class ChatStream:
             content = {"role": "assistant", "content": delta.text, "refusal": None}
         elif delta.text:
             content = {"content": delta.text}
-        if delta.calls:
+        if delta.calls and self._legacy:
+            content["function_call"] = call_object(delta.calls[0])["function"]
+        elif delta.calls:
             content["tool_calls"] = [
                 {"index": each.index, **call_object(each)} for each in delta.calls
             ]
-            if not delta.text and "content" in content:
-                content["content"] = None
+        if delta.calls and not delta.text and "content" in content:
+            content["content"] = None
         if self._running is not None:
             self._tail = self._running.tail(delta)
         parts = []
         if content or delta.logprobs:
             parts.append(self._chunk(delta, content, None))
         if delta.finish_reason is not None:
-            parts.append(self._chunk(delta, {}, delta.finish_reason, bare=bool(parts)))
+            reason = _reason(delta.finish_reason, legacy=self._legacy)
+            parts.append(self._chunk(delta, {}, reason, bare=bool(parts)))
         return b"".join(parts)
 
     def end(self, usage: Usage, choices: Sequence[ChoiceOutput]) -> bytes:
@@ -178,10 +180,18 @@ def _token_object(token: int, logprob: float, codec: TextCodec | None) -> dict[s
     return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
 
 
-def _choice(choice: ChoiceOutput, codec: TextCodec | None, logprobs: bool) -> dict[str, Any]:
+def _choice(
+    choice: ChoiceOutput, codec: TextCodec | None, request: InferenceRequest
+) -> dict[str, Any]:
+    logprobs = request.logprobs is not None
     delta = choice.take() or Delta(choice.index, "")
     text = "".join(choice.text)
-    calls = {"tool_calls": [call_object(each) for each in choice.calls]} if choice.calls else {}
+    legacy = bool(request.extra.get("legacy_functions"))
+    calls: dict[str, Any] = {}
+    if choice.calls and legacy:
+        calls = {"function_call": call_object(choice.calls[0])["function"]}
+    elif choice.calls:
+        calls = {"tool_calls": [call_object(each) for each in choice.calls]}
     return {
         "index": choice.index,
         "message": {
@@ -194,5 +204,9 @@ def _choice(choice: ChoiceOutput, codec: TextCodec | None, logprobs: bool) -> di
         "logprobs": logprobs_object(delta.logprobs, delta.upstream_logprobs, codec)
         if logprobs
         else None,
-        "finish_reason": choice.finish_reason or "stop",
+        "finish_reason": _reason(choice.finish_reason, legacy=legacy) or "stop",
     }
+
+
+def _reason(given: str | None, *, legacy: bool) -> str | None:
+    return "function_call" if legacy and given == "tool_calls" else given

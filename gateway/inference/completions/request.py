@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from core.errors import BadRequest, UnsupportedParameter
-from gateway.inference.decoding import check_label, decode, refuse_unsupported
+from gateway.inference.decoding import check_label, decode_open, refuse_unsupported
 from gateway.inference.request import InferenceRequest
 from gateway.inference.sampling import (
     Count,
@@ -38,7 +38,8 @@ _ids = msgspec.json.Decoder(list[Count])
 
 
 def parse_completion(raw: bytes) -> InferenceRequest:
-    body = decode(_decoder, raw)
+    extra_fields: dict[str, Any] = {}
+    body = decode_open(_decoder, raw, extra_fields)
     refuse_unsupported(body, {"suffix": ("",), "best_of": (1, body.n or 1)})
     check_stream_options(body)
     if body.echo and body.logprobs is not None:
@@ -56,6 +57,7 @@ def parse_completion(raw: bytes) -> InferenceRequest:
         logprobs=body.logprobs,
         echo=bool(body.echo),
         engine_parameters=structured_of(body),
+        extra_fields=extra_fields,
         end_user=check_label("user", body.user),
         **sampling_of(body),
     )

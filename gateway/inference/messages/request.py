@@ -15,6 +15,7 @@ from gateway.inference.decoding import (
     decode,
     refuse_unsupported,
 )
+from gateway.inference.messages.agent_options import notes_of
 from gateway.inference.request import InferenceRequest
 from gateway.inference.sampling import Positive, stops_of
 
@@ -35,6 +36,9 @@ class Block(Request):
     source: Any = None
     citations: Any = None
     cache_control: Any = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None  # of a redacted thought
 
 
 class Message(Request):
@@ -64,8 +68,12 @@ class CountBody(Request, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[Block] | None = None
     tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
-    tool_choice: Any = None
-    thinking: Any = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    cache_control: Any = None  # a cache mark after the last block
+    context_management: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    mcp_servers: Any = None
 
 
 class MessagesBody(CountBody, kw_only=True):
@@ -78,24 +86,23 @@ class MessagesBody(CountBody, kw_only=True):
     metadata: Metadata | None = None
     service_tier: str | None = None
     container: Any = None
-    mcp_servers: Any = None
-    context_management: Any = None
-    output_config: Any = None
 
 
-_COUNT_IGNORED_VALUES: dict[str, tuple[Any, ...]] = {
-    "thinking": ({"type": "disabled"},),
-}
+_COUNT_IGNORED_VALUES: dict[str, tuple[Any, ...]] = {"mcp_servers": ([],)}
 _IGNORED_VALUES = _COUNT_IGNORED_VALUES | {
     "service_tier": ("auto", "standard_only"),
     "container": (),
-    "mcp_servers": ([],),
-    "context_management": (),
 }
 _NAMED = {
     "response_format": "output_config.format",
     "strict": "tools[].strict",
     "continue_final_message": "a conversation that ends with the assistant's message",
+}
+# Thoughts of earlier turns are not shown to the model again, as on Anthropic's API.
+_OWN_BLOCKS: dict[str, tuple[str, ...]] = {
+    "user": ("text",),
+    "system": ("text",),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
 }
 _decoder = msgspec.json.Decoder(MessagesBody)
 _count_decoder = msgspec.json.Decoder(CountBody)
@@ -129,6 +136,7 @@ def parse_messages(raw: bytes) -> InferenceRequest:
 def parse_count(raw: bytes) -> InferenceRequest:
     body = decode(_count_decoder, raw)
     refuse_unsupported(body, _COUNT_IGNORED_VALUES)
+    notes_of(body)
     return InferenceRequest(
         route=f"{ROUTE}/count_tokens",
         model=body.model,
@@ -146,12 +154,12 @@ def _constraints(body: MessagesBody) -> dict[str, Any]:
         engine_parameters["tool_choice"] = forced
     if any(tool.strict for tool in body.tools or ()) and given != {"type": "none"}:
         engine_parameters["strict"] = True
-    if body.output_config:
-        engine_parameters["response_format"] = _output_format(body.output_config)
+    if form := (body.output_config or {}).get("format"):
+        engine_parameters["response_format"] = _output_format(form)
     return {
         "single_tool_call": given.get("disable_parallel_tool_use") is True,
         "engine_parameters": engine_parameters,
-        "extra": {"named": _NAMED},
+        "extra": {"named": _NAMED, "notes": notes_of(body)},
     }
 
 
@@ -192,14 +200,13 @@ def _forced(body: MessagesBody) -> Any:
     return forced
 
 
-def _output_format(config: Any) -> dict[str, Any]:
+def _output_format(form: Any) -> dict[str, Any]:
     """`output_config.format` in the form of OpenAI's response_format."""
-    form = config.get("format") if isinstance(config, dict) and len(config) == 1 else None
     if not isinstance(form, dict) or form.get("type") != "json_schema":
         raise UnsupportedParameter(
-            "output_config supports a format of type json_schema only.",
-            next_step="Remove the other fields of output_config.",
-            param="output_config",
+            "output_config.format supports the type json_schema only.",
+            next_step="Correct output_config.format.",
+            param="output_config.format",
         )
     return {
         "type": "json_schema",
@@ -226,13 +233,16 @@ def _message(where: str, message: Message) -> list[dict[str, Any]]:
     for index, block in enumerate(message.content):
         if block.type == "tool_result":
             content = _result(f"{where}.content[{index}]", block)
-            converted.append(
-                {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content}
-            )
-        elif block.type not in ("text", "tool_use"):
+            result = {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content}
+            if block.cache_control is not None:
+                result["cache_control"] = block.cache_control
+            converted.append(result)
+        elif block.type not in _OWN_BLOCKS[message.role]:
             raise _not_text(f"{where}.content[{index}]")
     if texts or calls:
         own: dict[str, Any] = {"role": message.role, "content": _content(where, texts)}
+        if any(block.cache_control is not None for block in calls):
+            own["cache_control"] = {"type": "ephemeral"}
         if calls:
             own["tool_calls"] = [_call(block) for block in calls]
         converted.append(own)
@@ -254,6 +264,12 @@ def _content(where: str, content: str | list[Block]) -> str | list[dict[str, Any
 
 
 def _result(where: str, block: Block) -> str:
+    """Chat templates have no field for a failed call, so its result says it."""
+    text = _result_text(where, block)
+    return f"Error: {text}" if block.is_error else text
+
+
+def _result_text(where: str, block: Block) -> str:
     if isinstance(block.content, str) or block.content is None:
         return block.content or ""
     if isinstance(block.content, list) and all(

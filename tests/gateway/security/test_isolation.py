@@ -101,7 +101,7 @@ def test_the_tenant_comes_from_the_key_and_from_nothing_in_the_request(two: Two)
         "model": "tiny",
         "messages": [{"role": "user", "content": "hello"}],
         "user": two.victim_tenant,
-        "metadata": {"tenant_id": two.victim_tenant},
+        "safety_identifier": two.victim_tenant,
     }
     headers = {
         "x-tenant-id": two.victim_tenant,

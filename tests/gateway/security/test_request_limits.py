@@ -59,7 +59,8 @@ def test_over_the_limit_no_prompt_is_encoded(
 def test_a_large_prompt_that_is_served_counts_once(deployment: Deployment) -> None:
     key = limited_key(deployment, 2)
     # A large body with a short prompt.
-    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 1, "metadata": {"a": "b" * 20_000}}
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 1}
+    body |= {"bad_words": ["b" * 200] * 100}
     got = [post(deployment, key, "/v1/chat/completions", body).status_code for _ in range(3)]
     assert got == [200, 200, 429]
 

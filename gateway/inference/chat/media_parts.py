@@ -1,0 +1,37 @@
+"""Image and audio parts of a chat, for upstreams that declare `images` or `audio`.
+
+The gateway passes them on unread: they are neither screened nor counted, and the upstream's usage
+bills them.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from core.errors import BadRequest
+
+KINDS: Mapping[str, str] = MappingProxyType({"image_url": "images", "input_audio": "audio"})
+CAPABILITIES = frozenset(KINDS.values())
+RESERVED_TOKENS = 2_000  # for each part, until the upstream reports what it counted
+_SCHEMES = ("https://", "data:image/")
+_FIELDS = {"image_url": {"url", "detail"}, "input_audio": {"data", "format"}}
+
+
+def checked(where: str, kind: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str) and kind == "image_url":
+        value = {"url": value}
+    if not isinstance(value, dict) or not all(
+        name in _FIELDS[kind] and isinstance(each, str) for name, each in value.items()
+    ):
+        raise _wrong(where, f"an object with {' and '.join(sorted(_FIELDS[kind]))}")
+    if kind == "image_url" and not str(value.get("url")).startswith(_SCHEMES):
+        raise _wrong(where, "an image with a data: or https: URL")
+    if kind == "input_audio" and not value.get("data"):
+        raise _wrong(where, "audio with data")
+    return {"type": kind, kind: value}
+
+
+def _wrong(where: str, form: str) -> BadRequest:
+    return BadRequest(
+        f"{where} must be {form}.", next_step=f"Correct {where}.", param=where, code="invalid_value"
+    )
