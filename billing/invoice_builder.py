@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from billing import credits, expiry, invoice_lines, tax_exemptions
+from billing import credits, expiry, invoice_lines, plan_lines, tax_exemptions
 from billing.accounts import lock_accounts
 from billing.credits import Draw
 from billing.invoice_inputs import InvoiceInputs, last_moment, read_inputs
@@ -73,7 +73,7 @@ class InvoiceBuilder:
         account = self.accounts[period.tenant_id]
         currency = account.currency
         invoice = self.inputs.invoices.get(period.id)
-        computed_lines = invoice_lines.build(self.inputs, period, currency)
+        computed_lines = plan_lines.build(self.inputs, period, account)
         if not computed_lines and invoice is None:
             return None
         if invoice is None:

@@ -17,12 +17,13 @@ from billing.models import (
     CreditUse,
     DailyUsage,
     Invoice,
+    InvoiceLine,
     UsageBatch,
     UsageEventRow,
 )
 from billing.pricing import Component
 from billing.rollups import ADJUSTMENT
-from billing.subscriptions import Subscriptions, read_subscriptions
+from billing.subscriptions import YEAR, Subscriptions, read_subscriptions
 
 _D = DailyUsage
 KEY = (_D.project_id, _D.model, _D.adapter, _D.kind, _D.price_version, _D.usage_period_id)
@@ -36,6 +37,8 @@ SUMS = (
     (Component.GPU_SECOND, _D.gpu_seconds, _D.gpu_amount),
     (Component.MODERATION, _D.moderation_calls, _D.moderation_amount),
 )
+_FEES = ("base_fee", "seats")
+_NET_USAGE = ("usage", "late_usage", "adjustment", "included")
 _LAST_MOMENT = timedelta(microseconds=1)
 
 
@@ -53,6 +56,20 @@ class InvoiceInputs:
     used: dict[tuple[str, str], int] = field(default_factory=dict)  # by (period id, kind of credit)
     grants: dict[str, list[CreditGrant]] = field(default_factory=dict)  # by tenant id
     unrated: set[str] = field(default_factory=set)  # ids of periods with unrated usage
+    # Fees on invoices by (subscription, kind), with the end of the invoice's period.
+    fees: dict[tuple[int, str], list[tuple[datetime, InvoiceLine]]] = field(default_factory=dict)
+    # Net usage on earlier invoices: (tenant, end of the period, picounits).
+    drawn: list[tuple[str, datetime, int]] = field(default_factory=list)
+
+    def fees_before(self, subscription_id: int, kind: str, at: datetime) -> list[InvoiceLine]:
+        """Fees of a subscription on the invoices of earlier periods."""
+        return [line for end, line in self.fees.get((subscription_id, kind), ()) if end <= at]
+
+    def drawn_between(self, tenant_id: str, after: datetime, until: datetime) -> int:
+        """Net usage on invoices whose period ends after the one moment and up to the other."""
+        return sum(
+            units for who, end, units in self.drawn if who == tenant_id and after < end <= until
+        )
 
 
 def read_inputs(session: Session, periods: Sequence[BillingPeriod], now: datetime) -> InvoiceInputs:
@@ -67,11 +84,40 @@ def read_inputs(session: Session, periods: Sequence[BillingPeriod], now: datetim
         grants=credits.open_grants(session, tenants, now),
         unrated=_unrated(session, ids),
     )
+    _read_earlier_plan_lines(session, inputs, ids)
     behind = {str(row[len(KEY) - 1]) for rows in inputs.usage.values() for row in rows}
     behind |= {each.usage_period_id for some in inputs.adjustments.values() for each in some}
     inputs.bounds = {period.id: (period.starts_at, period.ends_at) for period in periods}
     inputs.bounds |= _bounds(session, behind - inputs.bounds.keys())
     return inputs
+
+
+def _read_earlier_plan_lines(session: Session, inputs: InvoiceInputs, ids: Sequence[str]) -> None:
+    """For tenants whose plan is billed by the year or in advance; others need no earlier invoice."""
+    tenants = [
+        tenant_id
+        for tenant_id, held in inputs.subscriptions.items()
+        if any(plan.in_advance or plan.interval == YEAR for _, plan in held)
+    ]
+    if not tenants:
+        return
+    rows = session.execute(
+        select(InvoiceLine, Invoice.tenant_id, Invoice.period_end)
+        .join(Invoice, Invoice.id == InvoiceLine.invoice_id)
+        .where(
+            Invoice.tenant_id.in_(tenants),
+            Invoice.period_id.not_in(ids),
+            InvoiceLine.kind.in_((*_FEES, *_NET_USAGE)),
+        )
+    )
+    fees: dict[tuple[int, str], list[tuple[datetime, InvoiceLine]]] = defaultdict(list)
+    for line, tenant_id, period_end in rows:
+        if line.kind in _NET_USAGE:
+            inputs.drawn.append((tenant_id, period_end, line.exact))
+        elif "subscription" in line.details:
+            key = (int(line.details["subscription"]), line.kind)
+            fees[key].append((period_end, line))
+    inputs.fees = fees
 
 
 def last_moment(period: BillingPeriod) -> datetime:

@@ -1,4 +1,4 @@
-"""Exact lines of a period's invoice: usage from the roll-ups, adjustments and plan fees."""
+"""Exact lines of a period's invoice for usage, from the roll-ups, and adjustments."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -7,7 +7,6 @@ from typing import Any
 from billing.invoice_inputs import SUMS, InvoiceInputs
 from billing.models import BillingPeriod
 from billing.pricing import TOKENS, Component
-from billing.subscriptions import Segment, segments
 from core.events import UsageKind
 from core.money import round_to_minor
 
@@ -48,16 +47,6 @@ class Line:
     quantity: int = 0
     unit: str = ""
     details: dict[str, Any] = field(default_factory=dict)
-
-
-def build(inputs: InvoiceInputs, period: BillingPeriod, currency: str) -> list[Line]:
-    """All lines of the period's invoice before credit and tax."""
-    usage = usage_lines(inputs, period, currency)
-    changes = adjustment_lines(inputs, period, currency)
-    spent = sum(line.exact for line in usage + changes)
-    held = inputs.subscriptions.get(period.tenant_id, ())
-    parts = segments(held, period.starts_at, period.ends_at)
-    return usage + changes + plan_lines(parts, period, spent, currency)
 
 
 def usage_lines(inputs: InvoiceInputs, period: BillingPeriod, currency: str) -> list[Line]:
@@ -114,57 +103,6 @@ def adjustment_lines(inputs: InvoiceInputs, period: BillingPeriod, currency: str
         )
         for row in inputs.adjustments.get(period.id, ())
     ]
-
-
-def plan_lines(
-    parts: list[Segment], period: BillingPeriod, spent: int, currency: str
-) -> list[Line]:
-    """Fees and seats per segment; included usage and commitment over the whole period."""
-    found = []
-    for part in parts:
-        plan = part.plan
-        partial = part.end - part.begin < part.whole
-        share = f", {part.starts_at:%Y-%m-%d} to {part.ends_at:%Y-%m-%d}" if partial else ""
-        extra = max(0, part.seats - plan.included_seats)
-        for kind, units, count, text in (
-            ("base_fee", plan.base_fee, 1, f"Plan {plan.name}"),
-            ("seats", plan.seat_fee * extra, extra, f"Plan {plan.name}, {extra} seats"),
-        ):
-            if units:
-                exact = part.share(units)
-                found.append(_plan_line(kind, text + share, exact, currency, part, count))
-    included = sum(part.share(part.plan.included_usage) for part in parts)
-    covered = max(0, min(included, spent))
-    if covered:
-        found.append(
-            _whole_line("included", "Usage included in the plan", -covered, currency, period)
-        )
-    committed = sum(part.share(part.plan.minimum_commitment) for part in parts)
-    missing = committed - (spent - covered)
-    if committed and missing > 0:
-        text = "Minimum commitment, shortfall"
-        found.append(_whole_line("commitment", text, missing, currency, period))
-    return found
-
-
-def _plan_line(kind: str, text: str, exact: int, currency: str, part: Segment, count: int) -> Line:
-    minor = round_to_minor(exact, currency)[0]
-    return Line(
-        kind,
-        text,
-        exact,
-        minor,
-        part.starts_at,
-        part.ends_at,
-        quantity=count,
-        unit="seats" if kind == "seats" else "plan",
-        details={"plan": part.plan.id, "seats": part.seats},
-    )
-
-
-def _whole_line(kind: str, text: str, exact: int, currency: str, period: BillingPeriod) -> Line:
-    minor = round_to_minor(exact, currency)[0]
-    return Line(kind, text, exact, minor, period.starts_at, period.ends_at)
 
 
 def _shown(component: Component, kind: str, quantity: int, exact: int) -> bool:

@@ -1,17 +1,21 @@
 """Subscriptions of tenants to plans, with seats; changes within a period are prorated."""
 
+from calendar import monthrange
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing.accounts import lock_account
-from billing.models import Plan, Subscription
+from billing.models import BillingAccount, Plan, Subscription
+from billing.periods import period_around, zone_of
 from core.errors import BadRequest, Conflict, NotFound
 
+MONTH, YEAR = "month", "year"
+AMOUNTS = ("base_fee", "seat_fee", "included_usage", "minimum_commitment")
 Subscriptions = dict[str, list[tuple[Subscription, Plan]]]  # by tenant
 
 
@@ -26,6 +30,7 @@ class Segment:
     begin: int  # microseconds after the start of the period
     end: int
     whole: int  # microseconds of the period
+    subscription_id: int = 0
 
     def share(self, units: int) -> int:
         """This segment's share of a per-period amount. Shares that fill the period sum to it."""
@@ -33,9 +38,15 @@ class Segment:
 
 
 def subscribe(
-    session: Session, tenant_id: str, plan_name: str, at: datetime, seats: int = 0
+    session: Session,
+    tenant_id: str,
+    plan_name: str,
+    at: datetime,
+    seats: int = 0,
+    overrides: Mapping[str, int] | None = None,
 ) -> Subscription:
-    """Put the tenant on the plan from `at` on; the current subscription ends there."""
+    """Put the tenant on the plan from `at` on; the current subscription ends there. `overrides` are
+    amounts of this contract in picounits, in place of the plan's."""
     account = lock_account(session, tenant_id)
     plan = session.scalar(select(Plan).where(Plan.name == plan_name))
     if plan is None:
@@ -48,18 +59,90 @@ def subscribe(
         )
     if seats < 0:
         raise BadRequest(f"seats is {seats}; it must not be negative.", param="seats")
-    current = _current(session, tenant_id)
-    if current is not None and current.starts_at >= at:
+    agreed = _checked_overrides(overrides or {})
+    held = _held(session, tenant_id)
+    last = held[-1] if held else None
+    if last is not None and last.starts_at >= at:
         raise Conflict(
-            f"The current subscription starts at {current.starts_at:%Y-%m-%d %H:%M} UTC.",
+            f"The latest subscription starts at {last.starts_at:%Y-%m-%d %H:%M} UTC.",
             next_step="Choose a later start.",
         )
-    if current is not None:
-        current.ends_at = at
-    created = Subscription(tenant_id=tenant_id, plan_id=plan.id, seats=seats, starts_at=at)
+    if last is not None and (last.ends_at is None or last.ends_at > at):
+        last.ends_at = at
+    billed_from = last.billed_from if last is not None else at + timedelta(days=plan.trial_days)
+    created = Subscription(
+        tenant_id=tenant_id,
+        plan_id=plan.id,
+        seats=seats,
+        starts_at=at,
+        billed_from=billed_from if billed_from is not None and billed_from > at else None,
+        overrides=agreed,
+    )
     session.add(created)
     session.flush()
     return created
+
+
+def cancel(
+    session: Session, tenant_id: str, now: datetime, *, at_term_end: bool = False
+) -> Subscription:
+    """End the subscription now, or where its current month or year ends. Fees paid in advance for
+    later return with the next invoice."""
+    account = lock_account(session, tenant_id)
+    subscription = _running(session, tenant_id, now)
+    subscription.ends_at = now
+    if at_term_end:
+        plan = session.get_one(Plan, subscription.plan_id)
+        subscription.ends_at = term_around(subscription, plan, account, now)[1]
+    session.flush()
+    return subscription
+
+
+def pause(session: Session, tenant_id: str, now: datetime, until: datetime) -> Subscription:
+    """End the subscription now and begin it again on a date; a year begins anew there."""
+    lock_account(session, tenant_id)
+    running = _running(session, tenant_id, now)
+    if until <= now:
+        raise BadRequest(
+            f"The pause ends at {until:%Y-%m-%d %H:%M} UTC, which is past.", param="until"
+        )
+    plan = session.get_one(Plan, running.plan_id)
+    running.ends_at = now
+    session.flush()
+    return subscribe(session, tenant_id, plan.name, until, running.seats, running.overrides)
+
+
+def resume(session: Session, tenant_id: str, now: datetime) -> Subscription:
+    """Begin a paused subscription now."""
+    lock_account(session, tenant_id)
+    held = _held(session, tenant_id)
+    if not held or held[-1].starts_at <= now:
+        raise Conflict("No subscription is paused.", next_step="Subscribe the tenant to a plan.")
+    held[-1].starts_at = now
+    session.flush()
+    return held[-1]
+
+
+def term_around(
+    subscription: Subscription, plan: Plan, account: BillingAccount, at: datetime
+) -> tuple[datetime, datetime]:
+    """The billing period or contract year around `at`."""
+    if plan.interval == MONTH:
+        return period_around(at, account.anchor_day, account.timezone)
+    number = 0
+    while anniversary(subscription.fees_from, number + 1, account.timezone) <= at:
+        number += 1
+    bounds = (
+        anniversary(subscription.fees_from, n, account.timezone) for n in (number, number + 1)
+    )
+    return next(bounds), next(bounds)
+
+
+def anniversary(start: datetime, years: int, timezone: str) -> datetime:
+    """The same local time years later; February 29 becomes February 28."""
+    local = start.astimezone(zone_of(timezone))
+    day = min(local.day, monthrange(local.year + years, local.month)[1])
+    return local.replace(year=local.year + years, day=day).astimezone(UTC)
 
 
 def read_subscriptions(session: Session, tenant_ids: Iterable[str]) -> Subscriptions:
@@ -72,22 +155,29 @@ def read_subscriptions(session: Session, tenant_ids: Iterable[str]) -> Subscript
     )
     found: Subscriptions = defaultdict(list)
     for subscription, plan in rows:
-        found[subscription.tenant_id].append((subscription, plan))
+        found[subscription.tenant_id].append((subscription, _as_agreed(subscription, plan)))
     return found
 
 
 def segments(
-    held: Sequence[tuple[Subscription, Plan]], starts_at: datetime, ends_at: datetime
+    held: Sequence[tuple[Subscription, Plan]],
+    starts_at: datetime,
+    ends_at: datetime,
+    *,
+    with_trial: bool = True,
 ) -> list[Segment]:
     """The segments of a period, in order; time without a subscription has none."""
     found = []
     for subscription, plan in held:
-        start = max(starts_at, subscription.starts_at)
+        begins = subscription.starts_at if with_trial else subscription.fees_from
+        start = max(starts_at, begins)
         end = min(ends_at, subscription.ends_at or ends_at)
         if start < end:
             offsets = (_micros(start - starts_at), _micros(end - starts_at))
             whole = _micros(ends_at - starts_at)
-            found.append(Segment(plan, subscription.seats, start, end, *offsets, whole))
+            found.append(
+                Segment(plan, subscription.seats, start, end, *offsets, whole, subscription.id)
+            )
     return found
 
 
@@ -104,9 +194,34 @@ def _micros(span: timedelta) -> int:
     return span // timedelta(microseconds=1)
 
 
-def _current(session: Session, tenant_id: str) -> Subscription | None:
-    return session.scalar(
-        select(Subscription).where(
-            Subscription.tenant_id == tenant_id, Subscription.ends_at.is_(None)
-        )
+def _held(session: Session, tenant_id: str) -> list[Subscription]:
+    rows = select(Subscription).where(Subscription.tenant_id == tenant_id)
+    return list(session.scalars(rows.order_by(Subscription.starts_at)))
+
+
+def _running(session: Session, tenant_id: str, now: datetime) -> Subscription:
+    for each in _held(session, tenant_id):
+        if each.starts_at <= now and (each.ends_at is None or each.ends_at > now):
+            return each
+    raise NotFound(
+        f"Tenant {tenant_id} has no subscription now.", next_step="Subscribe it to a plan first."
     )
+
+
+def _checked_overrides(given: Mapping[str, int]) -> dict[str, int]:
+    for name, units in given.items():
+        if name not in AMOUNTS or units < 0:
+            raise BadRequest(
+                f"{name!r} with {units} picounits cannot be agreed in a contract.",
+                next_step=f"Give amounts of at least 0 for {', '.join(AMOUNTS)}.",
+                param="overrides",
+            )
+    return dict(given)
+
+
+def _as_agreed(subscription: Subscription, plan: Plan) -> Plan:
+    """The plan with the amounts of the contract; not part of the session."""
+    if not subscription.overrides:
+        return plan
+    columns = {column.key: getattr(plan, column.key) for column in Plan.__table__.columns}
+    return Plan(**(columns | {name: int(units) for name, units in subscription.overrides.items()}))

@@ -27,7 +27,8 @@ class Seller(Base):
 
 
 class Plan(Base):
-    """Fees and terms of a subscription; amounts are per period, in one currency."""
+    """Fees and terms of a subscription, in one currency. Fees and the commitment are per interval: a
+    billing period, or a year from the start of the subscription. Included usage is per period."""
 
     __tablename__ = "plans"
 
@@ -39,6 +40,9 @@ class Plan(Base):
     included_seats: Mapped[int] = mapped_column(default=0)
     included_usage: Mapped[int] = mapped_column(Units, default=0)  # usage included per period
     minimum_commitment: Mapped[int] = mapped_column(Units, default=0)
+    interval: Mapped[str] = mapped_column(String(10), default="month")  # month | year
+    in_advance: Mapped[bool] = mapped_column(default=False)  # the fees; a commitment never is
+    trial_days: Mapped[int] = mapped_column(default=0)  # of a tenant's first subscription
     grace_hours: Mapped[int] = mapped_column(
         default=24
     )  # time for late events before an invoice is final
@@ -93,6 +97,14 @@ class Subscription(Base):
     seats: Mapped[int] = mapped_column(default=0)
     starts_at: Mapped[datetime] = mapped_column(UtcDateTime)
     ends_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    billed_from: Mapped[datetime | None] = mapped_column(UtcDateTime)  # end of a trial
+    overrides: Mapped[dict[str, Any]] = mapped_column(
+        Json, default=dict
+    )  # amounts of this contract in place of the plan's, in picounits
+
+    @property
+    def fees_from(self) -> datetime:
+        return self.billed_from or self.starts_at
 
 
 class TaxRate(Base):

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from billing import subscription_views
 from billing.models import BillingAccount, DailyTenantUsage
 from billing.onboarding import BillingDetails, Customer, Owner, onboard
 from core.errors import NotFound
@@ -173,6 +174,7 @@ def tenant_page(request: Request) -> Response:
         rules = [limits.describe(rule) for rule in limits.plan_of(session, tenant).rules]
         live = sum(key.revoked_at is None for key in keys.all_of(session, scope))
         plans = sorted(plan_store.all_of(session))
+        held = subscription_views.subscriptions_json(session, tenant.id, now)
     drawn = charts.stacked_bars("Spend", models.labels, models.series("amount"), money_label)
     page_data = PageData(
         tenant.display_name,
@@ -189,11 +191,39 @@ def tenant_page(request: Request) -> Response:
             costs_table(models, tenant.currency),
             costs_table(by_key, tenant.currency),
             Table("Limits in force", _LIMITS, rules, totals=False),
+            _subscriptions(held, tenant.currency),
         ],
         forms=_changes(tenant, plans),
         back=(PATH, "All tenants"),
     )
     return show(request, page_data)
+
+
+def _subscriptions(held: list[dict[str, Any]], currency: str) -> Table:
+    columns = [
+        Column("plan", "Plan"),
+        Column("interval", "Interval"),
+        Column("state", "State", "badge"),
+        Column("seats", "Seats", "whole"),
+        Column("first", "From"),
+        Column("last", "To"),
+        Column("fee", "Fee", "money"),
+        Column("committed", "Commitment", "money"),
+        Column("used", "Used", "money", "Usage that counts towards the commitment of this term."),
+    ]
+    rows = [
+        {
+            **each,
+            "first": each["from"][:10],
+            "last": each["to"][:10] if each["to"] else None,
+            "fee": int(each["base_fee"]["units"]),
+            "committed": int(each["minimum_commitment"]["units"]),
+            "used": int(each["commitment"]["used"]["units"]) if "commitment" in each else None,
+            "currency": currency,
+        }
+        for each in held
+    ]
+    return Table("Subscriptions", columns, rows, totals=False, empty="No billing plan.")
 
 
 _LIMITS = [

@@ -1,10 +1,9 @@
-"""/admin/v1 billing for the operator: prices, plans, subscriptions, credits, credit notes."""
+"""/admin/v1 billing for the operator: prices, accounts, credits, credit notes."""
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 
 from billing import (
     accounts,
@@ -13,13 +12,10 @@ from billing import (
     invoices,
     price_changes,
     prices,
-    subscriptions,
 )
-from billing.models import Plan, PriceVersionRow
+from billing.models import PriceVersionRow
 from billing.tax_ids import check_region, check_tax_id
 from billing.views import minor, money, price_json
-from core.errors import Conflict
-from core.ids import new_id
 from core.money import Money, units_of
 from gateway.api.admin import billing_schemas as bodies
 from gateway.api.admin.access import OperatorContext, RequireOperator
@@ -29,7 +25,6 @@ from gateway.api.admin.billing_records import account_of, record, tenant_id_of
 router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])
 ReadAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "read"))]
 WriteAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "write"))]
-_PLAN_MONEY = ("base_fee", "seat_fee", "included_usage", "minimum_commitment")
 
 
 @router.get("/prices")
@@ -64,42 +59,6 @@ def save_price(body: bodies.NewPrice, ctx: WriteAccess, tenant: str = "") -> dic
         shown = price_json(session.get_one(PriceVersionRow, created.id))
         record(session, ctx, draft.tenant_id, "price.save", created.id, shown)
     return shown
-
-
-@router.get("/billing-plans")
-def list_plans(ctx: ReadAccess) -> dict[str, Any]:
-    with ctx.database.read() as session:
-        result = session.scalars(select(Plan).order_by(Plan.name))
-        return {"object": "list", "data": [_plan(each) for each in result]}
-
-
-@router.post("/billing-plans", status_code=201)
-def create_plan(body: bodies.NewPlan, ctx: WriteAccess) -> dict[str, Any]:
-    fields = body.model_dump()
-    fields |= {name: units_of(fields[name]) for name in _PLAN_MONEY}
-    try:
-        with ctx.database.transaction() as session:
-            created = Plan(id=new_id("plan"), created_at=ctx.clock.now(), **fields)
-            session.add(created)
-            session.flush()
-            record(session, ctx, "", "plan.create", created.id, _plan(created))
-            return _plan(created)
-    except IntegrityError:
-        raise Conflict(
-            f"A plan called {body.name!r} already exists.", next_step="Choose another name."
-        ) from None
-
-
-@router.post("/tenants/{tenant}/subscription", status_code=201)
-def subscribe(tenant: str, body: bodies.Subscribe, ctx: WriteAccess) -> dict[str, Any]:
-    """Move the tenant to the plan now; the previous plan's fee is prorated."""
-    now = ctx.clock.now()
-    with ctx.database.transaction() as session:
-        tenant_id = account_of(session, ctx, tenant)
-        subscriptions.subscribe(session, tenant_id, body.plan, now, body.seats)
-        shown = {"tenant_id": tenant_id, "plan": body.plan, "seats": body.seats}
-        record(session, ctx, tenant_id, "subscription.change", tenant_id, shown)
-    return shown | {"from": now.isoformat()}
 
 
 @router.post("/tenants/{tenant}/credits", status_code=201)
@@ -173,17 +132,3 @@ def issue_credit_note(
         }
         record(session, ctx, invoice.tenant_id, "credit_note.issue", note.id, shown)
     return shown
-
-
-def _plan(each: Plan) -> dict[str, Any]:
-    names = (
-        "id",
-        "name",
-        "currency",
-        "included_seats",
-        "grace_hours",
-        "payment_terms_days",
-        "suspend_after_days",
-    )
-    shown = {name: getattr(each, name) for name in names}
-    return shown | {name: money(getattr(each, name), each.currency) for name in _PLAN_MONEY}

@@ -1,9 +1,9 @@
 """Request bodies of the billing routes. Amounts are decimal strings in the major unit."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 Amount = Field(pattern=r"^\d{1,12}(\.\d{1,12})?$", examples=["25.00"])
 
@@ -72,6 +72,11 @@ class NewPlan(Body):
     included_seats: int = Field(0, ge=0, le=1_000_000)
     included_usage: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
     minimum_commitment: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
+    interval: Literal["month", "year"] = Field(
+        "month", description="of the fees and the commitment"
+    )
+    in_advance: bool = Field(False, description="bill fees ahead; the commitment never is")
+    trial_days: int = Field(0, ge=0, le=365, description="without fees, for a first subscription")
     grace_hours: int = Field(24, ge=0, le=24 * 28)
     payment_terms_days: int = Field(14, ge=0, le=365)
     suspend_after_days: int | None = Field(None, ge=0, le=365)
@@ -80,6 +85,18 @@ class NewPlan(Body):
 class Subscribe(Body):
     plan: str = Field(min_length=1, max_length=120)
     seats: int = Field(0, ge=0, le=1_000_000)
+    overrides: dict[str, Annotated[str, Field(pattern=r"^\d{1,9}(\.\d{1,12})?$")]] = Field(
+        {},
+        description="Amounts of this contract by name, such as base_fee, in place of the plan's.",
+    )
+
+
+class CancelSubscription(Body):
+    at_term_end: bool = False
+
+
+class PauseSubscription(Body):
+    until: AwareDatetime
 
 
 class AccountChange(Body):

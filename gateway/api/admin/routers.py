@@ -14,6 +14,7 @@ from gateway.api.admin import (
     payments,
     policies,
     roles,
+    subscriptions,
     taxes,
     tenants,
 )
@@ -31,6 +32,7 @@ ROUTERS = (
     billing.router,
     payments.router,
     billing_admin.router,
+    subscriptions.router,
     taxes.router,
     exports.router,
     engines.router,

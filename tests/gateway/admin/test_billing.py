@@ -20,6 +20,17 @@ def test_prices_plans_credit_and_taxes_reach_the_invoice(town: Town) -> None:
     path = f"/admin/v1/tenants/{acme.name}"
     made = town.as_operator("POST", f"{path}/subscription", json={"plan": "pro", "seats": 2})
     assert made.status_code == 201, made.text
+    paused = town.as_operator(
+        "POST", f"{path}/subscription/pause", json={"until": "2099-01-01T00:00:00Z"}
+    )
+    assert [each["state"] for each in paused.json()["data"]] == ["ended", "paused"]
+    resumed = town.as_operator("POST", f"{path}/subscription/resume")
+    assert [each["state"] for each in resumed.json()["data"]] == ["ended", "active"]
+    ending = town.as_operator("POST", f"{path}/subscription/cancel", json={"at_term_end": True})
+    assert ending.json()["data"][-1]["to"] is not None
+    own = town.call("GET", "/admin/v1/subscription", acme.keys["finance"]).json()["data"]
+    assert own[-1]["commitment"]["left"]["amount"] == "100"
+    assert town.as_operator("GET", f"{path}/subscription").json()["data"] == own
     gift = {"kind": "promo", "amount": "12.50", "reference": "welcome"}
     first = town.as_operator("POST", f"{path}/credits", json=gift)
     again = town.as_operator("POST", f"{path}/credits", json=gift)

@@ -1,0 +1,132 @@
+"""/admin/v1: billing plans, and the subscriptions of tenants to them."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from billing import subscription_views, subscriptions
+from billing.models import Plan
+from core.errors import Conflict
+from core.ids import new_id
+from core.money import units_of
+from gateway.api.admin import billing_schemas as bodies
+from gateway.api.admin.access import (
+    AdminContext,
+    OperatorContext,
+    RequireOperator,
+    RequirePermission,
+)
+from gateway.api.admin.billing_records import account_of, record
+
+router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])
+ReadAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "read"))]
+WriteAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "write"))]
+InvoiceReadAccess = Annotated[AdminContext, Depends(RequirePermission("invoices", "read"))]
+
+
+@router.get("/billing-plans")
+def list_plans(ctx: ReadAccess) -> dict[str, Any]:
+    with ctx.database.read() as session:
+        result = session.scalars(select(Plan).order_by(Plan.name))
+        return {"object": "list", "data": [subscription_views.plan_json(each) for each in result]}
+
+
+@router.post("/billing-plans", status_code=201)
+def create_plan(body: bodies.NewPlan, ctx: WriteAccess) -> dict[str, Any]:
+    fields = body.model_dump()
+    fields |= {name: units_of(fields[name]) for name in subscriptions.AMOUNTS}
+    try:
+        with ctx.database.transaction() as session:
+            created = Plan(id=new_id("plan"), created_at=ctx.clock.now(), **fields)
+            session.add(created)
+            session.flush()
+            shown = subscription_views.plan_json(created)
+            record(session, ctx, "", "plan.create", created.id, shown)
+            return shown
+    except IntegrityError:
+        raise Conflict(
+            f"A plan called {body.name!r} already exists.", next_step="Choose another name."
+        ) from None
+
+
+@router.get("/subscription")
+def own_subscriptions(ctx: InvoiceReadAccess) -> dict[str, Any]:
+    """The tenant's subscriptions, the earliest first, with the use of a yearly commitment."""
+    with ctx.database.read() as session:
+        rows = subscription_views.subscriptions_json(session, ctx.scope.tenant_id, ctx.clock.now())
+    return {"object": "list", "data": rows}
+
+
+@router.get("/tenants/{tenant}/subscription")
+def list_subscriptions(tenant: str, ctx: ReadAccess) -> dict[str, Any]:
+    with ctx.database.transaction() as session:
+        tenant_id = account_of(session, ctx, tenant)
+        rows = subscription_views.subscriptions_json(session, tenant_id, ctx.clock.now())
+    return {"object": "list", "data": rows}
+
+
+@router.post("/tenants/{tenant}/subscription", status_code=201)
+def subscribe(tenant: str, body: bodies.Subscribe, ctx: WriteAccess) -> dict[str, Any]:
+    """Move the tenant to the plan now; the previous plan's fee is prorated."""
+    now = ctx.clock.now()
+    agreed = {name: units_of(amount) for name, amount in body.overrides.items()}
+    with ctx.database.transaction() as session:
+        tenant_id = account_of(session, ctx, tenant)
+        subscriptions.subscribe(session, tenant_id, body.plan, now, body.seats, agreed)
+        shown = {
+            "tenant_id": tenant_id,
+            "plan": body.plan,
+            "seats": body.seats,
+            "overrides": body.overrides,
+        }
+        record(session, ctx, tenant_id, "subscription.change", tenant_id, shown)
+    return shown | {"from": now.isoformat()}
+
+
+@router.post("/tenants/{tenant}/subscription/cancel")
+def cancel(tenant: str, body: bodies.CancelSubscription, ctx: WriteAccess) -> dict[str, Any]:
+    """End the subscription now, or with `at_term_end` at the end of its month or year."""
+
+    def _act(session: Session, tenant_id: str) -> object:
+        return subscriptions.cancel(
+            session, tenant_id, ctx.clock.now(), at_term_end=body.at_term_end
+        )
+
+    return _changed(tenant, ctx, "cancel", _act)
+
+
+@router.post("/tenants/{tenant}/subscription/pause")
+def pause(tenant: str, body: bodies.PauseSubscription, ctx: WriteAccess) -> dict[str, Any]:
+    return _changed(
+        tenant,
+        ctx,
+        "pause",
+        lambda session, tenant_id: subscriptions.pause(
+            session, tenant_id, ctx.clock.now(), body.until
+        ),
+    )
+
+
+@router.post("/tenants/{tenant}/subscription/resume")
+def resume(tenant: str, ctx: WriteAccess) -> dict[str, Any]:
+    return _changed(
+        tenant,
+        ctx,
+        "resume",
+        lambda session, tenant_id: subscriptions.resume(session, tenant_id, ctx.clock.now()),
+    )
+
+
+def _changed(
+    tenant: str, ctx: OperatorContext, name: str, act: Callable[[Session, str], object]
+) -> dict[str, Any]:
+    with ctx.database.transaction() as session:
+        tenant_id = account_of(session, ctx, tenant)
+        act(session, tenant_id)
+        rows = subscription_views.subscriptions_json(session, tenant_id, ctx.clock.now())
+        record(session, ctx, tenant_id, f"subscription.{name}", tenant_id, rows[-1])
+    return {"object": "list", "data": rows}

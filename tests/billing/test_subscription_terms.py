@@ -1,0 +1,195 @@
+"""Plans by the year and in advance, trials, cancellation, pauses, contracts and commitments; every
+amount is worked out by hand.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from billing import invoice_run, invoices, subscriptions
+from billing.models import Plan
+from billing.views import invoice_json
+from core.errors import BadRequest, Conflict, NotFound
+from core.money import units_of
+from tests.billing.conftest import Deployment
+from tests.billing.test_invoices import clean
+from tests.billing.test_plans import plan, subscribe
+
+Shown = list[tuple[str, str, str]]  # kind, from and to, amount
+
+
+def at(deployment: Deployment, month: int, day: int, year: int = 2026) -> None:
+    deployment.clock.set(datetime(year, month, day, tzinfo=UTC))
+
+
+def final(deployment: Deployment, month: int, year: int = 2026) -> list[Shown]:
+    """Invoices that become final on the third of the month."""
+    at(deployment, month, 3, year)
+    result = invoice_run.run(deployment.database, deployment.clock)
+    assert not result.failed
+    with deployment.database.read() as session:
+        documents = [invoice_json(session, invoices.get(session, one)) for one in result.finalised]
+    clean(deployment)
+    return [
+        [_shown(line) for line in each["lines"] if line["kind"] != "usage"] for each in documents
+    ]
+
+
+def _shown(line: dict[str, Any]) -> tuple[str, str, str]:
+    starts, ends = line["starts_at"][:10], line["ends_at"][:10]
+    return line["kind"], f"{starts} {ends}", line["billed"]["text"]
+
+
+def test_a_year_in_advance_is_billed_once_and_returns_what_is_cancelled(
+    deployment: Deployment,
+) -> None:
+    plan(deployment, "year", base_fee=units_of("365"), interval="year", in_advance=True)
+    subscribe(deployment, "year")
+    assert final(deployment, 2) == [[("base_fee", "2026-01-01 2027-01-01", "365.00")]]
+    assert final(deployment, 3) == []
+    at(deployment, 3, 2)
+    with deployment.database.transaction() as session:
+        subscriptions.cancel(session, "acme", deployment.clock.now())
+    # January, February and one day of March are 60 days; 305 of 365 dollars return.
+    assert final(deployment, 4) == [[("base_fee", "2026-03-02 2027-01-01", "-305.00")]]
+    assert final(deployment, 2, 2027) == []
+
+
+def test_a_second_year_is_billed_where_it_begins(deployment: Deployment) -> None:
+    plan(deployment, "year", base_fee=units_of("120"), interval="year", in_advance=True)
+    at(deployment, 2, 15)
+    subscribe(deployment, "year")
+    assert final(deployment, 3) == [[("base_fee", "2026-02-15 2027-02-15", "120.00")]]
+    assert final(deployment, 2, 2027) == []
+    assert final(deployment, 3, 2027) == [[("base_fee", "2027-02-15 2028-02-15", "120.00")]]
+
+
+def test_a_year_in_arrears_is_billed_where_it_ends(deployment: Deployment) -> None:
+    plan(deployment, "year", base_fee=units_of("120"), interval="year")
+    subscribe(deployment, "year")
+    assert final(deployment, 12) == []
+    assert final(deployment, 1, 2027) == [[("base_fee", "2026-01-01 2027-01-01", "120.00")]]
+
+
+def test_months_in_advance_are_billed_with_the_month_before(deployment: Deployment) -> None:
+    plan(deployment, "ahead", base_fee=units_of("31"), in_advance=True)
+    at(deployment, 1, 16)
+    subscribe(deployment, "ahead")
+    january = ("base_fee", "2026-01-16 2026-02-01", "16.00")
+    assert final(deployment, 2) == [[january, ("base_fee", "2026-02-01 2026-03-01", "31.00")]]
+    assert final(deployment, 3) == [[("base_fee", "2026-03-01 2026-04-01", "31.00")]]
+    at(deployment, 3, 11)
+    with deployment.database.transaction() as session:
+        subscriptions.cancel(session, "acme", deployment.clock.now())
+    # 21 of the 31 days of March return.
+    assert final(deployment, 4) == [[("base_fee", "2026-03-11 2026-04-01", "-21.00")]]
+
+
+def test_an_upgrade_in_advance_returns_the_rest_of_the_smaller_plan(
+    deployment: Deployment,
+) -> None:
+    plan(deployment, "small", base_fee=units_of("28"), in_advance=True)
+    plan(deployment, "large", base_fee=units_of("56"), seat_fee=units_of("2.80"), in_advance=True)
+    subscribe(deployment, "small")
+    final(deployment, 2)
+    at(deployment, 2, 15)
+    subscribe(deployment, "large", seats=2)
+    assert final(deployment, 3) == [
+        [
+            ("base_fee", "2026-02-15 2026-03-01", "-14.00"),
+            ("base_fee", "2026-02-15 2026-03-01", "28.00"),
+            ("base_fee", "2026-03-01 2026-04-01", "56.00"),
+            ("seats", "2026-02-15 2026-03-01", "2.80"),
+            ("seats", "2026-03-01 2026-04-01", "5.60"),
+        ]
+    ]
+
+
+def test_a_trial_waives_fees_once_and_a_change_does_not_renew_it(deployment: Deployment) -> None:
+    fields = {"base_fee": units_of("31"), "minimum_commitment": units_of("62"), "trial_days": 10}
+    plan(deployment, "pro", **fields)
+    plan(deployment, "other", **fields)
+    subscribe(deployment, "pro")
+    at(deployment, 1, 6)
+    subscribe(deployment, "other")
+    # Fees and commitment from January 11 on: 21 of 31 days.
+    assert final(deployment, 2) == [
+        [
+            ("base_fee", "2026-01-11 2026-02-01", "21.00"),
+            ("commitment", "2026-01-01 2026-02-01", "42.00"),
+        ]
+    ]
+
+
+def test_a_cancellation_at_the_end_of_the_term(deployment: Deployment) -> None:
+    plan(deployment, "month", base_fee=units_of("10"))
+    subscribe(deployment, "month")
+    at(deployment, 1, 20)
+    with deployment.database.transaction() as session:
+        ended = subscriptions.cancel(session, "acme", deployment.clock.now(), at_term_end=True)
+        assert ended.ends_at == datetime(2026, 2, 1, tzinfo=UTC)
+    assert final(deployment, 2) == [[("base_fee", "2026-01-01 2026-02-01", "10.00")]]
+    assert final(deployment, 3) == []
+    with deployment.database.transaction() as session, pytest.raises(NotFound):
+        subscriptions.cancel(session, "acme", deployment.clock.now())
+
+
+def test_a_pause_costs_nothing_and_can_end_early(deployment: Deployment) -> None:
+    plan(deployment, "month", base_fee=units_of("31"))
+    subscribe(deployment, "month", seats=3)
+    at(deployment, 1, 11)
+    with deployment.database.transaction() as session:
+        now = deployment.clock.now()
+        with pytest.raises(BadRequest, match="is past"):
+            subscriptions.pause(session, "acme", now, now)
+        subscriptions.pause(session, "acme", now, datetime(2026, 6, 1, tzinfo=UTC))
+    at(deployment, 1, 22)
+    with deployment.database.transaction() as session:
+        resumed = subscriptions.resume(session, "acme", deployment.clock.now())
+        assert resumed.seats == 3
+        with pytest.raises(Conflict, match="No subscription is paused"):
+            subscriptions.resume(session, "acme", deployment.clock.now())
+    assert final(deployment, 2) == [
+        [
+            ("base_fee", "2026-01-01 2026-01-11", "10.00"),
+            ("base_fee", "2026-01-22 2026-02-01", "10.00"),
+        ]
+    ]
+
+
+def test_a_contract_replaces_amounts_of_the_plan(deployment: Deployment) -> None:
+    plan(deployment, "list", base_fee=units_of("100"), seat_fee=units_of("5"))
+    with deployment.database.transaction() as session:
+        agreed = {"base_fee": units_of("80")}
+        now = deployment.clock.now()
+        with pytest.raises(BadRequest, match="cannot be agreed"):
+            subscriptions.subscribe(session, "acme", "list", now, overrides={"name": 1})
+        subscriptions.subscribe(session, "acme", "list", now, 2, agreed)
+        assert session.get_one(Plan, "list").base_fee == units_of("100")
+    assert final(deployment, 2) == [
+        [
+            ("base_fee", "2026-01-01 2026-02-01", "80.00"),
+            ("seats", "2026-01-01 2026-02-01", "10.00"),
+        ]
+    ]
+
+
+def test_a_yearly_commitment_is_drawn_down_and_trued_up_once(deployment: Deployment) -> None:
+    deployment.price({"output": "10"})
+    version = deployment.price({"output": "100"}, tenant_id="acme")
+    plan(deployment, "commit", minimum_commitment=units_of("1000"), interval="year")
+    subscribe(deployment, "commit")
+    for month in (1, 5, 12):  # two million tokens are 200 dollars
+        at(deployment, month, 10)
+        event = deployment.event(
+            price_version=version.id,
+            input_tokens=0,
+            cached_tokens=0,
+            output_tokens=2_000_000,
+            waived_tokens=0,
+        )
+        deployment.record(event)
+    assert all(lines == [] for lines in final(deployment, 12))
+    assert final(deployment, 1, 2027) == [[("commitment", "2026-12-01 2027-01-01", "400.00")]]
+    assert final(deployment, 6, 2027) == []
