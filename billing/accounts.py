@@ -186,6 +186,8 @@ def _default_seller() -> dict[str, object]:
         "address": "",
         "tax_id": "",
         "tax_region": "",
+        "bank_details": "",
+        "footer": "",
         "number_prefix": "TH",
         "next_number": 1,
         "next_credit_note": 1,

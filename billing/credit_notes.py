@@ -16,7 +16,7 @@ from billing.ledger import AccountKind, Entry, Transaction, post
 from billing.models import CreditNote, Invoice, Seller
 from core.errors import Conflict, NotFound
 from core.ids import TRANSACTION, new_id
-from core.money import Money, units_of_minor
+from core.money import Money, round_half_away, units_of_minor
 
 DUE, BALANCE, REFUND = "due", "balance", "refund"
 
@@ -95,6 +95,22 @@ def issue(
     )
 
 
+def get(session: Session, reference: str) -> CreditNote:
+    """By id or number."""
+    query = select(CreditNote).where((CreditNote.id == reference) | (CreditNote.label == reference))
+    found = session.scalars(query).first()
+    if found is None:
+        raise unknown(reference)
+    return found
+
+
+def unknown(reference: str) -> NotFound:
+    return NotFound(
+        f"There is no credit note {reference[:80]!r}.",
+        next_step="Take its number from the invoice that it belongs to.",
+    )
+
+
 def _shares(invoice: Invoice, gross: int, refund: bool) -> tuple[int, int, int]:
     """Minor units that lower the open amount, that a refund repays, and that go to the wallet."""
     unpaid = open_amounts.open_minor(invoice)
@@ -132,7 +148,8 @@ def _tax_share(session: Session, invoice: Invoice, net_minor: int) -> int:
     """Computed cumulatively, so that notes over the whole invoice reverse all of its tax."""
     net_before, tax_before = _noted(session, invoice)
     taxable = invoice.subtotal_minor - invoice.promo_minor
-    return invoice.tax_minor * (net_before + net_minor) // taxable - tax_before
+    reversed_tax = round_half_away(invoice.tax_minor * (net_before + net_minor), taxable)
+    return reversed_tax - tax_before
 
 
 def _write(

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from billing import credits, expiry, invoice_lines, plan_lines, tax_exemptions
+from billing import credits, expiry, invoice_lines, plan_lines, sellers, tax_exemptions
 from billing.accounts import lock_accounts
 from billing.credits import Draw
 from billing.invoice_inputs import InvoiceInputs, last_moment, read_inputs
@@ -67,8 +67,8 @@ class InvoiceBuilder:
         return period.ends_at + timedelta(hours=plan.grace_hours if plan else GRACE_HOURS)
 
     def draft(self, period: BillingPeriod, *, closing: bool) -> InvoiceDraft | None:
-        """The period's invoice as of now; None if it would be empty. `closing` draws credit for
-        the part of the invoice that rating has not paid from credit.
+        """The period's invoice as of now; None if it would be empty. Credit pays for the part that
+        rating has not paid from it; `closing` draws that credit, and before, its figures are shown.
         """
         account = self.accounts[period.tenant_id]
         currency = account.currency
@@ -81,7 +81,11 @@ class InvoiceBuilder:
         promo, prepaid = (
             self.inputs.used.get((period.id, kind), 0) for kind in (credits.PROMO, credits.PREPAID)
         )
-        grants = self._grants(period) if closing else []
+        grants = self._grants(period)
+        if not closing:  # drawing lowers what remains: of copies that are never stored
+            grants = [
+                CreditGrant(id=each.id, kind=each.kind, remaining=each.remaining) for each in grants
+            ]
         owed = sum(line.exact for line in computed_lines) - promo - prepaid
         draws = credits.draw(grants, max(0, owed))
         promo += sum(each.units for each in draws if each.kind == credits.PROMO)
@@ -99,7 +103,8 @@ class InvoiceBuilder:
         tax_units = units_of_minor(max(0, tax_minor), currency)
         tax_draws = credits.draw_whole(grants, tax_units, credits.PREPAID)
         totals = totals_of(net, tax_items, prepaid, tax_minor if tax_draws else 0)
-        return InvoiceDraft(invoice, computed_lines, tax_items, totals, draws + tax_draws)
+        drawn = draws + tax_draws if closing else []
+        return InvoiceDraft(invoice, computed_lines, tax_items, totals, drawn)
 
     def _buyer(self, account: BillingAccount) -> Buyer:
         return Buyer(
@@ -146,7 +151,7 @@ class InvoiceBuilder:
         """Assign the sellers' next numbers. Their rows stay locked until commit, so numbers have
         no gap and no duplicate.
         """
-        sellers = {
+        rows = {
             row.id: row
             for row in self.session.scalars(
                 select(Seller)
@@ -161,7 +166,7 @@ class InvoiceBuilder:
             plan = self.plan_of(periods[each.invoice.period_id])
             terms = plan.payment_terms_days if plan else TERMS_DAYS
             account = self.accounts[each.invoice.tenant_id]
-            _make_final(each.invoice, sellers[each.invoice.seller_id], account, self.now, terms)
+            _make_final(each.invoice, rows[each.invoice.seller_id], account, self.now, terms)
         self.session.flush()
 
     def _new(self, account: BillingAccount, period: BillingPeriod) -> Invoice:
@@ -191,7 +196,7 @@ def open_builder(
     # Read after locking: no other transaction can close these periods now.
     ordered = wanted.order_by(BillingPeriod.tenant_id, BillingPeriod.starts_at)
     periods = list(session.scalars(ordered.execution_options(populate_existing=True)))
-    sellers = session.execute(
+    regions = session.execute(
         select(Seller.id, Seller.tax_region).where(
             Seller.id.in_({account.seller_id for account in accounts.values()})
         )
@@ -203,7 +208,7 @@ def open_builder(
         accounts,
         read_inputs(session, periods, now),
         taxes,
-        {row[0]: row[1] for row in sellers},
+        {row[0]: row[1] for row in regions},
         tax_exemptions.certificates(session, tenants),
     )
 
@@ -259,6 +264,7 @@ def _tax_row(invoice: Invoice, tax: Tax) -> dict[str, Any]:
 def _make_final(
     invoice: Invoice, seller: Seller, account: BillingAccount, now: datetime, terms_days: int
 ) -> None:
+    invoice.issued_by = sellers.issuer(seller)
     invoice.number = seller.next_number
     invoice.label = f"{seller.number_prefix}-{seller.next_number:06d}"
     seller.next_number += 1

@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 
 from billing.invoices import lines_of
 from billing.models import BillingAccount, CreditNote, Invoice, InvoiceLine, PriceVersionRow, Seller
+from billing.sellers import issuer
 from billing.settlement import open_minor
 from core.money import decimal_of, format_minor, units_of_minor
 from core.tenants.models import Project, Tenant
@@ -31,7 +32,7 @@ def invoice_json(session: Session, invoice: Invoice) -> dict[str, Any]:
         "drafted_at": invoice.drafted_at.isoformat(),
         "final_at": invoice.final_at.isoformat() if invoice.final_at else None,
         "due_at": invoice.due_at.isoformat() if invoice.due_at else None,
-        "seller": _seller(session, invoice.seller_id),
+        "seller": invoice.issued_by or issuer(session.get_one(Seller, invoice.seller_id)),
         "billed_to": invoice.billed_to or _account(session, invoice.tenant_id),
         "lines": shown,
         "by_project": _by_project(lines, currency, projects),
@@ -142,11 +143,6 @@ def _tenant_name(session: Session, tenant_id: str) -> str:
     return tenant.name if tenant else tenant_id
 
 
-def _seller(session: Session, seller_id: str) -> dict[str, str]:
-    seller = session.get_one(Seller, seller_id)
-    return {"name": seller.name, "address": seller.address, "tax_id": seller.tax_id}
-
-
 def _account(session: Session, tenant_id: str) -> dict[str, Any]:
     account = session.get_one(BillingAccount, tenant_id)
     return {
@@ -163,17 +159,20 @@ def _credit_notes(session: Session, invoice: Invoice) -> list[dict[str, Any]]:
     notes = session.scalars(
         select(CreditNote).where(CreditNote.invoice_id == invoice.id).order_by(CreditNote.number)
     )
-    return [
-        {
-            "number": note.label,
-            "net": minor(note.net_minor, note.currency),
-            "tax": minor(note.tax_minor, note.currency),
-            "outcome": note.outcome,
-            "reason": note.reason,
-            "issued_at": note.issued_at.isoformat(),
-        }
-        for note in notes
-    ]
+    return [credit_note_json(note) for note in notes]
+
+
+def credit_note_json(note: CreditNote) -> dict[str, Any]:
+    return {
+        "id": note.id,
+        "number": note.label,
+        "net": minor(note.net_minor, note.currency),
+        "tax": minor(note.tax_minor, note.currency),
+        "total": minor(note.net_minor + note.tax_minor, note.currency),
+        "outcome": note.outcome,
+        "reason": note.reason,
+        "issued_at": note.issued_at.isoformat(),
+    }
 
 
 def price_json(row: PriceVersionRow) -> dict[str, Any]:

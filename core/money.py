@@ -88,9 +88,14 @@ def decimal_of(units: int) -> str:
 def round_to_minor(units: int, currency: str) -> tuple[int, int]:
     """(minor units, remainder in picounits), which add up to `units`. Half rounds away from zero."""
     minor = 10 ** (12 - minor_digits(currency))
-    rounded = (abs(units) + minor // 2) // minor
-    signed = rounded if units >= 0 else -rounded
-    return signed, units - signed * minor
+    rounded = round_half_away(units, minor)
+    return rounded, units - rounded * minor
+
+
+def round_half_away(part: int, whole: int) -> int:
+    """The quotient to the nearest integer; half rounds away from zero. `whole` is positive."""
+    rounded = (2 * abs(part) + whole) // (2 * whole)
+    return rounded if part >= 0 else -rounded
 
 
 def units_of_minor(minor: int, currency: str) -> int:

@@ -53,6 +53,9 @@ def _money(value: Any, currency: str) -> str:
 
 _DRAWN: dict[str, Callable[[Any, str], str]] = {
     "money": _money,
+    "exact": lambda value, currency: (
+        f"{_NUMBER}{escape(decimal_of(value))} {escape(currency)}</td>"
+    ),
     "minor": lambda value, currency: f"{_NUMBER}{escape(minor(value, currency))}</td>",
     "whole": lambda value, _: f"{_NUMBER}{grouped(value)}</td>",
     "figure": lambda value, _: f"{_NUMBER}{escape(value)}</td>",

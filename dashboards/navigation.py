@@ -40,6 +40,7 @@ SECTIONS = (
         "Reconciliation", "/operator/reconciliation", "operations", "All tenants", operator=True
     ),
     Section("Models and prices", "/operator/prices", "prices", "All tenants", operator=True),
+    Section("Seller", "/operator/seller", "prices", "All tenants", operator=True),
 )
 
 

@@ -54,6 +54,7 @@ NOTICES = {
     "tenant-made": "The tenant was created.",
     "tenant-shown": "The tenant pages now show this tenant.",
     "tenant-changed": "The tenant was changed.",
+    "seller-saved": "The profile is saved. Invoices that become final from now on state it.",
     "price-saved": "The price was tested on sample usage and saved.",
     "audit-done": "The audit has run.",
     "audit-runs": "The audit runs. Reload this page for its report.",

@@ -14,9 +14,14 @@ from starlette.responses import Response, StreamingResponse
 
 from core.money import decimal_of, units_of_minor
 
-# money: picounits; minor: minor units; badge: a state; acts: the forms of a row.
-Kind = Literal["text", "code", "whole", "figure", "money", "minor", "moment", "badge", "acts"]
-NUMBERS: tuple[Kind, ...] = ("whole", "figure", "money", "minor", "moment")
+# money: picounits, shown rounded; exact: picounits to the last digit; minor: minor units; badge: a state;
+# acts: the forms of a row.
+Kind = Literal[
+    "text", "code", "whole", "figure", "money", "exact", "minor", "moment", "badge", "acts"
+]
+NUMBERS: tuple[Kind, ...] = ("whole", "figure", "money", "exact", "minor", "moment")
+_SUMMED: tuple[Kind, ...] = ("whole", "money", "exact", "minor")
+_MONEY: tuple[Kind, ...] = ("money", "exact", "minor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class Table:
         return {
             column.key: sum(row[column.key] for row in self.rows)
             for column in self.columns
-            if column.kind in ("whole", "money", "minor")
+            if column.kind in _SUMMED
         }
 
     @property
@@ -103,7 +108,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _heading(column: Column, currency: str) -> str:
-    is_money = column.kind in ("money", "minor") and currency
+    is_money = column.kind in _MONEY and currency
     return f"{column.title} ({currency})" if is_money else column.title
 
 
@@ -111,7 +116,7 @@ def _plain(column: Column, row: dict[str, Any], currency: str) -> str:
     value = row[column.key]
     if value is None:
         return ""
-    if column.kind in ("money", "minor"):
+    if column.kind in _MONEY:
         currency = str(row.get("currency", currency))
         units = units_of_minor(value, currency) if column.kind == "minor" else value
         return decimal_of(units) + (f" {currency}" if "currency" in row else "")

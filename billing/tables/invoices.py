@@ -60,6 +60,7 @@ class Invoice(Base):
     billed_to: Mapped[dict[str, Any]] = mapped_column(
         Json, default=dict
     )  # as of when it became final
+    issued_by: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # the same of the seller
     subtotal_minor: Mapped[int] = mapped_column(BigInteger, default=0)
     promo_minor: Mapped[int] = mapped_column(BigInteger, default=0)  # promotional credit, >= 0
     tax_minor: Mapped[int] = mapped_column(BigInteger, default=0)

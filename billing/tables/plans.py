@@ -3,7 +3,15 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, Index, String, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Index,
+    LargeBinary,
+    String,
+    Text,
+    UniqueConstraint,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from billing.tables.columns import CURRENCY, ID, NAME
@@ -21,6 +29,9 @@ class Seller(Base):
     address: Mapped[str] = mapped_column(Text, default="")
     tax_id: Mapped[str] = mapped_column(String(80), default="")
     tax_region: Mapped[str] = mapped_column(String(20), default="")  # "DE"
+    bank_details: Mapped[str] = mapped_column(Text, default="")
+    footer: Mapped[str] = mapped_column(Text, default="")  # below every invoice
+    logo: Mapped[bytes | None] = mapped_column(LargeBinary)  # PNG or JPEG
     number_prefix: Mapped[str] = mapped_column(String(20), default="TH")
     next_number: Mapped[int] = mapped_column(BigInteger, default=1)
     next_credit_note: Mapped[int] = mapped_column(BigInteger, default=1)

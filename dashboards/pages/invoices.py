@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.invoices import FINAL, lines_of
+from billing import credit_notes
+from billing.invoices import DRAFT, FINAL, VOID, lines_of
 from billing.models import CreditGrant, CreditNote, DailyUsage, Invoice, InvoiceLine, Payment
-from billing.printing import as_pdf
+from billing.printing import as_pdf, credit_note_page
+from billing.printing import invoice_page as printed_invoice
 from billing.settlement import open_minor
-from billing.views import invoice_json
 from core.errors import NotFound
-from core.money import decimal_of
 from core.tenants.models import ApiKey, Project
 from dashboards.formats import day, minor, money
 from dashboards.page_data import PageData, Tile, show
@@ -46,11 +46,11 @@ LINES = [
     Column("project", "Project"),
     Column("quantity", "Quantity", "whole"),
     Column("unit", "Unit"),
-    Column("exact", "Exact", "figure", "Unrounded, in major units."),
+    Column("exact", "Exact", "exact", "Unrounded, as rated."),
     Column("amount", "Amount", "minor", "The exact amount, rounded once, half away from zero."),
 ]
 NOTES = [
-    Column("note", "Credit note"),
+    Column("note", "Credit note", link="href"),
     Column("at", "Issued", "moment"),
     Column("reason", "Reason"),
     Column("net", "Net", "minor"),
@@ -62,7 +62,7 @@ LINE_USAGE = [
     Column("key", "Key"),
     Column("requests", "Requests", "whole"),
     Column("quantity", "Quantity", "whole"),
-    Column("amount", "Exact", "money"),
+    Column("amount", "Exact", "exact", "Unrounded, as rated."),
 ]
 # Component of a line -> (quantity column, amount column) of the roll-ups.
 _COMPONENTS: dict[str, tuple[Any, Any]] = {
@@ -189,7 +189,7 @@ def invoice_page(request: Request) -> Response:
     tables = [table, Table("Payments", PAYMENTS, payments, totals=False, empty="None yet.")]
     if notes:
         tables.append(
-            Table("Credit notes", NOTES, [_credit_note_row(each) for each in notes], totals=False)
+            Table("Credit notes", NOTES, [_note_row(each, path) for each in notes], totals=False)
         )
     page_data = PageData(
         f"Invoice {invoice.label or '(draft)'}",
@@ -209,15 +209,26 @@ def _to_pay(invoice: Invoice) -> bool:
 
 
 def _totals(invoice: Invoice) -> list[Tile]:
+    """They add up: the first ones to the total, and all after it to what is to pay."""
     amounts = {
         "Subtotal": invoice.subtotal_minor,
+        "Promotional credit": -invoice.promo_minor,
         "Tax": invoice.tax_minor,
         "Total": invoice.total_minor,
-        "From credit": invoice.promo_minor + invoice.prepaid_minor,
-        "Paid": invoice.paid_minor,
-        "To pay": open_minor(invoice),
+        "Prepaid credit": -invoice.prepaid_minor,
+        "Paid": -invoice.paid_minor,
+        "Credit notes": -invoice.credited_minor,
     }
-    return [Tile(words, minor(amount, invoice.currency)) for words, amount in amounts.items()]
+    to_pay = invoice.due_minor if invoice.status == DRAFT else open_minor(invoice)
+    unpaid = invoice.due_minor - invoice.paid_minor - invoice.credited_minor
+    amounts["Voided" if invoice.status == VOID else "Written off"] = to_pay - unpaid
+    amounts["To pay"] = to_pay
+    always = ("Subtotal", "Tax", "Total", "To pay")
+    return [
+        Tile(words, minor(amount, invoice.currency))
+        for words, amount in amounts.items()
+        if amount or words in always
+    ]
 
 
 def _line(each: InvoiceLine, projects: dict[str, str], path: str, currency: str) -> dict[str, Any]:
@@ -228,14 +239,15 @@ def _line(each: InvoiceLine, projects: dict[str, str], path: str, currency: str)
         "project": projects.get(each.project_id, each.project_id),
         "quantity": each.quantity,
         "unit": each.unit,
-        "exact": decimal_of(each.exact),
+        "exact": each.exact,
         "amount": each.amount_minor,
     }
 
 
-def _credit_note_row(each: CreditNote) -> dict[str, Any]:
+def _note_row(each: CreditNote, path: str) -> dict[str, Any]:
     return {
         "note": each.label,
+        "href": f"{path}/credit-notes/{each.label}/pdf",
         "at": each.issued_at,
         "reason": each.reason,
         "net": each.net_minor,
@@ -323,10 +335,24 @@ def pdf(request: Request) -> Response:
     viewer, deps = viewer_of(request, "invoices"), deps_of(request)
     with deps.database.read() as session:
         invoice = _own_invoice(session, viewer, request.path_params["invoice_id"])
-        document = invoice_json(session, invoice)
-    name = f"invoice-{invoice.label or 'draft'}.pdf"
+        printed = printed_invoice(session, invoice)
+    return _as_pdf(printed, f"invoice-{invoice.label or 'draft'}.pdf")
+
+
+def note_pdf(request: Request) -> Response:
+    viewer, deps = viewer_of(request, "invoices"), deps_of(request)
+    with deps.database.read() as session:
+        invoice = _own_invoice(session, viewer, request.path_params["invoice_id"])
+        note = credit_notes.get(session, request.path_params["label"])
+        if note.invoice_id != invoice.id:
+            raise credit_notes.unknown(note.label)
+        printed = credit_note_page(session, note)
+    return _as_pdf(printed, f"credit-note-{note.label}.pdf")
+
+
+def _as_pdf(page: str, name: str) -> Response:
     return Response(
-        as_pdf(document),
+        as_pdf(page),
         media_type="application/pdf",
         headers={"content-disposition": f'inline; filename="{name}"'},
     )
@@ -345,5 +371,6 @@ ROUTES = [
     Route("/invoices", invoice_list),
     Route("/invoices/{invoice_id}", invoice_page),
     Route("/invoices/{invoice_id}/pdf", pdf),
+    Route("/invoices/{invoice_id}/credit-notes/{label}/pdf", note_pdf),
     Route("/invoices/{invoice_id}/lines/{position:int}", line_usage),
 ]

@@ -30,6 +30,7 @@ from dashboards.pages.operator import (
     prices,
     reconciliation,
     revenue,
+    seller,
     tenants,
 )
 from dashboards.pages.operator import safety as safety_queue
@@ -58,6 +59,7 @@ ROUTES: list[BaseRoute] = [
     *margin.ROUTES,
     *reconciliation.ROUTES,
     *prices.ROUTES,
+    *seller.ROUTES,
     *engines.ROUTES,
     *safety_queue.ROUTES,
     *dead_letters.ROUTES,

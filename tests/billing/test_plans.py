@@ -280,5 +280,5 @@ def test_the_printed_page_says_what_the_data_says(lite: Deployment) -> None:
     assert int(document["open"]["minor"]) * 10**10 == units_of_minor(
         document["due"]["minor"], "USD"
     )
-    pdf = as_pdf(document)
+    pdf = as_pdf(page)
     assert pdf.startswith(b"%PDF-") and len(pdf) > 2000

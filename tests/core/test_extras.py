@@ -43,7 +43,7 @@ def taxed() -> None:
 @pytest.mark.parametrize(
     ("extra", "module", "call", "kind"),
     [
-        ("pdf", "weasyprint", lambda: as_pdf({}), MissingExtra),
+        ("pdf", "weasyprint", lambda: as_pdf(""), MissingExtra),
         ("parquet", "pyarrow", parquet, MissingExtra),
         ("parquet", "pyarrow", lambda: format_of("parquet"), MissingExtra),
         ("s3", "boto3", S3Store("bucket", "").probe, MissingExtra),
@@ -86,7 +86,7 @@ def test_a_missing_system_library_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setitem(sys.modules, "weasyprint", Broken())  # type: ignore[arg-type]
     with pytest.raises(MissingExtra, match=r"libpango-1.0-0'.*Install Pango"):
-        as_pdf({})
+        as_pdf("")
 
 
 def test_an_engine_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

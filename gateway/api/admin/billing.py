@@ -7,9 +7,9 @@ from fastapi.responses import HTMLResponse, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing import budgets, invoices
+from billing import budgets, credit_notes, invoices
 from billing.models import BillingAccount, Budget, CreditGrant, Invoice
-from billing.printing import as_html, as_pdf
+from billing.printing import as_pdf, credit_note_page, invoice_page
 from billing.views import invoice_json, invoice_summary, money
 from core.errors import BadRequest, NotFound
 from core.money import Money, units_of
@@ -62,16 +62,25 @@ def get_invoice(reference: str, ctx: InvoiceReadAccess) -> dict[str, Any]:
 @router.get("/invoices/{reference}/page", response_class=HTMLResponse)
 def get_invoice_page(reference: str, ctx: InvoiceReadAccess) -> HTMLResponse:
     with ctx.database.read() as session:
-        return HTMLResponse(
-            as_html(invoice_json(session, _tenant_invoice(session, ctx, reference)))
-        )
+        return HTMLResponse(invoice_page(session, _tenant_invoice(session, ctx, reference)))
 
 
 @router.get("/invoices/{reference}/pdf", response_class=Response)
 def get_invoice_pdf(reference: str, ctx: InvoiceReadAccess) -> Response:
     with ctx.database.read() as session:
-        document = invoice_json(session, _tenant_invoice(session, ctx, reference))
-    return Response(as_pdf(document), media_type="application/pdf")
+        page = invoice_page(session, _tenant_invoice(session, ctx, reference))
+    return Response(as_pdf(page), media_type="application/pdf")
+
+
+@router.get("/credit-notes/{reference}/pdf", response_class=Response)
+def get_credit_note_pdf(reference: str, ctx: InvoiceReadAccess) -> Response:
+    """Get a credit note by id or number."""
+    with ctx.database.read() as session:
+        note = credit_notes.get(session, reference)
+        if note.tenant_id != ctx.scope.tenant_id:
+            raise credit_notes.unknown(reference)
+        page = credit_note_page(session, note)
+    return Response(as_pdf(page), media_type="application/pdf")
 
 
 @router.get("/budgets")

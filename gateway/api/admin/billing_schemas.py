@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, Base64Bytes, BaseModel, ConfigDict, Field
 
 Amount = Field(pattern=r"^\d{1,12}(\.\d{1,12})?$", examples=["25.00"])
 
@@ -125,7 +125,15 @@ class SellerChange(Body):
     address: str | None = Field(None, max_length=2000)
     tax_id: str | None = Field(None, max_length=80)
     tax_region: str | None = Field(None, max_length=20, examples=["DE", "US-NY"])
+    bank_details: str | None = Field(None, max_length=1000)
+    footer: str | None = Field(None, max_length=1000, description="Below every invoice.")
+    logo: Base64Bytes | None = Field(
+        None, max_length=400_000, description="PNG or JPEG in base64; empty removes it."
+    )
     number_prefix: str | None = Field(None, pattern=r"^[A-Za-z0-9-]{1,20}$")
+    next_number: int | None = Field(
+        None, ge=1, description="Of the first invoice; numbers run without a gap."
+    )
 
 
 class NewTaxExemption(Body):

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 from sqlalchemy import select
 
-from billing import accounts, tax_exemptions, tax_rates
+from billing import accounts, sellers, tax_exemptions, tax_rates
 from billing.models import Seller, TaxExemption, TaxRate
-from billing.tax_ids import check_region, check_tax_id
+from billing.tax_ids import check_region
 from core.money import units_of
 from gateway.api.admin import billing_schemas as bodies
 from gateway.api.admin.access import OperatorContext, RequireOperator
@@ -43,22 +43,17 @@ def get_seller(ctx: ReadAccess) -> dict[str, Any]:
     """The issuer of invoices."""
     with ctx.database.read() as session:
         found = session.get(Seller, accounts.DEFAULT_SELLER_ID)
-        return _seller(found) if found else {}
+        return sellers.describe(found) if found else {}
 
 
 @router.patch("/seller")
 def change_seller(body: bodies.SellerChange, ctx: WriteAccess) -> dict[str, Any]:
     """Change what invoices state about their issuer. Final invoices do not change."""
-    changes = body.model_dump(exclude_unset=True, exclude_none=True)
+    given = {name: getattr(body, name) for name in body.model_fields_set}
+    changes = {name: value for name, value in given.items() if value is not None}
     with ctx.database.transaction() as session:
-        seller = accounts.ensure_seller(session)
-        for name, value in changes.items():
-            setattr(seller, name, value)
-        if "tax_region" in changes and seller.tax_region:
-            seller.tax_region = check_region(seller.tax_region)
-        if "tax_region" in changes or "tax_id" in changes:
-            seller.tax_id = check_tax_id(seller.tax_id, seller.tax_region)
-        shown = _seller(seller)
+        seller = sellers.change(session, changes)
+        shown = sellers.describe(seller)
         record(session, ctx, "", "seller.change", seller.id, shown)
     return shown
 
@@ -112,11 +107,6 @@ def _rate(each: TaxRate) -> dict[str, Any]:
         "effective_from": each.effective_from.isoformat(),
         "effective_to": each.effective_to.isoformat() if each.effective_to else None,
     }
-
-
-def _seller(each: Seller) -> dict[str, Any]:
-    names = ("id", "name", "address", "tax_id", "tax_region", "number_prefix")
-    return {name: getattr(each, name) for name in names}
 
 
 def _exemption(each: TaxExemption) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import Progress
 from sqlalchemy import select
 
-from billing import dunning, invoice_run, invoices, settlement
+from billing import credit_notes, dunning, invoice_run, invoices, printing, settlement
 from billing.models import Invoice
-from billing.views import invoice_json, invoice_summary
+from billing.views import credit_note_json, invoice_json, invoice_summary
 from gateway.cli.commands._amounts import minor_of
 from gateway.cli.commands._tenants import tenant_id_of
 from gateway.cli.context import CommandContext, command_context
@@ -33,8 +33,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     found.set_defaults(run=_list)
     one = verbs.add_parser("show", help="show one invoice with its lines")
     one.add_argument("invoice", help="id or number")
-    one.add_argument("--html", type=Path, metavar="FILE", help="write a printable page")
-    one.add_argument("--pdf", type=Path, metavar="FILE", help="write a PDF")
     one.set_defaults(run=_show)
     pay = verbs.add_parser("pay", help="record a payment received outside the payment provider")
     pay.add_argument("invoice", help="id or number")
@@ -48,7 +46,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     lost = verbs.add_parser("write-off", help="write off the open amount of an invoice")
     lost.add_argument("invoice", help="id or number")
     lost.set_defaults(run=_write_off)
-    for each in (run, found, one, pay, void, lost):
+    note = verbs.add_parser("credit-note", help="show or print a credit note")
+    note.add_argument("number", help="id or number")
+    note.set_defaults(run=_credit_note)
+    for each in (one, note):
+        each.add_argument("--html", type=Path, metavar="FILE", help="write a printable page")
+        each.add_argument("--pdf", type=Path, metavar="FILE", help="write a PDF")
+    for each in (run, found, one, pay, void, lost, note):
         add_json(each)
 
 
@@ -99,13 +103,27 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.read() as session:
-        document = invoice_json(session, invoices.get(session, arguments.invoice))
+        invoice = invoices.get(session, arguments.invoice)
         if arguments.html or arguments.pdf:
-            _print(document, arguments.html, arguments.pdf)
+            _print(printing.invoice_page(session, invoice), arguments.html, arguments.pdf)
         elif arguments.json:
-            show(document, as_json=True)
+            show(invoice_json(session, invoice), as_json=True)
         else:
-            _show_lines(document)
+            _show_lines(invoice_json(session, invoice))
+    return 0
+
+
+def _credit_note(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        note = credit_notes.get(session, arguments.number)
+        if arguments.html or arguments.pdf:
+            _print(printing.credit_note_page(session, note), arguments.html, arguments.pdf)
+            return 0
+        shown = credit_note_json(note)
+    if not arguments.json:
+        for name in ("net", "tax", "total"):
+            shown[name] = f"{shown[name]['text']} {shown[name]['currency']}"
+    show(shown, as_json=arguments.json, title="credit note")
     return 0
 
 
@@ -127,13 +145,11 @@ def _show_lines(document: dict[str, Any]) -> None:
     show({**head, **figures}, as_json=False, title=document["tenant"])
 
 
-def _print(document: dict[str, Any], html: Path | None, pdf: Path | None) -> None:
-    from billing.printing import as_html, as_pdf
-
+def _print(page: str, html: Path | None, pdf: Path | None) -> None:
     if html:
-        html.write_text(as_html(document), encoding="utf-8")
+        html.write_text(page, encoding="utf-8")
     if pdf:
-        pdf.write_bytes(as_pdf(document))
+        pdf.write_bytes(printing.as_pdf(page))
 
 
 def _pay(arguments: argparse.Namespace) -> int:
