@@ -152,6 +152,12 @@ def store_receipts(
     return bulk_insert.insert_new(session, RECEIPTS, columns, receipts, "request_id", "engine_id")
 
 
+def receipts_of(session: Session, request_ids: Sequence[str]) -> Sequence[EngineReceipt]:
+    """The stored receipts with these ids, in their order."""
+    found = select(EngineReceipt).where(EngineReceipt.request_id.in_(request_ids))
+    return session.scalars(found.order_by(EngineReceipt.request_id)).all()
+
+
 def parked(session: Session) -> list[ParkedEvent]:
     """Parked events that are neither released nor dismissed, oldest first."""
     waiting = ParkedEvent.released_at.is_(None) & ParkedEvent.dismissed_by.is_(None)

@@ -44,7 +44,7 @@ from gateway.metering.receipt_log import ReceiptLog
 from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile
-from gateway.metering.usage_sink import SqlUsageSink
+from gateway.metering.usage_sink import SqlUsageSink, stored_counts
 from gateway.payments import CardPages, make_payments, task_services
 from gateway.pipeline import Pipeline
 from gateway.responses import RequestLimits, Responses
@@ -209,6 +209,7 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         on_settled=lambda event: path.limiter.settle_lost(
             event.tenant_id, event.request_id, path.prices.cost_of_event(event)
         ),
+        stored_counts=partial(stored_counts, base.database),
     )
 
     async def _stored() -> None:

@@ -1,23 +1,25 @@
 """Settles what a dead gateway process left in its spool file.
 
 A file whose lock is free has no owner. Its outbox is shipped, and each opened record without a
-closed one is settled from the engine's receipt. If the engine answers but has no receipt, the request
-is closed with zero tokens; if the engine does not answer, recovery waits until the request's maximum
-lifetime has passed.
+closed one is settled from the engine's receipt. If the engine answers but has none, as upstreams, the
+counts that the dead process had stored are its receipt; without them the request is closed with zero
+tokens. If the engine does not answer, recovery waits until the request's maximum lifetime has passed.
 """
 
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from core import metrics
 from core.clock import Clock
 from core.errors import TollhouseError
-from core.events import CountedBy, OpenedRequest, SettledBy, UsageEvent
+from core.events import CountedBy, EngineCount, OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import FinishReason, Receipt
 from gateway.metering.batch_shippers import UsageSink
 from gateway.metering.meter import Counts, usage_event, waive_all
@@ -39,6 +41,14 @@ class ReceiptSource(Protocol):
     async def acknowledge(self, request_ids: list[str]) -> None: ...
 
 
+# The stored counts of the prompts with these ids that this engine ran.
+StoredCounts = Callable[[Sequence[str], str], list[EngineCount]]
+
+
+def _no_counts(request_ids: Sequence[str], engine_id: str) -> list[EngineCount]:
+    return []
+
+
 class Recovery:
     def __init__(
         self,
@@ -50,6 +60,7 @@ class Recovery:
         *,
         longest_life_s: float,
         on_settled: Callable[[UsageEvent], Awaitable[None]],
+        stored_counts: StoredCounts = _no_counts,
     ) -> None:
         """`on_settled` releases what the dead process had reserved."""
         self._directory = directory
@@ -58,6 +69,7 @@ class Recovery:
         self._receipts = receipts
         self._clock = clock
         self._on_settled = on_settled
+        self._stored_counts = stored_counts
         self._longest_life = timedelta(seconds=longest_life_s + 60)
         self._adopted: dict[Path, SpoolFile] = {}
         self._unreadable: set[Path] = set()  # already logged
@@ -83,8 +95,10 @@ class Recovery:
         settled = 0
         for path, file in list(self._adopted.items()):
             try:
-                settled += await self._settle(file)
-                await asyncio.to_thread(self._ship, file)
+                await asyncio.to_thread(self._ship, file)  # with the counts of its open requests
+                if found := await self._settle(file):
+                    settled += found
+                    await asyncio.to_thread(self._ship, file)
                 if file.is_empty():
                     file.close(remove=True)
                     del self._adopted[path]
@@ -173,8 +187,37 @@ class Recovery:
             if now - opened.opened_at < self._longest_life:
                 return None
             receipts = []
-        whole = merged_receipt(opened.request_id, receipts) if receipts else None
-        return event_of_receipt(opened, whole, now), receipts
+        if receipts:
+            whole = merged_receipt(opened.request_id, receipts)
+            return event_of_receipt(opened, whole, now), receipts
+        names = opened.engine_request_ids
+        counts = await asyncio.to_thread(self._stored_counts, names, opened.engine_id)
+        if not counts:
+            return event_of_receipt(opened, None, now), []
+        stored = merged_receipt(opened.request_id, [_receipt_of(opened, each) for each in counts])
+        # Who had counted them, the server or a tokenizer, is not stored.
+        return replace(event_of_receipt(opened, stored, now), counted_by=None), []
+
+
+def _receipt_of(opened: OpenedRequest, count: EngineCount) -> Receipt:
+    """What is stored of a receipt. How the generation ended is not: the client's process died."""
+    return Receipt(
+        request_id=count.request_id,
+        namespace=opened.tenant_id,
+        adapter=opened.adapter_digest,
+        prompt=count.prompt_tokens,
+        cached=count.cached_tokens,
+        computed=count.prompt_tokens - count.cached_tokens,
+        unprocessed=0,
+        generated=count.generated_tokens,
+        delivered=count.generated_tokens,
+        recomputed=0,
+        discarded=0,
+        finish_reason=FinishReason.ABORT,
+        queue_s=0.0,
+        prefill_s=0.0,
+        decode_s=0.0,
+    )
 
 
 def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: datetime) -> UsageEvent:

@@ -1,11 +1,13 @@
 """The usage sink of the shipper: writes usage and moderation events to the database in one commit."""
 
+from collections.abc import Sequence
 from operator import attrgetter
 
 from billing import usage
 from core.batches import jobs
 from core.clock import Clock
 from core.database import Database
+from core.events import EngineCount
 from gateway.metering.spool import OutboxBatch
 from moderation.ingest import ingest
 
@@ -32,3 +34,15 @@ class SqlUsageSink:
     def park(self, batch: OutboxBatch, reason: str) -> None:
         with self._database.transaction() as session:
             usage.park_refused(session, batch.usage, reason, self._clock)
+
+
+def stored_counts(
+    database: Database, request_ids: Sequence[str], engine_id: str
+) -> list[EngineCount]:
+    """Receipts that reached the database, of prompts that this engine ran."""
+    with database.read() as session:
+        return [
+            EngineCount(*_receipt_row(row))
+            for row in usage.receipts_of(session, request_ids)
+            if row.engine_id == engine_id
+        ]

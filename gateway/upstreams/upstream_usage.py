@@ -8,7 +8,7 @@ proportion to the characters that were delivered.
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from core.events import CountedBy
@@ -91,6 +91,8 @@ class UsageCounter:
         if not isinstance(usage, dict):
             return
         found = _read(usage, self._visible + self._hidden)
+        if self._job.request.inputs is not None:
+            found = replace(found, completion=0, reasoning=0)  # embeddings have no output
         if final or self._report is None or found.completion >= self._report.completion:
             self._report = found
 

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -15,14 +16,25 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from core.clock import FakeClock
+from core.database import Database
 from core.errors import Unavailable
-from core.events import OpenedRequest, SettledBy, UsageEvent, UsageKind
+from core.events import EngineCount, OpenedRequest, SettledBy, UsageEvent, UsageKind
 from engine.protocol import FinishReason, Receipt
 from gateway.metering.meter import Counts, Ending, counts_of, usage_event
 from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
-from gateway.metering.spool import OutboxBatch, Spool, SpoolFile, delete_shipped, move_to_outbox
+from gateway.metering.spool import (
+    OutboxBatch,
+    Spool,
+    SpoolFile,
+    delete_shipped,
+    insert_opened,
+    insert_receipt,
+    move_to_outbox,
+)
+from gateway.metering.usage_sink import SqlUsageSink, stored_counts
 from gateway.upstreams.base import RequestStillRunning
+from migrations.run import upgrade
 from tests.gateway.deployment import MODEL, Deployment
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -323,3 +335,53 @@ def test_the_shipper_leaves_the_connection_of_the_event_loop_alone(
     finally:
         connection.set_trace_callback(None)
     assert len(threads) == 1
+
+
+class StoringBooks(Books):
+    """Events in memory, receipts in a database."""
+
+    def __init__(self, database: Database, clock: FakeClock) -> None:
+        super().__init__()
+        self._receipts = SqlUsageSink(database, clock)
+
+    def record(self, batch: OutboxBatch) -> None:
+        self._receipts.record(replace(batch, usage=[]))
+        super().record(batch)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_counts_that_were_stored_settle_what_an_upstream_has_no_receipt_of(
+    tmp_path: Path, clock: FakeClock, stored: bool
+) -> None:
+    """An upstream's report was spooled and shipped, and then the gateway was killed: its event must
+    not say less than the report that the audit compares it with."""
+    database = Database(f"sqlite:///{tmp_path / 'tollhouse.db'}")
+    upgrade(database)
+    spools = tmp_path / "spools"
+    left = SpoolFile(spools / "dead.db")
+    left.commit([insert_opened(opened("req_1")), insert_opened(opened("req_2"))])
+    if stored:
+        left.commit([insert_receipt(EngineCount("req_1", "engine", 10, 4, 7, NOW))])
+        left.commit([insert_receipt(EngineCount("req_2", "another", 10, 4, 7, NOW))])
+    left.close()
+    books = StoringBooks(database, clock)
+    rescue = Recovery(
+        spools,
+        spools / "own.db",
+        books,
+        Receipts(),
+        clock,
+        longest_life_s=600,
+        on_settled=_ignore,
+        stored_counts=partial(stored_counts, database),
+    )
+    assert await rescue.round() == 2
+    rows = [
+        (e.input_tokens, e.cached_tokens, e.output_tokens, str(e.settled_by), e.finish_reason)
+        for e in map(books.got.get, ("req_1", "req_2"))
+        if e is not None
+    ]
+    database.close()
+    nothing = (0, 0, 0, "expiry", "expired")
+    assert rows == [(10, 4, 7, "receipt", "abort") if stored else nothing, nothing]
+    assert not list(spools.glob("dead*"))

@@ -320,3 +320,14 @@ async def test_events_that_came_before_the_end_are_all_counted(ending: str) -> N
     assert text == "word " * 10_000
     receipt = await mailbox.ended(5)
     assert receipt is not None and receipt.generated == pytest.approx(count(text), rel=0.01)
+
+
+def test_embeddings_have_no_output_whatever_the_report_says() -> None:
+    request = InferenceRequest("/v1/embeddings", "m", inputs=["a gate"])
+    job = Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(max_tokens=1)), request)
+    body = {"data": [{"index": 0, "embedding": [0.5]}], "usage": usage(9, 4)}
+    pieces = [json.dumps(body).encode()]
+    billed, waived, receipt = asyncio.run(
+        _bill(pieces, "application/json", tokenizer=False, leaves_after=None, job=job)
+    )
+    assert (billed, waived, receipt.generated, receipt.prompt) == (0, 0, 0, 7)

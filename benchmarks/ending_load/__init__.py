@@ -1,0 +1,1 @@
+"""Requests that end in every way, and what their clients saw."""
