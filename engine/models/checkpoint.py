@@ -10,9 +10,11 @@ from typing import Any
 
 from engine.errors import CheckpointError
 from engine.model_spec import eos_ids
+from engine.models.compressed_tensors import CompressedSource
 from engine.models.gguf.describe import config_of
 from engine.models.gguf.header import read_header
 from engine.models.gguf.weights import GgufSource
+from engine.models.quantised import is_compressed
 from engine.models.registry import read_config
 from engine.models.safetensors_source import SafetensorsSource
 from engine.models.weights import TensorSource
@@ -77,7 +79,9 @@ def _open_directory(directory: Path) -> Checkpoint:
     config = read_config(directory)
     return Checkpoint(
         config=config,
-        source=SafetensorsSource(directory),
+        source=CompressedSource(directory)
+        if is_compressed(config)
+        else SafetensorsSource(directory),
         eos=_generation_eos(directory),
         digest=_directory_digest(directory),
     )

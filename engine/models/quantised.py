@@ -10,6 +10,7 @@ _COMPANIONS = {
     ".weight_scale": "FP8 or INT8 (compressed-tensors)",
     ".weight_scale_inv": "block FP8",
     ".weight_packed": "compressed-tensors",
+    ".weight_g_idx": "act-order",
     ".input_scale": "FP8",
     ".qweight": "GPTQ or AWQ",
     ".qzeros": "GPTQ or AWQ",
@@ -17,13 +18,15 @@ _COMPANIONS = {
     ".SCB": "bitsandbytes INT8",
     "_blocks": "MXFP4",
 }
+_COMPRESSED = (".weight_scale", ".weight_packed")
+_FORMATS = ("pack-quantized", "int-quantized")
 _NEXT = "use the unquantised checkpoint, or a GGUF file"
 
 
 def refuse_quantised(raw: dict[str, Any]) -> None:
     """Raises CheckpointError naming the format that config.json declares."""
     declared = raw.get("quantization_config") or raw.get("compression_config")
-    if not declared:
+    if not declared or is_compressed(raw):
         return
     raise CheckpointError(
         f"config.json: the weights are quantised as {_format_of(declared)}, which is not supported: "
@@ -31,11 +34,40 @@ def refuse_quantised(raw: dict[str, Any]) -> None:
     )
 
 
-def refuse_companions(names: Iterable[str]) -> None:
-    """Raises CheckpointError naming the tensor that only a quantised checkpoint has."""
+def is_compressed(raw: dict[str, Any]) -> bool:
+    """Whether it is stored in a format of compressed-tensors that is read.
+
+    Raises CheckpointError naming what a scheme of such a format asks beyond that.
+    """
+    declared = raw.get("quantization_config") or raw.get("compression_config")
+    if not isinstance(declared, dict) or declared.get("quant_method") != "compressed-tensors":
+        return False
+    if declared.get("format") not in _FORMATS:
+        return False
+    groups = declared.get("config_groups")
+    for name, group in (groups if isinstance(groups, dict) else {}).items():
+        weights, rows = (group.get(part) or {} for part in ("weights", "input_activations"))
+        for wrong, words in (
+            (weights.get("type", "int") != "int", f"weights of type {weights.get('type')!r}"),
+            (weights.get("num_bits") not in (4, 8), f"{weights.get('num_bits')} bits"),
+            (weights.get("actorder") in ("group", True), "act-order by group"),
+            (bool(rows) and not rows.get("dynamic"), "activations with a fixed scale"),
+            (rows.get("num_bits", 8) != 8, f"activations of {rows.get('num_bits')} bits"),
+        ):
+            if wrong:
+                raise CheckpointError(
+                    f"config.json: {name} of quantization_config has {words}, which is not supported: "
+                    f"{_NEXT}"
+                )
+    return True
+
+
+def refuse_companions(names: Iterable[str], compressed: bool = False) -> None:
+    """Raises CheckpointError naming the tensor that only a quantised checkpoint has, except those of
+    compressed-tensors where `compressed` allows them."""
     for name in sorted(names):
         for suffix, label in _COMPANIONS.items():
-            if name.endswith(suffix):
+            if name.endswith(suffix) and not (compressed and suffix in _COMPRESSED):
                 raise CheckpointError(
                     f"tensor {name} belongs to weights quantised as {label}, which is not supported: "
                     f"{_NEXT}"

@@ -20,10 +20,11 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 class SafetensorsSource:
     """Implements `engine.models.weights.TensorSource`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, compressed: bool = False) -> None:
+        """`compressed`: whether tensors of compressed-tensors' integer formats may be there."""
         self.path = directory
         self._files = _files_by_tensor(directory)
-        refuse_companions(self._files)
+        refuse_companions(self._files, compressed)
         self._open: dict[Path, Any] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -31,6 +32,14 @@ class SafetensorsSource:
 
     def __len__(self) -> int:
         return len(self._files)
+
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def raw(self, name: str) -> torch.Tensor:
+        """As it is stored."""
+        tensor: torch.Tensor = self._slice(name)[:]
+        return tensor
 
     def place(self, name: str) -> str:
         return f"{self._files[name]}: {name}"

@@ -1,14 +1,17 @@
 """`tollhouse model`: the models served, their prices, and draining of engines."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from core import engine_drains
-from core.errors import NotFound, TollhouseError
+from core.errors import NotFound, SettingError, TollhouseError
+from core.extras import imports_of
 from core.settings import Settings, load_settings
+from engine.errors import EngineError
 from gateway.catalog.known_models import KNOWN, WheelModel
 from gateway.catalog.model_files import model_name, served_model
-from gateway.catalog.model_source import local_copy, locate
+from gateway.catalog.model_source import local_copy, locate, short_name
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
 from gateway.http.startup import make_data_dir
@@ -26,6 +29,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     fetch.add_argument("model", help=f"a hub id (owner/name), or one of: {', '.join(KNOWN)}")
     add_json(fetch)
     fetch.set_defaults(run=_fetch)
+    quantize = verbs.add_parser(
+        "quantize",
+        help="write a model with its weights rounded to 8 or 4 bits (compressed-tensors)",
+    )
+    quantize.add_argument("model", help="a directory in Hugging Face layout, or a hub id")
+    quantize.add_argument("--to", required=True, choices=("int8", "int4"))
+    quantize.add_argument("--output", type=Path, help="default: the model's name and the format")
+    add_json(quantize)
+    quantize.set_defaults(run=_quantize)
     known = verbs.add_parser("known", help="models with a short name: source, licence and size")
     add_json(known)
     known.set_defaults(run=_known)
@@ -72,6 +84,20 @@ def _fetch(arguments: argparse.Namespace) -> int:
         "path": str(path),
         "bytes": sum(each.stat().st_size for each in files),
     }
+    show(shown, as_json=arguments.json, title="model")
+    return 0
+
+
+def _quantize(arguments: argparse.Namespace) -> int:
+    source = locate(arguments.model, load_settings().data_dir)
+    target = arguments.output or Path(f"{short_name(str(source))}-{arguments.to}")
+    with imports_of("engine", "tollhouse model quantize"):
+        from engine.quantization.write import write_quantized
+    try:
+        written = write_quantized(source, target, arguments.to)
+    except EngineError as error:
+        raise SettingError(error.message, next_step="Correct what is named.") from None
+    shown = {"model": arguments.model, "path": str(target), "bytes": written}
     show(shown, as_json=arguments.json, title="model")
     return 0
 

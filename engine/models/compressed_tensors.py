@@ -1,0 +1,147 @@
+"""Checkpoints in compressed-tensors' integer formats: `pack-quantized` and `int-quantized`.
+
+A matrix X.weight is X.weight_packed, codes of 4 or 8 bits in words of 32 with X.weight_shape, or X.weight
+in int8; beside it X.weight_scale [out, groups], and X.weight_zero_point where it is not symmetric, which
+is packed along the outputs with `pack-quantized`. Activations are rounded by the product itself.
+"""
+
+from pathlib import Path
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.models.safetensors_source import SafetensorsSource
+from engine.quantization.packed import GROUP, LANES, Codes
+
+PACKED, SHAPE, SCALE, ZERO = "_packed", "_shape", "_scale", "_zero_point"
+_WORD = 32
+
+
+class CompressedSource(SafetensorsSource):
+    """Implements `engine.models.weights.TensorSource`."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, compressed=True)
+
+    @property
+    def format(self) -> str:
+        return "compressed-tensors"
+
+    def stored_dtype(self) -> torch.dtype:
+        """Of what is not quantised."""
+        found = self.raw("model.norm.weight").dtype if "model.norm.weight" in self._files else None
+        return found if found in (torch.float32, torch.bfloat16, torch.float16) else torch.float32
+
+    def __contains__(self, name: str) -> bool:
+        return super().__contains__(name) or super().__contains__(name + PACKED)
+
+    def place(self, name: str) -> str:
+        if super().__contains__(name):
+            return super().place(name)
+        return f"{self._files[name + PACKED]}: {name}"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name + PACKED not in self._files:
+            return super().shape(name)
+        shape = self._raw(name + SHAPE).flatten().tolist()
+        if len(shape) != 2 or min(shape) < 1:
+            raise CheckpointError(f"{self.place(name)}{SHAPE} is {shape}: two sizes are needed")
+        return shape[0], shape[1]
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        codes = self.codes(name)
+        return super().read(name, dtype) if codes is None else codes.dense().to(dtype)
+
+    def codes(self, name: str) -> Codes | None:
+        if name + SCALE not in self._files:
+            if name + PACKED in self._files:
+                raise CheckpointError(f"{self.place(name)}{SCALE} is missing")
+            return None
+        if name + PACKED in self._files:
+            return self._packed(name)
+        stored = self._raw(name)
+        if stored.dtype is not torch.int8 or stored.dim() != 2:
+            raise CheckpointError(f"{self.place(name)} is {stored.dtype}: int8 was expected")
+        signed = stored.short()
+        zero = self._raw(name + ZERO).short() if name + ZERO in self._files else None
+        return self._coded(name, signed, zero, 8)
+
+    def _packed(self, name: str) -> Codes:
+        out, width = self.shape(name)
+        words = self._raw(name + PACKED)
+        bits = {-(-width // 8): 4, -(-width // 4): 8}.get(words.shape[-1])
+        if bits is None or words.shape != (out, -(-width * bits // _WORD)):
+            raise CheckpointError(
+                f"{self.place(name)}{PACKED} has shape {list(words.shape)}: codes of 4 or 8 bits for "
+                f"[{out}, {width}] are needed"
+            )
+        signed = unpacked(words, bits)[:, :width]
+        zero = None
+        if name + ZERO in self._files:
+            stored = self._raw(name + ZERO)
+            rows = -(-out * bits // _WORD)
+            if stored.dim() != 2 or stored.shape[0] != rows:
+                raise CheckpointError(
+                    f"{self.place(name)}{ZERO} has shape {list(stored.shape)}: {rows} rows are needed"
+                )
+            zero = unpacked(stored.t().contiguous(), bits)[:, :out].t()
+        return self._coded(name, signed, zero, bits)
+
+    def _coded(
+        self, name: str, signed: torch.Tensor, zero: torch.Tensor | None, bits: int
+    ) -> Codes:
+        """From codes and zero points around 0."""
+        out, width = signed.shape
+        scales = self._raw(name + SCALE).float()
+        scales = scales.reshape(1, 1) if scales.numel() == 1 else scales
+        groups = scales.shape[-1] if scales.dim() == 2 else 0
+        if groups < 1 or scales.shape[0] not in (1, out) or width % groups:
+            raise CheckpointError(
+                f"{self.place(name)}{SCALE} has shape {list(scales.shape)}: a scale for each of equal "
+                f"groups of [{out}, {width}] is needed"
+            )
+        if not (torch.isfinite(scales).all() and (scales > 0).all()):
+            raise CheckpointError(f"{self.place(name)}{SCALE} holds values that are not above 0")
+        group = width // groups
+        if groups > 1 and group != LANES and group % GROUP:
+            raise CheckpointError(
+                f"{self.place(name)}{SCALE} has groups of {group}: 16 or a multiple of 32 are computed"
+            )
+        scales = scales.expand(out, groups)
+        middle = 1 << (bits - 1)
+        minima = None
+        if zero is not None:
+            if zero.shape != scales.shape:
+                raise CheckpointError(
+                    f"{self.place(name)}{ZERO} has shape {list(zero.shape)}: {list(scales.shape)} is "
+                    "needed"
+                )
+            minima = -scales * (zero.float() + (middle if bits == 4 else 0))
+        return Codes(
+            codes=(signed + middle).to(torch.uint8),
+            scales=scales.contiguous(),
+            minima=minima,
+            bits=bits,
+            group=group if groups > 1 else -(-width // GROUP) * GROUP,
+            zero=0 if bits == 4 and minima is not None else middle,
+        )
+
+    def _raw(self, name: str) -> torch.Tensor:
+        if name not in self._files:
+            raise CheckpointError(f"{self.path}: tensor {name} is missing")
+        return self.raw(name)
+
+
+def packed(signed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes around 0 [rows, width] as words of 32 bits, the first in the lowest bits."""
+    each = _WORD // bits
+    shifted = signed.long() + (1 << (bits - 1))
+    shifted = torch.nn.functional.pad(shifted, (0, -signed.shape[1] % each))
+    lanes = shifted.view(signed.shape[0], -1, each) << torch.arange(0, _WORD, bits)
+    return lanes.sum(2).to(torch.int32)
+
+
+def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    lanes = words.to(torch.int32)[:, :, None] >> torch.arange(0, _WORD, bits, dtype=torch.int32)
+    codes = (lanes & ((1 << bits) - 1)).flatten(1)
+    return (codes - (1 << (bits - 1))).short()

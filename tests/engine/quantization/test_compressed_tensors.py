@@ -1,0 +1,204 @@
+"""Checkpoints in compressed-tensors' integer formats: written, read back, and refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, ConfigError
+from engine.models.checkpoint import open_checkpoint
+from engine.models.load import load_model
+from engine.models.registry import model_spec
+from engine.quantization.quantize import quantize
+from engine.quantization.write import write_quantized
+from gateway.cli.main import main
+from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_checkpoint
+from tests.engine.test_family_parity import LogitDriver
+
+NAME = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("base"), intermediate_size=96)
+
+
+def words_to_codes(words: torch.Tensor, bits: int, width: int) -> torch.Tensor:
+    """Value by value, around 0: the first code of a word is in its lowest bits."""
+    out = torch.zeros(words.shape[0], width)
+    for row in range(words.shape[0]):
+        for column in range(width):
+            word = int(words[row, column * bits // 32]) & 0xFFFFFFFF
+            out[row, column] = (word >> (column * bits % 32)) & ((1 << bits) - 1)
+    return out - (1 << (bits - 1))
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+def test_what_is_written_means_what_the_format_says(base: Path, tmp_path: Path, to: str) -> None:
+    target = tmp_path / "out"
+    written = write_quantized(base, target, to)
+    bits, tensors = {"int8": 8, "int4": 4}[to], load_file(target / "model.safetensors")
+    assert written == sum(tensor.nbytes for tensor in tensors.values())
+    config = json.loads((target / "config.json").read_text())
+    scheme = config["quantization_config"]["config_groups"]["group_0"]["weights"]
+    assert (scheme["num_bits"], scheme["group_size"], scheme["symmetric"]) == (
+        bits,
+        32,
+        to == "int8",
+    )
+    out, width = tensors[NAME + "_shape"].tolist()
+    scale = tensors[NAME + "_scale"].float().repeat_interleave(32, 1)
+    codes = words_to_codes(tensors[NAME + "_packed"], bits, width)
+    if to == "int4":
+        zero = words_to_codes(tensors[NAME + "_zero_point"].t(), bits, out).t()
+        codes = codes - zero.repeat_interleave(32, 1)
+    plain = load_file(base / "model.safetensors")
+    expected = quantize(plain[NAME], to).dense()
+    torch.testing.assert_close(codes * scale, expected, rtol=1e-5, atol=1e-6)
+    assert (expected - plain[NAME]).norm() < {"int8": 0.01, "int4": 0.1}[to] * plain[NAME].norm()
+    source = open_checkpoint(target).source
+    torch.testing.assert_close(source.read(NAME, torch.float32), expected, rtol=1e-5, atol=1e-6)
+    source.close()
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+@pytest.mark.parametrize("served", ["auto", "none"])
+def test_logits_after_reading_back(base: Path, tmp_path: Path, to: str, served: str) -> None:
+    target = tmp_path / "out"
+    write_quantized(base, target, to)
+    source = open_checkpoint(target).source
+    model = reference(base)
+    for name, parameter in model.named_parameters():
+        if "proj" in name:
+            parameter.data = source.read(name, torch.float32)
+    source.close()
+    ids = torch.randint(3, VOCAB, (50,), generator=torch.Generator().manual_seed(4)).tolist()
+    expected = reference_logits(model, ids)
+    driver = LogitDriver(target, dtype="float32", quantization=served)
+    found = driver.logits(driver.sequence(ids), 50)
+    close = 1e-4 if served == "none" else 0.06  # rows of products are rounded too
+    assert (found - expected).abs().mean() < close * expected.std()
+    smaller = load_model(EngineConfig(model=str(target))).bytes
+    assert smaller < load_model(EngineConfig(model=str(base))).bytes / 2
+
+
+def test_int8_by_channel_with_an_odd_width(base: Path, tmp_path: Path) -> None:
+    """`int-quantized`, as W8A8 checkpoints are stored: a scale an output, activations dynamic."""
+    codes = torch.randint(-127, 128, (96, 64), dtype=torch.int8)
+    scale = torch.rand(96, 1) * 0.01 + 1e-3
+    target = changed(base, tmp_path, {NAME: codes, NAME + "_scale": scale}, format="int-quantized")
+    source = open_checkpoint(target).source
+    assert torch.equal(source.read(NAME, torch.float32), codes.float() * scale)
+    source.close()
+    load_model(EngineConfig(model=str(target)))
+
+
+def changed(base: Path, tmp_path: Path, tensors: dict[str, torch.Tensor], **declared: Any) -> Path:
+    """The base with other tensors in place of NAME, and what its configuration says of them."""
+    target = tmp_path / "changed"
+    target.mkdir()
+    held = load_file(base / "model.safetensors")
+    del held[NAME]
+    save_file(held | tensors, target / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((base / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", **declared,
+    }  # fmt: skip
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def of_int8(**changes: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    parts = {
+        "_packed": torch.zeros(96, 16, dtype=torch.int32),
+        "_shape": torch.tensor([96, 64]),
+        "_scale": torch.full((96, 2), 0.01),
+    } | changes
+    return {NAME + suffix: tensor for suffix, tensor in parts.items() if tensor is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"_scale": torch.zeros(96, 2)}, "values that are not above 0"),
+        ({"_scale": torch.full((96, 2), float("nan"))}, "values that are not above 0"),
+        ({"_scale": torch.full((96, 2), -1.0)}, "values that are not above 0"),
+        ({"_scale": torch.ones(95, 2)}, "a scale for each of equal groups"),
+        ({"_scale": torch.ones(96, 3)}, "a scale for each of equal groups"),
+        ({"_scale": torch.ones(96, 8)}, "groups of 8: 16 or a multiple of 32"),
+        ({"_scale": None}, "_scale is missing"),
+        ({"_packed": torch.zeros(96, 15, dtype=torch.int32)}, "codes of 4 or 8 bits"),
+        ({"_packed": torch.zeros(95, 16, dtype=torch.int32)}, "codes of 4 or 8 bits"),
+        ({"_shape": torch.tensor([96, 65])}, "the configuration asks"),
+        ({"_shape": torch.tensor([96])}, "two sizes are needed"),
+        ({"_shape": None}, "_shape is missing"),
+        ({"_zero_point": torch.zeros(3, 2, dtype=torch.int32)}, "rows are needed"),
+        ({"_zero_point": torch.zeros(24, 3, dtype=torch.int32)}, "is needed"),
+    ],
+)
+def test_tensors_that_do_not_fit_together_are_refused(
+    base: Path, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    target = changed(base, tmp_path, of_int8(**changes))
+    with pytest.raises(CheckpointError, match=said) as caught:
+        load_model(EngineConfig(model=str(target)))
+    assert "up_proj" in caught.value.message
+
+
+def test_tensors_that_fit_together_are_read(base: Path, tmp_path: Path) -> None:
+    load_model(EngineConfig(model=str(changed(base, tmp_path, of_int8()))))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "said"),
+    [
+        ({"weights": {"num_bits": 8, "type": "float"}}, "weights of type 'float'"),
+        ({"weights": {"num_bits": 3}}, "3 bits"),
+        ({"weights": {"num_bits": 4, "actorder": "group"}}, "act-order"),
+        ({"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8, "dynamic": False}},
+         "activations with a fixed scale"),
+        ({"weights": {"num_bits": 8}, "input_activations": {"num_bits": 4, "dynamic": True}},
+         "activations of 4 bits"),
+    ],
+)  # fmt: skip
+def test_schemes_beyond_what_is_computed_are_refused_by_name(
+    base: Path, scheme: dict[str, Any], said: str
+) -> None:
+    config = json.loads((base / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"group_0": scheme},
+    }  # fmt: skip
+    with pytest.raises(CheckpointError, match=said):
+        model_spec(config)
+
+
+def test_the_command_writes_beside_and_refuses_to_overwrite(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path / "data"))
+    target = tmp_path / "small"
+    command = ["model", "quantize", str(base), "--to", "int4", "--output", str(target), "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == str(target)
+    load_model(EngineConfig(model=str(target)))
+    assert main(command) != 0
+    assert "is not empty" in capsys.readouterr().err
+    assert main(["model", "quantize", str(target), "--to", "int8", "--output", str(base)]) != 0
+    assert "name another directory" in capsys.readouterr().err
+
+
+def test_widths_without_whole_groups_and_other_sources_are_refused(tmp_path: Path) -> None:
+    odd = save_checkpoint(tmp_path / "odd", intermediate_size=100)
+    with pytest.raises(CheckpointError, match=r"down_proj.* has 100 inputs"):
+        write_quantized(odd, tmp_path / "a", "int8")
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match="no directory"):
+        write_quantized(file, tmp_path / "b", "int8")
+    with pytest.raises(ConfigError, match="no format"):
+        write_quantized(odd, tmp_path / "c", "int3")
