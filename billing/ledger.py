@@ -29,6 +29,7 @@ class AccountKind(StrEnum):
     PREPAID = "prepaid"  # what the tenant paid ahead; credit balance only
     PROMO = "promo"  # what we granted; credit balance only
     REVENUE = "revenue"
+    DEFERRED = "deferred"  # fees billed ahead and not earned yet; credit balance
     TAX = "tax"
     ROUNDING = "rounding"
     CASH = "cash"

@@ -17,6 +17,7 @@ from billing import (
     outbox,
     partitions,
     rating,
+    recognition,
     reconcile,
     rollups,
     service_rollups,
@@ -38,7 +39,12 @@ from core.tenants.scope import scope_of_operator
 log = logging.getLogger("tollhouse.billing")
 _RATED_WITHIN = timedelta(minutes=10)  # usage that waits longer makes an audit unclean
 # Present from the start: an alert on the increase of a counter does not see its first sample.
-for _name in ("billing.expire_credit", "billing.watch_budgets", "billing.top_up"):
+for _name in (
+    "billing.expire_credit",
+    "billing.watch_budgets",
+    "billing.top_up",
+    "billing.recognise_revenue",
+):
     metrics.tenant_failures.labels(_name)
 
 
@@ -110,6 +116,20 @@ def run_invoices(context: TaskContext, tenant_ids: list[str] | None = None) -> d
     for tenant_id, reason in result.failed.items():
         log.error("no invoice for %s: %s", tenant_id, reason)
     return {"final": len(result.finalised), "failed": len(result.failed)}
+
+
+@task("billing.recognise_revenue", queue="invoices", every_s=3600.0, time_limit_s=3600)
+def recognise_revenue(context: TaskContext) -> int:
+    """Defer fees that were billed ahead, and post what each ended month has earned of them."""
+    now = context.clock.now()
+    with context.database.read() as session:
+        tenants = recognition.tenants_with_deferred(session)
+    return each_tenant(
+        context.database,
+        "billing.recognise_revenue",
+        tenants,
+        lambda session, tenant_id: recognition.recognise(session, now, tenant_id),
+    )
 
 
 @task("billing.finalise", queue="invoices")

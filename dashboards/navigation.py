@@ -35,6 +35,7 @@ SECTIONS = (
     Section("Safety queue", "/operator/safety", "moderation", "Operations", operator=True),
     Section("Tenants", "/operator/tenants", "tenants", "All tenants", operator=True),
     Section("Revenue", "/operator/revenue", "operations", "All tenants", operator=True),
+    Section("Ledger", "/operator/ledger", "operations", "All tenants", operator=True),
     Section("Margin", "/operator/margin", "operations", "All tenants", operator=True),
     Section(
         "Reconciliation", "/operator/reconciliation", "operations", "All tenants", operator=True

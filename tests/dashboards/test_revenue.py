@@ -8,9 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from billing import credits
+from billing.accounts import ensure_account
 from billing.models import CreditNote, Invoice, LedgerAccount, Payment, Refund
 from core.database import Database
 from core.ids import new_id
+from core.money import Money, units_of
 from dashboards import revenue
 from dashboards.filters import Range
 from migrations.run import upgrade
@@ -150,3 +153,26 @@ def test_the_margin_is_reckoned_with_the_operator_s_own_rate(tmp_path: Path) -> 
             assert page.status_code == 200 and "4 GPUs" in page.text
             for wrong in ("gpus=0", "rate=free", "gpus=-1", "rate=NaN"):
                 assert client.get(f"/dashboard/operator/margin?{wrong}").status_code == 400, wrong
+
+
+def test_the_ledger_shows_balances_and_finds_transactions(tmp_path: Path) -> None:
+    with running_deployment(tmp_path) as deployment:
+        client: httpx.Client = browser(deployment, deployment.services.operator_token)
+        with closing(client):
+            with deployment.services.database.transaction() as session:
+                ensure_account(session, "org_1", NOW)
+                credits.grant(
+                    session,
+                    tenant_id="org_1",
+                    kind="promo",
+                    money=Money(units_of("12.34")),
+                    reference="welcome",
+                    at=NOW,
+                )
+            page = client.get("/dashboard/operator/ledger")
+            assert page.status_code == 200 and "Trial balance" in page.text
+            assert "promotion" in page.text and "12.34" in page.text
+            found = client.get("/dashboard/operator/ledger?q=grant%3A")
+            assert "Transactions with grant:" in found.text and "grant:welcome" in found.text
+            missing = client.get("/dashboard/operator/ledger?q=nothing+of+the+kind")
+            assert "No transaction matches." in missing.text

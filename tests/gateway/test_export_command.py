@@ -48,9 +48,26 @@ def test_an_export_goes_to_a_file_whole(home: Path, capsys: pytest.CaptureFixtur
     assert not list(target.parent.glob(".*.part"))
 
 
+def test_a_journal_and_a_trial_balance_are_written(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = told(capsys, "export", "trial-balance")
+    assert {row["account"] for row in rows} == {"promo", "promotion"}
+    assert sum(int(row["balance"]["units"]) for row in rows) == 0
+    month, target = f"{SystemClock().now():%Y-%m}", home / "journal.csv"
+    words = ["export", "journal", month, "--shape", "quickbooks", "--account", "promo=2199"]
+    assert main([*words, "--output", str(target)]) == 0
+    lines = list(csv.DictReader(io.StringIO(target.read_text())))
+    assert [line["AccountName"] for line in lines] == ["2199", "6100"]
+    assert lines[0]["Credits"] == lines[1]["Debits"] != ""
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        ["journal", "2026-13"],
+        ["journal", "2026-01", "--account", "revenue"],
+        ["journal", "2026-01", "--account", "sales=1"],
         ["run", "usage", "--from", "soon"],
         ["run", "usage", "--from", "2026-02-01", "--to", "2026-01-01"],
         ["run", "usage", "--tenant", "nobody"],

@@ -19,6 +19,7 @@ from core.errors import BadRequest
 from core.tenants.scope import scope_of_operator
 from gateway.api.datetimes import parse_datetime
 from gateway.cli.commands._export_schedules import add_export_schedules
+from gateway.cli.commands._journal import add_journal
 from gateway.cli.commands._tenants import tenant_id_of
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, say, show
@@ -40,6 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     write.add_argument("--output", metavar="FILE", help="default, and `-`: stdout")
     write.set_defaults(run=_run)
     add_export_schedules(verbs)
+    add_journal(verbs)
     for each in (kinds, write):
         add_json(each)
 

@@ -50,6 +50,18 @@ def test_prices_plans_credit_and_taxes_reach_the_invoice(town: Town) -> None:
     assert page.status_code == 200 and shown["total"]["text"] in page.text
     foreign = town.call("GET", f"/admin/v1/invoices/{row['id']}", town.rival.keys["owner"])
     assert foreign.status_code == 404
+    balances = town.as_operator("GET", "/admin/v1/trial-balance").json()["data"]
+    assert sum(int(each["balance"]["units"]) for each in balances) == 0 and balances
+    naive = {"at": "2026-01-01T00:00:00"}
+    assert town.as_operator("GET", "/admin/v1/trial-balance", params=naive).status_code == 400
+    found = town.as_operator("GET", "/admin/v1/ledger", params={"search": "welcome"}).json()["data"]
+    assert [each["tenant"] for each in found] == [acme.name]
+    month = {"month": "2026-01", "shape": "xero", "accounts": ["revenue=4010"]}
+    written = town.as_operator("GET", "/admin/v1/journal", params=month)
+    assert written.text.startswith("*Narration,*Date,") and written.status_code == 200
+    bad = town.as_operator("GET", "/admin/v1/journal", params=month | {"accounts": ["revenue"]})
+    assert bad.status_code == 400 and "revenue=4000" in bad.text
+    assert town.as_operator("GET", "/admin/v1/revenue-schedule").json()["data"] == []
     with town.services.database.read() as session:
         assert reconcile.audit(session).clean
 

@@ -1,0 +1,54 @@
+"""`tollhouse export`: a month's journal for accounting programs, and the trial balance."""
+
+import argparse
+from typing import Any
+
+from billing import journal
+from core.errors import BadRequest
+from gateway.cli.context import command_context
+from gateway.cli.output import add_json, say, show
+
+
+def add_journal(verbs: Any) -> None:
+    month = verbs.add_parser("journal", help="write a month's journal for an accounting program")
+    month.add_argument("month", help="such as 2026-01, in UTC")
+    month.add_argument("--shape", choices=list(journal.Shape), default=journal.Shape.PLAIN)
+    month.add_argument(
+        "--account", action="append", default=[], metavar="NAME=CODE", help="code of an account"
+    )
+    month.add_argument("--output", metavar="FILE", help="default: stdout")
+    month.set_defaults(run=_journal)
+    balance = verbs.add_parser("trial-balance", help="debits and credits by account")
+    balance.set_defaults(run=_trial_balance)
+    add_json(balance)
+
+
+def _journal(arguments: argparse.Namespace) -> int:
+    codes = {}
+    for given in arguments.account:
+        name, separator, code = given.partition("=")
+        if not separator or not code:
+            raise BadRequest(f"--account {given}.", next_step="Write it as revenue=4000.")
+        codes[name] = code
+    with command_context() as tools, tools.database.read() as session:
+        shape = journal.Shape(arguments.shape)
+        text = journal.journal(session, arguments.month, shape, codes)
+    if arguments.output:
+        with open(arguments.output, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        say(f"Wrote {arguments.output}.")
+    else:
+        print(text, end="")
+    return 0
+
+
+def _trial_balance(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        rows = journal.trial_balance(session)
+    if not arguments.json:
+        rows = [
+            row | {name: row[name]["amount"] for name in ("debit", "credit", "balance")}
+            for row in rows
+        ]
+    show(rows, as_json=arguments.json, title="trial balance")
+    return 0
