@@ -5,6 +5,8 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from operator import attrgetter
 
+from msgspec import Struct
+
 from core.counters import BucketState
 from core.tenants.plans import Plan
 
@@ -18,54 +20,118 @@ _ANTHROPIC = (
     ("input-tokens", "input_tokens"),
     ("output-tokens", "output_tokens"),
 )
+_OPENAI_NAMES = ("x-ratelimit-limit-{}", "x-ratelimit-remaining-{}", "x-ratelimit-reset-{}")
+_ANTHROPIC_NAMES = (
+    "anthropic-ratelimit-{}-limit",
+    "anthropic-ratelimit-{}-remaining",
+    "anthropic-ratelimit-{}-reset",
+)
 
 
-def openai_headers(buckets: Sequence[BucketState]) -> dict[str, str]:
-    """`x-ratelimit-*` for the tightest bucket of each kind."""
-    result: dict[str, str] = {}
-    for kind, state in _tightest(buckets, _OPENAI):
-        result[f"x-ratelimit-limit-{kind}"] = str(state.capacity)
-        result[f"x-ratelimit-remaining-{kind}"] = str(state.remaining)
-        result[f"x-ratelimit-reset-{kind}"] = go_duration(state.reset_ms)
-    return result
+class _Kind(Struct, frozen=True):
+    """The headers of one kind of limit."""
+
+    limit: str
+    remaining: str
+    reset: str
+    indices: tuple[int, ...]  # of its buckets
 
 
-def anthropic_headers(buckets: Sequence[BucketState], now: datetime) -> dict[str, str]:
-    result: dict[str, str] = {}
-    for kind, state in _tightest(buckets, _ANTHROPIC):
-        full = now + timedelta(milliseconds=state.reset_ms)
-        head = f"anthropic-ratelimit-{kind}"
-        result[f"{head}-limit"] = str(state.capacity)
-        result[f"{head}-remaining"] = str(state.remaining)
-        result[f"{head}-reset"] = full.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return result
+class _Template(Struct, frozen=True):
+    """What the headers of a plan's buckets have in common."""
+
+    openai: tuple[_Kind, ...]
+    anthropic: tuple[_Kind, ...]
+    policies: str
+    states: str  # of `RateLimit`, with two places for each bucket
 
 
-def ietf_headers(buckets: Sequence[BucketState]) -> dict[str, str]:
-    """`RateLimit-Policy` and `RateLimit`; `t` is the seconds until the bucket is full again."""
-    if not buckets:
-        return {}
-    names, policies = _policies(tuple(map(_POLICY_FIELDS, buckets)))
-    states = [
-        f"{name};r={state.remaining};t={-(-state.reset_ms // 1000)}"
-        for name, state in zip(names, buckets, strict=True)
-    ]
-    return {"ratelimit-policy": policies, "ratelimit": ", ".join(states)}
+_CONSTANT = attrgetter("key", "capacity", "period_ms")  # for a plan
 
 
-_POLICY_FIELDS = attrgetter("key", "capacity", "period_ms")  # constant for a plan
+def _template_of(buckets: Sequence[BucketState]) -> _Template:
+    return _template(tuple([_CONSTANT(each) for each in buckets]))
 
 
 @lru_cache(maxsize=20_000)
-def _policies(fields: tuple[tuple[str, int, int], ...]) -> tuple[list[str], str]:
-    """(names of the buckets, value of `RateLimit-Policy`)."""
-    names, policies = [], []
+def _template(fields: tuple[tuple[str, int, int], ...]) -> _Template:
+    policies, states = [], []
     for key, capacity, period_ms in fields:
         name = _without_owner(key).replace(":", "-")
         unit = f';qu="{_TOKEN_UNIT}"' if "tokens" in name else ""
-        names.append(f'"{name}"')
         policies.append(f'"{name}";q={capacity};w={period_ms // 1000}{unit}')
-    return names, ", ".join(policies)
+        states.append(f'"{name.replace("%", "%%")}";r=%d;t=%d')
+    units = [key.split(":", 2)[1] for key, _, _ in fields]
+    return _Template(
+        _kinds(units, _OPENAI, _OPENAI_NAMES),
+        _kinds(units, _ANTHROPIC, _ANTHROPIC_NAMES),
+        ", ".join(policies),
+        ", ".join(states),
+    )
+
+
+def _kinds(
+    units: Sequence[str], kinds: tuple[tuple[str, str], ...], names: tuple[str, ...]
+) -> tuple[_Kind, ...]:
+    """The kinds that have buckets."""
+    found = []
+    for kind, suffix in kinds:
+        indices = tuple([index for index, unit in enumerate(units) if unit.endswith(suffix)])
+        if indices:
+            limit, remaining, reset = [name.format(kind) for name in names]
+            found.append(_Kind(limit, remaining, reset, indices))
+    return tuple(found)
+
+
+def bucket_headers(style: str, buckets: Sequence[BucketState], now: datetime) -> dict[str, str]:
+    """Those of the API style (openai or anthropic), and the IETF draft's."""
+    if not buckets:
+        return {}
+    template = _template_of(buckets)
+    if style == "anthropic":
+        return _anthropic(template, buckets, now) | _ietf(template, buckets)
+    return _openai(template, buckets) | _ietf(template, buckets)
+
+
+def _openai(template: _Template, buckets: Sequence[BucketState]) -> dict[str, str]:
+    """`x-ratelimit-*` for the tightest bucket of each kind."""
+    result: dict[str, str] = {}
+    for kind in template.openai:
+        state = _tightest(buckets, kind.indices)
+        result[kind.limit] = str(state.capacity)
+        result[kind.remaining] = str(state.remaining)
+        result[kind.reset] = go_duration(state.reset_ms)
+    return result
+
+
+def _anthropic(
+    template: _Template, buckets: Sequence[BucketState], now: datetime
+) -> dict[str, str]:
+    result: dict[str, str] = {}
+    for kind in template.anthropic:
+        state = _tightest(buckets, kind.indices)
+        full = now + timedelta(milliseconds=state.reset_ms)
+        result[kind.limit] = str(state.capacity)
+        result[kind.remaining] = str(state.remaining)
+        result[kind.reset] = full.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return result
+
+
+def _ietf(template: _Template, buckets: Sequence[BucketState]) -> dict[str, str]:
+    """`RateLimit-Policy` and `RateLimit`; `t` is the seconds until the bucket is full again."""
+    values: list[int] = []
+    for state in buckets:
+        values += (state.remaining, -(-state.reset_ms // 1000))
+    return {"ratelimit-policy": template.policies, "ratelimit": template.states % tuple(values)}
+
+
+def _tightest(buckets: Sequence[BucketState], indices: tuple[int, ...]) -> BucketState:
+    tightest = buckets[indices[0]]
+    for index in indices[1:]:
+        state = buckets[index]
+        if state.remaining * tightest.capacity < tightest.remaining * state.capacity:
+            tightest = state
+    return tightest
 
 
 def tollhouse_headers(
@@ -100,36 +166,6 @@ def go_duration(millis: int) -> str:
     if hours:
         return f"{hours}h{minutes}m{seconds}"
     return f"{minutes}m{seconds}" if minutes else seconds
-
-
-def _tightest(
-    buckets: Sequence[BucketState], kinds: tuple[tuple[str, str], ...]
-) -> list[tuple[str, BucketState]]:
-    result = []
-    for kind, indices in _bucket_indices(tuple(map(_KEY, buckets)), kinds):
-        tightest = buckets[indices[0]]
-        for index in indices[1:]:
-            state = buckets[index]
-            if state.remaining * tightest.capacity < tightest.remaining * state.capacity:
-                tightest = state
-        result.append((kind, tightest))
-    return result
-
-
-_KEY = attrgetter("key")
-
-
-@lru_cache(maxsize=20_000)
-def _bucket_indices(
-    keys: tuple[str, ...], kinds: tuple[tuple[str, str], ...]
-) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """For each kind with buckets: (kind, indices of its buckets)."""
-    units = [key.split(":", 2)[1] for key in keys]
-    result = [
-        (kind, tuple(index for index, unit in enumerate(units) if unit.endswith(suffix)))
-        for kind, suffix in kinds
-    ]
-    return tuple((kind, indices) for kind, indices in result if indices)
 
 
 def _without_owner(key: str) -> str:

@@ -1,6 +1,7 @@
 """Request headers besides authentication, and the headers of every response."""
 
 from datetime import datetime
+from functools import lru_cache
 from http import HTTPStatus
 
 from msgspec import Struct
@@ -10,9 +11,7 @@ from core.errors import BadRequest, TollhouseError
 from core.tenants.operator import is_operator_token
 from core.tenants.plans import Plan
 from gateway.admission.headers import (
-    anthropic_headers,
-    ietf_headers,
-    openai_headers,
+    bucket_headers,
     retry_headers,
     tollhouse_headers,
 )
@@ -69,16 +68,17 @@ def response_headers(request_id: str, millis: int, extra: Headers) -> Headers:
 
 def limit_headers(style: str, state: LimitState, plan: Plan | None, now: datetime) -> Headers:
     """The rate limit headers of the surface's API style."""
-    if style == "anthropic":
-        headers = anthropic_headers(state.buckets, now)
-    else:
-        headers = openai_headers(state.buckets)
-    headers |= ietf_headers(state.buckets)
+    headers = bucket_headers(style, state.buckets, now)
     if plan is not None:
         headers |= tollhouse_headers(
             plan, mode=state.mode, queued_ms=state.queued_ms, shadow=state.shadow
         )
-    return [(name.encode(), value.encode()) for name, value in headers.items()]
+    return [(_name(name), value.encode()) for name, value in headers.items()]
+
+
+@lru_cache(maxsize=256)
+def _name(name: str) -> bytes:
+    return name.encode()
 
 
 def error_headers(error: TollhouseError) -> Headers:

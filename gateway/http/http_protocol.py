@@ -48,6 +48,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_bytes = 0
         self._body_timer: asyncio.TimerHandle | None = None
         self._body_started = 0.0
+        self._idle_since: float | None = None  # since the last response; None while a request runs
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -123,7 +125,6 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(limit.too_large())
             return False
         self._body_started = self.loop.time()
-        self._await_body()
         return True
 
     def _await_body(self) -> None:
@@ -146,8 +147,35 @@ class BoundedHttp(HttpToolsProtocol):
             self._body_timer.cancel()
             self._body_timer = None
 
+    def on_response_complete(self) -> None:
+        """As uvicorn's, with one timer for a connection in place of one for each response."""
+        if self.pipeline or self.transport.is_closing():
+            super().on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self.flow.resume_reading()
+        self._idle_since = self.loop.time()
+        if self._idle_timer is None:
+            self._await_request(self.timeout_keep_alive)
+
+    def _await_request(self, seconds: float) -> None:
+        self._idle_timer = self.loop.call_later(seconds, self._request_is_late)
+
+    def _request_is_late(self) -> None:
+        self._idle_timer = None
+        if self._idle_since is None:
+            return  # the end of the request that runs sets the timer again
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._await_request(left)
+        else:
+            self.timeout_keep_alive_handler()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
         self._body_ended()
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -189,7 +217,10 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        self._idle_since = None
         super().data_received(data)
+        if self._body_limit is not None and self._body_timer is None:
+            self._await_body()  # most bodies come with their head, and need no timer
         if self._in_head and not self._refused:
             # The head is incomplete, and its bytes so far are held in memory.
             self._head_bytes += len(data)

@@ -29,6 +29,7 @@ OVERRIDDEN = [
     "on_headers_complete",
     "on_body",
     "on_message_complete",
+    "on_response_complete",
 ]
 PROTOCOL = [
     "access_logger",
@@ -40,12 +41,13 @@ PROTOCOL = [
     "limit_concurrency",
     "logger",
     "loop",
-    "on_response_complete",
     "parser",
     "pipeline",
     "scope",
     "server_state",
     "tasks",
+    "timeout_keep_alive",
+    "timeout_keep_alive_handler",
     "transport",
     "url",
 ]
