@@ -78,6 +78,7 @@ class Usage(Struct, frozen=True):
     prompt: int
     cached: int
     output: int
+    reasoning: int = 0  # of `output`
 
     @property
     def total(self) -> int:

@@ -45,6 +45,7 @@ class ChatTemplate:
         if tool_use is not None and DEFAULT in named:
             self._with_tools = _compiled(environment, tool_use)
         self._tokens = tokens
+        self.source = "\n".join(named.values())
         self.supports_tools = tool_use is not None or "tools" in named[DEFAULT]
         self.reserved = frozenset(
             {"messages", "tools", "add_generation_prompt", *tokens, *environment.globals}

@@ -5,6 +5,7 @@ between two decodings of a short window, which is correct for every decoder, inc
 strip or join spaces.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class TextCodec:
         self.template = template
         self.eos_token_ids = eos_token_ids
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._shown: dict[frozenset[str], dict[int, str]] = {}
         self._token_text = lru_cache(maxsize=65536)(self._text_of_token)
 
     def encode(self, text: str, *, special: bool = False, at_most: int | None = None) -> list[int]:
@@ -57,8 +59,18 @@ class TextCodec:
         """The text of a single token for logprobs; special tokens by name."""
         return self._token_text(token)
 
-    def detokenizer(self) -> "Detokenizer":
-        return Detokenizer(self.tokenizer)
+    def detokenizer(self, shown: Mapping[int, str] | None = None) -> "Detokenizer":
+        """`shown`: control tokens, by id, that are not dropped."""
+        return Detokenizer(self.tokenizer, shown)
+
+    def control_tokens(self, texts: frozenset[str]) -> dict[int, str]:
+        """Those of these texts that are control tokens of the model, by id."""
+        found = self._shown.get(texts)
+        if found is None:
+            added = self.tokenizer.get_added_tokens_decoder()
+            found = {i: t.content for i, t in added.items() if t.special and t.content in texts}
+            self._shown[texts] = found
+        return found
 
     def _text_of_token(self, token: int) -> str:
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
@@ -67,8 +79,9 @@ class TextCodec:
 class Detokenizer:
     """Feed ids one at a time; each call returns the text that the id completes."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None) -> None:
         self._decode = tokenizer.decode
+        self._shown = shown or {}
         self._window: list[int] = []  # emitted tokens for context, then pending ones
         self._emitted = 0  # number of emitted tokens in the window
         self._prefix = ""  # text of the emitted part
@@ -78,6 +91,10 @@ class Detokenizer:
         return len(self._window) > self._emitted
 
     def feed(self, token: int) -> str:
+        if token in self._shown:
+            text = self.flush() + self._shown[token]
+            self._window, self._emitted, self._prefix = [], 0, ""
+            return text
         self._window.append(token)
         text = self._decode(self._window)
         pending_tokens = len(self._window) - self._emitted

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from engine.protocol import FinishReason, TokenLogprob
 from gateway.prompts.tokenizing import TextCodec
 from gateway.streaming.logprobs import LogprobQueue
+from gateway.streaming.reasoning import OutputReader
 from gateway.streaming.stops import StopMatcher
-from gateway.streaming.tool_calls import ToolCall, ToolReader, as_text, clean_call
+from gateway.streaming.tool_calls import ToolCall, as_text, clean_call
 from gateway.upstreams.base import Chunk, TextChunk, calls_text
 
 _OPENAI_REASON: dict[str, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -72,11 +73,13 @@ class Delta:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     upstream_logprobs: list[dict[str, Any]] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
+    reasoning: str = ""  # before the text
     tokens: int = 0  # of the choice so far; 0 for text engines, which count at the end
 
     @property
     def empty(self) -> bool:
-        return not (self.text or self.calls or self.logprobs) and self.finish_reason is None
+        said = self.text or self.calls or self.logprobs or self.reasoning
+        return not said and self.finish_reason is None
 
 
 @dataclass(slots=True)
@@ -104,13 +107,15 @@ class ChoiceOutput:
         codec: TextCodec | None,
         stops: tuple[str, ...] = (),
         guard: OutputGuard | None = None,
-        tools: ToolReader | None = None,
+        reader: OutputReader | None = None,
         *,
         single_tool_call: bool = False,
     ) -> None:
         self.index = index
         self.text: list[str] = []  # released so far
         self.calls: list[ToolCall] = []
+        self.reasoning: list[str] = []  # released so far
+        self.reasoning_tokens = 0  # of those whose text was released
         self.vectors: list[Any] = []
         self.finish_reason: str | None = None
         self.pending_reason: str | None = None  # finish reason while a guard's verdict is pending
@@ -120,10 +125,11 @@ class ChoiceOutput:
         self.received = 0  # tokens received from the engine, including those after the end
         self.delivered = 0
         self._released = 0  # tokens whose text may be sent
-        self._detokenizer = codec.detokenizer() if codec else None
+        shown = reader.shown if reader is not None else None
+        self._detokenizer = codec.detokenizer(shown) if codec else None
         self._stops = StopMatcher(stops) if stops else None
         self._guard = guard
-        self._tools = tools
+        self._reader = reader
         self._single_tool_call = single_tool_call  # the choice ends after its first tool call
         self._upstream_calls: dict[int, _PartialCall] = {}  # by index
         self._upstream_pieces = 0  # characters of them
@@ -148,7 +154,7 @@ class ChoiceOutput:
     @property
     def waiting(self) -> int:
         """Characters of incomplete tool calls, which are screened at once when they are complete."""
-        return self._upstream_pieces + (self._tools.held if self._tools is not None else 0)
+        return self._upstream_pieces + (self._reader.held if self._reader is not None else 0)
 
     async def resolve(self) -> None:
         """Finish a choice that waits for its guard's verdict."""
@@ -216,7 +222,7 @@ class ChoiceOutput:
 
     def feed_run(self, run: Sequence[Chunk]) -> None:
         """Feed a group of `group_chunks` as one text; the guard's verdict does not depend on chunking."""
-        if len(run) == 1 or self.over or self._stops is not None or self._tools is not None:
+        if len(run) == 1 or self.over or self._stops is not None or self._reader is not None:
             for chunk in run:
                 self.feed(chunk)
             return
@@ -236,7 +242,7 @@ class ChoiceOutput:
         if chunk.vectors is not None:
             self.vectors = chunk.vectors
         text = chunk.text
-        if self._tools is not None:
+        if self._reader is not None:
             text += self._complete_calls(chunk)
         self._logprobs.add_upstream(chunk.logprobs, text)
         if self._process(text) and chunk.finish_reason is not None:
@@ -288,24 +294,30 @@ class ChoiceOutput:
         return True
 
     def _release(self, text: str) -> None:
-        if self._tools is not None:
-            text = self._add_calls(*self._tools.feed(text))
+        if self._reader is not None:
+            text = self._add_calls(*self._reader.feed(text))
         if text:
             self._add_text(text)
         held = (self._stops.held if self._stops else 0) + (self._guard.held if self._guard else 0)
-        held += self._tools.held if self._tools else 0
+        held += self._reader.held if self._reader else 0
         reached = self._reached = self._decoded - held
         if self._detokenizer is None:
             self._released = max(self._released, min(reached, self.generated))
         marks = self._marks
+        end = self._reader.reasoning_end if self._reader is not None else 0
         while marks and marks[0][0] <= reached:
-            self._released = marks.popleft()[1]
+            offset, self._released = marks.popleft()
+            if offset <= end:
+                self.reasoning_tokens = self._released
 
     def _add_text(self, text: str) -> None:
         self._texts.append(text)
         self.text.append(text)
 
     def _add_calls(self, text: str, calls: list[ToolCall]) -> str:
+        if self._reader is not None and (reasoning := self._reader.take_reasoning()):
+            self.reasoning.append(reasoning)
+            self._delta.reasoning += reasoning
         calls = calls[: 1 - len(self.calls)] if self._single_tool_call else calls
         if self._guard is not None and calls:
             cleaned = [clean_call(call, self._guard) for call in calls]
@@ -327,20 +339,24 @@ class ChoiceOutput:
         self._conclude(tail, reason)
 
     def _conclude(self, tail: str, reason: str) -> None:
-        if self._tools is not None:
-            before = self._add_calls(*self._tools.feed(tail))
-            tail = before + self._add_calls(*self._tools.flush())
+        if self._reader is not None:
+            before = self._add_calls(*self._reader.feed(tail))
+            tail = before + self._add_calls(*self._reader.flush())
             if reason in ("stop", "tool_calls"):
                 reason = "tool_calls" if self.calls else "stop"
             reason = "content_filter" if self._call_blocked else reason
         if tail:
             self._add_text(tail)
         self._released, self._reached = self.generated, inf
+        end = self._reader.reasoning_end if self._reader is not None else 0
+        self.reasoning_tokens = max(
+            self.reasoning_tokens, *(tokens for offset, tokens in self._marks if offset <= end), 0
+        )
         self.finish_reason = self._delta.finish_reason = reason
 
     def _block(self, text: str) -> None:
-        if self._tools is not None:
-            text = self._add_calls(*self._tools.feed(text))
+        if self._reader is not None:
+            text = self._add_calls(*self._reader.feed(text))
         if text:
             self._add_text(text)
         self.finish_reason = self._delta.finish_reason = "content_filter"

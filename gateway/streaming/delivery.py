@@ -23,7 +23,7 @@ from gateway.routing.router import RETRY_ON_FALLBACK, Route
 from gateway.streaming.choices import ChoiceOutput, OutputGuard
 from gateway.streaming.chunks import group_chunks, is_large, portions, take_tokens, tokens_of
 from gateway.streaming.idle_timer import IdleTimer
-from gateway.streaming.tool_calls import reader_for
+from gateway.streaming.reasoning import reader_for
 from gateway.threads import run_in_thread
 from gateway.upstreams.base import Chunk, Generation, Job
 from gateway.upstreams.multi_prompt import generate
@@ -138,7 +138,7 @@ class Delivery:
                 codec,
                 stops,
                 each,
-                reader_for(request),
+                reader_for(request, codec, job.engine_request.prompt),
                 single_tool_call=request.single_tool_call,
             )
             for i, each in enumerate(guards)
@@ -279,7 +279,7 @@ class Delivery:
                 choice.sent()
         statements = self._line_answer if self._exchange.batch_line is not None else None
         event = await self._meter.close(self._ending(reason, 200), receipt, statements)
-        usage = _usage(event)
+        usage = _usage(event, self._choices)
         try:
             if self._writer is not None:
                 opening = self._opening(self._writer)
@@ -294,7 +294,9 @@ class Delivery:
         """A batch line's result commits with its usage, so a crash does not run the line again."""
         batch_line, batch_id = self._exchange.batch_line, self._exchange.batch_job
         assert batch_line is not None and batch_id is not None
-        answer = self._surface.answer(self._info, self._request, self._choices, _usage(event))
+        answer = self._surface.answer(
+            self._info, self._request, self._choices, _usage(event, self._choices)
+        )
         return [insert_answer(batch_id, batch_line(event.request_id, answer))]
 
     async def _answer(self, usage: Usage) -> None:
@@ -369,8 +371,9 @@ class Delivery:
         )
 
 
-def _usage(event: UsageEvent) -> Usage:
-    return Usage(event.input_tokens, event.cached_tokens, event.output_tokens)
+def _usage(event: UsageEvent, choices: Sequence[ChoiceOutput]) -> Usage:
+    reasoning = min(event.output_tokens, sum(each.reasoning_tokens for each in choices))
+    return Usage(event.input_tokens, event.cached_tokens, event.output_tokens, reasoning)
 
 
 def _deadline_exceeded() -> TollhouseError:

@@ -1,5 +1,5 @@
-"""Parses tool calls in model output: `<tool_call>{…}</tool_call>` as Hermes and Qwen write them, or a
-bare JSON object or list at the start of the output, as Llama 3 and Mistral write them.
+"""Parses tool calls in model output: in one of the forms of `tool_formats.py`, or at the start of the
+output as a bare JSON object or list (Llama 3, Mistral) or a list of calls as Python writes them (Llama).
 
 Only calls of tools that the request declares are parsed; anything else stays unchanged text. Text
 that may still become a call is held.
@@ -7,15 +7,22 @@ that may still become a call is held.
 
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from gateway.inference.request import InferenceRequest
+from gateway.streaming.tool_formats import (
+    OPENING,
+    BracketScanner,
+    ToolFormat,
+    format_of,
+    parse_either,
+    partial_opening,
+)
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ARGUMENTS = ("arguments", "parameters", "input")
-# Starts of a bare call, without white space; any other JSON is text and is not held.
+_LONGEST_NAME = 200  # characters between an opening and the first bracket
 _BARE_STARTS = tuple(
     f'{lead}{{"{key}"'
     for lead in ("", "[")
@@ -40,7 +47,9 @@ class ToolReader:
         self._searched = 0  # characters of the held text, which have no closing tag
         self._count = 0
         self._at_start = True  # only white space and calls so far, so a bare call may follow
-        self._depth = _JsonScanner()
+        self._scanner = BracketScanner()
+        # Starts of a bare call, without white space; any other JSON or list is text, and not held.
+        self._bare_starts = (*_BARE_STARTS, *(f"[{name}(" for name in self._names))
 
     @property
     def held(self) -> int:
@@ -57,9 +66,11 @@ class ToolReader:
     def flush(self) -> tuple[str, list[ToolCall]]:
         """End of output: an incomplete call is text, white space after a call is dropped."""
         left, self._held = self._held, ""
-        calls = self._parse(left) if self._at_start else []
-        if not calls and left.lstrip().startswith(_OPEN):  # the closing tag is missing
-            calls = self._parse(left.lstrip().removeprefix(_OPEN))
+        calls = self._parse(left, parse_either) if self._at_start else []
+        opening = OPENING.match(left.lstrip())
+        if not calls and opening is not None:  # the closing tag is missing
+            body = left.lstrip()[opening.end() :]
+            calls = self._parse(body, format_of(opening[0]).parse)
         if calls or (self._count and not left.strip()):
             return "", calls
         return left, []
@@ -71,45 +82,69 @@ class ToolReader:
             lead = len(held) - len(held.lstrip(" \t\r\n;" if self._count else None))
             if lead == len(held):
                 return False
-            if held[lead] in "{[":
+            if held[lead] in "{[" and not _may_open(held, lead):
                 return self._bare(lead, released, calls)
-        at = held.find(_OPEN)
-        if at < 0:
-            keep = _partial_tag_length(held)
+        opening = OPENING.search(held)
+        if opening is None:
+            keep = partial_opening(held)
             if keep == len(held) - lead:
                 return False
             self._release(len(held) - keep, released)
             return False
-        if at > lead:
-            self._release(at, released)
+        if opening.start() > lead:
+            self._release(opening.start(), released)
             return True
-        end = held.find(_CLOSE, max(0, self._searched - len(_CLOSE)))
-        if end < 0:
-            self._searched = len(held)
-            return False
-        self._decide(at + len(_OPEN), end, end + len(_CLOSE), released, calls)
-        return True
-
-    def _bare(self, lead: int, released: list[str], calls: list[ToolCall]) -> bool:
-        start = "".join(self._held[lead : lead + 80].split())
-        if not any(start.startswith(each) or each.startswith(start) for each in _BARE_STARTS):
-            self._at_start = False
-            return True
-        end = self._depth.end_of(self._held, lead)
+        form, begin = format_of(opening[0]), opening.end()
+        end = self._end_of(form, begin)
         if end is None:
             return False
-        self._decide(lead, end, end, released, calls)
+        if end < 0:
+            self._release(begin, released)
+            return True
+        parsed_calls = self._parse(held[begin:end], form.parse)
+        whole = end + len(form.close or "")
+        self._decide(parsed_calls, whole, released, calls)
+        return True
+
+    def _end_of(self, form: ToolFormat, begin: int) -> int | None:
+        """Where the call's text ends; None while more is needed, -1 where it is none."""
+        held = self._held
+        if form.close is not None:
+            end = held.find(form.close, max(begin, self._searched - len(form.close)))
+            self._searched = len(held)
+            return end if end >= 0 else None
+        text = held[begin : begin + _LONGEST_NAME]
+        first = text.lstrip()[:1]
+        at = text.find(first if first in ("{", "[") else "{") if first else -1
+        if at < 0:
+            return None if len(held) < begin + _LONGEST_NAME else -1
+        return self._scanner.end_of(held, begin + at, "\"'" if first == "[" else '"')
+
+    def _bare(self, lead: int, released: list[str], calls: list[ToolCall]) -> bool:
+        start = "".join(self._held[lead : lead + 300].split())
+        starts = [
+            each for each in self._bare_starts if start.startswith(each) or each.startswith(start)
+        ]
+        if not starts:
+            self._at_start = False
+            return True
+        python = all("(" in each for each in starts)
+        if not python and any("(" in each for each in starts):
+            return False  # which of the two it is shows with more text
+        end = self._scanner.end_of(self._held, lead, "\"'" if python else '"')
+        if end is None:
+            return False
+        self._decide(self._parse(self._held[lead:end], parse_either), end, released, calls)
         return True
 
     def _decide(
-        self, begin: int, end: int, whole: int, released: list[str], calls: list[ToolCall]
+        self, parsed: list[ToolCall], whole: int, released: list[str], calls: list[ToolCall]
     ) -> None:
-        """Parse held text from `begin` to `end`; up to `whole` it becomes calls, or text."""
-        parsed_calls = self._parse(self._held[begin:end])
-        if not parsed_calls:
+        """The held text up to `whole` becomes these calls, or text where there is none."""
+        if not parsed:
             self._release(whole, released)
             return
-        calls += parsed_calls
+        calls += parsed
         self._drop(whole, at_start=True)
 
     def _release(self, length: int, released: list[str]) -> None:
@@ -117,16 +152,11 @@ class ToolReader:
         self._drop(length, at_start=False)
 
     def _drop(self, length: int, *, at_start: bool) -> None:
-        self._held, self._at_start, self._depth = self._held[length:], at_start, _JsonScanner()
+        self._held, self._at_start, self._scanner = self._held[length:], at_start, BracketScanner()
         self._searched = 0
 
-    def _parse(self, text: str) -> list[ToolCall]:
-        try:
-            parsed = json.loads(text)
-        except (ValueError, RecursionError):
-            return []
-        listed = parsed if isinstance(parsed, list) else [parsed]
-        parsed_calls = [self._call(each) for each in listed]
+    def _parse(self, text: str, parse: Callable[[str], list[Any]]) -> list[ToolCall]:
+        parsed_calls = [self._call(each) for each in parse(text)]
         if not parsed_calls or None in parsed_calls:
             return []
         result = []
@@ -155,39 +185,10 @@ class ToolReader:
         return own, name, arguments
 
 
-class _JsonScanner:
-    """Finds the end of a JSON value incrementally, reading each character once."""
-
-    def __init__(self) -> None:
-        self._at = self._depth = 0
-        self._in_string = self._escaped = False
-
-    def end_of(self, text: str, begin: int) -> int | None:
-        for position in range(max(self._at, begin), len(text)):
-            character = text[position]
-            self._at = position + 1
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif character == "\\":
-                    self._escaped = True
-                elif character == '"':
-                    self._in_string = False
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    return self._at
-        return None
-
-
-def reader_for(request: InferenceRequest) -> ToolReader | None:
-    if not request.tools:
-        return None
-    return ToolReader(str(tool["function"]["name"]) for tool in request.tools)
+def _may_open(held: str, lead: int) -> bool:
+    """Whether an opening begins there, or may."""
+    start = held[lead : lead + 40]
+    return OPENING.match(start) is not None or partial_opening(start) == len(start) > 1
 
 
 def as_text(calls: Iterable[dict[str, Any]]) -> str:
@@ -233,11 +234,3 @@ def _cleaned(value: Any, guard: ArgumentGuard) -> Any:
     if isinstance(value, list):
         return [_cleaned(each, guard) for each in value]
     return value
-
-
-def _partial_tag_length(held: str) -> int:
-    """Length of the longest suffix that is a prefix of the opening tag."""
-    for length in range(min(len(_OPEN) - 1, len(held)), 0, -1):
-        if _OPEN.startswith(held[-length:]):
-            return length
-    return 0

@@ -58,6 +58,8 @@ class Message(Request):
     tool_call_id: str | None = None
     function_call: FunctionCall | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None  # of an earlier answer: not part of the next prompt
+    reasoning: str | None = None  # the same by its other name
     audio: Any = None
     annotations: Any = None
     cache_control: Any = None

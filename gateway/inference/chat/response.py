@@ -78,6 +78,10 @@ class ChatStream:
             content = {"role": "assistant", "content": delta.text, "refusal": None}
         elif delta.text:
             content = {"content": delta.text}
+        if delta.reasoning:
+            content["reasoning_content"] = delta.reasoning
+            if not delta.text and "content" in content:
+                content["content"] = None
         if delta.calls and self._legacy:
             content["function_call"] = call_object(delta.calls[0])["function"]
         elif delta.calls:
@@ -149,7 +153,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.total,
         "prompt_tokens_details": {"cached_tokens": usage.cached, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": usage.reasoning,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
@@ -192,6 +196,8 @@ def _choice(
         calls = {"function_call": call_object(choice.calls[0])["function"]}
     elif choice.calls:
         calls = {"tool_calls": [call_object(each) for each in choice.calls]}
+    reasoning = "".join(choice.reasoning)
+    thoughts = {"reasoning_content": reasoning} if reasoning else {}
     return {
         "index": choice.index,
         "message": {
@@ -200,6 +206,7 @@ def _choice(
             "refusal": None,
             "annotations": [],
             **calls,
+            **thoughts,
         },
         "logprobs": logprobs_object(delta.logprobs, delta.upstream_logprobs, codec)
         if logprobs

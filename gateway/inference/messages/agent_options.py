@@ -23,7 +23,7 @@ def notes_of(body: "CountBody") -> list[str]:
         if kind not in _THINKING:
             raise _invalid("thinking.type", f"one of {', '.join(_THINKING)}")
         if kind == "enabled":
-            notes.append("thinking is not returned in blocks of its own.")
+            notes.append("thinking is returned in blocks of its own if the model marks it.")
     config = body.output_config or {}
     for name in config.keys() - {"format", "effort"}:
         raise UnsupportedParameter(

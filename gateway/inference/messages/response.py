@@ -15,6 +15,7 @@ from gateway.inference.messages.request import ROUTE, parse_messages
 from gateway.inference.request import InferenceRequest, Usage
 from gateway.inference.surface import ResponseInfo
 from gateway.streaming.choices import ChoiceOutput, Delta
+from gateway.streaming.reasoning import marks_reasoning
 from gateway.streaming.tool_calls import ToolCall
 
 _ERROR_TYPES = {
@@ -42,7 +43,8 @@ class MessagesSurface:
         return parse_messages(raw)
 
     def stream(self, info: ResponseInfo, request: InferenceRequest) -> "MessageStream":
-        return MessageStream(info, tools=bool(request.tools))
+        thinks = info.codec is not None and marks_reasoning(info.codec)
+        return MessageStream(info, tools=bool(request.tools) or thinks)
 
     def answer(
         self,
@@ -54,7 +56,9 @@ class MessagesSurface:
         choice = choices[0]
         text = "".join(choice.text)
         content: list[dict[str, Any]] = []
-        if text or not choice.calls:
+        if choice.reasoning:
+            content.append(_thinking("".join(choice.reasoning)))
+        if text or not (choice.calls or choice.reasoning):
             content.append({"type": "text", "text": text})
         content += [{**_call(each), "input": json.loads(each.arguments)} for each in choice.calls]
         return _message(info, content, _ending(choice), usage)
@@ -64,13 +68,15 @@ class MessagesSurface:
 
 
 class MessageStream:
-    """Blocks are numbered from 0. With tools, the type of the first is unknown until it arrives."""
+    """Blocks are numbered from 0. With tools or reasoning, the type of the first is unknown until it
+    arrives."""
 
     def __init__(self, info: ResponseInfo, *, tools: bool = False) -> None:
         self._info = info
         self._defer_first_block = tools
         self._block = 0
         self._open = False
+        self._thinking = False  # whether the open block is the model's reasoning
 
     def begin(self) -> bytes:
         # Provisional; the final usage is in message_delta.
@@ -85,7 +91,15 @@ class MessageStream:
 
     def delta(self, delta: Delta) -> bytes:
         parts = []
+        if delta.reasoning:
+            if not self._open:
+                parts.append(self._start_block(_thinking("")))
+                self._thinking = True
+            thought = {"type": "thinking_delta", "thinking": delta.reasoning}
+            parts.append(self._block_delta(thought))
         if delta.text:
+            if self._thinking:
+                parts.append(self._close_block())
             if not self._open:
                 parts.append(self._open_block())
             parts.append(self._block_delta({"type": "text_delta", "text": delta.text}))
@@ -124,7 +138,7 @@ class MessageStream:
     def _close_block(self) -> bytes:
         if not self._open:
             return b""
-        self._open = False
+        self._open = self._thinking = False
         self._block += 1
         return _event({"type": "content_block_stop", "index": self._block - 1})
 
@@ -173,6 +187,11 @@ def _message(
         "stop_sequence": ending[1],
         "usage": usage_object(usage),
     }
+
+
+def _thinking(text: str) -> dict[str, Any]:
+    """Anthropic signs its own; ours is not verified when it comes back."""
+    return {"type": "thinking", "thinking": text, "signature": ""}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

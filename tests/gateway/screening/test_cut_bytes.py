@@ -27,7 +27,7 @@ from gateway.prompts.tokenizing import load_codec
 from gateway.screening.tenant_moderator import ChoiceGuard, GuardedResponse
 from gateway.streaming.choices import ChoiceOutput
 from gateway.streaming.chunks import group_chunks
-from gateway.streaming.tool_calls import reader_for
+from gateway.streaming.reasoning import reader_for
 from gateway.upstreams.base import Chunk, TextChunk
 from moderation.guard import StreamGuard
 from moderation.policy import Policy

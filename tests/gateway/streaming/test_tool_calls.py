@@ -17,6 +17,7 @@ from openai import OpenAI
 from engine.demo.paths import MODEL_DIR
 from gateway.prompts.tokenizing import load_codec
 from gateway.streaming.choices import ChoiceOutput
+from gateway.streaming.reasoning import OutputReader
 from gateway.streaming.tool_calls import ToolCall, ToolReader
 from gateway.upstreams.base import TextChunk
 from tests.gateway.deployment import MODEL, Deployment
@@ -97,7 +98,7 @@ def test_chunks_change_nothing_and_no_text_is_lost(text: str, size: int) -> None
 
 def test_what_may_become_a_call_is_held_and_not_yet_delivered() -> None:
     codec = load_codec(MODEL_DIR)
-    choice = ChoiceOutput(0, None, tools=ToolReader(["weather"]))
+    choice = ChoiceOutput(0, None, reader=OutputReader(ToolReader(["weather"])))
     choice.feed(TextChunk("r", 0, "Hm ", 1))
     choice.take()
     choice.sent()

@@ -1,0 +1,177 @@
+"""Reads what a model writes: first its reasoning, if it marks that, then text and tool calls."""
+
+from collections.abc import Mapping
+from math import inf
+
+from gateway.inference.request import InferenceRequest
+from gateway.prompts.tokenizing import TextCodec
+from gateway.streaming.tool_calls import ToolCall, ToolReader
+from gateway.streaming.tool_formats import TOKENS
+
+_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))  # Qwen and DeepSeek; Mistral
+
+
+class ReasoningReader:
+    """`feed` and `flush` return (reasoning, answer). White space at the ends of both is dropped where
+    they meet; text that may still be a tag, or such white space, is held."""
+
+    def __init__(self, tags: tuple[str, str], *, begun: bool) -> None:
+        """`begun`: the prompt ends with the opening tag."""
+        self._open, self._close = tags
+        self._held = ""
+        self._fed = self._end = 0  # characters
+        self._state = "reasoning" if begun else "start"
+        self._lead = begun  # white space at the beginning of the reasoning or the answer is dropped
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    @property
+    def end(self) -> float:
+        """Where, in the text fed, the reasoning ends; infinite while it goes on."""
+        return inf if self._state == "reasoning" else self._end
+
+    def feed(self, text: str) -> tuple[str, str]:
+        self._held += text
+        self._fed += len(text)
+        reasoning = ""
+        if self._state == "start":
+            self._begin()
+        if self._state == "reasoning":
+            reasoning = self._reason()
+        if self._state != "answer":
+            return reasoning, ""
+        return reasoning, self._answer()
+
+    def flush(self) -> tuple[str, str]:
+        """An opening tag that was not completed is the answer."""
+        left, self._held = self._held, ""
+        if self._state == "reasoning":
+            return (left.strip() if self._lead else left.rstrip()), ""
+        return "", "" if self._lead and not left.strip() else left
+
+    def _begin(self) -> None:
+        text = self._held.lstrip()
+        if text.startswith(self._open):
+            self._held = text.removeprefix(self._open)
+            self._state, self._lead = "reasoning", True
+        elif text and not self._open.startswith(text):
+            self._state = "answer"
+
+    def _reason(self) -> str:
+        if self._lead:
+            self._held = self._held.lstrip()
+        at = self._held.find(self._close)
+        if at >= 0:
+            reasoning = self._held[:at].rstrip()
+            self._held = self._held[at + len(self._close) :]
+            self._end = self._fed - len(self._held)
+            self._state, self._lead = "answer", True
+            return reasoning
+        sure = len(self._held) - _partial(self._held, self._close)
+        reasoning = self._held[:sure].rstrip()
+        self._held = self._held[len(reasoning) :]
+        self._lead = self._lead and not reasoning
+        return reasoning
+
+    def _answer(self) -> str:
+        if self._lead:
+            self._held = self._held.lstrip()
+            self._lead = not self._held
+        text, self._held = self._held, ""
+        return text
+
+
+class OutputReader:
+    """`feed` and `flush` return (text, complete calls); the reasoning is collected beside them."""
+
+    def __init__(
+        self,
+        tools: ToolReader | None,
+        thoughts: ReasoningReader | None = None,
+        shown: Mapping[int, str] | None = None,
+    ) -> None:
+        """`shown`: control tokens, by id, that are part of what is read."""
+        self._tools = tools
+        self._thoughts = thoughts
+        self._reasoning: list[str] = []
+        self.shown = shown or {}
+
+    @property
+    def held(self) -> int:
+        held = self._tools.held if self._tools is not None else 0
+        return held + (self._thoughts.held if self._thoughts is not None else 0)
+
+    @property
+    def reasoning_end(self) -> float:
+        """Characters of the text fed that are reasoning; infinite while it goes on."""
+        return self._thoughts.end if self._thoughts is not None else 0
+
+    def feed(self, text: str) -> tuple[str, list[ToolCall]]:
+        if self._thoughts is not None:
+            text = self._split(*self._thoughts.feed(text))
+        return (text, []) if self._tools is None else self._tools.feed(text)
+
+    def flush(self) -> tuple[str, list[ToolCall]]:
+        text, calls = "", list[ToolCall]()
+        if self._thoughts is not None:
+            text = self._split(*self._thoughts.flush())
+        if self._tools is not None:
+            text, calls = self._tools.feed(text)
+            rest, more = self._tools.flush()
+            text, calls = text + rest, calls + more
+        return text, calls
+
+    def take_reasoning(self) -> str:
+        """What was added since the last call."""
+        taken, self._reasoning = "".join(self._reasoning), []
+        return taken
+
+    def _split(self, reasoning: str, answer: str) -> str:
+        if reasoning:
+            self._reasoning.append(reasoning)
+        return answer
+
+
+def reader_for(
+    request: InferenceRequest, codec: TextCodec | None = None, prompt: list[int] | None = None
+) -> OutputReader | None:
+    """`codec`: of an engine of tokens, whose output is read for reasoning too; `prompt`: its ids."""
+    tools = ToolReader(str(t["function"]["name"]) for t in request.tools) if request.tools else None
+    thoughts = None
+    # An answer whose form is fixed has no reasoning before it.
+    if codec is not None and request.messages is not None and not request.engine_parameters:
+        thoughts = _reasoning_reader(codec, prompt or [])
+    if tools is None and thoughts is None:
+        return None
+    return OutputReader(tools, thoughts, codec.control_tokens(_SHOWN) if codec else None)
+
+
+def marks_reasoning(codec: TextCodec) -> bool:
+    """Whether the model's chat template knows tags around reasoning."""
+    return _tags_of(codec) is not None
+
+
+def _tags_of(codec: TextCodec) -> tuple[str, str] | None:
+    source = codec.template.source if codec.template is not None else ""
+    return next((tags for tags in _TAGS if tags[1] in source), None)
+
+
+def _reasoning_reader(codec: TextCodec, prompt: list[int]) -> ReasoningReader | None:
+    tags = _tags_of(codec)
+    if tags is None:
+        return None
+    end = codec.decode(prompt[-8:], special=True).rstrip()
+    return ReasoningReader(tags, begun=end.endswith(tags[0]))
+
+
+_SHOWN = TOKENS | {tag for tags in _TAGS for tag in tags}
+
+
+def _partial(held: str, tag: str) -> int:
+    """Length of the longest suffix that is a prefix of the tag."""
+    for length in range(min(len(tag) - 1, len(held)), 0, -1):
+        if tag.startswith(held[-length:]):
+            return length
+    return 0
