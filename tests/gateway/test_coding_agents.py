@@ -87,7 +87,7 @@ def test_an_agents_options_are_served_with_notes(claude: Anthropic) -> None:
         model=MODEL, max_tokens=2, messages=ASK, tools=[TOOL], extra_body=more
     )
     note = raw.headers["x-tollhouse-note"]
-    assert "thinking is not returned" in note and "effort has no effect" in note
+    assert "if the model marks it" in note and "effort has no effect" in note
     counted = claude.messages.count_tokens(
         model=MODEL, messages=HISTORY, tools=[TOOL], extra_body=more
     )
