@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.routing import Route
 
+from core.sealing import Sealer
 from gateway.api import (
     batches,
     files,
@@ -16,6 +17,7 @@ from gateway.api import (
     message_batches,
     models,
     moderations,
+    responses,
     sso,
     tokenize,
     webhooks,
@@ -32,17 +34,18 @@ from gateway.http.cors import allow_origins
 from gateway.http.exchange import Exchange, Scope
 from gateway.http.idempotency import HEADER, IdempotencyHandler
 from gateway.inference.registry import inference_surfaces
+from gateway.inference.responses.request import ROUTE as RESPONSES
+from gateway.inference.responses.response import ResponsesSurface
 from gateway.inference.surface import Surface
-from gateway.pipeline import Pipeline
 from gateway.services import Services
+from gateway.stored_responses.server import Server
+from gateway.stored_responses.storing import ResponseStore, StoringPipeline
 
 
 class InferenceEndpoint:
     """One inference route, as an ASGI callable without middleware before the pipeline."""
 
-    def __init__(
-        self, surface: Surface, pipeline: Pipeline, idempotency: IdempotencyHandler
-    ) -> None:
+    def __init__(self, surface: Surface, pipeline: Server, idempotency: IdempotencyHandler) -> None:
         self._surface = surface
         self._pipeline = pipeline
         self._idempotency = idempotency
@@ -54,6 +57,19 @@ class InferenceEndpoint:
         if HEADER in exchange.headers:
             return self._idempotency.serve(self._surface, exchange)
         return self._pipeline.serve(self._surface, exchange)
+
+
+def _storing_endpoint(services: Services) -> InferenceEndpoint:
+    store = ResponseStore(
+        database=services.database, clock=services.clock, sealer=Sealer(services.operator_token)
+    )
+    storing = StoringPipeline(services.pipeline, store)
+    return InferenceEndpoint(ResponsesSurface(), storing, _idempotency(services, storing))
+
+
+def _idempotency(services: Services, server: Server) -> IdempotencyHandler:
+    most = services.settings.idempotency_keys
+    return IdempotencyHandler(server, services.database, services.clock, most)
 
 
 class TollhouseApp(FastAPI):
@@ -85,16 +101,12 @@ def create_app(services: Services) -> TollhouseApp:
     allow_origins(app, services.settings.cors_origins)
     app.state.shows_details = not services.settings.metrics_listen
     add_error_handlers(app)
-    idempotency = IdempotencyHandler(
-        services.pipeline,
-        services.database,
-        services.clock,
-        services.settings.idempotency_keys,
-    )
+    idempotency = _idempotency(services, services.pipeline)
     direct_routes = {
         each.route: InferenceEndpoint(each, services.pipeline, idempotency)
         for each in inference_surfaces()
     }
+    direct_routes[RESPONSES] = _storing_endpoint(services)
     for route, handler in direct_routes.items():
         app.router.routes.append(Route(route, handler, methods=["POST"]))
     app.direct_routes = {route.encode(): handler.serve for route, handler in direct_routes.items()}
@@ -113,6 +125,7 @@ def create_app(services: Services) -> TollhouseApp:
     app.include_router(finance.router)
     app.include_router(lora.router)
     app.include_router(tokenize.router)
+    app.include_router(responses.router)
     app.include_router(moderations.router)
     app.include_router(files.router)
     app.include_router(batches.router)

@@ -10,6 +10,7 @@ MODEL_MODULES = (
     "core.heartbeat_models",
     "core.batches.models",
     "core.idempotency",
+    "core.responses.models",
     "core.engine_drains",
     "billing.models",
     "moderation.models",

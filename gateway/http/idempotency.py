@@ -7,7 +7,6 @@ so that an immediate retry sees the result.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from datetime import timedelta
 
 import orjson
@@ -22,8 +21,9 @@ from core.ids import REQUEST, new_id
 from core.tenants.keys import Principal
 from gateway.http.exchange import ClientDisconnected, Exchange, Headers
 from gateway.http.headers import error_headers, response_headers
+from gateway.http.relay import RelayExchange
 from gateway.inference.surface import Surface
-from gateway.pipeline import Pipeline
+from gateway.stored_responses.server import Server
 
 log = logging.getLogger(__name__)
 HEADER = b"idempotency-key"
@@ -33,7 +33,7 @@ _CLAIM_GRACE_S = 60.0  # beyond the request timeout, before a claim is considere
 
 
 class IdempotencyHandler:
-    def __init__(self, pipeline: Pipeline, database: Database, clock: Clock, max_keys: int) -> None:
+    def __init__(self, pipeline: Server, database: Database, clock: Clock, max_keys: int) -> None:
         """`max_keys` is the limit on a tenant's keys in 24 hours."""
         self._max_keys = max_keys
         self._pipeline = pipeline
@@ -120,36 +120,16 @@ class Claim:
                 idempotency.store_response(session, self._id, answer)
 
 
-class Recorder(Exchange):
+class Recorder(RelayExchange):
     """Forwards to the client's exchange and records the response."""
 
     def __init__(self, outer: Exchange, principal: Principal, body: bytes, claim: Claim) -> None:
-        self._outer = outer
+        super().__init__(outer, principal, body)
         self._claim = claim
-        self.scope, self.headers, self.repeated = outer.scope, outer.headers, outer.repeated
-        self.principal = principal
-        self._body = body
         self._status = 0
         self._headers: Headers = []
         self._parts: list[bytes] = []
         self._size = 0
-
-    @property
-    def started(self) -> bool:  # type: ignore[override]
-        return self._outer.started
-
-    @property
-    def disconnected(self) -> bool:  # type: ignore[override]
-        return self._outer.disconnected
-
-    async def body(self, limit: int) -> bytes:
-        return self._body
-
-    def on_disconnect(self, callback: Callable[[], None]) -> None:
-        self._outer.on_disconnect(callback)
-
-    def done(self) -> None:
-        self._outer.done()
 
     async def start(self, status: int, headers: Headers) -> None:
         self._status, self._headers = status, headers

@@ -20,6 +20,7 @@ from gateway.inference.sampling import MAX_LOGPROBS, Count, Positive, StreamOpti
 
 ROUTE = "/v1/responses"
 LOGPROBS = "message.output_text.logprobs"  # value of `include`
+ENCRYPTED_REASONING = "reasoning.encrypted_content"  # of reasoning items, which no response has
 
 
 class Part(Request):
@@ -49,6 +50,8 @@ class Item(Request):
     arguments: str | None = None
     namespace: str | None = None
     output: Any = None
+    summary: Any = None  # of a reasoning item
+    encrypted_content: str | None = None
 
 
 class Tool(Request):
@@ -102,7 +105,6 @@ class ResponsesBody(Request, kw_only=True):
 _IGNORED_VALUES: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "include": ([], [LOGPROBS]),
     "reasoning": ({}, {"effort": "none"}),
     "background": (False,),
     "conversation": (),
@@ -170,6 +172,13 @@ def parse_responses(raw: bytes) -> InferenceRequest:
 
 def _alternatives(body: ResponsesBody) -> int | None:
     """Number of alternatives per output token; None when logprobs are not requested."""
+    for name in body.include or ():
+        if name not in (LOGPROBS, ENCRYPTED_REASONING):
+            raise UnsupportedParameter(
+                f"include has {name[:80]!r}, which is not supported.",
+                next_step=f"Remove it; {LOGPROBS} is supported.",
+                param="include",
+            )
     if LOGPROBS in (body.include or ()):
         return body.top_logprobs or 0
     if body.top_logprobs:
@@ -274,7 +283,10 @@ def _format(text: Any) -> Any:
 
 
 def _add_item(messages: list[dict[str, Any]], index: int, item: Item) -> None:
-    """Appends the item. Consecutive function calls join one assistant message."""
+    """Appends the item. Consecutive function calls join one assistant message. Reasoning of earlier
+    turns is not shown to the model again."""
+    if item.type == "reasoning":
+        return
     if item.type == "function_call" and item.name and item.call_id:
         name = flat_name(item.namespace, item.name) if item.namespace else item.name
         function = {"name": name, "arguments": item.arguments or "{}"}

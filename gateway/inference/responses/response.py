@@ -1,6 +1,6 @@
 """/v1/responses: responses and stream events in the format of OpenAI's Responses API, text only."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -54,7 +54,13 @@ class ResponseStream:
     """Events are numbered from 0 without gaps. With tools, the type of the first item is unknown until
     it arrives."""
 
-    def __init__(self, info: ResponseInfo, request: InferenceRequest) -> None:
+    def __init__(
+        self,
+        info: ResponseInfo,
+        request: InferenceRequest,
+        on_finished: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self._on_finished = on_finished
         self._info = info
         self._request = request
         self._number = 0
@@ -88,6 +94,8 @@ class ResponseStream:
         before = b"" if self._output or self._text is not None else self._open_message()
         before += self._close_message("incomplete" if incomplete_reason else "completed")
         final = _finished(self._info, self._request, self._output, incomplete_reason, usage)
+        if self._on_finished is not None:
+            self._on_finished(final)
         name = "response.incomplete" if incomplete_reason else "response.completed"
         return before + self._event(name, response=final)
 
@@ -189,6 +197,7 @@ def _response(
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": request.truncation,
         "metadata": request.extra["metadata"],
+        **request.extra.get("fields", {}),
     }
 
 

@@ -1,0 +1,38 @@
+"""Tables of stored responses. What customers wrote and got is in `sealed`, encrypted."""
+
+from datetime import datetime
+
+from sqlalchemy import ForeignKey, Index, LargeBinary, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from core.database import Base, UtcDateTime
+
+ID = String(80)
+
+
+class ResponseRecord(Base):
+    __tablename__ = "stored_responses"
+    __table_args__ = (
+        Index("ix_stored_responses_tenant_id", "tenant_id", "id"),
+        Index("ix_stored_responses_expires_at", "expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(40))
+    project_id: Mapped[str] = mapped_column(String(40))
+    key_id: Mapped[str] = mapped_column(String(40))
+    previous_id: Mapped[str | None] = mapped_column(ID)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    sealed: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class ResponseItemRecord(Base):
+    """Where an item is found that a later request names."""
+
+    __tablename__ = "stored_response_items"
+
+    response_id: Mapped[str] = mapped_column(
+        ID, ForeignKey("stored_responses.id", ondelete="CASCADE"), primary_key=True
+    )
+    item_id: Mapped[str] = mapped_column(ID, primary_key=True, index=True)

@@ -1,0 +1,129 @@
+"""Stored responses: kept for 30 days, visible to their own project only, encrypted at rest."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import orjson
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from core.errors import BadRequest, NotFound
+from core.responses.models import ResponseItemRecord, ResponseRecord
+from core.sealing import Sealer
+from core.tenants.keys import Principal
+from core.tenants.scope import TenantScope
+
+KEPT = timedelta(days=30)
+_LONGEST_CHAIN = 500  # responses that build on one another
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """A response in OpenAI's format, and the items of its own request."""
+
+    response: dict[str, Any]
+    input: list[dict[str, Any]]
+
+
+def save(
+    session: Session, sealer: Sealer, principal: Principal, given: Exchanged, now: datetime
+) -> None:
+    response_id, tenant_id = given.response["id"], principal.tenant_id
+    content = orjson.dumps({"response": given.response, "input": given.input})
+    session.add(
+        ResponseRecord(
+            id=response_id,
+            tenant_id=tenant_id,
+            project_id=principal.project_id,
+            key_id=principal.key_id,
+            previous_id=given.response.get("previous_response_id"),
+            created_at=now,
+            expires_at=now + KEPT,
+            sealed=sealer.seal(tenant_id, response_id, content),
+        )
+    )
+    session.flush()
+    named = {item["id"] for item in (*given.input, *given.response["output"]) if item.get("id")}
+    session.add_all(ResponseItemRecord(response_id=response_id, item_id=each) for each in named)
+
+
+def get(
+    session: Session, sealer: Sealer, scope: TenantScope, response_id: str, now: datetime
+) -> Exchanged:
+    """NotFound if it does not exist, has expired or belongs to another project."""
+    content = orjson.loads(
+        sealer.open(scope.tenant_id, response_id, _row(session, scope, response_id, now).sealed)
+    )
+    return Exchanged(content["response"], content["input"])
+
+
+def history(
+    session: Session, sealer: Sealer, scope: TenantScope, response_id: str, now: datetime
+) -> list[dict[str, Any]]:
+    """The items of the response, of its request, and of all before it, in order."""
+    turns: list[Exchanged] = []
+    following: str | None = response_id
+    while following is not None:
+        if len(turns) == _LONGEST_CHAIN:
+            raise BadRequest(
+                f"The conversation has more than {_LONGEST_CHAIN} responses.",
+                next_step="Send its items in input instead of previous_response_id.",
+                param="previous_response_id",
+            )
+        turns.append(get(session, sealer, scope, following, now))
+        following = turns[-1].response.get("previous_response_id")
+    return [item for turn in reversed(turns) for item in (*turn.input, *turn.response["output"])]
+
+
+def item(
+    session: Session, sealer: Sealer, scope: TenantScope, item_id: str, now: datetime
+) -> dict[str, Any]:
+    owners = (
+        select(ResponseItemRecord.response_id)
+        .join(ResponseRecord, ResponseRecord.id == ResponseItemRecord.response_id)
+        .where(ResponseItemRecord.item_id == item_id, ResponseRecord.tenant_id == scope.tenant_id)
+        .limit(1)
+    )
+    owner = session.scalar(owners)
+    if owner is not None:
+        turn = get(session, sealer, scope, owner, now)
+        for each in (*turn.input, *turn.response["output"]):
+            if each.get("id") == item_id:
+                return dict(each)
+    raise _unknown("item", item_id)
+
+
+def remove(session: Session, scope: TenantScope, response_id: str, now: datetime) -> None:
+    _delete(session, [_row(session, scope, response_id, now).id])
+
+
+def drop_expired(session: Session, now: datetime) -> None:
+    expired = select(ResponseRecord.id).where(ResponseRecord.expires_at <= now).limit(10_000)
+    _delete(session, list(session.scalars(expired)))
+
+
+def _delete(session: Session, ids: list[str]) -> None:
+    session.execute(delete(ResponseItemRecord).where(ResponseItemRecord.response_id.in_(ids)))
+    session.execute(delete(ResponseRecord).where(ResponseRecord.id.in_(ids)))
+
+
+def _row(session: Session, scope: TenantScope, response_id: str, now: datetime) -> ResponseRecord:
+    row = session.get(ResponseRecord, response_id)
+    if (
+        row is None
+        or row.tenant_id != scope.tenant_id
+        or (scope.project_id is not None and row.project_id != scope.project_id)
+        or row.expires_at <= now
+    ):
+        raise _unknown("response", response_id)
+    return row
+
+
+def _unknown(what: str, name: str) -> NotFound:
+    return NotFound(
+        f"There is no stored {what} {name[:80]!r}.",
+        next_step="Responses are stored for 30 days, unless store is false or the organisation's "
+        "setting store_responses is; send the items in input instead.",
+        code=f"{what}_not_found",
+    )

@@ -1,0 +1,1 @@
+"""Responses that are stored, and requests that build on them."""
