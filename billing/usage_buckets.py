@@ -1,7 +1,8 @@
 """Usage and costs in time buckets, for the finance API, the pages and the exports.
 
-Days and hours come from the roll-ups; minutes, and every query that filters or groups by batch, come
-from the events. Every query takes a TenantScope. Buckets are in UTC and aligned to their width.
+Days and hours come from the roll-ups; minutes, and every query that filters or groups by what only
+events know (batch, end user, `conditions`), come from the events. Every query takes a TenantScope.
+Buckets are in UTC and aligned to their width.
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,17 @@ class Width(Enum):
         self.most = most
 
 
-DIMENSIONS = ("project_id", "key_id", "model", "adapter", "kind", "member_id", "currency", "batch")
+DIMENSIONS = (
+    "project_id",
+    "key_id",
+    "model",
+    "adapter",
+    "kind",
+    "member_id",
+    "currency",
+    "batch",
+    "end_user",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,14 @@ class BucketQuery:
     models: tuple[str, ...] = ()
     member_ids: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()  # "" is none
     batch: bool | None = None  # True: only batch requests; False: only others
+    conditions: tuple[ColumnElement[bool], ...] = ()  # on usage events and their charges
+
+    @property
+    def needs_events(self) -> bool:
+        grouped = {"batch", "end_user"} & set(self.group_by)
+        return bool(grouped or self.conditions) or self.batch is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +148,7 @@ def _check(query: BucketQuery) -> None:
 def _select(
     session: Session, scope: TenantScope, query: BucketQuery, start: datetime, end: datetime
 ) -> Select[Any]:
-    if query.width is Width.MINUTE or query.batch is not None or "batch" in query.group_by:
+    if query.width is Width.MINUTE or query.needs_events:
         return _from_events(session, scope, query, start, end)
     by_member = bool(query.member_ids) or "member_id" in query.group_by
     daily = query.width is Width.DAY
@@ -216,8 +234,10 @@ def _filters(table: Any, scope: TenantScope, query: BucketQuery) -> list[ColumnE
         "model": query.models,
         "member_id": query.member_ids,
         "kind": query.kinds,
+        "adapter": query.adapters,
     }
     found = [getattr(table, name).in_(values) for name, values in wanted.items() if values]
+    found += query.conditions
     if query.batch is not None:
         job = UsageEventRow.batch_job
         found.append(job.is_not(None) if query.batch else job.is_(None))

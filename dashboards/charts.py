@@ -88,6 +88,25 @@ def meter(title: str, used: Number, limit: Number) -> str:
     )
 
 
+def timeline(title: str, steps: Sequence[tuple[str, int]]) -> str:
+    """Consecutive steps in milliseconds as one bar, as wide as they are long."""
+    whole = sum(ms for _, ms in steps) or 1
+    x, marks = 0.0, []
+    for number, (name, ms) in enumerate(steps):
+        width = ms / whole * WIDTH
+        marks.append(
+            f'<rect class="s{number % STYLES}" x="{x:.1f}" width="{width:.1f}" height="24">'
+            f"<title>{escape(f'{name}: {ms} ms')}</title></rect>"
+        )
+        x += width
+    said = ", ".join(f"{name} {ms} ms" for name, ms in steps)
+    return (
+        f'<svg class="timeline" viewBox="0 0 {WIDTH} 24" role="img" preserveAspectRatio="none" '
+        f'aria-label="{escape(f"{title}: {said}")}">{"".join(marks)}</svg>'
+        f"{legend([Series(f'{name}, {ms} ms', []) for name, ms in steps])}"
+    )
+
+
 def legend(series: Sequence[Series]) -> str:
     items = "".join(
         f'<li><svg class="key" viewBox="0 0 14 14" aria-hidden="true">'

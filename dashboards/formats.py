@@ -66,6 +66,13 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
+def change(now: int, before: int) -> str:
+    """`+12 % against 1 200 before`."""
+    if before == 0:
+        return "0 before"
+    return f"{100 * (now - before) / before:+.1f} % against {grouped(before)} before"
+
+
 def markup_code(text: object) -> Markup:
     """HTML-escaped, with text between backticks as <code>."""
     said = str(escape(text))

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from core.errors import TollhouseError
+from dashboards.explorer import Bar, Link
 from dashboards.filters import Range
 from dashboards.render import page
 from dashboards.tables import Table
@@ -80,6 +81,9 @@ class PageData:
     tables: Sequence[Table] = ()
     forms: Sequence[Form] = ()
     span: Range | None = None  # shows the date filter
+    bar: Bar | None = None  # shows the query bar instead
+    views: Sequence[Link] = ()  # beside the query bar
+    live: bool = False  # its first table can be kept up to date
     groups: dict[str, str] = field(default_factory=dict)
     by: str = ""
     narrow: Sequence[Input] = ()  # further filters

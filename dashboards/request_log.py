@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Select, select, tuple_
+from sqlalchemy import ColumnElement, Select, select, tuple_
 from sqlalchemy.orm import Session
 
 from billing.models import Charge, UsageEventRow
-from billing.tables.usage import WRONG
 from core.database import Database
 from core.errors import BadRequest
 from core.tenants.scope import TenantScope
@@ -24,7 +23,7 @@ _EXPORTED = 2_000  # rows in memory at a time
 class LogQuery:
     scope: TenantScope
     span: Range
-    kind: str  # all | failed | refused
+    conditions: tuple[ColumnElement[bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +116,7 @@ def _query(log_query: LogQuery, cursor: Cursor | None) -> Select[UsageEventRow, 
     )
     if scope.project_id:
         query = query.where(event.project_id == scope.project_id)
-    if log_query.kind != "all":
-        faults = event.status >= 500
-        query = query.where(WRONG, faults if log_query.kind == "failed" else ~faults)
+    query = query.where(*log_query.conditions)
     row = tuple_(event.occurred_at, event.request_id)
     if cursor is None:
         return query.order_by(event.occurred_at.desc(), event.request_id.desc())

@@ -1,5 +1,6 @@
 """Service levels of a tenant in a date range: outcomes, percentiles of first token and speed."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -48,6 +49,8 @@ def read(
     end: datetime,
     width: Width,
     group_by: str = "",
+    *,
+    filters: Mapping[str, Sequence[str]] | None = None,  # values by column
 ) -> tuple[ServiceTotals, dict[str, ServiceTotals]]:
     """Totals, and by group. `width` chooses the hourly or the daily table."""
     table: Any = HourlyService if width is Width.HOUR else DailyService
@@ -56,6 +59,8 @@ def read(
     query = select(column.label("name"), *sums).where(
         table.tenant_id == scope.tenant_id, table.at >= start, table.at < end
     )
+    for name, values in (filters or {}).items():
+        query = query.where(getattr(table, name).in_(values))
     if scope.project_id is not None:
         query = query.where(table.project_id == scope.project_id)
     if group_by:

@@ -5,8 +5,8 @@ always agree.
 import csv
 import io
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -48,6 +48,7 @@ class Table:
     currency: str = "USD"
     totals: bool = True
     empty: str = "Nothing yet."  # shown if there are no rows: what to do next
+    sort: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # column -> (URL, aria-sort)
     next_step: tuple[str, str] | None = None  # (path, label) of the button below `empty`
 
     @property

@@ -27,6 +27,7 @@ GROUPS = {
     "project_id": "Project",
     "member_id": "Member",
 }
+ALL_GROUPS = {**GROUPS, "end_user": "End user"}
 
 
 # Corrections of past usage have at most a project and a model.
@@ -36,6 +37,7 @@ _UNNAMED = {
     "key_id": "corrections",
     "project_id": "corrections",
     "member_id": "no member",
+    "end_user": "no end user",
 }
 
 
@@ -98,7 +100,7 @@ def read(
     query = BucketQuery(span.start, span.end, width, (group_by,), limit, **filters)
     page = usage_buckets(session, scope, query)
     found = list(page.buckets)
-    if group_by == "member_id" and not scope.project_id:
+    if group_by == "member_id" and not scope.project_id and not filters:
         # Corrections have no member. They are added, so that all groupings have the same totals.
         other = replace(query, group_by=(), kinds=(ADJUSTMENT,))
         for own, changed in zip(found, usage_buckets(session, scope, other).buckets, strict=True):

@@ -1,6 +1,7 @@
 """Helpers shared by all pages: dependencies, authorisation, redirects and form handling."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -9,7 +10,10 @@ from starlette.responses import RedirectResponse, Response
 from core.errors import BadRequest, Conflict, Forbidden
 from core.tenants.access import THE_OPERATOR, scope_for
 from core.tenants.scope import TenantScope
+from dashboards.explorer import address
+from dashboards.filters import choice
 from dashboards.page_data import Rejected
+from dashboards.tables import Table
 from dashboards.viewer import DashboardDeps, Viewer
 
 Fields = dict[str, str]
@@ -54,6 +58,23 @@ def wants_csv(request: Request) -> bool:
 
 def root_of(request: Request) -> str:
     return str(request.scope.get("root_path", ""))
+
+
+def sorted_by(request: Request, table: Table, usual: str) -> Table:
+    """The table in the order of `sort` in the URL (`-key` is descending; `-usual` without it), with links
+    in its head that change the order. Page and CSV have the same rows in the same order."""
+    keys = [column.key for column in table.columns if column.kind != "acts"]
+    wanted = choice(request, "sort", (*keys, *(f"-{key}" for key in keys)), f"-{usual}")
+    key, falling = wanted.removeprefix("-"), wanted.startswith("-")
+    rows = sorted(table.rows, key=lambda row: (row[key] is not None, row[key]), reverse=falling)
+    links = {}
+    for column in table.columns:
+        first = f"-{column.key}" if column.is_number else column.key
+        other = column.key if wanted == f"-{column.key}" else f"-{column.key}"
+        target = other if column.key == key else first
+        state = ("descending" if falling else "ascending") if column.key == key else "none"
+        links[column.key] = (address(request, sort=target), state)
+    return replace(table, rows=rows, sort=links)
 
 
 def redirect_with_notice(request: Request, path: str, notice: str) -> Response:

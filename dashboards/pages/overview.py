@@ -65,7 +65,7 @@ def overview(request: Request) -> Response:
             share(failed, answered),
             "Requests in the last 24 hours with a status of 500 or above.",
             state="bad" if failed else "",
-            href=f"{root}/requests?show=failed",
+            href=f"{root}/requests?q=status:5xx+since:2d",
         ),
         Tile(
             "First token, 24 hours",

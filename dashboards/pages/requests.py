@@ -1,26 +1,27 @@
 """The request log: one row per request, without text, and the details of a single request."""
 
+import json
 from typing import Any
-from urllib.parse import urlencode
 
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.models import Charge, UsageEventRow
-from core.errors import NotFound
-from dashboards import request_log
-from dashboards.filters import choice, date_range
+from core.errors import BadRequest, NotFound
+from core.tenants.models import ApiKey, Member, Project
+from dashboards import charts, explorer, request_log
 from dashboards.formats import moment
-from dashboards.page_data import Input, PageData, show
+from dashboards.page_data import PageData, show
 from dashboards.pages.common import deps_of, root_of, viewer_of, wants_csv
-from dashboards.render import page
+from dashboards.query_filters import filters_of
+from dashboards.render import page, svg
 from dashboards.tables import Column, Table, csv_stream
 from moderation.models import Decision
 
 PAGE_ROWS = 50
-SHOWN = {"all": "All", "failed": "Server errors", "refused": "Rejected"}
 COLUMNS = [
     Column("request", "Request", link="href", brief=True),
     Column("at", "Admitted", "moment"),
@@ -42,23 +43,36 @@ COLUMNS = [
 
 
 def requests(request: Request) -> Response:
-    """The requests of the date range, one page at a time. Their text is not stored."""
+    """The requests that the query finds, one page at a time. Their text is not stored."""
+    try:
+        return _requests(request)
+    except BadRequest as error:
+        if wants_csv(request):
+            raise
+        bar = explorer.Bar(explorer.text_of(request), problem=str(error))
+        return show(request, PageData("Requests", _LEAD, bar=bar), error.status)
+
+
+def _requests(request: Request) -> Response:
     viewer, deps = viewer_of(request, "usage"), deps_of(request)
-    span = date_range(request, deps.clock.now(), 7)
-    kind = choice(request, "show", tuple(SHOWN), "all")
+    today = deps.clock.now().date()
     sees_costs = deps.auth.may(viewer, "costs", "read")
+    explored = explorer.read_query(request, today, 7, sees_costs)
+    span = explored.span
     columns = COLUMNS if sees_costs else COLUMNS[:-1]
-    log_query = request_log.LogQuery(viewer.scope, span, kind)
-    if wants_csv(request):
-        return csv_stream(
-            f"requests-{span.first}-{span.last}",
-            columns,
-            (_row(*found, "") for found in request_log.all_rows(deps.database, log_query)),
-            viewer.currency,
-        )
     cursor = request_log.cursor_of(request.query_params)
     with deps.database.read() as session:
+        filters = filters_of(session, viewer.scope, explored.query)
+        log_query = request_log.LogQuery(viewer.scope, span, filters.events)
+        if wants_csv(request):
+            return csv_stream(
+                f"requests-{span.first}-{span.last}",
+                columns,
+                (_row(*found, "") for found in request_log.all_rows(deps.database, log_query)),
+                viewer.currency,
+            )
         found = request_log.page_of(session, log_query, cursor, PAGE_ROWS)
+        bar = explorer.bar_of(request, session, viewer.scope, explored, today)
     root = root_of(request)
     table = Table(
         _caption(found),
@@ -70,14 +84,12 @@ def requests(request: Request) -> Response:
         next_step=("/playground", "Send a request"),
     )
     page_data = PageData(
-        "Requests",
-        "One row per request, newest first. Prompts and responses are not stored.",
-        tables=[table],
-        narrow=[Input("show", "Show", "select", kind, list(SHOWN.items()))],
-        span=span,
-        pager=_pager(request, found),
+        "Requests", _LEAD, tables=[table], bar=bar, pager=_pager(request, found), live=not cursor
     )
     return show(request, page_data)
+
+
+_LEAD = "One row per request, newest first. Prompts and responses are not stored."
 
 
 def _caption(found: request_log.LogPage) -> str:
@@ -89,13 +101,12 @@ def _caption(found: request_log.LogPage) -> str:
 
 def _pager(request: Request, found: request_log.LogPage) -> list[tuple[str, str]]:
     """Links to other pages, which keep the filters. The cursor is the page's first or last row."""
-    kept = [(k, v) for k, v in request.query_params.items() if k in ("from", "to", "show") and v]
     links = []
     if found.newer:
-        links.append(("Newest", f"?{urlencode(kept)}"))
-        links.append(("Newer", f"?{urlencode([*kept, ('after', found.newer)])}"))
+        links.append(("Newest", explorer.address(request)))
+        links.append(("Newer", explorer.address(request, after=found.newer)))
     if found.older:
-        links.append(("Older", f"?{urlencode([*kept, ('before', found.older)])}"))
+        links.append(("Older", explorer.address(request, before=found.older)))
     return links
 
 
@@ -134,7 +145,9 @@ def request_page(request: Request) -> Response:
                 Decision.request_id == request_id, Decision.tenant_id == event.tenant_id
             )
         ).all()
+        names = _names(session, event)
     sees_costs = deps.auth.may(viewer, "costs", "read")
+    steps = _steps(event)
     return page(
         request,
         "request.html",
@@ -142,8 +155,47 @@ def request_page(request: Request) -> Response:
         charge=charge if sees_costs else None,
         sees_costs=sees_costs,
         decisions=found,
-        steps=_steps(event),
+        steps=steps,
+        names=names,
+        timeline=svg(charts.timeline("Request", steps)),
+        curl=_curl(request, event),
     )
+
+
+def _names(session: Session, event: UsageEventRow) -> list[tuple[str, str, str]]:
+    """(label, name, field of the query) of the key, the project and the member."""
+    key, project = session.get(ApiKey, event.key_id), session.get(Project, event.project_id)
+    member = session.get(Member, event.member_id) if event.member_id else None
+    return [
+        ("Key", key.name if key else "", event.key_id),
+        ("Project", project.name if project else "", event.project_id),
+        *([("Member", member.email, member.id)] if member else []),
+    ]
+
+
+def _curl(request: Request, event: UsageEventRow) -> str:
+    """The request with its model and route. Its text is not stored."""
+    model = f"{event.model}:{event.adapter}" if event.adapter else event.model
+    body: dict[str, Any] = {"model": model, **_SAMPLES.get(event.route, _CHAT)}
+    if event.streamed:
+        body["stream"] = True
+    site = f"{request.url.scheme}://{request.url.netloc}"
+    text = json.dumps(body, indent=2).replace("'", "'\\''")
+    return (
+        f"curl {site}{event.route} \\\n"
+        '  -H "Authorization: Bearer $TOLLHOUSE_KEY" \\\n'
+        f"  -H 'content-type: application/json' \\\n  -d '{text}'"
+    )
+
+
+_CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "…"}]}
+_SAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "…"},
+    "/v1/responses": {"input": "…"},
+    "/v1/embeddings": {"input": "…"},
+    "/v1/moderations": {"input": "…"},
+    "/v1/messages": {"max_tokens": 200, **_CHAT},
+}
 
 
 def _steps(event: UsageEventRow) -> list[tuple[str, int]]:

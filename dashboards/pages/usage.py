@@ -7,11 +7,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.tables.service import FIRST_COLUMNS, FIRST_TOKEN_MS
-from dashboards import charts, service_totals, usage_totals
-from dashboards.filters import choice, date_range
-from dashboards.formats import share
+from core.errors import BadRequest
+from dashboards import charts, explorer, service_totals, usage_totals
+from dashboards.filters import Range, choice
+from dashboards.formats import change, share
 from dashboards.page_data import Chart, PageData, Tile, show
-from dashboards.pages.common import deps_of, viewer_of, wants_csv
+from dashboards.pages.common import deps_of, sorted_by, viewer_of, wants_csv
+from dashboards.query_filters import Filters, filters_of
 from dashboards.render import svg
 from dashboards.scales import grouped
 from dashboards.service_totals import ServiceTotals
@@ -49,7 +51,7 @@ SERVED = [
 
 def usage_table(found: usage_totals.UsageTotals) -> Table:
     columns = [
-        Column("group", usage_totals.GROUPS[found.group_by]),
+        Column("group", usage_totals.ALL_GROUPS[found.group_by]),
         *(Column(key, key.replace("_", " ").capitalize(), "whole", ABOUT[key]) for key in ABOUT),
     ]
     rows = [
@@ -57,48 +59,128 @@ def usage_table(found: usage_totals.UsageTotals) -> Table:
         for group, sums in sorted(found.counts.items(), key=lambda pair: -pair[1]["input_tokens"])
     ]
     empty = "No usage in this period. A request with any of your keys appears here within seconds."
-    caption = f"Usage by {usage_totals.GROUPS[found.group_by].lower()}"
+    caption = f"Usage by {usage_totals.ALL_GROUPS[found.group_by].lower()}"
     return Table(caption, columns, rows, empty=empty, next_step=("/playground", "Send a request"))
 
 
 def usage(request: Request) -> Response:
+    try:
+        return _usage(request)
+    except BadRequest as error:
+        if wants_csv(request):
+            raise
+        bar = explorer.Bar(explorer.text_of(request), problem=str(error))
+        return show(request, PageData("Usage", _LEAD, bar=bar), error.status)
+
+
+def _usage(request: Request) -> Response:
     viewer, deps = viewer_of(request, "usage"), deps_of(request)
     now = deps.clock.now()
-    span = date_range(request, now)
-    group_by = choice(request, "by", tuple(usage_totals.GROUPS), "model")
+    explored = explorer.read_query(request, now.date(), 30, deps.auth.may(viewer, "costs", "read"))
+    group_by = choice(request, "by", tuple(usage_totals.ALL_GROUPS), "model")
+    span, compared = explored.span, request.query_params.get("compare") == "1"
     with deps.database.read() as session:
-        found = usage_totals.read(session, viewer.scope, span, now, group_by)
-        served, by_group = service_totals.read(
-            session, viewer.scope, span.start, span.end, span.width, group_by
-        )
-    table = usage_table(found)
+        filters = filters_of(session, viewer.scope, explored.query)
+        wanted = _rolled_up(filters, group_by, span)
+        found = usage_totals.read(session, viewer.scope, span, now, group_by, **wanted)
+        earlier = None
+        if compared:
+            past = explorer.before(span)
+            earlier = usage_totals.read(session, viewer.scope, past, now, group_by, **wanted)
+        served = ServiceTotals()
+        by_group: dict[str, ServiceTotals] = {}
+        if filters.rolled_up is not None:
+            grouped_by = group_by if group_by in usage_totals.GROUPS else ""
+            served, by_group = service_totals.read(
+                session,
+                viewer.scope,
+                span.start,
+                span.end,
+                span.width,
+                grouped_by,
+                filters=filters.rolled_up,
+            )
+        bar = None
+        if not wants_csv(request):
+            bar = explorer.bar_of(request, session, viewer.scope, explored, now.date())
+    table = sorted_by(request, usage_table(found), "input_tokens")
     if wants_csv(request):
         return table.csv(f"usage-{span.first}-{span.last}")
     drawn = _charts(found, served) if table.rows else []
     speeds = [_speed_row(found.name(group), each) for group, each in by_group.items()]
     speeds.sort(key=lambda row: row["group"])
-    caption = f"Service levels by {usage_totals.GROUPS[group_by].lower()}"
-    tables = [table, Table(caption, SERVED, speeds, totals=False)] if table.rows else [table]
+    caption = f"Service levels by {usage_totals.ALL_GROUPS[group_by].lower()}"
+    levels = Table(caption, SERVED, speeds, totals=False)
+    words = "Compare with the period before"
+    toggle = explorer.address(request, compare="" if compared else "1")
     page_data = PageData(
         "Usage",
-        "Exact token counts and service levels. See Costs for charges.",
-        span=span,
-        groups=usage_totals.GROUPS,
+        _LEAD,
+        bar=bar,
+        views=[explorer.Link(words, toggle, compared)],
+        groups=usage_totals.ALL_GROUPS,
         by=group_by,
-        tiles=_tiles(found, served),
+        tiles=_tiles(found, served, earlier),
         charts=drawn,
-        tables=tables,
+        tables=[table, levels] if table.rows and speeds else [table],
     )
     return show(request, page_data)
 
 
-def _tiles(found: usage_totals.UsageTotals, served: ServiceTotals) -> list[Tile]:
+_LEAD = "Exact token counts and service levels. See Costs for charges."
+_EVENT_DAYS = 7  # so that a page reads a bounded number of events
+_COLUMNS = {
+    "model": "models",
+    "adapter": "adapters",
+    "key_id": "key_ids",
+    "project_id": "project_ids",
+    "member_id": "member_ids",
+}
+
+
+def _rolled_up(filters: Filters, group_by: str, span: Range) -> dict[str, Any]:
+    """Filters of BucketQuery. What the roll-ups do not know is read from the events."""
+    if filters.rolled_up is not None and group_by in usage_totals.GROUPS:
+        return {_COLUMNS[name]: values for name, values in filters.rolled_up.items()}
+    if span.days > _EVENT_DAYS:
+        raise BadRequest(
+            f"This query or grouping reads single requests, and the range has {span.days} days.",
+            next_step=f"Add since:{_EVENT_DAYS}d, or use model, adapter, key, project and member only.",
+            param="q",
+        )
+    return {"conditions": filters.events}
+
+
+def _tiles(
+    found: usage_totals.UsageTotals,
+    served: ServiceTotals,
+    earlier: usage_totals.UsageTotals | None,
+) -> list[Tile]:
     cached, input_tokens = found.total("cached_tokens"), found.total("input_tokens")
+
+    def _against(column: str) -> str:
+        return change(found.total(column), earlier.total(column)) if earlier else ""
+
     return [
-        Tile("Requests", grouped(found.total("requests")), about=ABOUT["requests"]),
-        Tile("Input tokens", grouped(input_tokens), about=ABOUT["input_tokens"]),
-        Tile("Cached tokens", grouped(cached), share(cached, input_tokens), ABOUT["cached_tokens"]),
-        Tile("Output tokens", grouped(found.total("output_tokens")), about=ABOUT["output_tokens"]),
+        Tile("Requests", grouped(found.total("requests")), _against("requests"), ABOUT["requests"]),
+        Tile(
+            "Input tokens",
+            grouped(input_tokens),
+            _against("input_tokens"),
+            ABOUT["input_tokens"],
+        ),
+        Tile(
+            "Cached tokens",
+            grouped(cached),
+            _against("cached_tokens") or share(cached, input_tokens),
+            ABOUT["cached_tokens"],
+        ),
+        Tile(
+            "Output tokens",
+            grouped(found.total("output_tokens")),
+            _against("output_tokens"),
+            ABOUT["output_tokens"],
+        ),
         Tile(
             "First token, p95",
             _ms(served.first_token_ms(0.95)),

@@ -1,0 +1,184 @@
+"""What the query bar of Requests and Usage shows: the query, presets, and facets with counts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+from urllib.parse import urlencode
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+
+from billing.models import DailyService, HourlyService
+from billing.usage_buckets import Width
+from core.errors import BadRequest
+from core.tenants.models import ApiKey, Member, Project
+from core.tenants.scope import TenantScope
+from dashboards.filters import Range
+from dashboards.query import Query, parse
+
+PRESETS = {
+    "today": "Today",
+    "7d": "7 days",
+    "30d": "30 days",
+    "month": "Month to date",
+    "lastmonth": "Last month",
+}
+_FACETS = {
+    "model": "Model",
+    "adapter": "Adapter",
+    "key_id": "Key",
+    "project_id": "Project",
+    "member_id": "Member",
+}
+_FIELDS = {"key_id": "key", "project_id": "project", "member_id": "member"}
+_MOST_VALUES = 8  # of a facet
+_KEPT = ("q", "by", "sort", "compare")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    words: str
+    href: str
+    on: bool = False
+    count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    text: str
+    presets: Sequence[Link] = ()
+    facets: Sequence[tuple[str, Sequence[Link]]] = ()
+    kept: Sequence[tuple[str, str]] = ()  # other parameters of the page
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    query: Query
+    span: Range
+
+
+def read_query(request: Request, today: date, usual_days: int, sees_costs: bool) -> Explored:
+    """`q` of the URL. Links of older versions give `from`, `to` and `show` instead."""
+    query = parse(text_of(request))
+    if not sees_costs and any(term.field == "cost" for term in query.terms):
+        raise BadRequest("Your role does not see costs.", next_step="Leave cost out.", param="q")
+    return Explored(query, query.span(today, usual_days))
+
+
+def text_of(request: Request) -> str:
+    asked = request.query_params
+    shown = {"failed": "status:5xx", "refused": "status:4xx"}.get(asked.get("show", ""), "")
+    days = [f"{field}:{asked[name]}" for name, field in _OLD.items() if asked.get(name, "").strip()]
+    return " ".join(part for part in (asked.get("q", "").strip(), shown, *days) if part)
+
+
+_OLD = {"from": "since", "to": "until"}
+
+
+def address(request: Request, **changes: str) -> str:
+    """This page with changed parameters; a cursor is dropped, as it belongs to the old query."""
+    asked = request.query_params
+    kept = {name: asked[name] for name in _KEPT if asked.get(name)}
+    kept["q"] = text_of(request)
+    found = {name: value for name, value in (kept | changes).items() if value}
+    return f"?{urlencode(found)}"
+
+
+def bar_of(
+    request: Request, session: Session, scope: TenantScope, explored: Explored, today: date
+) -> Bar:
+    query = explored.query
+    presets = []
+    for since, words in PRESETS.items():
+        wanted = query.over(since)
+        on = wanted.span(today, 1) == explored.span
+        presets.append(Link(words, address(request, q=str(wanted)), on))
+    facets = [
+        (title, links)
+        for column, title in _FACETS.items()
+        if len(links := _facet(request, session, scope, explored, column)) > 1
+    ]
+    facets.append(("Status", _statuses(request, session, scope, explored)))
+    kept = [(name, request.query_params.get(name, "")) for name in ("by", "sort", "compare")]
+    return Bar(str(query), presets, facets, [pair for pair in kept if pair[1]])
+
+
+def _table(span: Range) -> Any:
+    return HourlyService if span.width is Width.HOUR else DailyService
+
+
+def _rows(session: Session, scope: TenantScope, span: Range, columns: Sequence[Any]) -> Any:
+    table = _table(span)
+    query = select(*columns).where(
+        table.tenant_id == scope.tenant_id, table.at >= span.start, table.at < span.end
+    )
+    if scope.project_id:
+        query = query.where(table.project_id == scope.project_id)
+    return query
+
+
+def _facet(
+    request: Request, session: Session, scope: TenantScope, explored: Explored, column: str
+) -> list[Link]:
+    """Values of a column with their requests in the date range, whatever else is filtered."""
+    table = _table(explored.span)
+    value, count = getattr(table, column), func.sum(table.answers)
+    grouped = _rows(session, scope, explored.span, [value, count]).group_by(value)
+    found = session.execute(grouped.order_by(count.desc()).limit(_MOST_VALUES)).all()
+    names = _names(session, scope, column, [row[0] for row in found])
+    field = _FIELDS.get(column, column)
+    links = []
+    for key, number in found:
+        name = names.get(key, key) or "none"
+        href = address(request, q=str(explored.query.toggled(field, name)))
+        links.append(Link(name, href, explored.query.has(field, name), int(number)))
+    return links
+
+
+def _names(session: Session, scope: TenantScope, column: str, ids: Sequence[str]) -> dict[str, str]:
+    """Names by id where they are unique in the facet."""
+    named: dict[str, tuple[Any, Any]] = {
+        "key_id": (ApiKey, ApiKey.name),
+        "project_id": (Project, Project.name),
+        "member_id": (Member, Member.email),
+    }
+    if column not in named:
+        return {}
+    table, label = named[column]
+    query = select(table.id, label).where(table.tenant_id == scope.tenant_id, table.id.in_(ids))
+    found = {row[0]: row[1] for row in session.execute(query)}
+    names = list(found.values())
+    plain = {name for name in names if name and not set(name) & set(',"')}
+    return {id: name for id, name in found.items() if name in plain and names.count(name) == 1}
+
+
+def _statuses(
+    request: Request, session: Session, scope: TenantScope, explored: Explored
+) -> list[Link]:
+    table = _table(explored.span)
+    sums = [func.sum(getattr(table, name)) for name in ("answers", "refused", "failed")]
+    row = session.execute(_rows(session, scope, explored.span, sums)).one()
+    answers, refused, failed = (int(value or 0) for value in row)
+    return [
+        Link(
+            words,
+            address(request, q=str(explored.query.toggled("status", value))),
+            explored.query.has("status", value),
+            count,
+        )
+        for value, words, count in (
+            ("2xx", "Answered", answers - refused - failed),
+            ("4xx", "Rejected", refused),
+            ("5xx", "Server errors", failed),
+        )
+    ]
+
+
+def before(span: Range) -> Range:
+    """The period of the same length that ends where this one begins."""
+    length = span.last - span.first
+    last = span.first - (span.first.resolution)
+    return Range(last - length, last)

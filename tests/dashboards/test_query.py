@@ -1,0 +1,199 @@
+"""The query language: what is written is what is found, compared with a reading of the rows in Python."""
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from billing import prices, usage
+from billing.invoice_run import rate_all
+from billing.models import UsageEventRow
+from core.clock import FakeClock
+from core.database import Database
+from core.errors import BadRequest
+from core.events import UsageEvent, UsageKind
+from core.ids import new_id
+from core.tenants import keys
+from core.tenants.organisations import create_project, create_tenant
+from core.tenants.scope import TenantScope, scope_of_operator
+from dashboards import request_log
+from dashboards.filters import Range
+from dashboards.query import Term, parse
+from dashboards.query_filters import filters_of
+from dashboards.request_log import LogQuery
+
+TODAY = date(2026, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("", ()),
+        ("model:tiny", (Term("model", ":", ("tiny",)),)),
+        ("model:a,b -status:5xx", (Term("model", ":", ("a", "b")),
+                                   Term("status", ":", ("5xx",), True))),
+        ('key:"night reports"', (Term("key", ":", ("night reports",)),)),
+        ("cost>=0.01 time<500", (Term("cost", ">=", ("0.01",)), Term("time", "<", ("500",)))),
+        ("req_01abc", (Term("id", ":", ("req_01abc",)),)),
+        ("adapter:acme/sql:v2", (Term("adapter", ":", ("acme/sql:v2",)),)),
+    ],
+)  # fmt: skip
+def test_a_query_is_read_and_written(text: str, terms: tuple[Term, ...]) -> None:
+    query = parse(text)
+    assert query.terms == terms
+    assert parse(str(query)) == query
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tiny", "'tiny' has no field. Write model:tiny"),
+        ("modl:tiny", "There is no field 'modl'"),
+        ("model>3", "model is no number"),
+        ("cost>cheap", "cost is 'cheap'"),
+        ("cost>nan", "cost is 'nan'"),
+        ("cost>1e300", "cost is '1e300'"),
+        ("status:600", "status is '600'"),
+        ('key:"night', "Close the quotation mark"),
+        ("model:", "'model:' has no field"),
+        ("model:,", "model has no value"),
+        ("since:soon", "since is 'soon'"),
+        ("since:2026-03-04 until:2026-03-01", "after its end"),
+        ("since:999d", "the maximum is 180"),
+        ("since:7d since:8d", "Give since once"),
+        ("model:a\x00b", "cannot be printed"),
+        ("x" * 500, "500 characters"),
+    ],
+)
+def test_a_wrong_query_says_what_is_wrong(text: str, said: str) -> None:
+    with pytest.raises(BadRequest) as told:
+        parse(text).span(TODAY, 7)
+    assert said in str(told.value) and told.value.param == "q"
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        query = parse(text)
+        assert parse(str(query)) == query
+        query.span(TODAY, 7)
+    except BadRequest:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last"),
+    [
+        ("", date(2026, 2, 27), TODAY),
+        ("since:today", TODAY, TODAY),
+        ("since:7d", date(2026, 2, 27), TODAY),
+        ("since:month", date(2026, 3, 1), TODAY),
+        ("since:lastmonth", date(2026, 2, 1), date(2026, 2, 28)),
+        ("since:2026-02-03 until:2026-02-05", date(2026, 2, 3), date(2026, 2, 5)),
+        ("until:2026-02-05", date(2026, 1, 30), date(2026, 2, 5)),
+    ],
+)
+def test_a_period_is_days(text: str, first: date, last: date) -> None:
+    assert parse(text).span(TODAY, 7) == Range(first, last)
+
+
+NOON = datetime(2025, 12, 5, 12, tzinfo=UTC)
+Row = tuple[UsageEventRow, int]
+
+
+@pytest.fixture
+def scope(database: Database, clock: FakeClock) -> TenantScope:
+    clock.set(NOON + timedelta(minutes=10))
+    with database.transaction() as session:
+        own = scope_of_operator(create_tenant(session, clock, name="queried").id)
+        project = create_project(session, own, clock, name="main").id
+        made = [
+            keys.issue(session, own, clock, project_id=project, name=name).id
+            for name in ("checkout", "night reports")
+        ]
+        price = prices.ensure_default_prices(session, clock, "tiny").id
+        events = [_event(own, number, project, made, price) for number in range(40)]
+        usage.record(session, events, clock)
+    rate_all(database, clock)
+    return own
+
+
+def _event(
+    scope: TenantScope, number: int, project: str, made: list[str], price: str
+) -> UsageEvent:
+    at = NOON + timedelta(seconds=number)
+    return UsageEvent(
+        request_id=new_id("req", int(at.timestamp() * 1000)),
+        tenant_id=scope.tenant_id,
+        project_id=project,
+        key_id=made[number % 2],
+        kind=UsageKind.GENERATION,
+        route="/v1/completions",
+        model="tiny",
+        adapter=(None, "sql", "tone")[number % 3],
+        adapter_digest=None,
+        price_version=price,
+        occurred_at=at,
+        finished_at=at,
+        input_tokens=1000 * number,
+        cached_tokens=0,
+        output_tokens=number,
+        waived_tokens=0,
+        finish_reason="stop",
+        status=(200, 200, 200, 404, 503)[number % 5],
+        streamed=False,
+        duration_ms=100 * number,
+        first_token_ms=None if number % 4 == 0 else 10 * number,
+        end_user=(None, "ann", "bob")[number % 3],
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("model:tiny", lambda e, c: True),
+        ("model:other", lambda e, c: False),
+        ("adapter:none", lambda e, c: e.adapter is None),
+        ("-adapter:sql", lambda e, c: e.adapter != "sql"),
+        ("adapter:sql,tone status:5xx", lambda e, c: e.adapter is not None and e.status >= 500),
+        ("status:error", lambda e, c: e.status >= 400),
+        ("status:4xx", lambda e, c: e.status == 404),
+        ("-status:error", lambda e, c: e.status == 200),
+        ("user:ann", lambda e, c: e.end_user == "ann"),
+        ("-user:ann", lambda e, c: e.end_user != "ann"),
+        ("time>=500 time<1000", lambda e, c: 500 <= e.duration_ms < 1000),
+        ("first>100", lambda e, c: e.first_token_ms is not None and e.first_token_ms > 100),
+        ("-first>100", lambda e, c: not (e.first_token_ms or 0) > 100),
+        ("cost>0.001", lambda e, c: c > 10**9),
+        ("cost<=0.001", lambda e, c: c <= 10**9),
+        ("input:5000", lambda e, c: e.input_tokens == 5000),
+    ],
+)
+def test_a_query_finds_what_it_says(
+    database: Database, scope: TenantScope, text: str, holds: Callable[[Any, int], bool]
+) -> None:
+    day = Range(NOON.date(), NOON.date())
+    with database.read() as session:
+        filters = filters_of(session, scope, parse(text))
+    every = list(request_log.all_rows(database, LogQuery(scope, day)))
+    found = list(request_log.all_rows(database, LogQuery(scope, day, filters.events)))
+    assert len(every) == 40
+    wanted = [event.request_id for event, amount in every if holds(event, int(amount or 0))]
+    assert [event.request_id for event, _ in found] == wanted
+
+
+def test_a_key_is_named_and_another_tenant_s_is_not_found(
+    database: Database, clock: FakeClock, scope: TenantScope
+) -> None:
+    day = Range(NOON.date(), NOON.date())
+    with database.transaction() as session:
+        filters = filters_of(session, scope, parse('key:"night reports"'))
+        assert filters.rolled_up is not None
+        found = list(request_log.all_rows(database, LogQuery(scope, day, filters.events)))
+        assert len(found) == 20 and {e.key_id for e, _ in found} == set(filters.rolled_up["key_id"])
+        other = scope_of_operator(create_tenant(session, clock, name="other").id)
+        with pytest.raises(BadRequest, match="There is no key 'checkout'"):
+            filters_of(session, other, parse("key:checkout"))
