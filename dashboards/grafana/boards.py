@@ -1,208 +1,23 @@
-"""The Grafana dashboards as code: `python -m dashboards.grafana.boards` writes the JSON files.
-
-A panel is a title, a unit and its queries. A test compares the files with this module and the metric
-names with the registries.
-"""
+"""Generates the Grafana boards of `panels.py`: python -m dashboards.grafana.boards"""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dashboards.grafana.panels import DASHBOARDS, Panel
+
 HERE = Path(__file__).parent
-RATE = "$__rate_interval"
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    title: str
-    unit: str  # a Grafana unit: short, s, percentunit, reqps
-    queries: tuple[tuple[str, str], ...]  # (expression, legend)
-
-
-def _rate(metric: str, by: str) -> str:
-    return f"sum by ({by}) (rate({metric}[{RATE}]))"
-
-
-def _quantiles(metric: str, by: str = "") -> tuple[tuple[str, str], ...]:
-    group = f"le, {by}" if by else "le"
-    return tuple(
-        (f"histogram_quantile(0.{q}, sum by ({group}) (rate({metric}_bucket[{RATE}])))", f"p{q}")
-        for q in (50, 95, 99)
-    )
-
-
-DASHBOARDS: dict[str, tuple[Panel, ...]] = {
-    "service": (
-        Panel(
-            "Responses by status",
-            "reqps",
-            ((_rate("tollhouse_requests_total", "status"), "{{status}}"),),
-        ),
-        Panel(
-            "Error rate (SLO below 0.1 %)",
-            "percentunit",
-            (
-                (
-                    f'sum(rate(tollhouse_requests_total{{status=~"5.."}}[{RATE}])) '
-                    f"/ sum(rate(tollhouse_requests_total[{RATE}]))",
-                    "5xx",
-                ),
-            ),
-        ),
-        Panel(
-            "Time to first token (SLO p95 below 300 ms)",
-            "s",
-            _quantiles("tollhouse_first_token_seconds"),
-        ),
-        Panel(
-            "Goodput: share of first tokens within the SLO, 300 ms",
-            "percentunit",
-            (
-                (
-                    f'sum(rate(tollhouse_first_token_seconds_bucket{{le="0.3"}}[{RATE}])) '
-                    f"/ sum(rate(tollhouse_first_token_seconds_count[{RATE}]))",
-                    "within",
-                ),
-            ),
-        ),
-        Panel("Request duration", "s", _quantiles("tollhouse_request_seconds")),
-        Panel("In flight", "short", (("sum(tollhouse_in_flight_requests)", "requests"),)),
-        Panel(
-            "Rejections by reason",
-            "reqps",
-            ((_rate("tollhouse_rejections_total", "reason"), "{{reason}}"),),
-        ),
-        Panel(
-            "Requests waiting for a limit",
-            "short",
-            (("sum(tollhouse_limit_queue_requests)", "waiting"),),
-        ),
-        Panel(
-            "Mode of rate limits",
-            "short",
-            (("max(tollhouse_limit_mode)", "0 shared, 1 local, 2 closed"),),
-        ),
-        Panel(
-            "Open circuit breakers",
-            "short",
-            (("max by (engine) (tollhouse_breaker_open)", "{{engine}}"),),
-        ),
-        Panel(
-            "Retries on another replica",
-            "reqps",
-            ((_rate("tollhouse_retries_total", "reason"), "{{reason}}"),),
-        ),
-    ),
-    "engine": (
-        Panel(
-            "Sequences",
-            "short",
-            (
-                ("sum(tollhouse_engine_running)", "running"),
-                ("sum(tollhouse_engine_waiting)", "waiting"),
-            ),
-        ),
-        Panel("KV cache in use", "percentunit", (("max(tollhouse_engine_kv_usage)", "fullest"),)),
-        Panel(
-            "Prefix hit rate",
-            "percentunit",
-            (
-                (
-                    f"sum(rate(tollhouse_engine_prefix_hits_total[{RATE}])) "
-                    f"/ sum(rate(tollhouse_engine_prefix_queries_total[{RATE}]))",
-                    "hit rate",
-                ),
-            ),
-        ),
-        Panel(
-            "Tokens per second",
-            "short",
-            (
-                (f"sum(rate(tollhouse_engine_computed_tokens_total[{RATE}]))", "prompt, computed"),
-                (f"sum(rate(tollhouse_engine_generated_tokens_total[{RATE}]))", "generated"),
-            ),
-        ),
-        Panel(
-            "Unbilled tokens",
-            "short",
-            (
-                (f"sum(rate(tollhouse_engine_recomputed_tokens_total[{RATE}]))", "recomputed"),
-                (f"sum(rate(tollhouse_engine_discarded_tokens_total[{RATE}]))", "discarded"),
-            ),
-        ),
-        Panel("Step time", "s", _quantiles("tollhouse_engine_step_seconds")),
-        Panel("Inter-token latency", "s", _quantiles("tollhouse_engine_inter_token_seconds")),
-        Panel(
-            "Adapters by state",
-            "short",
-            (("sum by (state) (tollhouse_engine_adapters)", "{{state}}"),),
-        ),
-        Panel(
-            "Preemptions",
-            "short",
-            ((f"sum(rate(tollhouse_engine_preemptions_total[{RATE}]))", "per second"),),
-        ),
-    ),
-    "billing": (
-        Panel(
-            "Tokens by kind",
-            "short",
-            ((_rate("tollhouse_tokens_total", "kind"), "{{kind}}"),),
-        ),
-        Panel(
-            "Spool records not yet shipped", "short", (("sum(tollhouse_spool_records)", "records"),)
-        ),
-        Panel(
-            "Time since shipping started to fail",
-            "s",
-            (("max(tollhouse_spool_age_seconds)", "oldest"),),
-        ),
-        Panel("Run time of tasks", "s", _quantiles("tollhouse_task_seconds", "task")),
-        Panel("Queue time of tasks", "s", _quantiles("tollhouse_queue_age_seconds", "queue")),
-        Panel("Retries", "short", ((_rate("tollhouse_task_retries_total", "task"), "{{task}}"),)),
-        Panel("Dead letters", "short", (("max(tollhouse_dead_letters_waiting)", "tasks"),)),
-        Panel(
-            "Age of the oldest unrated usage", "s", (("max(tollhouse_unrated_age_seconds)", "age"),)
-        ),
-        Panel("Age of the last audit", "s", (("max(tollhouse_audit_age_seconds)", "age"),)),
-        Panel(
-            "Parked spool records",
-            "short",
-            (
-                ("sum(tollhouse_spool_parked_records)", "own"),
-                ("sum(tollhouse_spool_parked_adopted_records)", "adopted"),
-            ),
-        ),
-        Panel(
-            "Audit differences (must be 0)",
-            "short",
-            (("max(tollhouse_audit_differences)", "differences"),),
-        ),
-        Panel("Parked events", "short", (("max(tollhouse_parked_events)", "events"),)),
-    ),
-    "safety": (
-        Panel(
-            "Moderation decisions",
-            "reqps",
-            (
-                (
-                    _rate("tollhouse_moderation_checks_total", "direction, action"),
-                    "{{direction}} {{action}}",
-                ),
-            ),
-        ),
-        Panel(
-            "Flagged categories",
-            "reqps",
-            ((_rate("tollhouse_moderation_flags_total", "category"), "{{category}}"),),
-        ),
-        Panel("Screening time", "s", _quantiles("tollhouse_moderation_seconds")),
-    ),
-}
+_HEIGHTS = {"row": 1, "stat": 4}
+_SOURCE = {"type": "prometheus", "uid": "${source}"}
+_LABELS = {"model": "model_name", "engine": "instance"}  # variable -> label of the engines' metrics
+_COLUMNS = 24
 
 
 def dashboard(name: str) -> dict[str, Any]:
+    panels = DASHBOARDS[name]
+    used = json.dumps([panel.queries for panel in panels])
+    variables = [variable for variable in _LABELS if f"${variable}" in used]
     return {
         "uid": f"tollhouse-{name}",
         "title": f"Tollhouse: {name}",
@@ -210,7 +25,12 @@ def dashboard(name: str) -> dict[str, Any]:
         "timezone": "utc",
         "schemaVersion": 39,
         "refresh": "30s",
+        "graphTooltip": 1,  # one crosshair on all panels
         "time": {"from": "now-6h", "to": "now"},
+        "links": [
+            {"type": "dashboards", "tags": ["tollhouse"], "title": "Boards", "keepTime": True},
+            _link("Health", "/operator/health"),
+        ],
         "templating": {
             "list": [
                 {
@@ -218,31 +38,119 @@ def dashboard(name: str) -> dict[str, Any]:
                     "type": "datasource",
                     "query": "prometheus",
                     "label": "Data source",
-                }
+                },
+                {
+                    "name": "site",
+                    "type": "textbox",
+                    "query": "http://127.0.0.1:8000",
+                    "label": "Gateway",
+                },
+                *(_variable(each) for each in variables),
             ]
         },
-        "panels": [_panel(panel, number) for number, panel in enumerate(DASHBOARDS[name])],
+        "panels": _placed(panels),
     }
 
 
-def _panel(panel: Panel, number: int) -> dict[str, Any]:
-    source = {"type": "prometheus", "uid": "${source}"}
+def _variable(name: str) -> dict[str, Any]:
     return {
-        "id": number + 1,
-        "type": "timeseries",
+        "name": name,
+        "type": "query",
+        "label": name.capitalize(),
+        "datasource": _SOURCE,
+        "query": f"label_values(tollhouse_engine_running, {_LABELS[name]})",
+        "refresh": 2,  # when the time range changes
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def _link(title: str, page: str) -> dict[str, Any]:
+    return {"type": "link", "title": title, "url": "${site}/dashboard" + page, "targetBlank": True}
+
+
+def _placed(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """From left to right; a panel that does not fit begins the next line."""
+    found, x, y, line = [], 0, 0, 0
+    for number, panel in enumerate(panels):
+        height = _HEIGHTS.get(panel.kind, 8)
+        if x + panel.width > _COLUMNS:
+            x, y, line = 0, y + line, 0
+        place = {"h": height, "w": panel.width, "x": x, "y": y}
+        found.append({"id": number + 1, "gridPos": place, **_panel(panel)})
+        x, line = x + panel.width, max(line, height)
+    return found
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    if panel.kind == "row":
+        return {"type": "row", "title": panel.title, "collapsed": False, "panels": []}
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, **_thresholds(panel)}
+    if panel.kind == "timeseries" and panel.bad is not None:
+        defaults["custom"] = {"thresholdsStyle": {"mode": "line"}}
+    return {
+        "type": panel.kind,
         "title": panel.title,
-        "datasource": source,
-        "gridPos": {"h": 8, "w": 8, "x": number % 3 * 8, "y": number // 3 * 8},
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
-        "targets": [
-            {"refId": chr(65 + i), "expr": expression, "legendFormat": legend, "datasource": source}
-            for i, (expression, legend) in enumerate(panel.queries)
-        ],
+        "datasource": _SOURCE,
+        "links": [_link("Open the page", panel.page)] if panel.page else [],
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": _OPTIONS[panel.kind],
+        "targets": [_target(panel, i) for i in range(len(panel.queries))],
+    }
+
+
+_LAST = {"calcs": ["lastNotNull"], "fields": "", "values": False}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "timeseries": {
+        "legend": {"displayMode": "table", "placement": "bottom", "calcs": ["lastNotNull", "max"]},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    },
+    "stat": {"reduceOptions": _LAST, "colorMode": "background", "graphMode": "area"},
+    "bargauge": {"reduceOptions": _LAST, "displayMode": "lcd", "orientation": "horizontal"},
+    "heatmap": {
+        "calculate": False,
+        "color": {"mode": "scheme", "scheme": "Blues", "steps": 64},
+        "yAxis": {"unit": "s"},
+        "cellGap": 1,
+        "tooltip": {"mode": "single", "yHistogram": True},
+    },
+}
+
+
+def _thresholds(panel: Panel) -> dict[str, Any]:
+    """Green, yellow from `warn`, red from `bad`; the other way round where `bad` is the smaller."""
+    if panel.bad is None:
+        return {}
+    warn = panel.bad if panel.warn is None else panel.warn
+    falling = panel.bad < warn
+    steps: list[tuple[str, float | None]] = [("green", None), ("yellow", warn), ("red", panel.bad)]
+    if falling:
+        steps = [("red", None), ("yellow", panel.bad), ("green", warn)]
+    elif warn == panel.bad:
+        steps = [("green", None), ("red", panel.bad)]
+    shown = [{"color": color, "value": value} for color, value in steps]
+    return {
+        "color": {"mode": "thresholds" if panel.kind != "timeseries" else "palette-classic"},
+        "thresholds": {"mode": "absolute", "steps": shown},
+    }
+
+
+def _target(panel: Panel, number: int) -> dict[str, Any]:
+    expression, legend = panel.queries[number]
+    return {
+        "refId": chr(65 + number),
+        "expr": expression,
+        "legendFormat": legend or "__auto",
+        "datasource": _SOURCE,
+        "format": "heatmap" if panel.kind == "heatmap" else "time_series",
+        "instant": panel.kind == "bargauge",
     }
 
 
 def to_json(name: str) -> str:
-    return json.dumps(dashboard(name), indent=1) + "\n"
+    return json.dumps(dashboard(name), indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
