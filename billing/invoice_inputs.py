@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
@@ -42,6 +42,14 @@ _NET_USAGE = ("usage", "late_usage", "adjustment", "included")
 _LAST_MOMENT = timedelta(microseconds=1)
 
 
+class BilledFee(NamedTuple):
+    """A fee on an invoice, by the subscription's plan."""
+
+    line: InvoiceLine
+    period_end: datetime
+    billed_at: datetime
+
+
 @dataclass(slots=True)
 class InvoiceInputs:
     """Hold the tenants' locks from before reading until the invoices are written."""
@@ -56,14 +64,15 @@ class InvoiceInputs:
     used: dict[tuple[str, str], int] = field(default_factory=dict)  # by (period id, kind of credit)
     grants: dict[str, list[CreditGrant]] = field(default_factory=dict)  # by tenant id
     unrated: set[str] = field(default_factory=set)  # ids of periods with unrated usage
-    # Fees on invoices by (subscription, kind), with the end of the invoice's period.
-    fees: dict[tuple[int, str], list[tuple[datetime, InvoiceLine]]] = field(default_factory=dict)
+    fees: dict[tuple[int, str], list[BilledFee]] = field(default_factory=dict)
     # Net usage on earlier invoices: (tenant, end of the period, picounits).
     drawn: list[tuple[str, datetime, int]] = field(default_factory=list)
 
-    def fees_before(self, subscription_id: int, kind: str, at: datetime) -> list[InvoiceLine]:
+    def fees_before(self, subscription_id: int, kind: str, at: datetime) -> list[BilledFee]:
         """Fees of a subscription on the invoices of earlier periods."""
-        return [line for end, line in self.fees.get((subscription_id, kind), ()) if end <= at]
+        return [
+            each for each in self.fees.get((subscription_id, kind), ()) if each.period_end <= at
+        ]
 
     def drawn_between(self, tenant_id: str, after: datetime, until: datetime) -> int:
         """Net usage on invoices whose period ends after the one moment and up to the other."""
@@ -102,7 +111,7 @@ def _read_earlier_plan_lines(session: Session, inputs: InvoiceInputs, ids: Seque
     if not tenants:
         return
     rows = session.execute(
-        select(InvoiceLine, Invoice.tenant_id, Invoice.period_end)
+        select(InvoiceLine, Invoice)
         .join(Invoice, Invoice.id == InvoiceLine.invoice_id)
         .where(
             Invoice.tenant_id.in_(tenants),
@@ -110,13 +119,14 @@ def _read_earlier_plan_lines(session: Session, inputs: InvoiceInputs, ids: Seque
             InvoiceLine.kind.in_((*_FEES, *_NET_USAGE)),
         )
     )
-    fees: dict[tuple[int, str], list[tuple[datetime, InvoiceLine]]] = defaultdict(list)
-    for line, tenant_id, period_end in rows:
+    fees: dict[tuple[int, str], list[BilledFee]] = defaultdict(list)
+    for line, invoice in rows:
         if line.kind in _NET_USAGE:
-            inputs.drawn.append((tenant_id, period_end, line.exact))
+            inputs.drawn.append((invoice.tenant_id, invoice.period_end, line.exact))
         elif "subscription" in line.details:
             key = (int(line.details["subscription"]), line.kind)
-            fees[key].append((period_end, line))
+            billed_at = invoice.final_at or invoice.drafted_at
+            fees[key].append(BilledFee(line, invoice.period_end, billed_at))
     inputs.fees = fees
 
 

@@ -58,11 +58,14 @@ def net_of(lines: list[Line], promo: int, currency: str) -> Net:
 
 def supplies_of(lines: list[Line], promo_minor: int, now: datetime) -> tuple[Supply, ...]:
     """The net of the lines by time of supply: the last moment of a line's period, or now if it has not
-    ended. Promotional credit lowers what is positive, in proportion.
+    ended; of a fee that returns, when it was billed. Promotional credit lowers what is positive, in
+    proportion.
     """
     nets: dict[datetime, int] = defaultdict(int)
     for line in lines:
-        nets[min(now, line.ends_at - _LAST_MOMENT)] += line.minor
+        returned = line.details.get("taxed_at")  # a fee that was billed ahead
+        supplied = datetime.fromisoformat(returned) if returned else line.ends_at - _LAST_MOMENT
+        nets[min(now, supplied)] += line.minor
     whole = sum(max(0, net) for net in nets.values())
     found, before = [], 0
     for at, net in sorted(nets.items()):

@@ -6,10 +6,11 @@ earlier invoice billed for the same time is subtracted, so that a cancellation r
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from billing.invoice_inputs import InvoiceInputs
+from billing.invoice_inputs import BilledFee, InvoiceInputs
 from billing.invoice_lines import Line, adjustment_lines, usage_lines
 from billing.models import BillingAccount, BillingPeriod, Plan, Subscription
 from billing.periods import period_around
@@ -74,11 +75,12 @@ def _in_advance(
         if plan.interval != MONTH or not plan.in_advance:
             continue
         for fee in _fees(plan, subscription.seats):
-            billed = sum(
-                line.exact
-                for line in inputs.fees_before(subscription.id, fee.kind, period.starts_at)
-                if period.starts_at <= line.starts_at < period.ends_at
-            )
+            before = [
+                each
+                for each in inputs.fees_before(subscription.id, fee.kind, period.starts_at)
+                if period.starts_at <= each.line.starts_at < period.ends_at
+            ]
+            billed = sum(each.line.exact for each in before)
             part = parts.get(subscription.id)
             owed = part.share(fee.units) if part else 0
             if part is not None and not billed:
@@ -87,7 +89,8 @@ def _in_advance(
                 since = subscription.ends_at or period.starts_at
                 bounds = (min(since, period.ends_at), period.ends_at)
                 note = fee._replace(text=f"{fee.text}, change of what was billed in advance")
-                found.append(_line(note, owed - billed, bounds, account.currency, subscription))
+                change = _line(note, owed - billed, bounds, account.currency, subscription)
+                found.append(_taxed_as(change, before))
             if subscription.id in ahead:
                 found.append(_fee_line(fee, ahead[subscription.id], account.currency))
     return found
@@ -107,20 +110,19 @@ def _yearly(
                 continue
             for fee in _fees(plan, subscription.seats):
                 before = [
-                    line
-                    for line in inputs.fees_before(subscription.id, fee.kind, period.starts_at)
-                    if line.details.get("year") == number
+                    each
+                    for each in inputs.fees_before(subscription.id, fee.kind, period.starts_at)
+                    if each.line.details.get("year") == number
                 ]
                 change = fee.units * ((last - start) // _MICRO) // ((end - start) // _MICRO)
-                change -= sum(line.exact for line in before)
+                change -= sum(each.line.exact for each in before)
                 bounds = (last, end) if before else (start, last)
                 note = fee._replace(
                     text=f"{fee.text}, {bounds[0]:%Y-%m-%d} to {bounds[1]:%Y-%m-%d}"
                 )
                 if change:
-                    found.append(
-                        _line(note, change, bounds, account.currency, subscription, number)
-                    )
+                    line = _line(note, change, bounds, account.currency, subscription, number)
+                    found.append(_taxed_as(line, before))
     return found
 
 
@@ -168,6 +170,15 @@ def _yearly_commitment(
                 text = f"Commitment of {start:%Y-%m-%d} to {last:%Y-%m-%d}, shortfall"
                 found.append(_whole_line("commitment", text, missing, account.currency, period))
     return found
+
+
+def _taxed_as(line: Line, before: Sequence[BilledFee]) -> Line:
+    """A fee that returns takes its tax back at the rate at which it was billed."""
+    if not before or line.exact >= 0:
+        return line
+    last = before[-1]
+    at = min(last.billed_at, last.line.ends_at - _MICRO)
+    return replace(line, details=line.details | {"taxed_at": at.isoformat()})
 
 
 def _years(
