@@ -20,7 +20,7 @@ _NEEDS = {
     "audio": "audio",
 }
 # Sampling parameters that the built-in engine does not have.
-_ONLY_UPSTREAMS = ("reasoning_effort", "prediction", "service_tier")
+_ONLY_UPSTREAMS = ("prediction", "service_tier")
 
 _extra = attrgetter(*EXTRA)
 _UNSET = tuple(EXTRA.values())
@@ -32,7 +32,7 @@ def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None
         for name in ask.extra_fields.keys() - model.extra_fields:
             raise unknown_parameter(name)
     if model.parameters is None:
-        _check_own_engine(ask)
+        _check_own_engine(ask, model)
         return
     if _extra(ask) == _UNSET:
         return
@@ -46,8 +46,10 @@ def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None
             )
 
 
-def _check_own_engine(ask: InferenceRequest) -> None:
-    for name in _ONLY_UPSTREAMS:
+def _check_own_engine(ask: InferenceRequest, model: ServedModel) -> None:
+    template = model.codec.template if model.codec is not None else None
+    knows_effort = template is not None and template.knows_effort
+    for name in _ONLY_UPSTREAMS if knows_effort else ("reasoning_effort", *_ONLY_UPSTREAMS):
         if getattr(ask, name) is not None:
             raise UnsupportedParameter(
                 f"{name} is not supported by this model.", next_step=f"Remove {name}.", param=name

@@ -49,6 +49,8 @@ class InferenceRequest(Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None  # only so many of the prompt's last tokens are read
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     echo: bool = False
     continue_final_message: bool = False  # the answer goes on where the last message ends

@@ -56,6 +56,8 @@ class SamplingBody(Request):
     stop_token_ids: Annotated[list[Count], Meta(max_length=64)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: Positive | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -123,6 +125,8 @@ def _sampling_arguments(body: SamplingBody) -> dict[str, Any]:
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "min_tokens": body.min_tokens or 0,
         "ignore_eos": bool(body.ignore_eos),
+        "include_stop_str_in_output": bool(body.include_stop_str_in_output),
+        "truncate_prompt_tokens": body.truncate_prompt_tokens,
     }
 
 

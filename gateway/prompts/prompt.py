@@ -113,7 +113,7 @@ class _Draft(Struct, frozen=True):
             return self.pieces.new_characters
         return len(self.text.text) if self.text is not None else 0
 
-    def encode(self, at_most: int) -> list[int]:
+    def encode(self, at_most: int | None) -> list[int]:
         if self.ids is not None:
             return self.ids
         assert self.text is not None
@@ -159,7 +159,7 @@ def _draft(request: InferenceRequest, target: _Target) -> _Draft:
             raise _ids_without_tokenizer("prompt")
         return _Draft(request, order)
     if request.prompts and isinstance(request.prompts[0], list):
-        ids = request.prompts[0]
+        ids = request.prompts[0][-(request.truncate_prompt_tokens or 0) :]
         if len(ids) < target.context_length:  # otherwise it is refused unread
             _check_ids(ids, codec.vocab_size)
             text = codec.decode(ids, special=True)
@@ -172,6 +172,9 @@ def _draft(request: InferenceRequest, target: _Target) -> _Draft:
 def _encode(draft: _Draft, context_length: int) -> list[int]:
     if draft.text is None and draft.ids is None:  # without a tokenizer
         return [0] * estimate(counted_texts(draft.request))
+    last = draft.request.truncate_prompt_tokens
+    if last is not None:
+        return draft.encode(None)[-last:]
     try:
         return draft.encode(context_length)
     except TooManyTokens as error:

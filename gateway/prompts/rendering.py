@@ -42,12 +42,15 @@ def render_prompt(request: InferenceRequest, codec: TextCodec) -> RenderedPrompt
         (prompt,) = request.prompts
         assert isinstance(prompt, str)
         return RenderedPrompt(codec, prompt, raw=True)
+    variables = request.chat_template_kwargs
+    if codec.template is not None and request.reasoning_effort is not None:
+        variables = codec.template.effort_variables(request.reasoning_effort) | variables
     rendered = render_chat(
         request.model,
         request.messages,
         request.tools,
         codec,
-        request.chat_template_kwargs,
+        variables,
         begins_answer=not request.continue_final_message,
     )
     return (

@@ -46,10 +46,25 @@ class ChatTemplate:
             self._with_tools = _compiled(environment, tool_use)
         self._tokens = tokens
         self.source = "\n".join(named.values())
+        # Of the variables that ask for reasoning, those that the templates read.
+        self._effort_names = [
+            name for name in ("reasoning_effort", "enable_thinking") if name in self.source
+        ]
         self.supports_tools = tool_use is not None or "tools" in named[DEFAULT]
         self.reserved = frozenset(
             {"messages", "tools", "add_generation_prompt", *tokens, *environment.globals}
         )
+
+    @property
+    def knows_effort(self) -> bool:
+        return bool(self._effort_names)
+
+    def effort_variables(self, effort: str | None) -> dict[str, Any]:
+        """The template's variables for OpenAI's `reasoning_effort`."""
+        if effort is None:
+            return {}
+        values = {"reasoning_effort": effort, "enable_thinking": True}
+        return {name: values[name] for name in self._effort_names}
 
     def render(
         self,

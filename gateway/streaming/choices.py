@@ -110,6 +110,7 @@ class ChoiceOutput:
         reader: OutputReader | None = None,
         *,
         single_tool_call: bool = False,
+        stop_included: bool = False,
     ) -> None:
         self.index = index
         self.text: list[str] = []  # released so far
@@ -127,7 +128,7 @@ class ChoiceOutput:
         self._released = 0  # tokens whose text may be sent
         shown = reader.shown if reader is not None else None
         self._detokenizer = codec.detokenizer(shown) if codec else None
-        self._stops = StopMatcher(stops) if stops else None
+        self._stops = StopMatcher(stops, included=stop_included) if stops else None
         self._guard = guard
         self._reader = reader
         self._single_tool_call = single_tool_call  # the choice ends after its first tool call

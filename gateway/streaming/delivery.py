@@ -140,6 +140,7 @@ class Delivery:
                 each,
                 reader_for(request, codec, job.engine_request.prompt),
                 single_tool_call=request.single_tool_call,
+                stop_included=request.include_stop_str_in_output,
             )
             for i, each in enumerate(guards)
         ]

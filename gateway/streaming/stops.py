@@ -6,7 +6,9 @@ from collections.abc import Sequence
 class StopMatcher:
     """`feed` returns the text that is safe to send; after a match it returns nothing."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
+        """`included`: the stop string that ends the text is part of it."""
+        self._included = included
         self._stops = [stop for stop in stops if stop]
         self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""
@@ -24,7 +26,8 @@ class StopMatcher:
         hits = [(at, -len(stop), stop) for at, stop in positions if at >= 0]
         if hits:
             at, _, self.matched = min(hits)
-            released, self._held = self._held[:at], ""
+            end = at + len(self.matched) if self._included else at
+            released, self._held = self._held[:end], ""
             return released
         keep = self._undecided()
         cut = len(self._held) - keep

@@ -35,6 +35,8 @@ EXTRA: Mapping[str, Any] = MappingProxyType(
         "stop_token_ids": (),
         "min_tokens": 0,
         "ignore_eos": False,
+        "include_stop_str_in_output": False,
+        "truncate_prompt_tokens": None,
         "chat_template_kwargs": {},
         "continue_final_message": False,
         "reasoning_effort": None,
@@ -62,7 +64,8 @@ KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "": frozenset(),
         "vllm": _COMMON_EXTRA
-        | {"bad_words", "allowed_token_ids", "continue_final_message", "reasoning_effort"},
+        | {"bad_words", "allowed_token_ids", "continue_final_message", "reasoning_effort"}
+        | {"include_stop_str_in_output", "truncate_prompt_tokens"},
         "sglang": _COMMON_EXTRA | {"continue_final_message", "reasoning_effort"},
         "tensorrt-llm": _COMMON_EXTRA,
         "llama.cpp": frozenset(

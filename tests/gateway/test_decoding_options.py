@@ -1,5 +1,6 @@
 """What a client asks of decoding reaches the engine, and what cannot be meant is refused by name."""
 
+import json
 from typing import Any
 
 import httpx
@@ -7,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.demo.paths import MODEL_DIR
+from gateway.prompts.templates import ChatTemplate
 from tests.gateway.deployment import MODEL, Deployment
 
 PLAIN: dict[str, Any] = {
@@ -53,3 +55,41 @@ def test_values_out_of_range_are_refused_by_name(
     response = post(deployment, **{name: value})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"].startswith(name)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_stays_where_that_is_asked(deployment: Deployment, stream: bool) -> None:
+    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    deployment.engine.script = tokenizer.encode("One. Two. Three.", add_special_tokens=False).ids
+    try:
+        for included, said in ((False, "One. T"), (True, "One. Two")):
+            fields = {"stop": "wo", "max_tokens": 30, "include_stop_str_in_output": included}
+            answer = post(deployment, stream=stream, **fields)
+            events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+            parts = [json.loads(e) for e in events if e != "[DONE]"] if stream else [answer.json()]
+            assert "".join(part["choices"][0]["text"] for part in parts) == said
+    finally:
+        deployment.engine.script = None
+
+
+def test_only_the_prompts_last_tokens_are_read(deployment: Deployment) -> None:
+    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    text = "a book of every ship " * 40
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    for prompt in (text, ids, text * 50, ids * 50):  # the last two are longer than the context
+        answer = post(deployment, prompt=prompt, truncate_prompt_tokens=7)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["prompt_tokens"] == 7
+        assert list(deployment.engine.submitted[-1].prompt) == ids[-7:]
+    assert post(deployment, prompt=text * 50).status_code == 400
+    assert post(deployment, truncate_prompt_tokens=0).status_code == 400
+
+
+def test_effort_reaches_a_template_that_reads_it() -> None:
+    chat = [{"role": "user", "content": "Hi"}]
+    both = ChatTemplate("{{ reasoning_effort }} {{ enable_thinking }}", {})
+    assert both.render(chat, **both.effort_variables("high")) == "high True"
+    thinks = ChatTemplate("{% if enable_thinking %}deep{% endif %}", {})
+    assert thinks.render(chat, **thinks.effort_variables("low")) == "deep"
+    assert thinks.render(chat, **thinks.effort_variables(None)) == ""
+    assert not ChatTemplate("plain", {}).knows_effort
