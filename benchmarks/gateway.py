@@ -1,6 +1,6 @@
 """The gateway beside its peers: every feature on here, none there, one static upstream for all.
 
-    python -m benchmarks.gateway [--peers bare,litellm,portkey,tensorzero|none] [--rounds 5]
+    python -m benchmarks.gateway [--peers bare,litellm,portkey,tensorzero|none] [--rounds 5] [--costs]
 
 Needs nginx and wrk. The figures of two and four workers need Redis (and PostgreSQL) on their
 standard local ports: TOLLHOUSE_BENCH_HOME names where the peers' environments are made.
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gateway_load.costs import Costs, Process
 from benchmarks.gateway_load.load import Rate
 from benchmarks.gateway_load.mock import CHUNKS, mock
 from benchmarks.gateway_load.own import GatewayProcess, own_gateway
@@ -74,6 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--peers", default=",".join(PEERS), help="of these, or none")
     parser.add_argument("--rounds", type=int, default=5, help="of every comparison")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each load")
+    parser.add_argument("--costs", action="store_true", help="CPU time of a request alone")
     chosen = parser.parse_args(arguments)
     peers = [] if chosen.peers == "none" else chosen.peers.split(",")
     unknown = set(peers) - set(PEERS)
@@ -82,8 +84,26 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="tollhouse-bench-") as made:
         home = Path(made)
         with mock(home / "upstream") as (whole, stream):
-            _measure(Bench(home, whole, stream, peers, chosen.rounds, chosen.seconds))
+            bench = Bench(home, whole, stream, peers, chosen.rounds, chosen.seconds)
+            if not chosen.costs:
+                _measure(bench)
+            _costs(bench)
     return 0
+
+
+def _costs(bench: Bench) -> None:
+    progress("CPU time of a request")
+    trusting = {"TOLLHOUSE_TRUSTED_PROXIES": "127.0.0.1"}
+    costs = Costs(bench.home, bench.count, bench.seconds)
+    with contextlib.ExitStack() as stack:
+        home, stream_home = bench.home / "cost", bench.home / "cost-stream"
+        whole = stack.enter_context(own_gateway(home, bench.whole, settings=trusting))
+        stream = stack.enter_context(own_gateway(stream_home, bench.stream))
+        peer, own = bench.peer(stack, "bare"), Process("own", whole.server, whole.pid)
+        bare = Process("bare", peer.whole, peer.pid) if peer is not None else None
+        costs.whole(own, bare)
+        costs.proxied(own)
+        costs.streams(Process("own", stream.server, stream.pid))
 
 
 def _measure(bench: Bench) -> None:

@@ -25,6 +25,19 @@ request = function()
   return requests[at]
 end
 """
+NEW = "@@"  # in a body: a number that is new with every request
+_LUA_NEW = """
+local bodies, at = {{}}, os.time() * 1000000
+local headers = {{ {headers} }}
+init = function(args)
+  for line in io.lines("{bodies}") do bodies[#bodies + 1] = line end
+end
+request = function()
+  at = at + 1
+  local body = string.gsub(bodies[at % #bodies + 1], "@@", string.format("%.0f", at))
+  return wrk.format("POST", "{path}", headers, body)
+end
+"""
 # Everyday questions; {0} and {1} are two different things of the list below.
 _QUESTIONS = (
     "What is a {0}, and what does it have to do with a {1}?",
@@ -76,11 +89,11 @@ def bodies(model: str, stream: bool) -> list[str]:
     return made
 
 
-def check(server: Server, expected: str, *, stream: bool) -> None:
+def check(server: Server, expected: str, *, stream: bool, body: str = "") -> None:
     """One answer, which must be what the upstream said. RuntimeError with the answer otherwise."""
     request = urllib.request.Request(
         server.url + server.path,
-        bodies(server.model, stream)[0].encode(),
+        (body or bodies(server.model, stream)[0]).encode(),
         server.all_headers(),
     )
     try:
@@ -102,15 +115,26 @@ def _streamed(said: str) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-def run_wrk(home: Path, server: Server, *, connections: int, seconds: float, stream: bool) -> Rate:
+def run_wrk(
+    home: Path,
+    server: Server,
+    *,
+    connections: int,
+    seconds: float,
+    stream: bool,
+    lines: list[str] | None = None,
+) -> Rate:
+    """`lines`: the bodies to send in turn, in place of the questions."""
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not installed: it makes the load of this benchmark")
     header_lines = ", ".join(
         f'["{name}"]="{value}"' for name, value in server.all_headers().items()
     )
     prompts, script = home / "bodies.jsonl", home / "load.lua"
-    prompts.write_text("\n".join(bodies(server.model, stream)) + "\n")
-    script.write_text(_LUA.format(headers=header_lines, bodies=prompts, path=server.path))
+    lines = lines or bodies(server.model, stream)
+    prompts.write_text("\n".join(lines) + "\n")
+    template = _LUA_NEW if NEW in lines[0] else _LUA
+    script.write_text(template.format(headers=header_lines, bodies=prompts, path=server.path))
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:.0f}s", "--timeout", "30s"]
     done = subprocess.run(
         [*command, "--latency", "-s", str(script), server.url],

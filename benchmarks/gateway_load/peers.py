@@ -36,6 +36,7 @@ class Peer:
 
     whole: Server
     stream: Server | None = None
+    pid: int = 0  # of the process that serves, where it is one
 
 
 def environment_home() -> Path:
@@ -97,8 +98,8 @@ def bare(home: Path, whole: str, stream: str) -> Iterator[Peer]:
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", "benchmarks.gateway_load.forwarder:app"]
     command += ["--port", str(port), "--log-level", "error", "--loop", "uvloop"]
-    with _running(command, port, {"UPSTREAM": whole}, home / "bare.log"):
-        yield Peer(Server(f"http://127.0.0.1:{port}", "mock"))
+    with _running(command, port, {"UPSTREAM": whole}, home / "bare.log") as pid:
+        yield Peer(Server(f"http://127.0.0.1:{port}", "mock"), pid=pid)
 
 
 @contextlib.contextmanager
@@ -144,8 +145,8 @@ def _tail(log: Path) -> str:
 @contextlib.contextmanager
 def _running(
     command: list[str], port: int, extra: dict[str, str] | None, log: Path
-) -> Iterator[None]:
-    """Until it listens: 180 s, for some import half of what is installed first."""
+) -> Iterator[int]:
+    """The process id, once it listens: up to 180 s, for some import half of what is installed first."""
     with log.open("wb") as said:
         process = subprocess.Popen(
             command,
@@ -160,7 +161,7 @@ def _running(
             wait_for_port(port, 180, process)
         except OSError:
             raise RuntimeError(f"it did not start: {_tail(log)}") from None
-        yield
+        yield process.pid
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
