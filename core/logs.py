@@ -69,7 +69,7 @@ def configure(level: str = "info", shape: str = "console") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for chatty in ("uvicorn.access", "alembic", "httpx", "httpcore"):
+    for chatty in ("uvicorn.access", "alembic", "httpx", "httpcore", "casbin"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 

@@ -16,11 +16,12 @@ from urllib.parse import urlsplit
 from core.errors import BadRequest, Unavailable
 
 _MAX_READ_BYTES = 65_536
+_REFUSED = "address_refused"
 _PORTS = {"http": 80, "https": 443}
 
 
 def check_address(url: str) -> None:
-    """BadRequest if the URL is malformed. The name is resolved only when something is sent."""
+    """BadRequest if the URL is malformed."""
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -33,6 +34,22 @@ def check_address(url: str) -> None:
             next_step="Use https://host/path, without a user name or password.",
             param="webhooks",
         )
+
+
+def check_public(url: str, private: Sequence[str] = ()) -> None:
+    """BadRequest if the host has an address that is not allowed. A name that cannot be resolved now may
+    exist later, and is resolved again whenever something is sent."""
+    parts = urlsplit(url)
+    try:
+        _resolve(parts.hostname or "", parts.port or _PORTS[parts.scheme], private)
+    except Unavailable as error:
+        if error.code == _REFUSED:
+            raise BadRequest(
+                f"{url[:80]!r} leads to a private address. {error.message}",
+                next_step=error.next_step,
+                param="webhooks",
+                code=_REFUSED,
+            ) from None
 
 
 def encode_json(body: Any) -> bytes:
@@ -93,7 +110,7 @@ def _resolve(host: str, port: int, private: Sequence[str]) -> str:
         raise Unavailable(
             f"{host[:80]} does not resolve to public addresses only.",
             next_step="The operator can allow a network with TOLLHOUSE_WEBHOOK_NETWORKS.",
-            code="address_refused",
+            code=_REFUSED,
         )
     return addresses[0]
 

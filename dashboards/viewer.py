@@ -6,6 +6,7 @@ from typing import Protocol
 
 from sqlalchemy.orm import Session
 
+from billing.alert_targets import AlertTargets
 from core.clock import Clock
 from core.database import Database
 from core.tenants.scope import TenantScope
@@ -64,5 +65,6 @@ class DashboardDeps:
     auth: DashboardAuth
     models: Callable[[TenantScope], list[str]]  # models that the tenant may use
     backend: DashboardBackend
+    alert_targets: AlertTargets
     secure_cookies: bool = False  # set if served over TLS
     single_sign_on: bool = False

@@ -30,6 +30,7 @@ def make_dashboard(services: Services) -> Asgi:
             services.dashboard_auth,
             lambda scope: services.catalog.names(scope.tenant_id),
             make_backend(services),
+            services.alert_targets,
             secure_cookies=settings.public_url.startswith("https://"),
             single_sign_on=bool(settings.oidc_issuer),
         )

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from billing.alert_targets import AlertTargets
 from billing.payments.base import PaymentProvider
 from core.clock import Clock
 from core.counters import Counters
@@ -123,6 +124,10 @@ class Services:
         self.spool.file.close(remove=self.spool.file.is_empty())
         await self.counters.close()
         self.database.close()
+
+    @property
+    def alert_targets(self) -> AlertTargets:
+        return AlertTargets(self.settings.webhook_networks, bool(self.settings.smtp_url))
 
     async def readiness(self) -> dict[str, dict[str, Any]]:
         """Readiness per component: `ready`, and its state when it is not ready."""

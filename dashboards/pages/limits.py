@@ -323,6 +323,10 @@ def _budget(request: Request, form_fields: Fields) -> Response:
             next_step="Write the cap as an amount and thresholds as whole percentages.",
             param="cap",
         ) from None
+    hooks, emails = (
+        (form_fields[name],) if form_fields.get(name) else () for name in ("webhook", "email")
+    )
+    deps.alert_targets.check(hooks, emails)
     with deps.database.transaction() as session:
         if form_fields.get("target", "") not in _targets(session, viewer.scope):
             raise NotFound(
@@ -339,8 +343,8 @@ def _budget(request: Request, form_fields: Fields) -> Response:
             window=form_fields.get("window", "month"),
             hard=form_fields.get("hard") != "soft",
             thresholds=thresholds,
-            webhooks=(form_fields["webhook"],) if form_fields.get("webhook") else (),
-            emails=(form_fields["email"],) if form_fields.get("email") else (),
+            webhooks=hooks,
+            emails=emails,
             name=form_fields.get("name", "")[:120],
         )
         after = {

@@ -182,10 +182,10 @@ def _add(request: Request, form_fields: Fields) -> Response:
         raise BadRequest(
             f"There are no events of the kind {kind[:40]!r}.", next_step="Choose one from the list."
         )
+    url = form_fields.get("url", "")
+    deps.alert_targets.check([url])
     with deps.database.transaction() as session:
-        created = webhooks.add(
-            session, viewer.scope, deps.clock, form_fields.get("url", ""), events
-        )
+        created = webhooks.add(session, viewer.scope, deps.clock, url, events)
         secret = created.secret
     return redirect_with_secret(request, PATH, "endpoint-added", secret)
 

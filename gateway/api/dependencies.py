@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from billing.alert_targets import AlertTargets
 from billing.payments.base import PaymentProvider
 from core.clock import Clock
 from core.database import Database
@@ -44,6 +45,7 @@ def _from(pick: Callable[[Services], object]) -> Any:
 
 SettingsDep = Annotated[Settings, _from(lambda services: services.settings)]
 ClockDep = Annotated[Clock, _from(lambda services: services.clock)]
+AlertTargetsDep = Annotated[AlertTargets, _from(lambda services: services.alert_targets)]
 DatabaseDep = Annotated[Database, _from(lambda services: services.database)]
 RolesDep = Annotated[Roles, _from(lambda services: services.roles)]
 OperatorToken = Annotated[str, _from(lambda services: services.operator_token)]

@@ -7,7 +7,9 @@ import pytest
 
 from core import ids, logs
 from core.clock import FakeClock
+from core.database import Database
 from core.tenants import secrets
+from core.tenants.roles import Roles
 
 
 def test_ids_sort_by_time_and_do_not_repeat() -> None:
@@ -87,3 +89,19 @@ def test_secrets_of_other_products_are_masked(line: str, secret: str) -> None:
 )
 def test_ordinary_lines_stay_as_they_are(line: str) -> None:
     assert logs.redact(line) == line
+
+
+def test_the_role_policy_is_not_logged(
+    capsys: pytest.CaptureFixture[str], sqlite_database: Database
+) -> None:
+    root, level = logging.getLogger(), logging.getLogger().level
+    handlers = root.handlers[:]
+    try:
+        logs.configure("info", "console")
+        Roles(sqlite_database).allows("owner", "t1", "t1", "keys", "read")
+        logging.getLogger("tollhouse.x").info("heard")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    said = capsys.readouterr().err
+    assert "heard" in said and "Policy" not in said and "casbin" not in said, said

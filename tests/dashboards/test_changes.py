@@ -28,7 +28,8 @@ from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("changes")) as made:
+    settings = {"smtp_url": "smtp://127.0.0.1:2525"}
+    with running_deployment(tmp_path_factory.mktemp("changes"), settings=settings) as made:
         yield made
 
 

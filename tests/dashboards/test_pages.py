@@ -159,3 +159,24 @@ def test_every_section_of_the_navigation_opens(owner: httpx.Client) -> None:
     assert len(links) >= 11
     for link in links:
         assert owner.get(link).status_code == 200, link
+
+
+def test_no_backtick_of_a_message_reaches_a_browser(owner: httpx.Client) -> None:
+    """Titles are attributes, which have no markup; what is typed stays as it is."""
+    for answer in (
+        owner.get("/dashboard/adapters?notice=adapter-added"),
+        owner.get("/dashboard/usage?from=never"),
+        owner.get("/dashboard/operator/tenants"),
+        owner.get("/dashboard/keys"),
+        owner.get("/dashboard/webhooks"),
+        owner.get("/dashboard/playground"),
+    ):
+        shown = re.sub(r"<textarea.*?</textarea>", "", answer.text, flags=re.S)
+        assert "`" not in shown, (answer.url, shown[shown.index("`") - 200 :][:400])
+
+
+def test_no_backtick_reaches_the_operator(deployment: Deployment) -> None:
+    with closing(browser(deployment, deployment.services.operator_token)) as client:
+        for path in ("health", "engines", "dead-letters", "prices", "reconciliation", "tenants"):
+            text = client.get(f"/dashboard/operator/{path}").text
+            assert "`" not in text, (path, text[max(0, text.index("`") - 200) :][:400])

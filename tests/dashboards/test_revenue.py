@@ -1,5 +1,6 @@
 """The operator's money: each figure from its own rows, exact, by currency, outstanding by age."""
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
@@ -16,6 +17,7 @@ from core.ids import new_id
 from core.money import Money, units_of
 from dashboards import revenue
 from dashboards.filters import Range
+from dashboards.pages.operator.margin import _share_of
 from migrations.run import upgrade
 from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import running_deployment
@@ -176,3 +178,24 @@ def test_the_ledger_shows_balances_and_finds_transactions(tmp_path: Path) -> Non
             assert "Transactions with grant:" in found.text and "grant:welcome" in found.text
             missing = client.get("/dashboard/operator/ledger?q=nothing+of+the+kind")
             assert "No transaction matches." in missing.text
+
+
+def test_the_margin_of_a_new_installation_counts_no_time_before_it(tmp_path: Path) -> None:
+    with running_deployment(tmp_path) as deployment:
+        began = deployment.services.clock.now()
+        with closing(browser(deployment, deployment.services.operator_token)) as client:
+            page = client.get("/dashboard/operator/margin?gpus=1&rate=3600").text
+        found = re.search(r"Cost of capacity</abbr></dt><dd>([\d,.]+) USD", page)
+        assert found is not None, page
+        age_s = (deployment.services.clock.now() - began).total_seconds()
+        assert float(found[1].replace(",", "")) <= age_s + 300, "one dollar a second"
+
+
+@pytest.mark.parametrize(
+    ("profit", "revenue", "shown"),
+    [(5, 10, "50.0 %"), (-10, 10, "-100.0 %"), (-20_233_859, 100, "below −999 %")],
+)
+def test_a_margin_without_revenue_to_speak_of_is_not_a_number(
+    profit: int, revenue: int, shown: str
+) -> None:
+    assert _share_of(profit, revenue) == shown

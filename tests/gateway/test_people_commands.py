@@ -101,3 +101,13 @@ def test_one_command_onboards_a_customer(
     assert (account.legal_name, account.tax_id) == ("Hooli SE", "DE136695976")
     assert made["owner"]["password"] is True and "EUR" in made["remarks"][0]
     assert "time zone" in run("tenant", "new", "late", "--timezone", "Mars/Base", status=2)
+
+
+def test_a_key_is_revoked_and_rotated_by_its_id_alone(run: Any) -> None:
+    run("tenant", "new", "acme")
+    issued = run("key", "new", "--tenant", "acme")
+    fresh = run("key", "rotate", issued["id"])
+    assert run("key", "revoke", fresh["id"])["revoked_at"]
+    assert "There is no key 'key_none'" in run("key", "revoke", "key_none", status=2)
+    run("tenant", "new", "rival")
+    assert "key" in run("key", "revoke", issued["id"], "--tenant", "rival", status=2)

@@ -11,6 +11,7 @@ from starlette.routing import Route
 from billing.models import DailyTenantUsage
 from core.errors import BadRequest
 from core.money import units_of
+from core.tenants.models import Tenant
 from dashboards.filters import Range, date_range
 from dashboards.formats import money
 from dashboards.page_data import Form, Input, PageData, Tile, show
@@ -27,6 +28,9 @@ COLUMNS = [
     Column("per_million", "Per million tokens", "money", "Revenue divided by tokens."),
     Column("share", "Share of revenue", "figure"),
 ]
+
+
+_MOST_PERCENT = 999  # a loss beyond it says only that there is hardly any revenue yet
 
 
 def page_of(request: Request) -> Response:
@@ -49,6 +53,7 @@ def page_of(request: Request) -> Response:
             .where(table_.at >= span.start, table_.at < span.end, table_.currency == currency)
             .group_by(table_.model)
         ).all()
+        installed_at = session.scalar(select(func.min(Tenant.created_at))) or now
     total = sum(int(row[3]) for row in found)
     rows: list[dict[str, Any]] = [
         {
@@ -65,7 +70,8 @@ def page_of(request: Request) -> Response:
     table = Table("Revenue by model", COLUMNS, rows, currency, totals=False, empty=empty)
     if wants_csv(request):
         return table.csv(f"margin-{span.first}-{span.last}")
-    seconds = max(1, int((min(span.end, now) - span.start).total_seconds()))
+    start = max(span.start, installed_at)
+    seconds = max(1, int((min(span.end, now) - start).total_seconds()))
     page_data = PageData(
         "Margin",
         f"{gpus} {'GPU' if gpus == 1 else 'GPUs'} for {seconds / 3600:,.0f} hours at {rate} "
@@ -73,7 +79,10 @@ def page_of(request: Request) -> Response:
         tiles=_tiles(rows, total, seconds, gpus, rate, currency),
         tables=[table],
         forms=[_assumptions_form(span, gpus, rate, currency)],
-        remarks=["GPU-hours include idle time, from the first day of the period to now."],
+        remarks=[
+            "GPU-hours include idle time, from the first day of the period, or the installation if that "
+            "is later, to now."
+        ],
     )
     return show(request, page_data)
 
@@ -91,7 +100,7 @@ def _tiles(
     hours = gpus * seconds / 3600
     per_hour = int(total / hours) if hours else 0
     per_million = cost * 10**6 // tokens if tokens else 0
-    margin = f"{100 * (total - cost) / total:.1f} %" if total else "–"
+    margin = _share_of(total - cost, total) if total else "–"
     return [
         Tile("Revenue", money(total, currency)),
         Tile("Cost of capacity", money(cost, currency), about="GPUs × hours × the rate."),
@@ -104,6 +113,11 @@ def _tiles(
             "Cost of capacity divided by all tokens, including cached ones.",
         ),
     ]
+
+
+def _share_of(profit: int, revenue: int) -> str:
+    percent = 100 * profit / revenue
+    return f"{percent:.1f} %" if percent > -_MOST_PERCENT else f"below −{_MOST_PERCENT} %"
 
 
 def _assumptions_form(span: Range, gpus: Decimal, rate: Decimal, currency: str) -> Form:

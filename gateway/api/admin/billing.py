@@ -17,6 +17,7 @@ from core.tenants import audit
 from core.tenants.models import ApiKey, Project
 from gateway.api.admin.access import AdminContext, RequirePermission
 from gateway.api.admin.billing_schemas import NewBudget
+from gateway.api.dependencies import AlertTargetsDep
 
 router = APIRouter(prefix="/admin/v1", tags=["billing"])
 InvoiceReadAccess = Annotated[AdminContext, Depends(RequirePermission("invoices", "read"))]
@@ -103,8 +104,11 @@ def list_budgets(ctx: BudgetReadAccess) -> dict[str, Any]:
 
 
 @router.post("/budgets", status_code=201)
-def create_budget(body: NewBudget, ctx: BudgetWriteAccess) -> dict[str, Any]:
+def create_budget(
+    body: NewBudget, ctx: BudgetWriteAccess, targets: AlertTargetsDep
+) -> dict[str, Any]:
     tenant_id = ctx.scope.tenant_id
+    targets.check(body.webhooks, body.emails)
     with ctx.database.transaction() as session:
         account = session.get(BillingAccount, tenant_id)
         target = _target(session, tenant_id, body)

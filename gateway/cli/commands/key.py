@@ -3,9 +3,14 @@
 import argparse
 from datetime import timedelta
 
+from sqlalchemy.orm import Session
+
+from core.errors import NotFound
 from core.tenants import keys
 from core.tenants.keys import KeyScopes
+from core.tenants.models import ApiKey
 from core.tenants.roles import MEMBER_ROLES
+from core.tenants.scope import TenantScope
 from gateway.api.datetimes import parse_datetime
 from gateway.cli.commands._tenant_options import add_tenant, project_named, scope_named
 from gateway.cli.context import command_context
@@ -49,8 +54,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     revoke = verbs.add_parser("revoke", help="revoke a key; it takes effect within a second")
     revoke.add_argument("key_id")
     revoke.set_defaults(run=_revoke)
-    for each in (new, listed, rotate, revoke):
+    for each in (rotate, revoke):
+        each.add_argument("--tenant", help="name or id (default: the key's own)")
+    for each in (new, listed):
         add_tenant(each)
+    for each in (new, listed, rotate, revoke):
         add_json(each)
 
 
@@ -93,7 +101,7 @@ def _rotate(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.transaction() as session:
         issued = keys.rotate(
             session,
-            scope_named(session, arguments.tenant),
+            _scope_of(session, arguments),
             tools.clock,
             arguments.key_id,
             overlap=timedelta(hours=arguments.overlap_hours),
@@ -104,11 +112,24 @@ def _rotate(arguments: argparse.Namespace) -> int:
 
 def _revoke(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.transaction() as session:
-        scope = scope_named(session, arguments.tenant)
+        scope = _scope_of(session, arguments)
         keys.revoke(session, scope, tools.clock, arguments.key_id)
         shown = keys.describe(keys.get(session, scope, arguments.key_id))
     show(shown, as_json=arguments.json, title="key")
     return 0
+
+
+def _scope_of(session: Session, arguments: argparse.Namespace) -> TenantScope:
+    """Of the tenant that is named, else of the one that the key belongs to."""
+    if arguments.tenant:
+        return scope_named(session, arguments.tenant)
+    key = session.get(ApiKey, arguments.key_id)
+    if key is None:
+        raise NotFound(
+            f"There is no key {arguments.key_id[:80]!r}.",
+            next_step="List keys with `tollhouse key list --tenant NAME`.",
+        )
+    return scope_named(session, key.tenant_id)
 
 
 def _print_secret(issued: keys.IssuedKey, *, as_json: bool) -> None:
