@@ -15,6 +15,19 @@ from gateway.inference.messages.response import anthropic_error, is_of_messages
 from gateway.inference.openai_errors import error_object
 
 log = logging.getLogger("tollhouse.api")
+# Parts of OpenAI's, Anthropic's and vLLM's APIs whose absence clients should not take for a typo.
+_UNSUPPORTED = (
+    *("/v1/rerank", "/rerank", "/v1/score", "/score", "/v1/audio", "/v1/images", "/v1/videos"),
+    *("/v1/realtime", "/v1/fine_tuning", "/v1/assistants", "/v1/threads", "/v1/vector_stores"),
+    *(
+        "/v1/uploads",
+        "/v1/evals",
+        "/v1/containers",
+        "/v1/conversations",
+        "/v1/skills",
+        "/v1/complete",
+    ),
+)
 ANTHROPIC_VERSION = "anthropic-version"  # the header that Anthropic's clients send
 
 
@@ -73,6 +86,13 @@ async def _http_exception(request: Request, error: Exception) -> JSONResponse:
 def _no_such_path(request: Request) -> NotFound:
     """Most of these requests have a base URL with one `/v1` too few or too many."""
     path = "/" + request.url.path.strip("/")
+    for endpoint in _UNSUPPORTED:
+        if path == endpoint or path.startswith(f"{endpoint}/"):
+            return NotFound(
+                f"{endpoint} is not supported by this gateway.",
+                next_step="Send these requests to a server that has it; for what is served, see /docs.",
+                code="unsupported_endpoint",
+            )
     tried = path.removeprefix("/v1") if path.startswith("/v1/v1/") else path
     if not tried.startswith("/v1"):
         tried = f"/v1{tried}"

@@ -1,5 +1,7 @@
 """What people get wrong at first: the answer says what to write instead."""
 
+from typing import Any
+
 import anthropic
 import httpx
 import openai
@@ -32,7 +34,7 @@ def test_a_wrong_path_names_the_right_one(deployment: Deployment, path: str, nea
     assert f"Did you mean {near}?" in told(answer, 404)
 
 
-@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/audio/speech", "/v1", "/x/" * 80])
+@pytest.mark.parametrize("path", ["/v1/pictures", "/v1", "/x/" * 80])
 def test_a_path_like_none_points_to_the_docs(deployment: Deployment, path: str) -> None:
     answer = httpx.post(f"{deployment.url}{path}", json=GOOD, headers=deployment.headers)
     assert told(answer, 404).endswith("See /docs.")
@@ -76,3 +78,27 @@ def test_the_pages_still_open_with_and_without_a_slash(deployment: Deployment) -
         answer = httpx.get(f"{deployment.url}{path}", follow_redirects=True)
         assert answer.status_code == 200, path
         assert "text/html" in answer.headers["content-type"]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.images.generate(prompt="x"),
+        lambda client: client.audio.speech.create(input="x", model=MODEL, voice="alloy"),
+        lambda client: client.audio.transcriptions.create(file=b"x", model=MODEL),
+        lambda client: client.fine_tuning.jobs.list(),
+        lambda client: client.conversations.create(),
+        lambda client: client.vector_stores.list(),
+        lambda client: client.post("/rerank", body={}, cast_to=object),
+        lambda client: client.post("/score", body={}, cast_to=object),
+        lambda client: client.post("/realtime/sessions", body={}, cast_to=object),
+    ],
+)
+def test_an_endpoint_that_is_not_served_is_refused_by_name(
+    deployment: Deployment, ask: Any
+) -> None:
+    url = f"{deployment.url}/v1"
+    client = openai.OpenAI(base_url=url, api_key=deployment.key, max_retries=0)
+    with client, pytest.raises(openai.NotFoundError, match="is not supported by") as caught:
+        ask(client)
+    assert caught.value.code == "unsupported_endpoint"
