@@ -59,6 +59,13 @@ PEERS = {
     "peft": Peer("transformers", "run_peft.py", _TRANSFORMERS),
 }
 
+# Not a peer: what benchmarks/second_engine.py puts behind the gateway.
+LLAMA_SERVER = Peer(
+    "llama-cpp-server",
+    "run_llama_cpp_server.py",
+    (("install", "llama-cpp-python[server]==0.3.*"),),
+)
+
 
 @contextlib.contextmanager
 def peer(name: str, work: Path, threads: int) -> Iterator[list[Contender]]:

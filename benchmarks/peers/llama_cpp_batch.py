@@ -4,6 +4,7 @@ Stands alone: it runs in an environment without this project.
 """
 
 import ctypes
+import os
 import time
 from typing import Any
 
@@ -77,3 +78,15 @@ def _best(context: Any, batch: Any, entries: list[Entry], vocab: int) -> list[in
     """The next token of each entry whose logits are wanted."""
     found = decode(context, batch, entries)
     return [int(logits_of(context, n, vocab).argmax()) for n in found]
+
+
+def survives_tiles(path: str) -> bool:
+    """Whether a child process can compute a few tokens with all layouts, also those for AMX tiles,
+    which end the process on some hosts."""
+    child = os.fork()
+    if child == 0:
+        model = lc.llama_model_load_from_file(path.encode(), lc.llama_model_default_params())
+        context, batch = make_context(model, 1, 16, 1), lc.llama_batch_init(16, 0, 1)
+        decode(context, batch, [(n, n, 0, n == 7) for n in range(8)])
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0

@@ -8,7 +8,6 @@ run_llama_cpp_file.py WORK.json ANSWERS.json F32   compares; writes the model to
 
 import ctypes
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import gguf
 import llama_cpp as lc
 import numpy as np
-from llama_cpp_batch import BATCH, decode, logits_of, make_context, rate
+from llama_cpp_batch import BATCH, decode, logits_of, make_context, rate, survives_tiles
 from protocol import answer
 
 
@@ -47,21 +46,10 @@ def _silent(*_: Any) -> None:
 def _load(path: str) -> Any:
     """Without the layouts made for AMX tiles where they end the process, as some hosts' tiles do."""
     params = lc.llama_model_default_params()
-    params.use_extra_bufts = _survives(path)
+    params.use_extra_bufts = survives_tiles(path)
     if not params.use_extra_bufts:
         print("llama.cpp: tiles end its process here: they are off", file=sys.stderr)
     return lc.llama_model_load_from_file(path.encode(), params)
-
-
-def _survives(path: str) -> bool:
-    """Whether a child process can compute a few tokens with all layouts."""
-    child = os.fork()
-    if child == 0:
-        model = lc.llama_model_load_from_file(path.encode(), lc.llama_model_default_params())
-        context, batch = make_context(model, 1, 16, 1), lc.llama_batch_init(16, 0, 1)
-        decode(context, batch, [(n, n, 0, n == 7) for n in range(8)])
-        os._exit(0)
-    return os.waitpid(child, 0)[1] == 0
 
 
 def _check(work: dict[str, Any], target: Path, wide: Path) -> None:

@@ -65,7 +65,7 @@ def plan_of(text: str) -> Plan:
 
 
 def usage_of(plan: Plan, tokens: int) -> Any:
-    wrong: dict[str, Any] = {"one": 1, "huge": 10**10, "zero": 0, "negative": -5, "text": "9"}
+    wrong: dict[str, Any] = {"one": 1, "huge": 10**6, "zero": 0, "negative": -5, "text": "9"}
     if plan.report == "list":
         return [tokens]
     counted = wrong.get(plan.report, tokens)

@@ -36,7 +36,9 @@ from gateway.services import Services
 from gateway.streaming.choices import OutputGuard
 from gateway.upstreams.base import Generation, Job, Mailbox
 from gateway.upstreams.clients import Engines
+from gateway.upstreams.config import Upstream
 from gateway.upstreams.fake import FakeEngine
+from gateway.upstreams.openai import OpenAIEngine
 from gateway.wiring import build
 from migrations.run import upgrade
 
@@ -193,26 +195,39 @@ class Way:
     prompt: str = "hello"
 
 
+def count_by(codec: Any) -> Callable[[str], int]:
+    return lambda text: len(codec.encode(text))
+
+
 class Gateway:
     """A gateway process with two models and one tenant that has limits and a budget."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, upstreams: Sequence[Upstream] = ()) -> None:
+        """`upstreams` are models of their own beside the two scripted ones."""
         self.clock = FakeClock()  # it stands still, so no bucket refills
         settings = Settings(data_dir=directory, fallbacks=f"{FIRST}={SECOND}")
         self.database = Database(settings.effective_database_url)
         upgrade(self.database)
-        self._make_tenant()
+        self._make_tenant((FIRST, SECOND, *(each.model for each in upstreams)))
         codec = load_codec(MODEL_DIR)
         self.engines = {name: self._engine(name, codec) for name in (FIRST, SECOND)}
+        self.upstreams = [
+            OpenAIEngine(each, each.model, None, count_by(codec) if each.tokenizer else None)
+            for each in upstreams
+        ]
+        served = [ServedModel(name, codec, 512, 0) for name in self.engines]
+        for each in upstreams:
+            can = frozenset(each.capabilities)
+            known = codec if each.tokenizer else None
+            served.append(ServedModel(each.model, known, 8192, 0, capabilities=can))
+        clients: dict[str, list[Any]] = {name: [engine] for name, engine in self.engines.items()}
+        clients |= {u.model: [e] for u, e in zip(upstreams, self.upstreams, strict=True)}
         self.moderator = ScriptedModerator()
         self.services: Services = build(
             settings,
             clock=self.clock,
             moderator=self.moderator,
-            engines=Engines(
-                {name: [engine] for name, engine in self.engines.items()},
-                [ServedModel(name, codec, 512, 0) for name in self.engines],
-            ),
+            engines=Engines(clients, served),
         )
         self.services.prices.refresh()
         self.services.limiter.seeding = None  # nothing runs here that ships usage to be seeded from
@@ -223,7 +238,7 @@ class Gateway:
             engine_id=name, vocab_size=codec.vocab_size, eos_token_ids=codec.eos_token_ids
         )
 
-    def _make_tenant(self) -> None:
+    def _make_tenant(self, models: Sequence[str]) -> None:
         rules = [
             LimitRule(Scope.TENANT, unit, BIG, DAY) for unit in Unit if unit is not Unit.CONCURRENT
         ]
@@ -242,7 +257,7 @@ class Gateway:
                 scope_id=tenant.id,
                 cap=Money(CAP),
             )
-            for model in (FIRST, SECOND):
+            for model in models:
                 save(session, self.clock, PriceDraft(model, TERMS, self.clock.now(), note="n"))
             self.principal = keys.find(session, secret, self.clock.now())
 
