@@ -1,21 +1,28 @@
-"""Playground: streams one completion of a model or adapter, with tokens and cost."""
+"""Playground: streams answers of one or two models side by side, with tokens and cost."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from billing.prices import load_price_book
 from billing.pricing import PPM, Component
-from core.errors import NotFound
-from core.tenants.models import Tenant
+from core.errors import NotFound, TollhouseError
+from core.tenants import keys
+from core.tenants.models import Project, Tenant
 from dashboards.pages.common import deps_of, viewer_of
 from dashboards.render import page
+from dashboards.viewer import Viewer
 
+KEY_NAME = "playground page"
+KEY_AGE = timedelta(hours=1)
+_ROUTE = "/v1/chat/completions"
 _PRICED = (Component.INPUT, Component.CACHED_INPUT, Component.OUTPUT)
 
 
@@ -33,7 +40,44 @@ def playground(request: Request) -> Response:
     names = deps.models(viewer.scope)
     with deps.database.read() as session:
         models = _choices(session, viewer.scope.tenant_id, names, deps.clock.now())
-    return page(request, "playground.html", models=models)
+        projects = _projects(session, viewer)
+    makes_keys = bool(projects) and deps.auth.may(viewer, "keys", "write")
+    return page(request, "playground.html", models=models, projects=projects, makes_keys=makes_keys)
+
+
+def _projects(session: Session, viewer: Viewer) -> list[tuple[str, str]]:
+    """(id, name) of the projects that the viewer may make keys in, oldest first."""
+    query = select(Project.id, Project.name).where(
+        Project.tenant_id == viewer.scope.tenant_id, Project.archived_at.is_(None)
+    )
+    if viewer.scope.project_id:
+        query = query.where(Project.id == viewer.scope.project_id)
+    return [(row[0], row[1]) for row in session.execute(query.order_by(Project.created_at))]
+
+
+async def make_key(request: Request) -> Response:
+    """A short-lived key for the page's own requests, as JSON. It may call one route only."""
+    async with request.form(max_fields=4, max_part_size=1_000) as fields:
+        project_id = str(fields.get("project_id", ""))
+    try:
+        secret = await run_in_threadpool(_issue, request, project_id)
+    except TollhouseError as error:
+        return JSONResponse({"error": {"message": str(error)}}, error.status)
+    return JSONResponse({"secret": secret})
+
+
+def _issue(request: Request, project_id: str) -> str:
+    viewer, deps = viewer_of(request, "keys", "write"), deps_of(request)
+    with deps.database.transaction() as session:
+        return keys.issue(
+            session,
+            viewer.scope,
+            deps.clock,
+            project_id=project_id,
+            name=KEY_NAME,
+            scopes=keys.KeyScopes(routes=frozenset({_ROUTE})),
+            expires_at=deps.clock.now() + KEY_AGE,
+        ).secret
 
 
 def _choices(session: Session, tenant_id: str, names: Iterable[str], now: datetime) -> list[Choice]:
@@ -54,4 +98,7 @@ def _choices(session: Session, tenant_id: str, names: Iterable[str], now: dateti
     return found
 
 
-ROUTES = [Route("/playground", playground)]
+ROUTES = [
+    Route("/playground", playground, methods=["GET"]),
+    Route("/playground/key", make_key, methods=["POST"]),
+]

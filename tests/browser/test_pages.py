@@ -51,21 +51,6 @@ def test_the_tile_the_table_and_the_file_agree(deployment: Deployment, page: Pag
     assert sum(int(line.split(",")[2]) for line in lines[1:]) == int(total.replace("\u202f", ""))
 
 
-def test_the_playground_streams_an_answer_with_its_figures(
-    deployment: Deployment, page: Page
-) -> None:
-    page.goto(f"{deployment.url}/dashboard/playground")
-    page.get_by_label("Key").fill(deployment.key)
-    page.get_by_role("button", name="Send").click()
-    output = page.locator('[data-figure="output"]')
-    expect(output).not_to_have_text("–", timeout=20_000)
-    assert int(output.inner_text()) > 0
-    assert page.locator("#answer").inner_text().strip()
-    expect(page.locator('[data-figure="prompt"]')).not_to_have_text("–", timeout=20_000)
-    cost = page.locator('[data-figure="cost"]').inner_text()
-    assert float(cost.removesuffix(" USD")) > 0
-
-
 def test_everything_is_reached_by_the_keyboard_alone(deployment: Deployment, page: Page) -> None:
     page.goto(f"{deployment.url}/dashboard/")
     page.keyboard.press("Tab")
