@@ -1,0 +1,344 @@
+"""Which SDKs work: installs each into an environment of its own, runs it against a gateway, and writes
+the table in docs/customer.md.
+
+    python -m tests.sdk_matrix [NAME …]    all of them, or those named; the rest of the table stays
+
+Environments are made in TOLLHOUSE_BENCH_HOME (default ~/.cache/tollhouse-sdks) and kept there. The
+gateway has a fake engine: what is proved is the API, not the model.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.gateway.deployment import MODEL, running_deployment
+
+PAGE = Path(__file__).parents[1] / "docs" / "customer.md"
+BEGIN, END = "<!-- sdk matrix -->", "<!-- end of sdk matrix -->"
+_INSTALL_S, _RUN_S = 600, 180
+
+# Each check is a function `check_<what>` of a script; what it needs is in the environment variables
+# URL, KEY and MODEL.
+_HEAD = """
+import os
+URL, KEY, MODEL = os.environ["URL"], os.environ["KEY"], os.environ["MODEL"]
+ASK = [{"role": "user", "content": "What is a toll?"}]
+"""
+_TAIL = """
+import json, sys
+for name, check in [(n[6:], f) for n, f in list(globals().items()) if n.startswith("check_")]:
+    try:
+        check()
+        told = "ok"
+    except BaseException as error:
+        told = f"{type(error).__name__}: {error}"[:300]
+    print("RESULT", json.dumps([name.replace("_", " "), told]), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Sdk:
+    name: str
+    packages: tuple[str, ...]
+    script: str
+    node: bool = False
+
+
+SDKS = (
+    Sdk(
+        "openai (Python)",
+        ("openai",),
+        """
+from openai import OpenAI
+client = OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0)
+def check_chat(): assert client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=4).usage
+def check_stream(): assert len(list(client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=4, stream=True))) > 2
+def check_responses():
+    first = client.responses.create(model=MODEL, input="Hi", max_output_tokens=4)
+    client.responses.create(model=MODEL, input="And?", previous_response_id=first.id, max_output_tokens=4)
+    assert client.responses.retrieve(first.id).id == first.id
+def check_completions(): assert client.completions.create(model=MODEL, prompt="Hi", max_tokens=4, logprobs=1).choices[0].logprobs.tokens
+def check_models(): assert MODEL in [each.id for each in client.models.list()]
+""",  # noqa: E501
+    ),
+    Sdk(
+        "anthropic (Python)",
+        ("anthropic",),
+        """
+from anthropic import Anthropic
+client = Anthropic(base_url=URL, api_key=KEY, max_retries=0)
+TOOL = {"name": "ls", "input_schema": {"type": "object", "properties": {}}}
+def check_messages(): assert client.messages.create(model=MODEL, messages=ASK, max_tokens=4096, tools=[TOOL]).usage.output_tokens
+def check_stream():
+    with client.messages.stream(model=MODEL, messages=ASK, max_tokens=4) as stream:
+        assert stream.get_final_message().stop_reason
+def check_count_tokens(): assert client.messages.count_tokens(model=MODEL, messages=ASK).input_tokens
+def check_batches(): assert client.messages.batches.create(requests=[{"custom_id": "a", "params": {"model": MODEL, "messages": ASK, "max_tokens": 4}}]).id
+""",  # noqa: E501
+    ),
+    Sdk(
+        "openai (Node)",
+        ("openai",),
+        """
+import OpenAI from "openai";
+const client = new OpenAI({ baseURL: URL + "/v1", apiKey: KEY, maxRetries: 0 });
+checks.chat = async () => { const a = await client.chat.completions.create({ model: MODEL, messages: ASK, max_tokens: 4 }); if (!a.usage) throw Error("no usage"); };
+checks.stream = async () => { let n = 0; for await (const _ of await client.chat.completions.create({ model: MODEL, messages: ASK, max_tokens: 4, stream: true })) n++; if (n < 3) throw Error("short"); };
+checks.responses = async () => { const a = await client.responses.create({ model: MODEL, input: "Hi", max_output_tokens: 4 }); await client.responses.create({ model: MODEL, input: "And?", previous_response_id: a.id, max_output_tokens: 4 }); };
+""",  # noqa: E501
+        node=True,
+    ),
+    Sdk(
+        "anthropic (Node)",
+        ("@anthropic-ai/sdk",),
+        """
+import Anthropic from "@anthropic-ai/sdk";
+const client = new Anthropic({ baseURL: URL, apiKey: KEY, maxRetries: 0 });
+checks.messages = async () => { const a = await client.messages.create({ model: MODEL, messages: ASK, max_tokens: 4096 }); if (!a.usage.output_tokens) throw Error("no usage"); };
+checks.stream = async () => { const a = await client.messages.stream({ model: MODEL, messages: ASK, max_tokens: 4 }).finalMessage(); if (!a.stop_reason) throw Error("no end"); };
+""",  # noqa: E501
+        node=True,
+    ),
+    Sdk(
+        "Vercel ai",
+        ("ai", "@ai-sdk/openai", "@ai-sdk/anthropic"),
+        """
+import { generateText, streamText } from "ai";
+import { createOpenAI } from "@ai-sdk/openai";
+import { createAnthropic } from "@ai-sdk/anthropic";
+const openai = createOpenAI({ baseURL: URL + "/v1", apiKey: KEY });
+const anthropic = createAnthropic({ baseURL: URL + "/v1", apiKey: KEY });
+const said = async (model) => { const a = await generateText({ model, messages: ASK, maxOutputTokens: 8, maxRetries: 0 }); if (!a.text) throw Error("no text"); return a; };
+checks.chat = () => said(openai.chat(MODEL));
+checks.responses = async () => { const a = await said(openai.responses(MODEL)); await generateText({ model: openai.responses(MODEL), messages: [...ASK, ...a.response.messages, ...ASK], maxOutputTokens: 8, maxRetries: 0 }); };
+checks.messages = () => said(anthropic(MODEL));
+checks.stream = async () => { let text = ""; for await (const each of streamText({ model: openai.chat(MODEL), messages: ASK, maxOutputTokens: 8 }).textStream) text += each; if (!text) throw Error("no text"); };
+""",  # noqa: E501
+        node=True,
+    ),
+    Sdk(
+        "langchain",
+        ("langchain-openai", "langchain-anthropic"),
+        """
+from langchain_openai import ChatOpenAI
+from langchain_anthropic import ChatAnthropic
+openai = ChatOpenAI(model=MODEL, base_url=URL + "/v1", api_key=KEY, max_tokens=4, max_retries=0)
+def check_chat(): assert openai.invoke("Hi").content
+def check_stream(): assert len(list(openai.stream("Hi"))) > 1
+def check_messages(): assert ChatAnthropic(model=MODEL, base_url=URL, api_key=KEY, max_retries=0).invoke("Hi").content
+""",  # noqa: E501
+    ),
+    Sdk(
+        "llama-index",
+        ("llama-index-llms-openai-like",),
+        """
+from llama_index.llms.openai_like import OpenAILike
+llm = OpenAILike(model=MODEL, api_base=URL + "/v1", api_key=KEY, is_chat_model=True, max_tokens=4, max_retries=0)
+def check_complete(): assert llm.complete("Hi").text
+def check_stream(): assert len(list(llm.stream_complete("Hi"))) > 1
+""",  # noqa: E501
+    ),
+    Sdk(
+        "litellm",
+        ("litellm",),
+        """
+import litellm
+more = {"messages": ASK, "max_tokens": 4, "api_key": KEY}
+def check_chat(): assert litellm.completion(model="openai/" + MODEL, api_base=URL + "/v1", **more).usage
+def check_stream(): assert len(list(litellm.completion(model="openai/" + MODEL, api_base=URL + "/v1", stream=True, **more))) > 1
+def check_messages(): assert litellm.completion(model="anthropic/" + MODEL, api_base=URL, **more).usage
+""",  # noqa: E501
+    ),
+    Sdk(
+        "instructor",
+        ("instructor",),
+        """
+import instructor
+from openai import OpenAI
+from pydantic import BaseModel
+class Box(BaseModel):
+    width: int = 0
+client = instructor.from_openai(OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0), mode=instructor.Mode.MD_JSON)
+def check_request():
+    # The fake engine writes no JSON: what counts is that the request is served.
+    try:
+        client.chat.completions.create(model=MODEL, messages=ASK, response_model=Box, max_tokens=4, max_retries=0)
+    except Exception as error:
+        assert "400" not in str(error) and "refused" not in str(error), error
+""",  # noqa: E501
+    ),
+    Sdk(
+        "pydantic-ai",
+        ("pydantic-ai-slim[openai]",),
+        """
+from pydantic_ai import Agent
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.openai import OpenAIProvider
+provider = OpenAIProvider(base_url=URL + "/v1", api_key=KEY)
+def weather(city: str) -> str:
+    return "sun"
+def run(model): return Agent(model, tools=[weather], model_settings={"max_tokens": 8}).run_sync("Hi").output
+def check_chat(): assert run(OpenAIChatModel(MODEL, provider=provider))
+def check_responses(): assert run(OpenAIResponsesModel(MODEL, provider=provider))
+""",  # noqa: E501
+    ),
+    Sdk(
+        "openai-agents",
+        ("openai-agents",),
+        """
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from openai import AsyncOpenAI
+set_tracing_disabled(True)
+@function_tool
+def weather(city: str) -> str:
+    return "sun"
+def run(kind):
+    client = AsyncOpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0)
+    agent = Agent(name="a", model=kind(MODEL, client), tools=[weather], model_settings=ModelSettings(max_tokens=8))
+    return Runner.run_sync(agent, "Hi").final_output
+def check_chat(): assert run(OpenAIChatCompletionsModel)
+def check_responses(): assert run(OpenAIResponsesModel)
+""",  # noqa: E501
+    ),
+    Sdk(
+        "llm",
+        ("llm",),
+        """
+from llm.default_plugins.openai_models import Chat
+def check_chat():
+    model = Chat(MODEL, model_name=MODEL, api_base=URL + "/v1")
+    assert model.prompt("Hi", stream=False, key=KEY, max_tokens=4).text()
+def check_stream():
+    model = Chat(MODEL, model_name=MODEL, api_base=URL + "/v1")
+    assert len(list(model.prompt("Hi", key=KEY, max_tokens=4))) >= 1
+""",
+    ),
+    Sdk(
+        "guidellm",
+        ("guidellm",),
+        """
+import subprocess, sys
+def check_benchmark():
+    done = subprocess.run(
+        [sys.executable, "-m", "guidellm", "benchmark", "run", "--target", URL, "--model", MODEL, "--rate-type", "synchronous",
+         "--max-requests", "2", "--data", "prompt_tokens=8,output_tokens=4", "--backend-kwargs", '{"api_key": "' + KEY + '"}'],
+        capture_output=True, text=True, timeout=150,
+    )
+    assert done.returncode == 0, (done.stderr or done.stdout)[-200:]
+""",  # noqa: E501
+    ),
+)
+
+
+def home() -> Path:
+    made = Path(os.environ.get("TOLLHOUSE_BENCH_HOME") or Path.home() / ".cache/tollhouse-sdks")
+    made.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def results_of(sdk: Sdk, environment: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """The versions installed, and what each check said."""
+    place = home() / "".join(each if each.isalnum() else "-" for each in sdk.name)
+    made = (_node if sdk.node else _python)(sdk, place)
+    done = subprocess.run(
+        made,
+        capture_output=True,
+        text=True,
+        timeout=_RUN_S,
+        env=os.environ | environment,
+        cwd=place,
+    )
+    lines = [each for each in done.stdout.splitlines() if each.startswith("RESULT ")]
+    if not lines:
+        return _versions(sdk, place), {"start": (done.stderr.strip() or "no result")[-300:]}
+    return _versions(sdk, place), dict(json.loads(each.removeprefix("RESULT ")) for each in lines)
+
+
+def _python(sdk: Sdk, place: Path) -> list[str]:
+    python = place / "bin" / "python"
+    if not python.exists():
+        venv.create(place, with_pip=True)
+        command = [str(python), "-m", "pip", "install", "-q", *sdk.packages]
+        subprocess.run(command, check=True, timeout=_INSTALL_S, stdout=sys.stderr)
+    (place / "check.py").write_text(_HEAD + sdk.script + _TAIL)
+    return [str(python), "check.py"]
+
+
+def _node(sdk: Sdk, place: Path) -> list[str]:
+    place.mkdir(exist_ok=True)
+    if not (place / "node_modules").exists():
+        command = ["npm", "install", "--silent", "--prefix", str(place), *sdk.packages]
+        subprocess.run(command, check=True, timeout=_INSTALL_S, stdout=sys.stderr)
+    lines = [each for each in sdk.script.splitlines() if each]
+    imports = [each for each in lines if each.startswith("import ")]
+    head = (
+        "const { URL, KEY, MODEL } = process.env; const checks = {}; "
+        'const ASK = [{ role: "user", content: "What is a toll?" }];'
+    )
+    tail = (
+        "for (const [name, check] of Object.entries(checks)) { let told = 'ok'; try { await check(); } "
+        "catch (error) { told = String(error).slice(0, 300); } "
+        "console.log('RESULT ' + JSON.stringify([name, told])); }"
+    )
+    rest = [each for each in lines if each not in imports]
+    (place / "check.mjs").write_text("\n".join([*imports, head, *rest, tail]))
+    return ["node", "check.mjs"]
+
+
+def _versions(sdk: Sdk, place: Path) -> str:
+    found = []
+    for package in sdk.packages:
+        name = package.partition("[")[0]
+        if sdk.node:
+            described = json.loads((place / "node_modules" / name / "package.json").read_text())
+            found.append(f"{name} {described['version']}")
+        else:
+            ask = f"from importlib.metadata import version; print(version({name!r}))"
+            told = subprocess.run(
+                [str(place / "bin" / "python"), "-c", ask], capture_output=True, text=True
+            )
+            found.append(f"{name} {told.stdout.strip()}")
+    return ", ".join(found)
+
+
+def row_of(sdk: Sdk, environment: dict[str, str]) -> str:
+    try:
+        versions, told = results_of(sdk, environment)
+    except (subprocess.SubprocessError, OSError) as error:
+        versions, told = "", {"install": f"{type(error).__name__}"}
+    sys.stderr.write(f"{sdk.name} {versions} {told}\n")
+    passed = ", ".join(name for name, each in told.items() if each == "ok")
+    failed = ", ".join(name for name, each in told.items() if each != "ok")
+    return f"| {sdk.name} | {versions} | {passed} | {failed} |"
+
+
+def write_table(rows: dict[str, str]) -> None:
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    old, _, after = rest.partition(END)
+    known = {line.split("|")[1].strip(): line for line in old.splitlines() if line.count("|") == 5}
+    merged = known | rows
+    listed = [merged[sdk.name] for sdk in SDKS if sdk.name in merged]
+    table = ["| SDK | versions | passes | fails |", "|---|---|---|---|", *listed]
+    PAGE.write_text(before + BEGIN + "\n" + "\n".join(table) + "\n" + END + after)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="of the SDKs; all without")
+    names = parser.parse_args().names
+    chosen = [sdk for sdk in SDKS if not names or sdk.name in names]
+    with tempfile.TemporaryDirectory() as folder, running_deployment(Path(folder)) as made:
+        environment = {"URL": made.url, "KEY": made.key, "MODEL": MODEL}
+        for sdk in chosen:
+            write_table({sdk.name: row_of(sdk, environment)})
+
+
+if __name__ == "__main__":
+    main()
