@@ -4,6 +4,9 @@ The migration runs the statements. A retention job or a test that must delete ro
 `allow_maintenance` in its transaction.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
@@ -91,23 +94,42 @@ def drop_ledger_statements(dialect: str) -> list[str]:
     ]
 
 
+def append_only_function() -> str:
+    return """create or replace function tollhouse_append_only()
+        returns trigger language plpgsql as $$
+        begin
+            if current_setting('tollhouse.maintenance', true) = 'on' then
+                if tg_op = 'DELETE' then return old; end if;
+                return new;
+            end if;
+            raise exception '% is append-only: correct it with a new row', tg_table_name;
+        end $$"""
+
+
 def allow_maintenance(session: Session) -> None:
     """Disable the append-only triggers for this transaction. PostgreSQL only; used by retention."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("set local tollhouse.maintenance = 'on'"))
 
 
+@contextmanager
+def open_for_update(session: Session, table: str) -> Iterator[None]:
+    """Let rows of an append-only table be updated inside the block, on both databases."""
+    if session.get_bind().dialect.name == "postgresql":
+        allow_maintenance(session)
+        yield
+        session.execute(text("set local tollhouse.maintenance = 'off'"))
+        return
+    session.execute(text(f"drop trigger append_only_{table}_update"))
+    yield
+    session.execute(text(sqlite_append_only(table)[0]))
+
+
 def _postgresql() -> list[str]:
     changed = " or ".join(f"new.{name} is distinct from old.{name}" for name in _FROZEN)
     made = [
         "create table usage_events_default partition of usage_events default",
-        """create function tollhouse_append_only() returns trigger language plpgsql as $$
-        begin
-            if current_setting('tollhouse.maintenance', true) = 'on' then
-                return coalesce(old, new);
-            end if;
-            raise exception '% is append-only: correct it with a new row', tg_table_name;
-        end $$""",
+        append_only_function(),
         f"""create function tollhouse_final_invoice() returns trigger language plpgsql as $$
         begin
             if old.status = 'draft' then return coalesce(new, old); end if;

@@ -8,6 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing import budgets, credit_notes, invoices
+from billing.erasure import erase_end_user
 from billing.models import BillingAccount, Budget, CreditGrant, Invoice
 from billing.printing import as_pdf, credit_note_page, invoice_page
 from billing.views import invoice_json, invoice_summary, money
@@ -16,12 +17,13 @@ from core.money import Money, units_of
 from core.tenants import audit
 from core.tenants.models import ApiKey, Project
 from gateway.api.admin.access import AdminContext, RequirePermission
-from gateway.api.admin.billing_schemas import NewBudget
+from gateway.api.admin.billing_schemas import EndUserErasure, NewBudget
 from gateway.api.dependencies import AlertTargetsDep
 
 router = APIRouter(prefix="/admin/v1", tags=["billing"])
 InvoiceReadAccess = Annotated[AdminContext, Depends(RequirePermission("invoices", "read"))]
 BudgetReadAccess = Annotated[AdminContext, Depends(RequirePermission("budgets", "read"))]
+EraseAccess = Annotated[AdminContext, Depends(RequirePermission("members", "write"))]
 BudgetWriteAccess = Annotated[AdminContext, Depends(RequirePermission("budgets", "write"))]
 
 
@@ -143,6 +145,13 @@ def end_budget(budget_id: str, ctx: BudgetWriteAccess) -> dict[str, Any]:
         row.ended_at = ctx.clock.now()
         audit.record(session, ctx.scope, ctx.clock, "budget.end", row.id, before=before, after=None)
     return {"ended": budget_id}
+
+
+@router.post("/erasures")
+def erase(body: EndUserErasure, ctx: EraseAccess) -> dict[str, int]:
+    """Erase an end user's name from the tenant's usage. Counts and amounts stay."""
+    with ctx.database.transaction() as session:
+        return erase_end_user(session, ctx.scope, ctx.clock, body.end_user).describe()
 
 
 def describe_account(account: BillingAccount) -> dict[str, Any]:

@@ -91,6 +91,10 @@ class Subscribe(Body):
     )
 
 
+class EndUserErasure(Body):
+    end_user: str = Field(min_length=1, max_length=256)
+
+
 class CancelSubscription(Body):
     at_term_end: bool = False
 

@@ -9,11 +9,13 @@ from typing import Any
 from sqlalchemy import func, select
 
 from billing import invoice_run, rollups, usage
+from billing.erasure import erase_end_user
 from billing.models import DailyUsage
 from core.errors import BadRequest
 from core.money import decimal_of
 from gateway.api.datetimes import parse_datetime
 from gateway.cli.commands import _parked_usage
+from gateway.cli.commands._tenant_options import scope_named
 from gateway.cli.commands._tenants import tenant_id_of
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
@@ -44,10 +46,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     dismiss.add_argument("request_id")
     dismiss.add_argument("--by", required=True, help="who decides; recorded with the event")
     dismiss.set_defaults(run=_dismiss)
+    erase = verbs.add_parser("erase", help="erase an end user's name; counts and amounts stay")
+    erase.add_argument("--tenant", required=True)
+    erase.add_argument("--end-user", required=True, help="as given in the requests' `user`")
+    erase.set_defaults(run=_erase)
     rebuild = verbs.add_parser("rebuild", help="rebuild the roll-ups from the charges")
     rebuild.set_defaults(run=_rebuild)
-    for each in (days, import_verb, release, dismiss, rebuild):
+    for each in (days, import_verb, release, dismiss, erase, rebuild):
         add_json(each)
+
+
+def _erase(arguments: argparse.Namespace) -> int:
+    with command_context() as tools:
+        wait_until_shipped(tools.settings)
+        with tools.database.transaction() as session:
+            scope = scope_named(session, arguments.tenant)
+            erased = erase_end_user(session, scope, tools.clock, arguments.end_user)
+    show(erased.describe(), as_json=arguments.json, title="erased")
+    return 0
 
 
 def _show(arguments: argparse.Namespace) -> int:
