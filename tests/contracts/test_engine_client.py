@@ -27,7 +27,13 @@ def job(name: str, *, max_tokens: int = 6, n: int = 1, logprobs: int | None = No
     request = GenerateRequest(name, "tenant", list(range(5, 25)), sampling, deadline_s=30.0)
     messages = [{"role": "user", "content": "Hello"}]
     ask = InferenceRequest(
-        "/v1/chat/completions", "m", messages=messages, stream=True, n=n, logprobs=logprobs
+        "/v1/chat/completions",
+        "m",
+        messages=messages,
+        max_tokens=max_tokens,
+        stream=True,
+        n=n,
+        logprobs=logprobs,
     )
     return Job(request, ask)
 

@@ -275,7 +275,7 @@ def test_charges_are_what_the_receipts_say(overlapped: bool) -> None:
         found.take(engine)
     assert not engine.busy
     cost = sum(
-        r.computed * config.prompt_price
+        (r.computed + r.rejected) * config.prompt_price
         + r.cached * config.cached_price
         + r.generated * config.output_price
         for r in found.receipts.values()
