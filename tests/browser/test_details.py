@@ -86,3 +86,19 @@ def test_a_wrong_filter_leads_back_to_its_page(
         page.goto(f"{deployment.url}/dashboard/costs?from=soon")
     page.get_by_role("link", name="Open the page without filters").click()
     expect(page.get_by_role("heading", name="Costs", level=1)).to_be_visible()
+
+
+def test_health_says_first_what_fails_and_what_to_do(
+    deployment: Deployment, operator_page: Page
+) -> None:
+    operator_page.goto(f"{deployment.url}/dashboard/operator/health")
+    states = operator_page.locator("tbody .badge").all_inner_texts()
+    order = {"bad": 0, "warn": 1, "good": 2}
+    places = [order.get(state, 3) for state in states]
+    assert places == sorted(places) and places[0] == 0
+    first = operator_page.locator("tbody tr").first
+    assert first.locator("td").first.inner_text() == "dead letters"
+    said = operator_page.get_by_text("dead letters: 1 waiting. Fix the cause, then replay them.")
+    expect(said).to_be_visible()
+    status = operator_page.locator(".tile").first
+    expect(status).to_contain_text(f"{states.count('bad')} failing")

@@ -19,6 +19,8 @@ from dashboards.tables import Column, Table
 
 PATH = "/operator/health"
 LATE = timedelta(minutes=5)
+_ORDER = {"bad": 0, "warn": 1, "good": 2}
+_MOST_REMARKS = 3
 AUDIT_LATE = timedelta(hours=3)
 COLUMNS = [
     Column("part", "Component", link="href"),
@@ -41,8 +43,10 @@ def page_of(request: Request) -> Response:
         ComponentStatus("database", "good", f"{len(checks)} checks in {took_ms:.0f} ms"),
         *checks,
     ]
+    parts.sort(key=lambda each: _ORDER.get(each.state, len(_ORDER)))  # what hurts first
     root = root_of(request)
     links = {"audit": "reconciliation", "dead letters": "dead-letters"}
+    links |= {each.name: "engines" for each in parts if each.name.startswith("engine ")}
     rows: list[dict[str, Any]] = [
         {
             "part": each.name,
@@ -64,8 +68,15 @@ def page_of(request: Request) -> Response:
         "`tollhouse doctor` also checks the disk, the clock, the broker and payments of a machine.",
         tiles=[
             Tile("Status", words, state="bad" if bad else "warn" if warn else "good"),
+            Tile("Failing", str(bad), state="bad" if bad else ""),
+            Tile("With warnings", str(warn), state="warn" if warn else ""),
             Tile("Components", str(len(parts))),
         ],
+        remarks=[
+            f"{each.name}: {each.summary}. {each.next_step}"
+            for each in parts
+            if each.state in ("bad", "warn")
+        ][:_MOST_REMARKS],
         tables=[table],
     )
     return show(request, page_data)
