@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="default: the physical cores")
     chosen = parser.parse_args(arguments)
     home().mkdir(parents=True, exist_ok=True)
-    model, threads = chosen.model or _packaged(), chosen.threads or physical_cores()
+    model, threads = chosen.model or packaged(), chosen.threads or physical_cores()
     if chosen.check:
         return 0 if check(model, home(), threads, 8 if chosen.quick else 64) else 1
     count = chosen.rounds or (1 if chosen.quick else 5)
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _packaged() -> Path:
+def packaged() -> Path:
     python = ready(_MODEL)
     found = sorted(python.parents[1].rglob("*.gguf")) if python is not None else []
     if not found:
