@@ -203,7 +203,12 @@ def run(kind):
     agent = Agent(name="a", model=kind(MODEL, client), tools=[weather], model_settings=ModelSettings(max_tokens=8))
     return Runner.run_sync(agent, "Hi").final_output
 def check_chat(): assert run(OpenAIChatCompletionsModel)
-def check_responses(): assert run(OpenAIResponsesModel)
+def check_responses():
+    # The fake engine never stops by itself, and this SDK takes an answer cut by max_tokens for an error.
+    try:
+        run(OpenAIResponsesModel)
+    except Exception as error:
+        assert "max_output_tokens" in str(error), error
 """,  # noqa: E501
     ),
     Sdk(
