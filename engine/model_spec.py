@@ -1,5 +1,6 @@
 """The shape of a model, as each family's file reads it from `config.json`."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +46,15 @@ class ModelSpec:
     activation: str = "silu"
     query_scale: float
     head_norm: bool = False  # RMS norm of each query and key head
+    row_norm: bool = False  # RMS norm over all query heads, and over all key heads
     unit_offset_norm: bool = False  # norms multiply by 1 + weight
-    sandwich_norm: bool = False  # norms after attention and MLP too
+    norms_before: bool = True  # norms before attention and MLP
+    norms_after: bool = False  # norms of the outputs of attention and MLP
+    unrotated: frozenset[int] = frozenset()  # layers without positions
     embedding_scale: float = 1.0
+    rounded_embedding_scale: bool = False  # to the type of the weights, as Gemma was trained
     attention_cap: float | None = None  # soft cap of attention scores
+    logit_scale: float = 1.0  # of the logits, before their soft cap
     logit_cap: float | None = None  # soft cap of the logits
 
     @property
@@ -70,10 +76,10 @@ class ModelSpec:
 
 def base_spec(raw: dict[str, Any]) -> ModelSpec:
     """The fields that every family reads in the same way; the others have Llama's values."""
-    heads = _positive(raw, "num_attention_heads")
-    kv_heads = _positive(raw, "num_key_value_heads", heads)
-    hidden = _positive(raw, "hidden_size")
-    head_dim = _positive(raw, "head_dim", hidden // heads)
+    heads = positive(raw, "num_attention_heads")
+    kv_heads = positive(raw, "num_key_value_heads", heads)
+    hidden = positive(raw, "hidden_size")
+    head_dim = positive(raw, "head_dim", hidden // heads)
     if heads % kv_heads:
         raise CheckpointError(
             f"config.json: num_attention_heads ({heads}) is not a multiple of "
@@ -81,16 +87,16 @@ def base_spec(raw: dict[str, Any]) -> ModelSpec:
         )
     if head_dim % 2:
         raise CheckpointError(f"config.json: head_dim is {head_dim}: rotary needs an even size")
-    layers = _positive(raw, "num_hidden_layers")
+    layers = positive(raw, "num_hidden_layers")
     return ModelSpec(
         hidden=hidden,
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=_positive(raw, "intermediate_size"),
-        vocab=_positive(raw, "vocab_size"),
-        context=_positive(raw, "max_position_embeddings"),
+        intermediate=positive(raw, "intermediate_size"),
+        vocab=positive(raw, "vocab_size"),
+        context=positive(raw, "max_position_embeddings"),
         eps=float(raw.get("rms_norm_eps", 1e-6)),
         tied=bool(raw.get("tie_word_embeddings", False)),
         eos=eos_ids(raw.get("eos_token_id")),
@@ -116,7 +122,7 @@ def layer_windows(raw: dict[str, Any], default: list[bool]) -> tuple[int | None,
     return tuple(window if slide else None for slide in slides)
 
 
-def _positive(raw: dict[str, Any], name: str, default: int | None = None) -> int:
+def positive(raw: dict[str, Any], name: str, default: int | None = None) -> int:
     value = raw.get(name)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -124,6 +130,14 @@ def _positive(raw: dict[str, Any], name: str, default: int | None = None) -> int
             f"config.json: {name} is {value!r}: it must be a whole number above 0"
         )
     return value
+
+
+def positive_number(raw: dict[str, Any], name: str, default: float) -> float:
+    value = raw.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CheckpointError(f"config.json: {name} is {value!r}: it must be a number above 0")
+    return float(value)
 
 
 def eos_ids(value: Any) -> tuple[int, ...]:

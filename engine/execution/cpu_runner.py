@@ -15,6 +15,7 @@ from engine.execution.model_runner import ModelRunner
 from engine.extras import imports_of
 from engine.layers.cpu_operations import CpuOperations
 from engine.layers.host_memory import collapse_into_huge_pages, keep_freed_memory
+from engine.layers.logits import finish_logits
 from engine.layers.step import StepInputs, StepPlanner, order_rows, token_ids
 from engine.lora.cpu_adapters import CpuAdapters
 from engine.models.load import LoadedModel, load_model
@@ -67,8 +68,7 @@ class CpuRunner(ModelRunner):
         """In float32: [rows, vocab]."""
         spec = self._model.spec
         logits = self._model.decoder(CpuOperations(spec, self.pool, inputs)).float()
-        cap = spec.logit_cap
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+        return finish_logits(logits, spec)
 
     def _with_last(self, row: Row) -> Row:
         """The row with its last sampled id in the history, where sampling reads it."""

@@ -21,6 +21,7 @@ from engine.kernels.model import KernelModel
 from engine.kernels.sequence_rows import SequenceRows
 from engine.kernels.skinny_launch import MAX_ROWS
 from engine.kernels.step import DeviceStep, HostStep, StepBuffer, host_step
+from engine.layers.logits import finish_logits
 from engine.layers.step import order_rows
 from engine.layers.transfer import on_device
 from engine.lora.gpu_adapters import GpuAdapters
@@ -223,10 +224,7 @@ class GpuRunner(ModelRunner):
         if all(self._is_greedy(row) for row in rows):
             greatest, tokens = logits.max(-1)
             return Choice(refuse_not_finite(tokens, greatest), None, None)
-        logits = logits.float()
-        cap = self._model.spec.logit_cap
-        if cap is not None:
-            logits = logits.div_(cap).tanh_().mul_(cap)
+        logits = finish_logits(logits.float(), self._model.spec)
         return self._sampler(rows, logits, self._sampler.begin(rows))
 
     def _is_greedy(self, row: Row) -> bool:

@@ -42,8 +42,8 @@ class KernelModel:
         )
 
     def __call__(self, step: DeviceStep, last: Tensor) -> Tensor:
-        """Logits [sampled, vocab] in the model's dtype, before the soft cap, valid until the next
-        call. `last`: the last sampled token of every sequence row."""
+        """Logits [sampled, vocab] in the model's dtype, before `finish_logits`, valid until the
+        next call. `last`: the last sampled token of every sequence row."""
         tiles = self.fused_tiles.get(step.tokens.shape[0])
         if tiles is None or step.lora is not None:
             return self._decoder(KernelOperations(self._device, step, last))

@@ -55,22 +55,28 @@ class KernelOperations:
         raw = self._step.tokens.long()
         x = table(torch.where(raw < 0, self._last[(-1 - raw).clamp(min=0)], raw))
         if scale != 1.0:
-            x *= float(torch.tensor(scale, dtype=x.dtype, device="cpu"))
+            x *= scale
         return Residual(x)
 
-    def project(self, site: Site, x: Residual, norm: RmsNorm) -> Tensor:
+    def project(self, site: Site, x: Residual, norm: RmsNorm | None) -> Tensor:
         return self._linear(site, self._normed(x, norm))
 
     def attend(self, attention: Attention, qkv: Tensor, x: Residual) -> tuple[Tensor, Residual]:
         device, step = self._device, self._step
         kv = device.caches[attention.layer]
-        q = rotary(qkv, kv, step.rotary, device.angles, attention.head_norms)
+        if attention.row_norms is not None:
+            spec = device.spec
+            rows = qkv.tensor_split((spec.q_width, spec.q_width + spec.kv_width), -1)
+            for part, norm in zip(rows[:2], attention.row_norms, strict=True):
+                part.copy_(rms_norm(part, norm))
+        angles = device.angles if attention.rotated else None
+        q = rotary(qkv, kv, step.rotary, angles, attention.head_norms)
         y = paged_attention(
             q, kv, step.attention, attention.shape, partials=device.partials, splits=step.splits
         )
         return y.view(y.shape[0], -1), x
 
-    def gate(self, site: GatedSite, x: Residual, norm: RmsNorm) -> Tensor:
+    def gate(self, site: GatedSite, x: Residual, norm: RmsNorm | None) -> Tensor:
         y = self._linear(site, self._normed(x, norm))
         return gated(y, gelu=self._device.spec.activation != "silu")
 
@@ -82,7 +88,12 @@ class KernelOperations:
         h = self._normed(x, norm).index_select(0, self._step.sampled)
         return torch.mm(h, _dense(head).weight.t(), out=self._device.logits[: h.shape[0]])
 
-    def _normed(self, x: Residual, norm: RmsNorm) -> Tensor:
+    def _normed(self, x: Residual, norm: RmsNorm | None) -> Tensor:
+        if norm is None:
+            if x.summand is not None:
+                x.total.add_(x.summand)
+                x.summand = None
+            return x.total
         if x.summand is None:
             return rms_norm(x.total, norm)
         summand, x.summand = x.summand, None
@@ -119,11 +130,11 @@ class SkinnyOperations(KernelOperations):
         super().__init__(device, step, last)
         self._tiles = tiles
 
-    def project(self, site: Site, x: Residual, norm: RmsNorm) -> Tensor:
+    def project(self, site: Site, x: Residual, norm: RmsNorm | None) -> Tensor:
         linear = _dense(site.linear)
         return skinny_linear(x.total, linear.weight, self._tiles, bias=linear.bias, norm=norm)
 
-    def gate(self, site: GatedSite, x: Residual, norm: RmsNorm) -> Tensor:
+    def gate(self, site: GatedSite, x: Residual, norm: RmsNorm | None) -> Tensor:
         linear = _dense(site.linear)
         gate = "silu" if self._device.spec.activation == "silu" else "gelu"
         return skinny_linear(

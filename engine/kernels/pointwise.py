@@ -33,11 +33,11 @@ def rotary_kernel(
     q_out, k_cache, v_cache, qkv, positions, slots, table, q_weight, k_weight,
     qkv_stride, kv_block, kv_token, kv_head_stride, eps,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
-    HEADS: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
+    HEADS: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr,
 ):  # fmt: skip
     """One program handles one token and HEADS of its heads. Queries are written packed, keys and
     values into the cache at the token's slot (block * PAGE + offset; negative: not written). Query
-    and key heads may be normed first (Qwen3)."""
+    and key heads may be normed first (Qwen3), and not be rotated (SmolLM3)."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dims = tl.arange(0, HALF_PAD)
@@ -60,11 +60,14 @@ def rotary_kernel(
         gain_high = tl.where(is_query, q_high, k_high)
         low = tl.where(is_value, low, low * scale * gain_low)
         high = tl.where(is_value, high, high * scale * gain_high)
-    angle = table + tl.load(positions + token).to(tl.int64) * (2 * HALF) + dims
-    cos = tl.load(angle, mask=dims < HALF, other=0.0)[None, :]
-    sin = tl.load(angle + HALF, mask=dims < HALF, other=0.0)[None, :]
-    new_low = tl.where(is_value, low, low * cos - high * sin)
-    new_high = tl.where(is_value, high, high * cos + low * sin)
+    if ROTATE:
+        angle = table + tl.load(positions + token).to(tl.int64) * (2 * HALF) + dims
+        cos = tl.load(angle, mask=dims < HALF, other=0.0)[None, :]
+        sin = tl.load(angle + HALF, mask=dims < HALF, other=0.0)[None, :]
+        new_low = tl.where(is_value, low, low * cos - high * sin)
+        new_high = tl.where(is_value, high, high * cos + low * sin)
+    else:
+        new_low, new_high = low, high
 
     to_query = ok & is_query
     q_place = q_out + (token * Q_HEADS + head[:, None]) * (2 * HALF) + dims[None, :]

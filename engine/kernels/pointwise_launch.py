@@ -25,20 +25,20 @@ def rms_norm(x: Tensor, norm: RmsNorm, residual: Tensor | None = None) -> Tensor
 
 
 def rotary(
-    qkv: Tensor, kv: Tensor, step: RotaryStep, table: Tensor, norms: HeadNorms | None = None
+    qkv: Tensor, kv: Tensor, step: RotaryStep, table: Tensor | None, norms: HeadNorms | None = None
 ) -> Tensor:
     """`qkv` is [tokens, (heads + 2 kv heads) * dim]; `kv` [blocks, key heads and then value heads,
-    block size, dim]; `table` [positions, dim] float32: cosines, then sines."""
+    block size, dim]; `table` [positions, dim] float32: cosines, then sines; None: nothing is rotated."""
     _, cached, page, dim = kv.shape
     heads = qkv.shape[1] // dim - cached
     out = torch.empty(qkv.shape[0], heads, dim, dtype=qkv.dtype, device=qkv.device)
     groups = -(-(heads + cached) // HEADS_PER_PROGRAM)
     rotary_kernel[(qkv.shape[0], groups)](
-        out, kv, kv[:, cached // 2 :], qkv, step.positions, step.slots, table,
+        out, kv, kv[:, cached // 2 :], qkv, step.positions, step.slots, qkv if table is None else table,
         norms[0].weight if norms else qkv, norms[1].weight if norms else qkv,
         qkv.stride(0), kv.stride(0), kv.stride(2), kv.stride(1), norms[0].eps if norms else 0.0,
         Q_HEADS=heads, KV_HEADS=cached // 2, HALF=dim // 2, HALF_PAD=power_of_two(dim // 2),
-        HEADS=HEADS_PER_PROGRAM, PAGE=page, NORM=norms is not None, num_warps=2,
+        HEADS=HEADS_PER_PROGRAM, PAGE=page, NORM=norms is not None, ROTATE=table is not None, num_warps=2,
     )  # fmt: skip
     return out
 

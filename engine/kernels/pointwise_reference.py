@@ -29,11 +29,11 @@ def rms_norm_reference(x: Tensor, norm: RmsNorm, residual: Tensor | None = None)
 
 
 def rotary_reference(
-    qkv: Tensor, kv: Tensor, step: RotaryStep, table: Tensor, norms: HeadNorms | None = None
+    qkv: Tensor, kv: Tensor, step: RotaryStep, table: Tensor | None, norms: HeadNorms | None = None
 ) -> Tensor:
     """Queries rotated, [tokens, heads, dim]; keys and values written into `kv` [blocks, key heads
-    and then value heads, block size, dim]. `table` is [positions, dim] float32: cosines, then sines.
-    """
+    and then value heads, block size, dim]. `table` is [positions, dim] float32: cosines, then sines;
+    None: nothing is rotated."""
     _, cached, page, dim = kv.shape
     heads = qkv.shape[1] // dim - cached
     parts = qkv.reshape(len(qkv), -1, dim)
@@ -41,12 +41,14 @@ def rotary_reference(
     wide = q.float(), k.float()
     if norms is not None:
         wide = rms_norm_reference(wide[0], norms[0]), rms_norm_reference(wide[1], norms[1])
-    angle = table[step.positions.long()][:, None, :]
+    if table is not None:
+        angle = table[step.positions.long()][:, None, :]
+        wide = _rotate(wide[0], angle), _rotate(wide[1], angle)
     kept = step.slots >= 0
     blocks, places = (step.slots[kept] // page).long(), (step.slots[kept] % page).long()
-    k = _rotate(wide[1], angle).to(kv.dtype)
+    k = wide[1].to(kv.dtype)
     kv[blocks, :, places] = torch.cat((k, v.to(kv.dtype)), 1)[kept]
-    return _rotate(wide[0], angle).to(qkv.dtype)
+    return wide[0].to(qkv.dtype)
 
 
 def _rotate(x: Tensor, angle: Tensor) -> Tensor:

@@ -27,10 +27,10 @@ class CpuOperations:
 
     def embed(self, table: Embedding, scale: float) -> torch.Tensor:
         x = table(self._step.tokens)
-        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype)
+        return x if scale == 1.0 else x * scale
 
-    def project(self, site: Site, x: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
-        spec, h = self._spec, norm(x)
+    def project(self, site: Site, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
+        spec, h = self._spec, x if norm is None else norm(x)
         qkv = site.linear(h)
         if self._lora is not None:
             ends = (spec.q_width, spec.q_width + spec.kv_width)
@@ -43,11 +43,16 @@ class CpuOperations:
         spec, step, layer = self._spec, self._step, attention.layer
         heads = qkv.view(qkv.shape[0], -1, spec.head_dim)
         q, kv = heads[:, : spec.heads], heads[:, spec.heads :]
+        ends = (spec.q_width, spec.q_width + spec.kv_width)
         if attention.head_norms is not None:
             k = kv[:, : spec.kv_heads]
             q.copy_(attention.head_norms[0](q))
             k.copy_(attention.head_norms[1](k))
-        rotate_(qkv[:, : spec.q_width + spec.kv_width], step.cos, step.sin, spec.head_dim)
+        if attention.row_norms is not None:
+            for part, norm in zip(qkv.tensor_split(ends, -1)[:2], attention.row_norms, strict=True):
+                part.copy_(norm(part))
+        if attention.rotated:
+            rotate_(qkv[:, : ends[1]], step.cos, step.sin, spec.head_dim)
         self._pool.write(layer, step.kv_slots, kv)
         queries = step.all_rows if layer + 1 < spec.layers else step.sampled
         if queries is None:
@@ -58,11 +63,11 @@ class CpuOperations:
         tiles = queries.tiles[attention.shape.window]
         return attend(q, self._pool, layer, tiles, attention.shape), x
 
-    def gate(self, site: GatedSite, x: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
+    def gate(self, site: GatedSite, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
         activation, linear = self._spec.activation, site.linear
         if not x.shape[0]:
             return x.new_empty((0, self._spec.intermediate))
-        h = norm(x)
+        h = x if norm is None else norm(x)
         if self._lora is None:
             return linear.gated(h, activation)
         gate, up = linear.halves(h)

@@ -32,11 +32,14 @@ class GatedSite(Site):
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A layer's attention; `head_norms` are those of query and key heads, before the rotation."""
+    """A layer's attention. Norms are for queries and keys, before the rotation: of each head, or of
+    all heads together."""
 
     layer: int
     shape: AttentionShape
     head_norms: tuple[RmsNorm, RmsNorm] | None
+    row_norms: tuple[RmsNorm, RmsNorm] | None
+    rotated: bool  # whether queries and keys have positions
 
 
 class Operations(Protocol[X]):
@@ -45,18 +48,18 @@ class Operations(Protocol[X]):
     def embed(self, table: Embedding, scale: float) -> X:
         """The rows of `table` for the step's tokens, times `scale`."""
 
-    def project(self, site: Site, x: X, norm: RmsNorm) -> torch.Tensor:
-        """norm(x) W^T: [tokens, out]."""
+    def project(self, site: Site, x: X, norm: RmsNorm | None) -> torch.Tensor:
+        """norm(x) W^T: [tokens, out]; x W^T without a norm."""
 
     def attend(self, attention: Attention, qkv: torch.Tensor, x: X) -> tuple[torch.Tensor, X]:
         """Writes keys and values, and returns the attention's output [rows, heads * head_dim] with
         the residual stream of these rows: in the last layer perhaps only the sampled ones."""
 
-    def gate(self, site: GatedSite, x: X, norm: RmsNorm) -> torch.Tensor:
+    def gate(self, site: GatedSite, x: X, norm: RmsNorm | None) -> torch.Tensor:
         """activation(gate) * up of norm(x) W^T, whose columns are the gate's, then the up part's."""
 
     def add(self, site: Site, y: torch.Tensor, x: X, norm: RmsNorm | None) -> X:
         """x + y W^T; the product is normed first if `norm` is given. May change `x`."""
 
     def logits(self, head: Linear, x: X, norm: RmsNorm) -> torch.Tensor:
-        """norm(x) W^T of the sampled rows, before the model's soft cap: [sampled, vocab]."""
+        """norm(x) W^T of the sampled rows, before the model's scale and soft cap: [sampled, vocab]."""

@@ -28,17 +28,23 @@ class Block:
             weight = weights.take(f"{prefix}.{name}.weight", (size,))
             return RmsNorm(weight, spec.eps, spec.unit_offset_norm)
 
-        self.input_norm = norm("input_layernorm")
-        self.mlp_norm = norm(
-            "pre_feedforward_layernorm" if spec.sandwich_norm else "post_attention_layernorm"
+        before, after = spec.norms_before, spec.norms_after
+        mlp_norm = "pre_feedforward_layernorm" if after else "post_attention_layernorm"
+        self.input_norm = norm("input_layernorm") if before else None
+        self.mlp_norm = norm(mlp_norm) if before else None
+        self.after_attention = norm("post_attention_layernorm") if after else None
+        self.after_mlp = norm("post_feedforward_layernorm") if after else None
+
+        def pair(q_size: int, k_size: int) -> tuple[RmsNorm, RmsNorm]:
+            return norm("self_attn.q_norm", q_size), norm("self_attn.k_norm", k_size)
+
+        self.attention = Attention(
+            layer,
+            spec.attention(layer),
+            head_norms=pair(spec.head_dim, spec.head_dim) if spec.head_norm else None,
+            row_norms=pair(spec.q_width, spec.kv_width) if spec.row_norm else None,
+            rotated=layer not in spec.unrotated,
         )
-        self.after_attention = norm("post_attention_layernorm") if spec.sandwich_norm else None
-        self.after_mlp = norm("post_feedforward_layernorm") if spec.sandwich_norm else None
-        head_norms: tuple[RmsNorm, RmsNorm] | None = None
-        if spec.head_norm:
-            q_norm, k_norm = (norm(f"self_attn.{part}_norm", spec.head_dim) for part in "qk")
-            head_norms = q_norm, k_norm
-        self.attention = Attention(layer, spec.attention(layer), head_norms)
 
     def __call__(self, do: Operations[X], x: X) -> X:
         """x: the residual stream."""
@@ -60,11 +66,15 @@ class Decoder:
         self.blocks = [Block(spec, layer, weights) for layer in range(spec.layers)]
         final = weights.take("model.norm.weight", (spec.hidden,))
         self.norm = RmsNorm(final, spec.eps, spec.unit_offset_norm)
+        scale = spec.embedding_scale
+        if spec.rounded_embedding_scale:
+            scale = float(torch.tensor(scale, dtype=weights.dtype))
+        self._embedding_scale = scale
 
     def __call__(self, do: Operations[X]) -> torch.Tensor:
-        """The logits of the step's sampled rows before the soft cap: [rows, vocab]. The one forward
+        """The logits of the step's sampled rows before `finish_logits`: [rows, vocab]. The one forward
         pass: devices differ in what their operations do, not in which there are."""
-        x = do.embed(self.embedding, self.spec.embedding_scale)
+        x = do.embed(self.embedding, self._embedding_scale)
         for block in self.blocks:
             x = block(do, x)
         return do.logits(self.head, x, self.norm)

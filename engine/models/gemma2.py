@@ -15,8 +15,9 @@ def spec(raw: dict[str, Any]) -> ModelSpec:
         windows=layer_windows(raw, [layer % 2 == 0 for layer in range(base.layers)]),
         query_scale=raw.get("query_pre_attn_scalar", base.head_dim) ** -0.5,
         unit_offset_norm=True,
-        sandwich_norm=True,
+        norms_after=True,
         embedding_scale=base.hidden**0.5,
+        rounded_embedding_scale=True,
         attention_cap=raw.get("attn_logit_softcapping"),
         logit_cap=raw.get("final_logit_softcapping"),
     )

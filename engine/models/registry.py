@@ -6,10 +6,11 @@ from typing import Any
 
 from engine.errors import CheckpointError
 from engine.model_spec import ModelSpec
-from engine.models import gemma2, llama, mistral, qwen2, qwen3
+from engine.models import gemma2, granite, llama, mistral, olmo2, qwen2, qwen3, smollm3
 from engine.models.quantised import refuse_quantised
 
-FAMILIES = {module.ARCHITECTURE: module for module in (llama, mistral, qwen2, qwen3, gemma2)}
+_MODULES = (llama, mistral, qwen2, qwen3, gemma2, granite, olmo2, smollm3)
+FAMILIES = {module.ARCHITECTURE: module for module in _MODULES}
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -147,3 +147,28 @@ def test_auto_keeps_full_precision_and_takes_what_the_processor_multiplies(
     assert choose_dtype("auto", torch.bfloat16, cpu) is half
     assert choose_dtype("auto", torch.float16, gpu) is torch.float16
     assert choose_dtype("float16", torch.float32, cpu) is torch.float16
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "told"),
+    [
+        (
+            "Granite",
+            {"residual_multiplier": 0.0},
+            "residual_multiplier is 0.0: it must be a number",
+        ),
+        ("Granite", {"logits_scaling": -8}, "logits_scaling is -8: it must be a number above 0"),
+        ("SmolLM3", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries for 3 layers"),
+        (
+            "SmolLM3",
+            {"no_rope_layers": None, "no_rope_layer_interval": 0},
+            "no_rope_layer_interval",
+        ),
+    ],
+)
+def test_a_wrong_value_of_a_family(
+    tmp_path: Path, family: str, fields: dict[str, Any], told: str
+) -> None:
+    checkpoint = save_checkpoint(tmp_path, family)
+    change(checkpoint, **fields)
+    assert told in refused(checkpoint)

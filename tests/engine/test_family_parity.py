@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from engine.layers.step import order_rows
-from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_checkpoint
+from tests.engine.checkpoints import (
+    VOCAB,
+    adapted_reference,
+    reference,
+    reference_greedy,
+    reference_logits,
+    save_adapter,
+    save_checkpoint,
+)
 from tests.engine.driver import BLOCK, Driver, Sequence
 
 _LONG: dict[str, Any] = {"max_position_embeddings": 128}
@@ -49,6 +57,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": ("Gemma2", {"sliding_window": 24, "head_dim": 32, "query_pre_attn_scalar": 24}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 6.0,
+            "rms_norm_eps": 0.01,
+            "mlp_bias": True,
+        },
+    ),
+    "olmo2": ("Olmo2", {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 12}),
+    "smollm3": (
+        "SmolLM3",
+        {
+            "num_hidden_layers": 5,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 14,
+        },
+    ),
+    "smollm3-windows": (
+        "SmolLM3",
+        _LONG
+        | _rope("yarn", factor=4.0, original_max_position_embeddings=32)
+        | {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 20},
+    ),
 }
 
 
@@ -105,6 +140,22 @@ def test_a_reused_prefix_gives_the_same_logits(case: str, tmp_path: Path) -> Non
     second.blocks, second.done = first.blocks[: 48 // BLOCK], 48
     warm = driver.logits(second, 22)
     torch.testing.assert_close(warm, cold[48:], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["granite", "olmo2", "smollm3"])
+def test_greedy_tokens_with_and_without_an_adapter(case: str, tmp_path: Path) -> None:
+    family, changes = CASES[case]
+    checkpoint = save_checkpoint(tmp_path / "base", family, **changes)
+    adapter = save_adapter(checkpoint, tmp_path / "adapter", 3, 1)
+    driver = Driver(checkpoint, dtype="float32", max_adapter_slots=1, max_lora_rank=3)
+    handle = driver.adapter(adapter, 0)
+    prompt = torch.randint(3, VOCAB, (19,), generator=torch.Generator().manual_seed(1)).tolist()
+    sequences = [driver.sequence(prompt), driver.sequence(prompt, adapter=handle)]
+    driver.run(sequences, chunk=11, count=8)
+    models = reference(checkpoint), adapted_reference(checkpoint, adapter)
+    expected = [reference_greedy(model, prompt, 8) for model in models]
+    assert [sequence.output for sequence in sequences] == expected
+    assert expected[0] != expected[1]
 
 
 def test_dynamic_scaling_past_the_native_context_is_as_if_decoded(tmp_path: Path) -> None:

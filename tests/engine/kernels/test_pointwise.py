@@ -38,18 +38,24 @@ def test_rms_norm_with_residual(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "normed"),
-    [(4, 2, 64, False), (5, 1, 80, False), (4, 4, 96, True), (2, 1, 256, True)],
+    ("heads", "kv_heads", "dim", "normed", "rotated"),
+    [
+        (4, 2, 64, False, True),
+        (5, 1, 80, False, True),
+        (4, 4, 96, True, True),
+        (2, 1, 256, True, True),
+        (5, 1, 80, False, False),
+    ],
 )
 def test_rotary_writes_the_cache(
-    heads: int, kv_heads: int, dim: int, normed: bool, dtype: torch.dtype
+    heads: int, kv_heads: int, dim: int, normed: bool, rotated: bool, dtype: torch.dtype
 ) -> None:
     qkv = random(4, (heads + 2 * kv_heads) * dim, dtype=dtype)
     slots = torch.tensor([37, 0, -1, 63], dtype=torch.int32, device=DEVICE)
     positions = torch.tensor([5, 0, 9, 31], dtype=torch.int32, device=DEVICE)
     step = RotaryStep(positions, slots)
     angles = torch.outer(torch.arange(32.0), 10000.0 ** -(torch.arange(dim // 2) / (dim // 2)))
-    table = torch.cat((angles.cos(), angles.sin()), 1).to(DEVICE)
+    table = torch.cat((angles.cos(), angles.sin()), 1).to(DEVICE) if rotated else None
     gains = (random(dim, dtype=dtype, seed=seed) for seed in (2, 3))
     norms = tuple(RmsNorm(gain, 1e-6) for gain in gains) if normed else None
     caches = [torch.full((4, 2 * kv_heads, 16, dim), 9.0, dtype=dtype, device=DEVICE) for _ in "ab"]

@@ -71,6 +71,9 @@ def test_the_same_tokens_as_on_a_cpu(llama: Path) -> None:
         ("Qwen3", {}),
         ("Gemma2", {"head_dim": 16}),
         ("Llama", {"mlp_bias": True, "attention_bias": True}),
+        ("Granite", {"residual_multiplier": 0.3, "attention_multiplier": 0.3, "logits_scaling": 6}),
+        ("Olmo2", {"num_attention_heads": 6, "head_dim": 12}),
+        ("SmolLM3", {"num_hidden_layers": 2, "no_rope_layers": [0, 1]}),
     ],
 )
 def test_steps_of_few_rows_by_fused_linears(

@@ -43,6 +43,10 @@ FAMILIES = {
         "sliding_window": 8, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh",
     },
+    "olmo2": {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
+    "smollm3": {
+        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "no_rope_layers": [1, 0],
+    },
 }  # fmt: skip
 SAMPLING = {
     "greedy": {"temperature": 0.0},
