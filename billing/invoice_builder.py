@@ -56,6 +56,8 @@ class InvoiceBuilder:
     taxes: TaxService
     seller_regions: dict[str, str]  # by seller id
     certificates: dict[str, tuple[Certificate, ...]]  # by tenant id
+    # Picounits by grant that drafts of earlier periods show as used, although they are not drawn yet.
+    shown_credit: dict[str, int] = field(default_factory=dict)
 
     def plan_of(self, period: BillingPeriod) -> Plan | None:
         """The plan at the last moment of the period."""
@@ -83,9 +85,7 @@ class InvoiceBuilder:
         )
         grants = self._grants(period)
         if not closing:  # drawing lowers what remains: of copies that are never stored
-            grants = [
-                CreditGrant(id=each.id, kind=each.kind, remaining=each.remaining) for each in grants
-            ]
+            grants = [self._undrawn(each) for each in grants]
         owed = sum(line.exact for line in computed_lines) - promo - prepaid
         draws = credits.draw(grants, max(0, owed))
         promo += sum(each.units for each in draws if each.kind == credits.PROMO)
@@ -103,8 +103,16 @@ class InvoiceBuilder:
         tax_units = units_of_minor(max(0, tax_minor), currency)
         tax_draws = credits.draw_whole(grants, tax_units, credits.PREPAID)
         totals = totals_of(net, tax_items, prepaid, tax_minor if tax_draws else 0)
-        drawn = draws + tax_draws if closing else []
-        return InvoiceDraft(invoice, computed_lines, tax_items, totals, drawn)
+        if closing:
+            return InvoiceDraft(invoice, computed_lines, tax_items, totals, draws + tax_draws)
+        for each in draws + tax_draws:
+            self.shown_credit[each.grant_id] = self.shown_credit.get(each.grant_id, 0) + each.units
+        return InvoiceDraft(invoice, computed_lines, tax_items, totals)
+
+    def _undrawn(self, grant: CreditGrant) -> CreditGrant:
+        """A copy with what earlier drafts leave of it."""
+        left = grant.remaining - self.shown_credit.get(grant.id, 0)
+        return CreditGrant(id=grant.id, kind=grant.kind, remaining=left)
 
     def _buyer(self, account: BillingAccount) -> Buyer:
         return Buyer(

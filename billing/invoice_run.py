@@ -109,8 +109,10 @@ class _Job:
                 unchanged = _recent(session, tenants, self.clock.now())
             self.result.unchanged += self._new(unchanged)
             rounds = max((len(each) for each in waiting.values()), default=0)
+            shown_credit: dict[str, int] = {}
             for number in range(rounds):
-                self._one_each([each[number] for each in waiting.values() if number < len(each)])
+                periods = [each[number] for each in waiting.values() if number < len(each)]
+                shown_credit = self._one_each(periods, shown_credit)
         except _OF_ONE_TENANT as error:
             if len(tenants) == 1:
                 ours = isinstance(error, TollhouseError)
@@ -122,22 +124,29 @@ class _Job:
             for tenant_id in tenants:
                 self.bill([tenant_id])
 
-    def _one_each(self, period_ids: list[str]) -> None:
+    def _one_each(self, period_ids: list[str], shown_credit: dict[str, int]) -> dict[str, int]:
+        """Bill one period per tenant. `shown_credit` and the result are the picounits by grant that the
+        drafts before and after this round show as used."""
         now = self.clock.now()
 
-        def _build(session: Session, taxes: TaxService) -> tuple[list[str], list[str]]:
+        def _build(
+            session: Session, taxes: TaxService
+        ) -> tuple[list[str], list[str], dict[str, int]]:
             builder = open_builder(session, period_ids, now, taxes)
+            builder.shown_credit.update(shown_credit)
             ripe = [
                 each for each in builder.periods if self.final and builder.final_from(each) <= now
             ]
             early = [each for each in builder.periods if each not in ripe]
             finalised = invoices.finalise_all(builder, ripe)
             drafted = invoices.draft_all(builder, early)
-            return [each.id for each in finalised], [each.id for each in drafted]
+            ids = [each.id for each in finalised], [each.id for each in drafted]
+            return *ids, builder.shown_credit
 
-        finalised, drafted = with_taxes(self.database, self.clock, self.taxes, _build)
+        finalised, drafted, shown_credit = with_taxes(self.database, self.clock, self.taxes, _build)
         self.result.finalised += self._new(finalised)
         self.result.drafted += self._new(drafted)
+        return shown_credit
 
     def _new(self, ids: list[str]) -> list[str]:
         found = [each for each in ids if each not in self.seen]

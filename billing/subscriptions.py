@@ -1,18 +1,21 @@
-"""Subscriptions of tenants to plans, with seats; changes within a period are prorated."""
+"""Plans, and the subscriptions of tenants to them, with seats; changes within a period are prorated."""
 
 from calendar import monthrange
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from billing.accounts import lock_account
 from billing.models import BillingAccount, Plan, Subscription
 from billing.periods import period_around, zone_of
 from core.errors import BadRequest, Conflict, NotFound
+from core.ids import new_id
 
 MONTH, YEAR = "month", "year"
 AMOUNTS = ("base_fee", "seat_fee", "included_usage", "minimum_commitment")
@@ -37,6 +40,24 @@ class Segment:
         return units * self.end // self.whole - units * self.begin // self.whole
 
 
+def create_plan(session: Session, now: datetime, fields: Mapping[str, Any]) -> Plan:
+    """Store a plan; its amounts are in picounits. The transaction is lost if the name is taken."""
+    for name in AMOUNTS:
+        if fields.get(name, 0) < 0:
+            raise BadRequest(
+                f"{name} is negative.", next_step="Give an amount of at least 0.", param=name
+            )
+    created = Plan(id=new_id("plan"), created_at=now, **fields)
+    session.add(created)
+    try:
+        session.flush()
+    except IntegrityError:
+        raise Conflict(
+            f"A plan called {fields['name']!r} already exists.", next_step="Choose another name."
+        ) from None
+    return created
+
+
 def subscribe(
     session: Session,
     tenant_id: str,
@@ -50,7 +71,10 @@ def subscribe(
     account = lock_account(session, tenant_id)
     plan = session.scalar(select(Plan).where(Plan.name == plan_name))
     if plan is None:
-        raise NotFound(f"There is no plan {plan_name!r}.", next_step="Create the plan first.")
+        raise NotFound(
+            f"There is no plan {plan_name!r}.",
+            next_step="Create it with `tollhouse tenant plan-add`.",
+        )
     if plan.currency != account.currency:
         raise BadRequest(
             f"Plan {plan_name} is in {plan.currency}, the account in {account.currency}.",

@@ -1,7 +1,7 @@
-"""A secret that is shown once, after a redirect, so that a reload neither shows nor makes it again.
+"""A secret or a link that is shown once, after a redirect: a reload neither shows nor makes it again.
 
 It travels in a cookie that no script can read, on the path of one page only, and ends with that page's
-answer. The database holds only its hash.
+answer.
 """
 
 import binascii

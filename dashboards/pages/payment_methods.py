@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.models import BillingAccount, PaymentCustomer, PaymentMethod
+from dashboards.once import redirect_with_secret, secret_of
 from dashboards.page_data import Form, PageData, Tile, show
 from dashboards.pages.common import Fields, deps_of, form_handler, viewer_of
 from dashboards.tables import Column, Table
@@ -34,10 +35,12 @@ _NONE = "None yet. Invoices are paid by bank transfer until you add a card."
 
 def page_of(request: Request) -> Response:
     viewer, deps = viewer_of(request, "payments"), deps_of(request)
-    return show(request, _sheet(viewer, deps))
+    address = secret_of(request)
+    away = (address, "Continue to the provider's page") if address.startswith("http") else None
+    return show(request, _sheet(viewer, deps, away))
 
 
-def _sheet(viewer: Viewer, deps: DashboardDeps, away: tuple[str, str] | None = None) -> PageData:
+def _sheet(viewer: Viewer, deps: DashboardDeps, away: tuple[str, str] | None) -> PageData:
     tenant_id, provider = viewer.scope.tenant_id, deps.backend.collects_by()
     with deps.database.read() as session:
         account = session.get(BillingAccount, tenant_id)
@@ -93,7 +96,7 @@ def _add(provider: str) -> Form:
 def _start_setup(request: Request, _given: Fields) -> Response:
     viewer, deps = viewer_of(request, "payments", "write"), deps_of(request)
     address = deps.backend.card_page(viewer.scope)
-    return show(request, _sheet(viewer, deps, (address, "Continue to the provider's page")))
+    return redirect_with_secret(request, PATH, "card-page", address)
 
 
 ROUTES = [

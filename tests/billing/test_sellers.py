@@ -214,3 +214,27 @@ def test_a_draft_shows_the_credit_that_its_final_invoice_uses(lite: Deployment) 
     for name in ("subtotal", "promotional_credit", "tax", "total", "prepaid", "due"):
         assert shown[name] == stated[name], name
     assert stated["promotional_credit"]["minor"] == 400 and stated["prepaid"]["minor"] == 1000
+
+
+def test_two_drafts_do_not_show_the_same_credit(lite: Deployment) -> None:
+    """In the grace period, the ended period and the running one are drafts at once."""
+    plan(lite, base_fee=units_of("31"), grace_hours=24 * 14)
+    subscribe(lite, "pro")
+    with lite.database.transaction() as session:
+        money, at = Money(units_of("40"), "USD"), lite.clock.now()
+        credits.grant(
+            session, tenant_id="acme", kind=credits.PROMO, money=money, reference="g", at=at
+        )
+    lite.clock.advance(days=35)
+    for _ in range(2):  # a second run shows the same
+        result = invoice_run.run(lite.database, lite.clock)
+        assert not result.failed and not result.finalised and len(result.drafted) == 2, result
+        with lite.database.read() as session:
+            query = "select promo_minor, subtotal_minor from invoices order by period_start"
+            (first, net), (second, _) = session.execute(text(query)).all()
+        assert first == net > 0 and first + second == 40_00
+    lite.clock.advance(days=60)
+    assert len(invoice_run.run(lite.database, lite.clock).finalised) >= 2
+    with lite.database.read() as session:
+        drawn = session.execute(text(query)).all()[:2]
+    assert [row[0] for row in drawn] == [first, second]

@@ -1,22 +1,29 @@
 """The seller's profile by page, API and command; an invoice's tiles add up in every state."""
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import select
 
-from billing.models import Invoice
+from billing import credit_notes, invoice_run
+from billing.accounts import ensure_account
+from billing.models import Invoice, Plan
+from billing.subscriptions import subscribe
+from core.money import units_of
 from dashboards.pages.invoices import _totals
 from gateway.cli.main import main
 from tests.billing.test_sellers import png
-from tests.dashboards.browser_client import browser
+from tests.dashboards.browser_client import browser, with_role
 from tests.gateway.deployment import Deployment, running_deployment
 
-PAGE = "/dashboard/operator/seller"
+PAGE, INVOICES = "/dashboard/operator/seller", "/dashboard/invoices"
 FIELDS = {
     "act": "save",
     "name": "Example AI GmbH",
@@ -135,3 +142,56 @@ def test_the_tiles_add_up(status: str, paid: int, credited: int, to_pay: int) ->
     assert sum(cents for _, cents in shown[:total]) == shown[total][1] == 990
     assert sum(cents for _, cents in shown[total:last]) == shown[last][1] == to_pay
     assert names[last] == "To pay"
+
+
+def test_the_pdf_of_a_credit_note_opens_by_its_link_and_only_for_its_tenant(
+    deployment: Deployment,
+) -> None:
+    note = _credit_note(deployment)
+    api_path = f"{deployment.url}/admin/v1/credit-notes/{note}/pdf"
+    with closing(browser(deployment, deployment.key)) as owner:
+        invoices = re.findall(r'href="(/dashboard/invoices/[^"/]+)"', owner.get(INVOICES).text)
+        pages = [owner.get(path).text for path in dict.fromkeys(invoices)]
+        (link,) = [
+            href for page in pages for href in re.findall(r'href="([^"]+)"', page) if note in href
+        ]
+        document = owner.get(link)
+        assert document.status_code == 200 and document.content.startswith(b"%PDF-")
+        assert document.headers["content-type"] == "application/pdf"
+        assert f"credit-note-{note}.pdf" in document.headers["content-disposition"]
+        unknown = owner.get(link.replace(note, "CN-999999"))
+        assert unknown.status_code == 404
+    key = {"authorization": f"Bearer {deployment.key}"}
+    assert httpx.get(api_path, headers=key).content.startswith(b"%PDF-")
+    secret = _key_of_another_tenant(deployment)
+    foreign = {"authorization": f"Bearer {secret}"}
+    assert httpx.get(api_path, headers=foreign).status_code == 404
+    with closing(browser(deployment, secret)) as other:
+        assert other.get(link).status_code == 404
+
+
+def _credit_note(deployment: Deployment) -> str:
+    """The number of a credit note on a final invoice, of a period that ended two months ago."""
+    services, tenant_id = deployment.services, deployment.tenant_id
+    now = services.clock.now()
+    with services.database.transaction() as session:
+        ensure_account(session, tenant_id, now - timedelta(days=70))
+        terms = {"base_fee": units_of("31"), "currency": "USD", "name": "pro", "id": "plan_pro"}
+        session.add(Plan(created_at=now, **terms))
+        session.flush()
+        subscribe(session, tenant_id, "pro", now - timedelta(days=70))
+    invoice_run.run(services.database, services.clock, [tenant_id])
+    with services.database.transaction() as session:
+        invoice = session.scalars(select(Invoice).where(Invoice.number.is_not(None))).first()
+        assert invoice is not None
+        note = credit_notes.issue(
+            session, invoice_id=invoice.id, net_minor=123, reason="goodwill", reference="n", at=now
+        )
+        return note.label
+
+
+def _key_of_another_tenant(deployment: Deployment) -> str:
+    path = f"{deployment.url}/admin/v1/tenants"
+    made = httpx.post(path, json={"name": "rival"}, headers=api(deployment))
+    assert made.status_code == 201, made.text
+    return with_role(deployment, "finance", made.json()["id"])

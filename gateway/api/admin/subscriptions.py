@@ -5,13 +5,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from billing import subscription_views, subscriptions
 from billing.models import Plan
-from core.errors import Conflict
-from core.ids import new_id
 from core.money import units_of
 from gateway.api.admin import billing_schemas as bodies
 from gateway.api.admin.access import (
@@ -39,18 +36,11 @@ def list_plans(ctx: ReadAccess) -> dict[str, Any]:
 def create_plan(body: bodies.NewPlan, ctx: WriteAccess) -> dict[str, Any]:
     fields = body.model_dump()
     fields |= {name: units_of(fields[name]) for name in subscriptions.AMOUNTS}
-    try:
-        with ctx.database.transaction() as session:
-            created = Plan(id=new_id("plan"), created_at=ctx.clock.now(), **fields)
-            session.add(created)
-            session.flush()
-            shown = subscription_views.plan_json(created)
-            record(session, ctx, "", "plan.create", created.id, shown)
-            return shown
-    except IntegrityError:
-        raise Conflict(
-            f"A plan called {body.name!r} already exists.", next_step="Choose another name."
-        ) from None
+    with ctx.database.transaction() as session:
+        created = subscriptions.create_plan(session, ctx.clock.now(), fields)
+        shown = subscription_views.plan_json(created)
+        record(session, ctx, "", "plan.create", created.id, shown)
+        return shown
 
 
 @router.get("/subscription")

@@ -4,6 +4,7 @@ import argparse
 
 from billing.onboarding import BillingDetails, Customer, Owner, onboard
 from core.tenants import organisations, sign_on
+from gateway.cli.commands._billing_plans import add_billing_plans
 from gateway.cli.commands._subscriptions import add_subscriptions
 from gateway.cli.commands._tenant_options import (
     ACTOR,
@@ -66,6 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     domains = verbs.add_parser("domains", help="list the e-mail domains of a tenant")
     add_tenant(domains)
     domains.set_defaults(run=_domains)
+    add_billing_plans(verbs)
     add_subscriptions(verbs)
     domain_verbs = (add_domain, remove_domain, domains)
     for each in (new, listed, one, change, projects, add_project, *domain_verbs):
