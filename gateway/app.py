@@ -14,6 +14,7 @@ from gateway.api import (
     finance,
     health,
     lora,
+    mcp,
     message_batches,
     models,
     moderations,
@@ -123,6 +124,7 @@ def create_app(services: Services) -> TollhouseApp:
     app.include_router(health.redirects)
     app.include_router(models.router)
     app.include_router(finance.router)
+    app.include_router(mcp.router)
     app.include_router(lora.router)
     app.include_router(tokenize.router)
     app.include_router(responses.router)

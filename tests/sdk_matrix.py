@@ -225,6 +225,41 @@ def check_stream():
 """,
     ),
     Sdk(
+        "mcp",
+        ("mcp",),
+        """
+import asyncio, time
+import httpx2
+from mcp.client.client import Client
+from mcp.client.streamable_http import streamable_http_client
+def run(use):
+    async def connected():
+        async with httpx2.AsyncClient(headers={"authorization": "Bearer " + KEY}) as http:
+            async with Client(streamable_http_client(URL + "/mcp", http_client=http)) as client:
+                return await use(client)
+    return asyncio.run(connected())
+def check_tools():
+    names = [each.name for each in run(lambda client: client.list_tools()).tools]
+    assert {"get_usage", "list_keys", "list_limits", "list_invoices"} <= set(names), names
+def check_usage():
+    since = int(time.time()) - 3600
+    answer = run(lambda client: client.call_tool("get_usage", {"start_time": since}))
+    assert not answer.is_error and answer.structured_content["object"] == "page", answer
+def check_keys():
+    answer = run(lambda client: client.call_tool("list_keys", {}))
+    assert not answer.is_error and answer.structured_content["data"] and KEY not in str(answer), answer
+def check_bad_argument():
+    try:
+        run(lambda client: client.call_tool("get_usage", {"start_time": "today"}))
+    except BaseException as error:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        assert "start_time" in str(error), error
+    else:
+        raise AssertionError("served")
+""",
+    ),
+    Sdk(
         "guidellm",
         ("guidellm",),
         """

@@ -31,18 +31,13 @@ ExportReadAccess = Annotated[AdminContext, Depends(RequirePermission("exports", 
 @router.get("/organization/usage/completions")
 def completions_usage(request: Request, ctx: UsageReadAccess) -> Response:
     """Tokens and requests of generations in buckets of 1m, 1h or 1d."""
-    parameters = _parameters(request)
-    query, groups = shapes.usage_query(parameters, ctx.clock.now())
-    kinds = (UsageKind.GENERATION.value,)
-    return _json(shapes.usage_page(_buckets(ctx, query, kinds), groups))
+    return _json(usage_of(ctx, _parameters(request)))
 
 
 @router.get("/organization/costs")
 def costs(request: Request, ctx: CostReadAccess) -> Response:
     """Charges per day, before tax and credits."""
-    parameters = _parameters(request)
-    query, groups = shapes.costs_query(parameters, ctx.clock.now())
-    return _json(shapes.costs_page(_buckets(ctx, query, ()), groups))
+    return _json(costs_of(ctx, _parameters(request)))
 
 
 @router.get("/exports")
@@ -86,6 +81,17 @@ def export_jobs(
             .limit(limit)
         )
         return {"object": "list", "data": [job_json(row) for row in rows]}
+
+
+def usage_of(ctx: AdminContext, parameters: dict[str, list[str]]) -> dict[str, Any]:
+    query, groups = shapes.usage_query(parameters, ctx.clock.now())
+    kinds = (UsageKind.GENERATION.value,)
+    return shapes.usage_page(_buckets(ctx, query, kinds), groups)
+
+
+def costs_of(ctx: AdminContext, parameters: dict[str, list[str]]) -> dict[str, Any]:
+    query, groups = shapes.costs_query(parameters, ctx.clock.now())
+    return shapes.costs_page(_buckets(ctx, query, ()), groups)
 
 
 def _rows(ctx: AdminContext, what: str, form: Format, period: Period) -> Iterator[bytes]:

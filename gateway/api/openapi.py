@@ -7,6 +7,7 @@ import msgspec
 from fastapi import FastAPI
 
 from gateway.api.batches import BatchBody
+from gateway.api.mcp import McpMessage
 from gateway.api.message_batches import MessageBatchBody
 from gateway.api.moderations import ModerationBody
 from gateway.api.tokenize import DetokenizeBody, TokenizeBody
@@ -36,6 +37,7 @@ _BODIES: dict[str, tuple[type, str]] = {
         "Create a batch of messages, in the format of Anthropic's API.",
     ),
     "/v1/batches": (BatchBody, "Create a batch of asynchronous requests."),
+    "/mcp": (McpMessage, "Send one JSON-RPC message of the Model Context Protocol."),
     "/tokenize": (TokenizeBody, "Convert a text or a chat to token ids."),
     "/detokenize": (DetokenizeBody, "Convert token ids to text."),
 }
@@ -94,7 +96,7 @@ def _build_document(document: dict[str, Any]) -> dict[str, Any]:
         document["paths"].setdefault(path, {})["post"] = _operation(path, summary, ref)
     for path, methods in document["paths"].items():
         for operation in methods.values():
-            if path.startswith(("/v1/", "/admin/", "/tokenize", "/detokenize")):
+            if path.startswith(("/v1/", "/admin/", "/tokenize", "/detokenize", "/mcp")):
                 operation["security"] = [{"key": []}]
                 _add_error_responses(operation)
     document["x-tollhouse"] = {"errors": "#/components/schemas/Error"}
@@ -116,8 +118,9 @@ def _operation(path: str, summary: str, ref: dict[str, Any]) -> dict[str, Any]:
 
 def _add_error_responses(operation: dict[str, Any]) -> None:
     schema = {"$ref": "#/components/schemas/Error"}
-    if "messages" in operation.get("operationId", ""):
-        schema = {"type": "object"}  # Anthropic's error format
+    name = operation.get("operationId", "")
+    if "messages" in name or name == "mcp":
+        schema = {"type": "object"}  # Anthropic's error format, and JSON-RPC's
     for status, description in _ERROR_RESPONSES.items():
         operation["responses"][status] = {
             "description": description,

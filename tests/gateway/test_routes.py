@@ -113,7 +113,7 @@ def test_a_route_without_a_key_is_a_401(deployment: Deployment, route: str) -> N
 FUZZED = (
     *BODIES,
     *("/tokenize", "/detokenize", "/v1/moderations", "/v1/batches"),
-    *("/v1/messages/count_tokens", "/v1/responses/input_tokens"),
+    *("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/mcp"),
 )
 
 
