@@ -78,8 +78,13 @@ def test_blocks_read_as_the_gguf_package_reads_them(kind: str) -> None:
     np.testing.assert_array_equal(dequantise(number, raw), expected.reshape(-1))
 
 
+_READ = {"Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2"}  # the others are refused by name
 _FAMILIES = {
-    **{name: CASES[name] for name in CASES if "dynamic" not in name and "windows" not in name},
+    **{
+        name: case
+        for name, case in CASES.items()
+        if case[0] in _READ and "dynamic" not in name and "windows" not in name
+    },
     "gemma2": ("Gemma2", {"sliding_window": 24, "head_dim": 32, "query_pre_attn_scalar": 32}),
 }
 
