@@ -20,6 +20,7 @@ class SettledBy(StrEnum):
     GATEWAY = "gateway"  # counted by the gateway when the request ended
     RECEIPT = "receipt"  # the gateway died; counted from the engine's receipt
     EXPIRY = "expiry"  # no receipt either: closed with zero output
+    REPORTED = "reported"  # not served here: reported to /admin/v1/events
 
 
 class CountedBy(StrEnum):

@@ -19,6 +19,7 @@ COUNTED_BY = 10
 # Anthropic's `metadata.user_id` may have 256 characters, OpenAI's `safety_identifier` 64.
 END_USER = 256
 CLIENT_REQUEST_ID = 200
+EVENT_SOURCE = 200  # of a CloudEvent
 
 # By field of UsageEvent and OpenedRequest.
 EVENT = {

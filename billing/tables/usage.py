@@ -120,6 +120,20 @@ class ParkedEvent(Base):
     dismissed_by: Mapped[str | None] = mapped_column(NAME)
 
 
+class ReportedEvent(Base):
+    """A CloudEvent of usage that Tollhouse did not serve, by source and id, with its usage event."""
+
+    __tablename__ = "reported_events"
+
+    source: Mapped[str] = mapped_column(String(lengths.EVENT_SOURCE), primary_key=True)
+    event_id: Mapped[str] = mapped_column(String(lengths.CLIENT_REQUEST_ID), primary_key=True)
+    request_id: Mapped[str] = mapped_column(ORDERED_ID)
+    tenant_id: Mapped[str] = mapped_column(ID)
+    digest: Mapped[str] = mapped_column(String(lengths.DIGEST))
+    reported_by: Mapped[str] = mapped_column(ID)
+    reported_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
 class UsageRetention(Base):
     """Retention record: events with ids below `floor_id` are dropped, and replays are parked."""
 

@@ -1,7 +1,11 @@
 """The admin routes on money: what they answer agrees with the books."""
 
+import json
+
+import httpx
+
 from billing import invoice_run, reconcile
-from tests.gateway.admin.conftest import Town
+from tests.gateway.admin.conftest import OPERATORS, Town
 
 
 def test_prices_plans_credit_and_taxes_reach_the_invoice(town: Town) -> None:
@@ -137,3 +141,37 @@ def test_budgets_are_set_and_ended_by_who_may(town: Town) -> None:
     assert town.call("DELETE", path, town.rival.keys["finance"]).status_code == 404
     assert town.call("DELETE", path, finance).status_code == 200
     assert town.call("GET", "/admin/v1/budgets", finance).json()["data"] == []
+
+
+def test_cloud_events_are_billed_one_by_one_or_in_batches(town: Town) -> None:
+    price = {"model": "pages", "terms": {"request": "0.01"}}
+    assert town.as_operator("POST", "/admin/v1/prices", json=price).status_code == 201
+    plain = {"specversion": "1.0", "type": "generation", "id": "1", "source": "scanner"}
+    event = plain | {"subject": town.rival.name, "data": {"model": "pages", "requests": 7}}
+
+    def _send(body: object, form: str) -> httpx.Response:
+        headers = {
+            "authorization": f"Bearer {OPERATORS}",
+            "content-type": f"application/{form}+json",
+        }
+        return town.client.post("/admin/v1/events", content=json.dumps(body), headers=headers)
+
+    assert _send(event, "cloudevents").json() == {"stored": 1, "duplicates": 0}
+    other = event | {"id": "2", "data": {"model": "pages", "project": "default", "requests": 3}}
+    assert _send([event, other], "cloudevents-batch").json() == {"stored": 1, "duplicates": 1}
+    changed = _send(event | {"data": {"model": "pages", "requests": 8}}, "cloudevents")
+    assert changed.status_code == 409 and changed.json()["error"]["code"] == "event_differs"
+    misspelt = _send(event | {"id": "3", "data": {"model": "pgs", "requests": 1}}, "cloudevents")
+    assert (
+        misspelt.status_code == 400 and "no price of 'pgs'" in misspelt.json()["error"]["message"]
+    )
+    old = _send(event | {"specversion": "0.3"}, "cloudevents")
+    assert old.status_code == 400 and "specversion" in old.json()["error"]["param"]
+    forbidden = town.call("POST", "/admin/v1/events", town.rival.keys["owner"], json=event)
+    assert forbidden.status_code == 403
+    invoice_run.run(town.services.database, town.services.clock, [town.rival.id])
+    (row,) = town.call("GET", "/admin/v1/invoices", town.rival.keys["owner"]).json()["data"]
+    shown = town.call("GET", f"/admin/v1/invoices/{row['id']}", town.rival.keys["owner"]).json()
+    assert sorted(line["quantity"] for line in shown["lines"]) == [3, 7]
+    with town.services.database.read() as session:
+        assert reconcile.audit(session).clean

@@ -1,0 +1,253 @@
+"""Usage that Tollhouse did not serve, reported as CloudEvents and billed as usage events.
+
+An event is known by its source and id, for good: the table of reported events is not subject to
+retention. A call is stored as a whole or refused as a whole, with the first event that is wrong.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import or_, select, tuple_
+from sqlalchemy.orm import Session
+
+from billing import usage
+from billing.accounts import ensure_accounts
+from billing.models import BillingAccount, ReportedEvent
+from billing.prices import load_price_book
+from billing.pricing import ANY, Component, PriceBook, PriceVersion
+from core.clock import Clock
+from core.database import insert_new
+from core.errors import BadRequest, Conflict, NotFound
+from core.events import SettledBy, UsageEvent, UsageKind
+from core.ids import REQUEST, new_id
+from core.tenants.models import Project, Tenant
+
+ROUTE = "/admin/v1/events"
+_TOKENS = ("input_tokens", "cached_tokens", "output_tokens")
+_MEASURES = {
+    UsageKind.GENERATION: (*_TOKENS, "requests"),
+    UsageKind.EMBEDDING: ("input_tokens", "cached_tokens", "requests"),
+    UsageKind.MODERATION: ("requests",),
+    UsageKind.GPU_SECONDS: ("seconds",),
+}
+_Key = tuple[str, str]  # source, id
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A CloudEvent with its measures. `requests` and `seconds` are None if it does not state them."""
+
+    source: str
+    id: str
+    kind: UsageKind
+    subject: str  # id or name of the tenant
+    at: datetime | None  # None: the time of arrival
+    model: str
+    adapter: str | None = None
+    project: str = ""  # id or name
+    input_tokens: int = 0  # includes cached_tokens
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    requests: int | None = None
+    seconds: int | None = None
+
+    @property
+    def key(self) -> _Key:
+        return self.source, self.id
+
+    @property
+    def digest(self) -> str:
+        parts = [getattr(self, name) for name in self.__dataclass_fields__ if name != "at"]
+        moment = self.at.timestamp() if self.at else None
+        return hashlib.sha256(json.dumps([*parts, moment]).encode()).hexdigest()
+
+    def measures(self) -> dict[Component, int]:
+        """What the event states, by component."""
+        if self.kind is UsageKind.GPU_SECONDS:
+            return {Component.GPU_SECOND: self.seconds or 0}
+        if self.kind is UsageKind.MODERATION:
+            return {Component.MODERATION: 1 if self.requests is None else self.requests}
+        found = {
+            Component.INPUT: self.input_tokens - self.cached_tokens,
+            Component.CACHED_INPUT: self.cached_tokens,
+            Component.OUTPUT: self.output_tokens,
+            Component.REQUEST: self.requests or 0,
+        }
+        return {component: count for component, count in found.items() if count}
+
+    def problem(self) -> str | None:
+        """What is wrong with the measures; None if nothing is."""
+        for name in (*_TOKENS, "requests", "seconds"):
+            if getattr(self, name) and name not in _MEASURES[self.kind]:
+                return f"{self.kind.value} has no {name}"
+        if self.cached_tokens > self.input_tokens:
+            return f"{self.cached_tokens} cached_tokens exceed {self.input_tokens} input_tokens"
+        if not any(self.measures().values()):
+            return "it states no quantity"
+        return None
+
+    @property
+    def quantity(self) -> int:
+        if self.kind is UsageKind.GPU_SECONDS:
+            return self.seconds or 0
+        return 1 if self.requests is None else self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    stored: int
+    duplicates: int
+
+    def describe(self) -> dict[str, int]:
+        return {"stored": self.stored, "duplicates": self.duplicates}
+
+
+def report(session: Session, clock: Clock, reports: Sequence[Report], actor: str) -> Reported:
+    """Store the events that are not known yet. BadRequest, NotFound or Conflict refuses them all."""
+    first: dict[_Key, Report] = {}
+    for each in reports:
+        if first.setdefault(each.key, each).digest != each.digest:
+            raise _differs(each)
+    now = clock.now()
+    events = _usage_events(session, first, now)
+    rows = [
+        {
+            "source": key[0],
+            "event_id": key[1],
+            "request_id": events[key].request_id,
+            "tenant_id": events[key].tenant_id,
+            "digest": first[key].digest,
+            "reported_by": actor,
+            "reported_at": now,
+        }
+        for key in sorted(first)  # always in the same order, to avoid deadlocks
+    ]
+    table: Any = ReportedEvent.__table__
+    insert_new(session, table, rows, "source", "event_id")
+    known = select(ReportedEvent).where(
+        tuple_(ReportedEvent.source, ReportedEvent.event_id).in_(list(first))
+    )
+    new = []
+    for row in session.scalars(known):
+        key = row.source, row.event_id
+        if row.digest != first[key].digest:
+            raise _differs(first[key])
+        if row.request_id == events[key].request_id:
+            new.append(events[key])
+    stored = usage.record(session, new, clock)
+    return Reported(stored, len(reports) - stored)
+
+
+def _usage_events(
+    session: Session, reports: dict[_Key, Report], now: datetime
+) -> dict[_Key, UsageEvent]:
+    tenants = _tenants(session, {each.subject for each in reports.values()})
+    for each in reports.values():
+        problem = each.problem()
+        if problem is not None:
+            raise _refusal(each, problem, "data")
+        if each.subject not in tenants:
+            raise _refusal(each, f"there is no tenant {each.subject!r}", "subject")
+    ids = set(tenants.values())
+    ensure_accounts(session, ids, now)
+    accounts = select(BillingAccount.tenant_id, BillingAccount.currency)
+    found = session.execute(accounts.where(BillingAccount.tenant_id.in_(ids)))
+    currencies = {row[0]: row[1] for row in found}
+    book, projects = load_price_book(session), _projects(session, ids)
+    events = {}
+    for key, each in reports.items():
+        tenant_id = tenants[each.subject]
+        if each.project and (tenant_id, each.project) not in projects:
+            raise _refusal(each, f"the tenant has no project {each.project!r}", "data.project")
+        at = (each.at or now).astimezone(UTC)
+        if at > now + usage.SKEW:
+            raise _refusal(each, f"its time {at.isoformat()} is in the future", "time")
+        version = _price(book, each, tenant_id, at, currencies[tenant_id])
+        project_id = projects.get((tenant_id, each.project), "")
+        events[key] = _usage_event(each, tenant_id, project_id, version, at)
+    return events
+
+
+def _price(
+    book: PriceBook, each: Report, tenant_id: str, at: datetime, currency: str
+) -> PriceVersion:
+    """The version in force at the time of use. It must name the model: the price of all models would
+    hide a misspelt name, and a measure without a price would be free.
+    """
+    try:
+        version = book.pin(tenant_id, each.model, each.adapter, at, currency)
+    except NotFound:
+        version = None
+    if version is None or version.model == ANY:
+        problem = f"no price of {each.model!r} in {currency} is in force on {at:%Y-%m-%d %H:%M} UTC"
+        raise _refusal(each, problem, "data.model", "Set one: POST /admin/v1/prices")
+    for component, count in each.measures().items():
+        if count and component not in version.rates:
+            problem = f"the price {version.id} of {each.model!r} has no rate for {component.value}"
+            raise _refusal(each, problem, "data", "Set one: POST /admin/v1/prices")
+    return version
+
+
+def _usage_event(
+    each: Report, tenant_id: str, project_id: str, version: PriceVersion, at: datetime
+) -> UsageEvent:
+    return UsageEvent(
+        request_id=new_id(REQUEST),
+        tenant_id=tenant_id,
+        project_id=project_id,
+        key_id="",
+        kind=each.kind,
+        route=ROUTE,
+        model=each.model,
+        adapter=each.adapter,
+        adapter_digest=None,
+        price_version=version.id,
+        occurred_at=at,
+        finished_at=at,
+        input_tokens=each.input_tokens,
+        cached_tokens=each.cached_tokens,
+        output_tokens=each.output_tokens,
+        waived_tokens=0,
+        finish_reason="reported",
+        status=200,
+        settled_by=SettledBy.REPORTED,
+        quantity=each.quantity,
+        client_request_id=each.id,
+    )
+
+
+def _tenants(session: Session, subjects: set[str]) -> dict[str, str]:
+    """Ids by name and by id."""
+    wanted = or_(Tenant.name.in_(subjects), Tenant.id.in_(subjects))
+    rows = session.execute(select(Tenant.id, Tenant.name).where(wanted)).all()
+    return {row[1]: row[0] for row in rows} | {row[0]: row[0] for row in rows}
+
+
+def _projects(session: Session, tenants: set[str]) -> dict[tuple[str, str], str]:
+    """Ids by tenant and name or id."""
+    rows = session.execute(
+        select(Project.tenant_id, Project.id, Project.name).where(Project.tenant_id.in_(tenants))
+    ).all()
+    found = {(row[0], row[2]): row[1] for row in rows}
+    return found | {(row[0], row[1]): row[1] for row in rows}
+
+
+def _refusal(each: Report, problem: str, param: str, next_step: str = "") -> BadRequest:
+    return BadRequest(
+        f"Event {each.id!r} of {each.source!r} is refused: {problem}.",
+        next_step=f"{next_step or 'Correct it'}, then send the whole call again: none is stored.",
+        param=param,
+        code="event_refused",
+    )
+
+
+def _differs(each: Report) -> Conflict:
+    return Conflict(
+        f"Event {each.id!r} of {each.source!r} was sent before with other contents.",
+        next_step="Give every event an id of its own.",
+        code="event_differs",
+    )
