@@ -66,7 +66,7 @@ def test_a_conversation_goes_on_until_a_new_one(deployment: Deployment, page: Pa
 
 def test_two_models_answer_side_by_side(deployment: Deployment, page: Page) -> None:
     page.goto(f"{deployment.url}/dashboard/playground")
-    page.get_by_label("Beside it").select_option(index=1)
+    page.get_by_label("Compare with").select_option(index=1)
     _ask(page, "Hello there")
     for pane in page.locator(".pane").all():
         expect(pane.locator(".assistant")).not_to_be_empty()
