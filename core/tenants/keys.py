@@ -230,6 +230,12 @@ def describe(key: ApiKey) -> dict[str, Any]:
     return {name: getattr(key, name) for name in plain} | times
 
 
+def models_of(key: ApiKey) -> str:
+    """The models that the key may use, for a table."""
+    allowed = scopes_of(key.scopes).models
+    return "all" if allowed is None else ", ".join(sorted(allowed)) or "none"
+
+
 def scopes_of(stored: dict[str, Any]) -> KeyScopes:
     return KeyScopes(**{name: frozenset(values) for name, values in stored.items()})
 

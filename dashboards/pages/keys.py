@@ -1,5 +1,6 @@
 """API keys: create (shown once), rotate and revoke. Revoking requires the key's name."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ from starlette.routing import Route
 
 from core.errors import BadRequest
 from core.tenants import keys, organisations
+from core.tenants.keys import KeyScopes
 from core.tenants.models import ApiKey, Project
 from dashboards.once import redirect_with_secret
 from dashboards.page_data import Form, Input, PageData, show
@@ -30,6 +32,7 @@ COLUMNS = [
     Column("ends", "Ends in", "code"),
     Column("project", "Project"),
     Column("role", "Role"),
+    Column("models", "Models"),
     Column("state", "State", "badge"),
     Column("created", "Created", "moment"),
     Column("used", "Last used", "moment"),
@@ -52,7 +55,7 @@ def page_of(request: Request) -> Response:
     page_data = PageData(
         "Keys",
         "A key is shown once, when it is created. Only its hash is stored.",
-        forms=[_new(projects)] if can_edit else [],
+        forms=[_new(projects, deps.backend.base_models())] if can_edit else [],
         after=[table],
     )
     return show(request, page_data)
@@ -69,6 +72,7 @@ def _row(key: ApiKey, projects: dict[str, str], now: datetime, can_edit: bool) -
         "ends": f"…{key.last_four}",
         "project": projects.get(key.project_id, key.project_id),
         "role": key.role,
+        "models": keys.models_of(key),
         "state": state,
         "created": key.created_at,
         "used": key.last_used_at,
@@ -85,13 +89,19 @@ def _acts(key: ApiKey) -> list[Form]:
     ]
 
 
-def _new(projects: list[Project]) -> Form:
+def _new(projects: list[Project], served: Sequence[str]) -> Form:
     open_projects = [(each.id, each.name) for each in projects if each.archived_at is None]
     roles = [(role, role) for role in keys.KEY_ROLES]
     inputs = [
         Input("name", "Name"),
         Input("project_id", "Project", "select", options=open_projects),
         Input("role", "Role", "select", "developer", roles),
+        Input(
+            "models",
+            "Only these models",
+            required=False,
+            hint=f"Of {', '.join(served)}, separated by commas. Empty: all, also later ones.",
+        ),
     ]
     return Form(PATH, "Create key", {"act": "create"}, inputs)
 
@@ -105,6 +115,7 @@ def _create(request: Request, form_fields: Fields) -> Response:
             next_step="Give the key a name of 1 to 120 characters.",
             param="name",
         )
+    allowed = _models(form_fields.get("models", ""), deps.backend.base_models())
     with deps.database.transaction() as session:
         issued = keys.issue(
             session,
@@ -113,8 +124,21 @@ def _create(request: Request, form_fields: Fields) -> Response:
             project_id=form_fields.get("project_id", ""),
             name=name,
             role=form_fields.get("role", "developer"),
+            scopes=KeyScopes(models=allowed),
         )
     return redirect_with_secret(request, PATH, "key-made", issued.secret)
+
+
+def _models(text: str, served: Sequence[str]) -> frozenset[str] | None:
+    """None for all models. A misspelt name would make a key that can use nothing."""
+    names = frozenset(each.strip() for each in text.split(",") if each.strip())
+    for name in sorted(names - set(served)):
+        raise BadRequest(
+            f"There is no model {name[:200]!r}.",
+            next_step=f"Use names of {', '.join(served)}, separated by commas.",
+            param="models",
+        )
+    return names or None
 
 
 def _rotate(request: Request, form_fields: Fields) -> Response:

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -98,6 +99,36 @@ def test_a_key_made_on_the_page_works_and_ends_when_revoked(
             while time.monotonic() < deadline:
                 client.models.list()
                 time.sleep(0.1)
+
+
+def test_a_key_made_on_the_page_uses_only_the_models_that_it_names(
+    deployment: Deployment, owner: httpx.Client
+) -> None:
+    page = owner.get("/dashboard/keys").text
+    project = re.search(r'<option value="(proj_[^"]+)"', page)
+    assert project is not None
+    fields = {"act": "create", "name": "narrow", "project_id": project[1]}
+    wrong = owner.post("/dashboard/keys", data={**fields, "models": f"{MODEL}, tinny"})
+    assert wrong.status_code == 400 and "tinny" in wrong.text and "th_" not in wrong.text
+    made = owner.post("/dashboard/keys", data={**fields, "models": f" {MODEL} ,"}).text
+    shown = re.search(r'id="once">(th_\w+)<', made)
+    assert shown is not None
+    rows = [row for row in owner.get("/dashboard/keys").text.split("<tr") if "narrow" in row]
+    assert len(rows) == 1 and MODEL in rows[0]
+    served = deployment.services.catalog
+    served.serve(replace(served.first(), name="second"))
+    messages = [{"role": "user", "content": "Hello"}]
+    for name, status in ((MODEL, 200), ("second", 403), ("third", 404)):
+        answer = httpx.post(
+            f"{deployment.url}/v1/chat/completions",
+            json={"model": name, "messages": messages, "max_tokens": 2},
+            headers={"authorization": f"Bearer {shown[1]}"},
+            timeout=60,
+        )
+        assert answer.status_code == status, answer.text
+        assert status == 200 or name in answer.json()["error"]["message"]
+    with OpenAI(base_url=f"{deployment.url}/v1", api_key=shown[1], timeout=60) as client:
+        assert [each.id for each in client.models.list()] == [MODEL]
 
 
 def test_a_viewer_sees_less_and_changes_nothing(deployment: Deployment) -> None:

@@ -90,9 +90,13 @@ def _list(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.read() as session:
         results = keys.all_of(session, scope_named(session, arguments.tenant))
         rows = [keys.describe(each) for each in results]
+        models = [keys.models_of(each) for each in results]
     if not arguments.json:
         names = ("id", "name", "role", "last_four", "expires_at", "revoked_at", "last_used_at")
-        rows = [{name: row[name] for name in names} for row in rows]
+        rows = [
+            {name: row[name] for name in names} | {"models": allowed}
+            for row, allowed in zip(rows, models, strict=True)
+        ]
     show(rows, as_json=arguments.json, title="keys")
     return 0
 
