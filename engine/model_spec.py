@@ -9,7 +9,7 @@ from engine.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding: `kind` is default, linear, dynamic, yarn, llama3 or divided (each
+    """Rotary embedding: `kind` is default, linear, dynamic, yarn, llama3, longrope or divided (each
     frequency by a number of its own, as GGUF files have it); `values` its numbers."""
 
     theta: float
@@ -50,6 +50,7 @@ class ModelSpec:
     unit_offset_norm: bool = False  # norms multiply by 1 + weight
     norms_before: bool = True  # norms before attention and MLP
     norms_after: bool = False  # norms of the outputs of attention and MLP
+    fused: bool = False  # the checkpoint holds each site of `matrices.FUSED` as one matrix
     unrotated: frozenset[int] = frozenset()  # layers without positions
     embedding_scale: float = 1.0
     rounded_embedding_scale: bool = False  # to the type of the weights, as Gemma was trained
@@ -161,6 +162,7 @@ _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "yarn": ("factor",),
+    "longrope": ("original_max_position_embeddings",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 
@@ -172,6 +174,8 @@ def _rope(raw: dict[str, Any], head_dim: int) -> RopeSpec:
         raise CheckpointError(
             f"config.json: rope type is {kind!r}: supported are {', '.join(sorted(_ROPE_NEEDS))}"
         )
+    if kind == "longrope":
+        _read_longrope(raw, values, head_dim // 2)
     for name in _ROPE_NEEDS[kind]:
         if not isinstance(values.get(name), int | float) or values[name] <= 0:
             raise CheckpointError(f"config.json: rope {kind} needs {name} above 0")
@@ -181,3 +185,19 @@ def _rope(raw: dict[str, Any], head_dim: int) -> RopeSpec:
         raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
     theta = values.get("rope_theta", raw.get("rope_theta", 10000.0))
     return RopeSpec(float(theta), kind, values)
+
+
+def _read_longrope(raw: dict[str, Any], values: dict[str, Any], count: int) -> None:
+    """Checks the factors; the original context may stand beside the scaling."""
+    original = "original_max_position_embeddings"
+    values[original] = values.get(original) or raw.get(original)
+    for name in ("short_factor", "long_factor"):
+        found = values.get(name)
+        if (
+            not isinstance(found, list)
+            or len(found) != count
+            or not all(isinstance(each, int | float) and 0 < each < math.inf for each in found)
+        ):
+            raise CheckpointError(
+                f"config.json: rope longrope needs {count} numbers above 0 in {name}"
+            )

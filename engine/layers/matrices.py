@@ -16,6 +16,9 @@ PARTS = tuple(MODULES)
 # A site is one input that several matrices read; its parts are those matrices.
 SITES = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 
+# The names of sites that some checkpoints and adapters store as one matrix, the parts in order.
+FUSED = {"self_attn.qkv_proj": SITES["qkv"], "mlp.gate_up_proj": SITES["gate_up"]}
+
 
 def part_shape(spec: ModelSpec, part: str) -> tuple[int, int]:
     """(in, out) of a matrix."""

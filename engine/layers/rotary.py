@@ -1,6 +1,7 @@
 """Rotary position embedding: tables for all positions, and the rotation.
 
-Scalings: linear, dynamic NTK, YaRN (arXiv 2309.00071) and Llama 3.1's by wavelength.
+Scalings: linear, dynamic NTK, YaRN (arXiv 2309.00071), LongRoPE (arXiv 2402.13753)
+and Llama 3.1's by wavelength.
 """
 
 import math
@@ -32,7 +33,7 @@ def rotary_tables(
         frequencies = _dynamic(rope, head_dim, native, steps)
         angles, factor = steps[:, None] * frequencies, 1.0
     else:
-        inverse, factor = _inverse_frequencies(rope, head_dim, native)
+        inverse, factor = _inverse_frequencies(rope, head_dim, native, positions)
         angles = steps[:, None] * inverse
     cos, sin = angles.cos() * factor, angles.sin() * factor
     return RotaryTables(
@@ -53,16 +54,33 @@ def _plain(theta: float, dim: int) -> torch.Tensor:
     return 1.0 / torch.pow(theta, exponent)
 
 
-def _inverse_frequencies(rope: RopeSpec, dim: int, native: int) -> tuple[torch.Tensor, float]:
+def _inverse_frequencies(
+    rope: RopeSpec, dim: int, native: int, positions: int
+) -> tuple[torch.Tensor, float]:
     if rope.kind == "linear":
         return _plain(rope.theta, dim) / rope.values["factor"], 1.0
     if rope.kind == "divided":
         return _plain(rope.theta, dim) / torch.tensor(rope.values["divisors"]), 1.0
+    if rope.kind == "longrope":
+        return _longrope(rope, dim, native, positions)
     if rope.kind == "yarn":
         return _yarn(rope, dim, native)
     if rope.kind == "llama3":
         return _llama3(rope, dim, native), 1.0
     return _plain(rope.theta, dim), 1.0
+
+
+def _longrope(rope: RopeSpec, dim: int, native: int, positions: int) -> tuple[torch.Tensor, float]:
+    """The served context chooses the set of divisors: if the length of each sequence did, cached keys
+    would be wrong for the sequences that grow past the original context."""
+    values = rope.values
+    original = values["original_max_position_embeddings"]
+    divisors = values["long_factor" if positions > original else "short_factor"]
+    factor = values.get("factor") or native / original
+    attention = values.get("attention_factor")
+    if attention is None:
+        attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return _plain(rope.theta, dim) / torch.tensor(divisors), float(attention)
 
 
 def _dynamic(rope: RopeSpec, dim: int, native: int, steps: torch.Tensor) -> torch.Tensor:

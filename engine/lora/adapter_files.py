@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,10 @@ import torch
 from safetensors import SafetensorError
 
 from engine.errors import AdapterError
-from engine.layers.matrices import MODULES, part_shape
+from engine.layers.matrices import FUSED, MODULES, part_shape
 from engine.lora.adapter_digest import CONFIG, WEIGHTS, digest_of, read_config
 from engine.model_spec import ModelSpec
 
-_PART_OF = {module: part for part, module in MODULES.items()}
 _KEY = re.compile(
     r"^base_model\.model\.model\.layers\.(\d+)\.([\w.]+)\.lora_(A|B)(?:\.default)?\.weight$"
 )
@@ -46,28 +46,32 @@ def read_adapter(
     checked for finite values again. Raises AdapterError naming the file and field at fault.
     """
     config = read_config(directory)
-    _check_config(directory / CONFIG, config, max_rank)
+    parts = {module: (part,) for part, module in MODULES.items()} | (FUSED if spec.fused else {})
+    _check_config(directory / CONFIG, config, max_rank, parts)
     path = directory / WEIGHTS
     try:
         file = path.read_bytes()
     except OSError as error:
         raise _invalid(path, f"it cannot be read: {error}") from None
     matrices = {}
-    for (layer, module), pair in _by_module(path, file, spec).items():
-        name, part = f"layer {layer} {module}", _PART_OF[module]
+    for (layer, module), pair in _by_module(path, file, spec, parts).items():
+        name = f"layer {layer} {module}"
         if len(pair) != 2:
             raise _invalid(path, f"{name} has lora_{next(iter(pair))} without the other half")
         rank = _check_pair(
-            path, name, pair["A"], pair["B"], part=part, spec=spec, max_rank=max_rank
+            path, name, pair["A"], pair["B"], parts=parts[module], spec=spec, max_rank=max_rank
         )
         scale = _scale(config, f"model.layers.{layer}.{module}", rank, directory / CONFIG)
-        a, b = pair["A"], pair["B"]
-        matrices[layer, part] = (
-            a.to(_storage_dtype(a.dtype, 1.0, dtype)),
-            _transposed(b, scale, _storage_dtype(b.dtype, scale, dtype)),
-        )
-        if known_digest is None:
-            _check_finite(path, name, matrices[layer, part])
+        a, widths = pair["A"], [part_shape(spec, part)[1] for part in parts[module]]
+        for part, b in zip(parts[module], torch.split(pair["B"], widths), strict=True):
+            if (layer, part) in matrices:
+                raise _invalid(path, f"{name} is there as a whole and in parts")
+            matrices[layer, part] = (
+                a.to(_storage_dtype(a.dtype, 1.0, dtype)),
+                _transposed(b, scale, _storage_dtype(b.dtype, scale, dtype)),
+            )
+            if known_digest is None:
+                _check_finite(path, name, matrices[layer, part])
     if not matrices:
         raise _invalid(path, "it has no lora_A and lora_B matrices")
     rank = max(a.shape[0] for a, _ in matrices.values())
@@ -79,7 +83,9 @@ def _invalid(path: Path, message: str) -> AdapterError:
     return AdapterError("invalid_adapter", f"{path}: {message}")
 
 
-def _check_config(path: Path, config: dict[str, Any], max_rank: int) -> None:
+def _check_config(
+    path: Path, config: dict[str, Any], max_rank: int, modules: Iterable[str]
+) -> None:
     if config.get("peft_type") != "LORA":
         raise _invalid(path, f"peft_type is {config.get('peft_type')!r}: only LORA is supported")
     rank = config.get("r")
@@ -95,7 +101,7 @@ def _check_config(path: Path, config: dict[str, Any], max_rank: int) -> None:
             raise _invalid(path, f"{field} is set: only plain LoRA on linear layers is supported")
     targets = config.get("target_modules")
     if isinstance(targets, list):
-        known = {name.split(".")[-1] for name in _PART_OF}
+        known = {name.split(".")[-1] for name in modules}
         unknown = sorted(t for t in targets if str(t).split(".")[-1] not in known)
         if unknown:
             raise _invalid(
@@ -105,7 +111,7 @@ def _check_config(path: Path, config: dict[str, Any], max_rank: int) -> None:
 
 
 def _by_module(
-    path: Path, file: bytes, spec: ModelSpec
+    path: Path, file: bytes, spec: ModelSpec, modules: Container[str]
 ) -> dict[tuple[int, str], dict[str, torch.Tensor]]:
     """The file's tensors by (layer, module) and half ("A" or "B")."""
     try:
@@ -115,7 +121,7 @@ def _by_module(
     halves: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         match = _KEY.match(key)
-        if match is None or match[2] not in _PART_OF:
+        if match is None or match[2] not in modules:
             raise _invalid(path, f"tensor {key} matches no linear layer of the base model")
         layer = int(match[1])
         if layer >= spec.layers:
@@ -130,11 +136,12 @@ def _check_pair(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
-    part: str,
+    parts: Sequence[str],
     spec: ModelSpec,
     max_rank: int,
 ) -> int:
-    width, out = part_shape(spec, part)
+    width = part_shape(spec, parts[0])[0]
+    out = sum(part_shape(spec, part)[1] for part in parts)
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != width or b.shape[0] != out:
         raise _invalid(
             path,

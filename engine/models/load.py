@@ -13,6 +13,7 @@ from engine.layers.linear import multiplies_bfloat16
 from engine.model_spec import ModelSpec
 from engine.models.checkpoint import model_path, open_checkpoint
 from engine.models.decoder import Decoder
+from engine.models.fused_source import FusedSource
 from engine.models.registry import model_spec
 from engine.models.weights import TensorSource, Weights
 
@@ -42,11 +43,12 @@ def load_model(config: EngineConfig) -> LoadedModel:
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, source.stored_dtype(), device)
         _check_quantization(config.quantization, source, device)
-        with closing(Weights(source, dtype, device, config.quantization)) as weights:
+        read = FusedSource(source, spec) if spec.fused else source
+        with closing(Weights(read, dtype, device, config.quantization)) as weights:
             decoder = Decoder(spec, weights)
     return LoadedModel(
         name=config.model,
-        digest=_served_digest(checkpoint.digest, config.quantization),
+        digest=_served_digest(checkpoint.digest, config.quantization, spec),
         spec=spec,
         native_context=native,
         dtype=dtype,
@@ -69,11 +71,16 @@ def _check_quantization(wanted: str, source: TensorSource, device: torch.device)
         raise ConfigError(f"quantization is {wanted!r}: a GPU has no product for it yet, use auto")
 
 
-def _served_digest(digest: str, quantization: str) -> str:
-    """Keys and values depend on what the weights are rounded to: another root of the cache's keys."""
-    if quantization == "auto":
-        return digest
-    return hashlib.sha256(f"{digest}\0{quantization}".encode()).hexdigest()
+def _served_digest(digest: str, quantization: str, spec: ModelSpec) -> str:
+    """Keys and values depend on what the weights are rounded to, and with LongRoPE on the served
+    context: another root of the cache's keys."""
+    varied = [quantization] if quantization != "auto" else []
+    if spec.rope.kind == "longrope":
+        original = spec.rope.values["original_max_position_embeddings"]
+        varied.append("long" if spec.context > original else "short")
+    for each in varied:
+        digest = hashlib.sha256(f"{digest}\0{each}".encode()).hexdigest()
+    return digest
 
 
 def choose_device(name: str) -> torch.device:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import CheckpointError, ConfigError
-from engine.layers.matrices import MODULES
+from engine.layers.matrices import FUSED, MODULES
 from engine.models.compressed_tensors import PACKED, SCALE, SHAPE, ZERO, packed
 from engine.models.registry import model_spec, read_config
 from engine.models.safetensors_source import SafetensorsSource
@@ -19,7 +19,7 @@ from engine.quantization.quantize import quantize
 
 FORMATS = {"int8": 8, "int4": 4}
 _SHARD_BYTES = 4 << 30
-_ENDINGS = tuple(f"{module}.weight" for module in MODULES.values())
+_ENDINGS = tuple(f"{module}.weight" for module in (*MODULES.values(), *FUSED))
 
 
 def write_quantized(source: Path, target: Path, to: str) -> int:

@@ -158,6 +158,12 @@ def test_auto_keeps_full_precision_and_takes_what_the_processor_multiplies(
             "residual_multiplier is 0.0: it must be a number",
         ),
         ("Granite", {"logits_scaling": -8}, "logits_scaling is -8: it must be a number above 0"),
+        ("Phi3", {"intermediate_size": 100}, "gate_up_proj.weight has shape [224, 64]"),
+        (
+            "Phi3",
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}},
+            "rope longrope needs 8 numbers above 0 in short_factor",
+        ),
         ("SmolLM3", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries for 3 layers"),
         (
             "SmolLM3",

@@ -28,6 +28,21 @@ def _rope(kind: str, **values: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0} | values}
 
 
+def _longrope(original: int) -> dict[str, Any]:
+    """For heads of 20 and a context of 128."""
+    return {
+        "hidden_size": 60,
+        "max_position_embeddings": 128,
+        "original_max_position_embeddings": original,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + n / 10 for n in range(10)],
+            "long_factor": [1.5 + n for n in range(10)],
+        },
+    }
+
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-mha-biased": ("Llama", {"num_key_value_heads": 4, "attention_bias": True}),
@@ -84,6 +99,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | _rope("yarn", factor=4.0, original_max_position_embeddings=32)
         | {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 20},
     ),
+    "phi3": ("Phi3", {"sliding_window": 24, "num_attention_heads": 6, "hidden_size": 60}),
+    "phi3-longrope": ("Phi3", {"num_attention_heads": 3, "num_key_value_heads": 1} | _longrope(32)),
 }
 
 
@@ -142,11 +159,12 @@ def test_a_reused_prefix_gives_the_same_logits(case: str, tmp_path: Path) -> Non
     torch.testing.assert_close(warm, cold[48:], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["granite", "olmo2", "smollm3"])
+@pytest.mark.parametrize("case", ["granite", "olmo2", "smollm3", "phi3"])
 def test_greedy_tokens_with_and_without_an_adapter(case: str, tmp_path: Path) -> None:
     family, changes = CASES[case]
     checkpoint = save_checkpoint(tmp_path / "base", family, **changes)
-    adapter = save_adapter(checkpoint, tmp_path / "adapter", 3, 1)
+    targets = ["qkv_proj", "o_proj", "gate_up_proj"] if case == "phi3" else None
+    adapter = save_adapter(checkpoint, tmp_path / "adapter", 3, 1, targets)
     driver = Driver(checkpoint, dtype="float32", max_adapter_slots=1, max_lora_rank=3)
     handle = driver.adapter(adapter, 0)
     prompt = torch.randint(3, VOCAB, (19,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -174,3 +192,18 @@ def test_dynamic_scaling_past_the_native_context_is_as_if_decoded(tmp_path: Path
     found = driver.logits(driver.sequence(ids), 60)
     torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=0)
     assert driver.runner.info.context_length == 128
+
+
+def test_longrope_within_the_original_context(tmp_path: Path) -> None:
+    """With the short factors where no served sequence is longer, as in `transformers`."""
+    changes = {"num_attention_heads": 3, "num_key_value_heads": 3} | _longrope(80)
+    checkpoint = save_checkpoint(tmp_path, "Phi3", **changes)
+    ids = torch.randint(3, VOCAB, (75,), generator=torch.Generator().manual_seed(5)).tolist()
+    short = LogitDriver(checkpoint, dtype="float32", max_context=80)
+    found = short.logits(short.sequence(ids), 75)
+    torch.testing.assert_close(
+        found, reference_logits(reference(checkpoint), ids), atol=1e-4, rtol=0
+    )
+    long = LogitDriver(checkpoint, dtype="float32")
+    assert (long.logits(long.sequence(ids), 75) - found).abs().max() > 1e-2
+    assert long.runner.info.base_digest != short.runner.info.base_digest

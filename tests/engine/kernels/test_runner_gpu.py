@@ -73,6 +73,7 @@ def test_the_same_tokens_as_on_a_cpu(llama: Path) -> None:
         ("Llama", {"mlp_bias": True, "attention_bias": True}),
         ("Granite", {"residual_multiplier": 0.3, "attention_multiplier": 0.3, "logits_scaling": 6}),
         ("Olmo2", {"num_attention_heads": 6, "head_dim": 12}),
+        ("Phi3", {}),
         ("SmolLM3", {"num_hidden_layers": 2, "no_rope_layers": [0, 1]}),
     ],
 )

@@ -112,7 +112,9 @@ def _one_layer() -> dict[str, Any]:
     } | vocabulary(VOCAB)  # fmt: skip
 
 
-@pytest.mark.parametrize("case", ["llama-mha-biased", "qwen2", "qwen3", "gemma2", "mistral"])
+@pytest.mark.parametrize(
+    "case", ["llama-mha-biased", "qwen2", "qwen3", "gemma2", "mistral", "phi3"]
+)
 @pytest.mark.parametrize("compiled", [True, False])
 def test_int8_of_a_family(
     case: str, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
