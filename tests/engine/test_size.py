@@ -16,15 +16,15 @@ LIBRARY = [
 ]
 # Code lines that each part may have: what somebody reads to understand it. `""` is the top level.
 LIMITS = {
-    "": 1050,
+    "": 1060,
     "cache": 300,
     "decoding": 650,
     "decoding/grammar": 650,
     "execution": 1000,
     "kernels": 1300,
-    "layers": 900,
+    "layers": 950,
     "lora": 1000,
-    "models": 850,
+    "models": 950,
     "models/gguf": 950,
     "quantization": 500,
     "scheduling": 950,
