@@ -7,6 +7,7 @@ from engine.protocol import (
     AdapterState,
     EngineInfo,
     Grammar,
+    PromptLogprob,
     SamplingParams,
     TokenLogprob,
 )
@@ -42,11 +43,18 @@ class Row:
     prompt_len: int  # history[prompt_len:] is output
     drafts: int = 0  # how many of the last `tokens` are guesses, to be verified by this step
     table_version: int = 0  # rises when blocks that were there before change; growth keeps it
+    scored: int = 0  # after how many of the first `tokens` the prompt's next token is scored
 
     @property
     def sampled_tokens(self) -> int:
         """How many of the last `tokens` give logits."""
         return 1 + self.drafts if self.sample else 0
+
+    @property
+    def logit_tokens(self) -> list[int]:
+        """Which of `tokens` give logits: first those that score the prompt."""
+        count = len(self.tokens)
+        return [*range(self.scored), *range(count - self.sampled_tokens, count)]
 
     @property
     def position(self) -> int:
@@ -73,6 +81,7 @@ class Sampled:
     logprobs: list[TokenLogprob] | None = None  # of each token, if the request asks for them
     ended: bool = False  # the request's grammar allows nothing more
     error: str = ""
+    scores: list[PromptLogprob] | None = None  # of a row that scores its prompt
 
 
 class Runner(Protocol):
@@ -86,6 +95,7 @@ class Runner(Protocol):
     info: EngineInfo
     window: int  # the most tokens that any layer sees back from a position; 0: all
     overlapped: bool  # `launch` returns early, so the next step can be prepared meanwhile
+    scores_prompts: bool  # whether it follows `Row.scored`
 
     def register_adapter(self, path: str) -> AdapterState:
         """Read and check a PEFT directory into host memory; its digest is `adapter_digest`.

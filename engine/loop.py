@@ -113,6 +113,11 @@ class Engine:
                 f"{queued} requests of this tenant wait, max_waiting_per_tenant is "
                 f"{self.config.max_waiting_per_tenant}: try later",
             )
+        if inputs.sampling.prompt_logprobs is not None and not self._runner.scores_prompts:
+            raise RequestError(
+                "unsupported_parameter",
+                "prompt_logprobs is computed on a CPU only: leave it out, or use such an engine",
+            )
         blocks = 0 if inputs.adapter is None else self._adapter_blocks(inputs.adapter)
         limit = check_request(inputs, self.info, self.config, blocks)
         if inputs.sampling.grammar is not None:

@@ -50,6 +50,9 @@ class SamplingParams:
     seed: int | None = None
     n: int = 1
     logprobs: int | None = None  # number of top alternatives beside the chosen id; None is off
+    prompt_logprobs: int | None = (
+        None  # the same for the prompt's tokens; `max_tokens` may be 0 then
+    )
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -78,6 +81,17 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprob:
+    """What the model itself gave a prompt token, before any change to its logits. The first token
+    has no log-probability."""
+
+    token: int
+    logprob: float | None = None
+    rank: int = 0  # 1: the most likely token
+    top: tuple[tuple[int, float], ...] = ()  # (id, logprob), best first
+
+
+@dataclass(frozen=True, slots=True)
 class TokenChunk:
     """The new tokens of one choice of one request in one step."""
 
@@ -86,6 +100,7 @@ class TokenChunk:
     tokens: list[int]
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None  # set on the choice's last chunk
+    prompt_logprobs: list[PromptLogprob] | None = None  # on the first chunk of choice 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from engine.batch import LAST_SAMPLED, Row, Runner, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.decoding.edits import reads_history
 from engine.decoding.grammar.matchers import PATIENCE_S
+from engine.decoding.prompt_scores import host_scores, split_logits, with_scores
 from engine.decoding.sampling import host_samples
 from engine.execution.model_runner import ModelRunner
 from engine.extras import imports_of
@@ -26,6 +27,7 @@ class CpuRunner(ModelRunner):
     """Implements `engine.batch.Runner`; the work is done when `launch` returns."""
 
     overlapped = False
+    scores_prompts = True
 
     def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
         super().__init__(config, model)
@@ -55,14 +57,15 @@ class CpuRunner(ModelRunner):
             each for row in verifying for each in sampled_rows(row, self._first_of(row))
         ]
         groups = self._sampler.begin(rows_to_sample)
-        logits = self._logits(inputs)
+        logits, scoring = split_logits(rows, self._logits(inputs))
+        scores = host_scores(scoring)
         if not rows_to_sample:
-            return []
+            return with_scores([], scores)
         choice = self._sampler(rows_to_sample, logits, groups, self._patience_s)
         found = verified(verifying, host_samples(rows_to_sample, choice))
         sampled = self._sampler.accept(verifying, found)
         self._last.update((each.seq, each.tokens[-1]) for each in sampled if each.tokens)
-        return sampled
+        return with_scores(sampled, scores)
 
     def _logits(self, inputs: StepInputs) -> torch.Tensor:
         """In float32: [rows, vocab]."""

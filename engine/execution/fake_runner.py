@@ -16,7 +16,14 @@ from engine.config import EngineConfig
 from engine.decoding.splitmix import mix
 from engine.errors import AdapterError, IntegrityError, RequestError
 from engine.lora.adapter_digest import CONFIG, WEIGHTS, adapter_digest, read_config
-from engine.protocol import AdapterState, EngineInfo, Grammar, SamplingParams, TokenLogprob
+from engine.protocol import (
+    AdapterState,
+    EngineInfo,
+    Grammar,
+    PromptLogprob,
+    SamplingParams,
+    TokenLogprob,
+)
 
 
 def _mix(a: int, b: int) -> int:
@@ -45,6 +52,7 @@ class FakeRunner:
         self._config = config
         blocks = config.num_blocks or 1024
         self.overlapped = overlapped
+        self.scores_prompts = True
         self.window = window
         self._blocks_per_rank = blocks_per_rank
         self._pause = pause  # simulates a step's duration: sleeps, or advances a fake clock
@@ -138,8 +146,10 @@ class FakeRunner:
         flat[row.start : end] = np.array(fresh, dtype=np.uint64)
         first = row.start // self._config.block_size
         self._kv[blocks[first:]] = flat.reshape(len(blocks), -1)[first:]
+        following = row.history[row.start + 1 : row.start + 1 + row.scored]
+        scores = [PromptLogprob(token, -0.5, 1) for token in following] if row.scored else None
         if not row.sample:
-            return None
+            return Sampled(row.seq, [], scores=scores) if scores else None
         sampled: list[int] = []
         for place in range(end - row.drafts, end + 1):
             sampled.append(self._token_after(flat[:place], row))
@@ -147,8 +157,9 @@ class FakeRunner:
                 break
         self._last[row.seq] = sampled[-1]
         if row.sampling.logprobs is None:
-            return Sampled(row.seq, sampled)
-        return Sampled(row.seq, sampled, [self._logprob(token, row) for token in sampled])
+            return Sampled(row.seq, sampled, scores=scores)
+        logprobs = [self._logprob(token, row) for token in sampled]
+        return Sampled(row.seq, sampled, logprobs, scores=scores)
 
     def _token_after(self, flat: NDArray[np.uint64], row: Row) -> int:
         """The token that follows the positions `flat`."""

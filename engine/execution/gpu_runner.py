@@ -49,6 +49,7 @@ class GpuRunner(ModelRunner):
     """Implements `engine.batch.Runner`; `launch` returns before the device is done."""
 
     overlapped = True
+    scores_prompts = False
 
     def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
         spec, device = model.spec, model.device

@@ -50,13 +50,17 @@ class OutputProcessor:
         for seq, row in launched.rows:
             seq.in_flight -= 1
             result = by_number.get(row.seq)
-            if row.sample and result is None:
+            if result is None and (row.sample or row.scored):
                 raise IntegrityError(f"the runner returned nothing for sequence {row.seq}")
+            if result is not None and result.scores is not None:
+                seq.request.add_scores(row.start + 1, result.scores)
+            if result is not None and not row.sample and not result.error:
+                result = None
             end = row.position if result is None else self._verify(seq, row, result)
             seq.request.reach(row.start, end)
             self._account(seq, row, end)
             if seq.status is SequenceStatus.FINISHED:
-                self._discard(seq, result, now)
+                self._discard(seq, result if row.sample else None, now)
             elif result is not None and result.error:
                 self._end_failed(seq.request, result.error, now)
             else:
@@ -159,6 +163,8 @@ class OutputProcessor:
             rate = self.config.output_price - self.config.prompt_price
             self.scheduler.waiting.charge(seq, extra * rate)
         tokens, reason = self._up_to_the_end(seq, result)
+        if not tokens:  # only the prompt was asked for
+            self.scheduler.waiting.refund(seq, self.config.output_price)
         self._count_discarded(seq, len(result.tokens) - len(tokens))
         seq.history.extend(tokens)
         self._cache_filled_blocks(seq, row.start, min(end, len(seq.history)))
@@ -174,6 +180,8 @@ class OutputProcessor:
     def _up_to_the_end(
         self, seq: Sequence, result: Sampled
     ) -> tuple[list[int], FinishReason | None]:
+        if not seq.request.inputs.sampling.max_tokens:
+            return [], FinishReason.LENGTH
         last = len(result.tokens)
         for count, token in enumerate(result.tokens, 1):
             reason = self._end_of(seq, token, seq.output_len + count)
@@ -233,7 +241,9 @@ class OutputProcessor:
         reason: FinishReason | None,
     ) -> None:
         request = seq.request
-        chunk = TokenChunk(request.inputs.request_id, seq.choice, tokens, logprobs, reason)
+        scores = None if seq.choice else request.take_scores()
+        name = request.inputs.request_id
+        chunk = TokenChunk(name, seq.choice, tokens, logprobs, reason, scores)
         self.outboxes.setdefault(request.origin, Outbox()).chunks.append(chunk)
         request.delivered += len(tokens)
         self.metrics.counters["delivered_tokens"] += len(tokens)

@@ -70,12 +70,8 @@ def token_ids(rows: list[Row], last: Callable[[int], int]) -> list[int]:
 
 def sampled_tokens(rows: list[Row]) -> list[int]:
     """The numbers, in the step, of the tokens whose logits are wanted."""
-    ends = accumulate(len(row.tokens) for row in rows)
-    return [
-        n
-        for end, row in zip(ends, rows, strict=True)
-        for n in range(end - row.sampled_tokens, end)
-    ]  # fmt: skip
+    starts = accumulate((len(row.tokens) for row in rows), initial=0)
+    return [start + n for start, row in zip(starts, rows, strict=False) for n in row.logit_tokens]
 
 
 def positions_and_slots(
@@ -118,7 +114,7 @@ class StepPlanner:
         position_ids, slots = positions_and_slots(decodes, prefills, self.pool.block_size)
         positions = torch.tensor(position_ids)
         all_rows = Queries(None, self._tiles(decodes, prefills), self.plan_lora(decodes, prefills))
-        sampled_count = sum(row.sampled_tokens for row in decodes + prefills)
+        sampled_count = sum(row.scored + row.sampled_tokens for row in decodes + prefills)
         sampled: Queries | None = all_rows
         if not all_logits and sampled_count < len(tokens):
             sampled = self._sampled(decodes, prefills) if sampled_count else None
@@ -143,9 +139,9 @@ class StepPlanner:
         which = sampled_tokens(decodes + prefills)
         first, then = (
             [
-                replace(r, tokens=r.tokens[n : n + 1], start=r.start + n, drafts=0)
+                replace(r, tokens=r.tokens[n : n + 1], start=r.start + n, drafts=0, scored=0)
                 for r in part
-                for n in range(len(r.tokens) - r.sampled_tokens, len(r.tokens))
+                for n in r.logit_tokens
             ]
             for part in (decodes, prefills)
         )

@@ -21,6 +21,7 @@ from engine.scheduling.sequence_keys import SequenceKeys
 from engine.scheduling.waiting import WaitingQueue
 from engine.speculation.speculation import Guesses, Speculation
 
+MAX_SCORED = 256  # prompt tokens that a step scores: each has the logits of a whole vocabulary
 MAX_BYPASSES = 8  # admissions that may bypass a request which lacks blocks before all wait for it
 
 
@@ -53,6 +54,7 @@ class Scheduler:
         self.rows: list[tuple[Sequence, Row]] = []  # the batch that was scheduled last
         self._copies: list[tuple[int, int]] = []  # (from, to); both are held
         self._budget = 0
+        self._scoring = 0  # prompt tokens that this step may still score
         self._next_number = 0
         self.waiting = waiting
         self.running: list[Sequence] = []
@@ -105,6 +107,7 @@ class Scheduler:
         self.rows = []
         self.keys.begin_step(idle=not self.running)
         self._budget = self.timing.budget(self._config.step_s, self._config.max_batch_tokens)
+        self._scoring = MAX_SCORED
         self._preempt_for_priority(now)
         self._secure_blocks(now)
         decoding = [seq for seq in self.running if seq.decoding and not self._complete(seq)]
@@ -253,7 +256,13 @@ class Scheduler:
         return first is not None and first < self.waiting.sort_key(seq)[:2]
 
     def _chunk(self, seq: Sequence) -> None:
-        self._add_row(seq, min(self._budget, seq.remaining))
+        count = min(self._budget, seq.remaining)
+        if seq.request.unscored:
+            count = min(count, self._scoring)
+            self._scoring -= count
+        if not count:
+            return  # its turn comes in the next step
+        self._add_row(seq, count)
         if seq.computed >= seq.prompt_len and not seq.request.forked:
             self._fork(seq)
 
@@ -278,6 +287,7 @@ class Scheduler:
             prompt_len=seq.prompt_len,
             drafts=len(guesses),
             table_version=seq.table_version,
+            scored=max(0, min(known, seq.prompt_len - 1) - start) if seq.request.unscored else 0,
         )
         self.waiting.charge(seq, row_cost(seq, row, self._config))
         seq.computed = end

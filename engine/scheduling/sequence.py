@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from engine.batch import AdapterHandle
-from engine.protocol import FinishReason, GenerateRequest, Receipt
+from engine.protocol import FinishReason, GenerateRequest, PromptLogprob, Receipt
 
 
 class SequenceStatus(Enum):
@@ -74,10 +74,16 @@ class Request:
     delivered: int = 0
     discarded: int = 0
     rejected: int = 0
+    scores: list[PromptLogprob] = field(default_factory=list)  # until choice 0's first chunk
+    scored: int = 0  # prompt tokens that have their score
     admitted_at: float | None = None
     first_token_at: float | None = None
     finish_reason: FinishReason | None = None
     message: str = ""
+
+    def __post_init__(self) -> None:
+        if self.inputs.sampling.prompt_logprobs is not None:
+            self.scores, self.scored = [PromptLogprob(self.inputs.prompt[0])], 1
 
     @property
     def deadline(self) -> float | None:
@@ -90,6 +96,27 @@ class Request:
     @property
     def in_flight(self) -> bool:
         return any(s.in_flight for s in self.sequences)
+
+    @property
+    def unscored(self) -> bool:
+        """Whether prompt tokens still lack their log-probability, which the request asks for. Until
+        then every position is computed, also those whose keys and values are cached."""
+        wanted = self.inputs.sampling.prompt_logprobs is not None
+        return wanted and self.scored < len(self.inputs.prompt)
+
+    def add_scores(self, position: int, scores: list[PromptLogprob]) -> None:
+        """The scores of the prompt from `position` on, some of them perhaps known: after a
+        preemption they are computed again."""
+        fresh = scores[max(0, self.scored - position) :]
+        self.scores += fresh
+        self.scored += len(fresh)
+
+    def take_scores(self) -> list[PromptLogprob] | None:
+        """All of the prompt's, once."""
+        if self.unscored or not self.scores:
+            return None
+        scores, self.scores = self.scores, []
+        return scores
 
     def reach(self, start: int, end: int) -> None:
         """The positions from `start` to `end` were computed. Kept apart from the counts that are

@@ -71,7 +71,7 @@ class SequenceKeys:
 
     def _limit(self, seq: Sequence) -> int:
         """The most leading blocks that the sequence may take from the cache."""
-        if not self._enabled:
+        if not self._enabled or seq.request.unscored:
             return 0
         limit = (len(seq.history) - 1) // self._pool.block_size  # the last token is always computed
         if seq.request.cached is not None:

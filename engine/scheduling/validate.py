@@ -60,7 +60,10 @@ def _check_sampling(params: SamplingParams, vocab_size: int, max_running: int) -
         value = getattr(params, field)
         need(math.isfinite(value) and low <= value <= high, field, f"from {low:g} to {high:g}")
 
-    need(params.max_tokens >= 1, "max_tokens", "at least 1")
+    scored = params.prompt_logprobs
+    need(scored is None or 0 <= scored <= 100, "prompt_logprobs", "from 0 to 100")
+    rule = "at least 1, or with prompt_logprobs 0"
+    need(params.max_tokens >= (1 if scored is None else 0), "max_tokens", rule)
     need(1 <= params.n <= max_running, "n", f"from 1 to {max_running}")
     need(params.top_k >= 0, "top_k", "0 (off) or more")
     need(0 <= params.min_tokens <= params.max_tokens, "min_tokens", "from 0 to max_tokens")

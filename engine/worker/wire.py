@@ -22,7 +22,7 @@ from engine.protocol import (
     StepOutput,
 )
 
-VERSION = 2  # 2: requests carry grammars, which an older engine would not follow
+VERSION = 3  # 3: requests ask for prompt_logprobs, which an older engine would not answer
 
 
 # From a gateway.

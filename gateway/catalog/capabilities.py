@@ -34,6 +34,14 @@ def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None
     if model.parameters is None:
         _check_own_engine(ask, model)
         return
+    if ask.prompt_logprobs is not None:
+        shown = "echo with logprobs" if ask.echo else "prompt_logprobs"
+        raise UnsupportedParameter(
+            f"{model.name} does not support {shown}: its upstream is not asked for log-probabilities "
+            "of prompt tokens.",
+            next_step="Leave it out, or use a model of the built-in engine.",
+            param="echo" if ask.echo else "prompt_logprobs",
+        )
     if _extra(ask) == _UNSET:
         return
     for name, unset in EXTRA.items():

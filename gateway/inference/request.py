@@ -46,6 +46,7 @@ class InferenceRequest(Struct, frozen=True):
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
     logprobs: int | None = None  # alternatives beside the chosen token; None is off
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -67,6 +68,11 @@ class InferenceRequest(Struct, frozen=True):
     extra: dict[str, Any] = field(
         default_factory=dict
     )  # data that one surface needs to build its response
+
+    @property
+    def lists_numbers(self) -> bool:
+        """Whether the answer holds hundreds of bytes for each token."""
+        return (self.inputs, self.logprobs, self.prompt_logprobs) != (None, None, None)
 
     @property
     def choices(self) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from core.errors import BadRequest
+from core.errors import BadRequest, UnsupportedParameter
 from gateway.inference.decoding import Request, check_range
 
 MAX_STOPS = 16
@@ -53,6 +53,7 @@ class SamplingBody(Request):
     seed: int | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stop: str | list[str] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     stop_token_ids: Annotated[list[Count], Meta(max_length=64)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
@@ -122,6 +123,7 @@ def _sampling_arguments(body: SamplingBody) -> dict[str, Any]:
         "seed": body.seed,
         "n": body.n or 1,
         "stop": stops_of("stop", body.stop),
+        "prompt_logprobs": body.prompt_logprobs,
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "min_tokens": body.min_tokens or 0,
         "ignore_eos": bool(body.ignore_eos),
@@ -176,6 +178,16 @@ def check_stream_options(body: SamplingBody) -> None:
             param="stream_options",
             code="invalid_value",
         )
+    if body.prompt_logprobs is not None and body.stream:
+        raise not_streamed("prompt_logprobs")
+
+
+def not_streamed(param: str) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"{param} cannot be combined with stream: log-probabilities of the prompt are not streamed.",
+        next_step=f"Remove stream or {param}.",
+        param=param,
+    )
 
 
 UNSET = msgspec.UNSET

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
 
-from engine.protocol import FinishReason, TokenLogprob
+from engine.protocol import FinishReason, PromptLogprob, TokenLogprob
 from gateway.prompts.tokenizing import TextCodec
 from gateway.streaming.logprobs import LogprobQueue
 from gateway.streaming.reasoning import OutputReader
@@ -118,6 +118,7 @@ class ChoiceOutput:
         self.reasoning: list[str] = []  # released so far
         self.reasoning_tokens = 0  # of those whose text was released
         self.vectors: list[Any] = []
+        self.prompt_logprobs: list[PromptLogprob] = []  # of a prompt's first choice
         self.finish_reason: str | None = None
         self.pending_reason: str | None = None  # finish reason while a guard's verdict is pending
         self.engine_reason: FinishReason | None = None
@@ -176,6 +177,8 @@ class ChoiceOutput:
         if isinstance(chunk, TextChunk):
             self._feed_text(chunk)
             return
+        if chunk.prompt_logprobs is not None:
+            self.prompt_logprobs = self._logprobs.allowed_prompt(chunk.prompt_logprobs)
         self.received += len(chunk.tokens)
         self.ended_by_engine |= chunk.finish_reason is not None
         if self.over:

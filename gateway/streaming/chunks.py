@@ -78,6 +78,7 @@ def take_tokens(chunks: Sequence[Chunk], left: int) -> list[Chunk]:
 
 def _work(chunk: Chunk) -> int:
     if not isinstance(chunk, TextChunk):
-        return len(chunk.tokens) * _WORK_OF_TOKEN
-    listed = (chunk.logprobs or {}).get("content") or ()
-    return chunk.characters + len(listed) * _WORK_OF_LOGPROBS
+        listed = chunk.prompt_logprobs or ()
+        return len(chunk.tokens) * _WORK_OF_TOKEN + len(listed) * _WORK_OF_LOGPROBS
+    entries = (chunk.logprobs or {}).get("content") or ()
+    return chunk.characters + len(entries) * _WORK_OF_LOGPROBS

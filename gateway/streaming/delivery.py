@@ -308,7 +308,7 @@ class Delivery:
 
     def _is_large(self) -> bool:
         """Vectors and logprobs are hundreds of bytes per token; so are texts that it has no bound on."""
-        if self._request.inputs is not None or self._request.logprobs is not None:
+        if self._request.lists_numbers:
             return True
         return sum(choice.received for choice in self._choices) > _INLINE_UNITS
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from engine.protocol import TokenLogprob
+from engine.protocol import PromptLogprob, TokenLogprob
 
 
 class CutSource(Protocol):
@@ -83,6 +83,17 @@ class LogprobQueue:
             elif entry.upstream is not None:
                 upstream.append(self._allowed_upstream(entry.upstream))
         return own, upstream
+
+    def allowed_prompt(self, scores: list[PromptLogprob]) -> list[PromptLogprob]:
+        """The scores of the prompt without alternatives that the guard would remove."""
+        if self._guard is None:
+            return scores
+        listed = {token for each in scores for token, _ in each.top}
+        allowed = {token for token in listed if self._is_allowed(self._text_of(token))}
+        return [
+            replace(each, top=tuple(pair for pair in each.top if pair[0] in allowed))
+            for each in scores
+        ]
 
     def _allowed_own(self, entry: TokenLogprob) -> TokenLogprob:
         """The entry without alternatives that the guard would remove."""

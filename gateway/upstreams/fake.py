@@ -7,6 +7,7 @@ of 16 tokens.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from core.errors import BadRequest
 from engine.protocol import (
@@ -15,6 +16,7 @@ from engine.protocol import (
     EngineStats,
     FinishReason,
     GenerateRequest,
+    PromptLogprob,
     Receipt,
     TokenChunk,
     TokenLogprob,
@@ -161,6 +163,11 @@ class FakeEngine:
         cached = self._cached(engine_request)
         generated, reason = 0, FinishReason.LENGTH
         limit = engine_request.sampling.max_tokens
+        scores = self._scores(engine_request)
+        if not limit:
+            chunk = TokenChunk(engine_request.request_id, 0, [], None, reason, scores)
+            for choice in range(engine_request.sampling.n):
+                mailbox.put(replace(chunk, choice=choice))
         for index in range(limit):
             await asyncio.sleep(self.token_delay_s)
             if engine_request.request_id in self._aborted:
@@ -181,7 +188,9 @@ class FakeEngine:
                 last = reason = FinishReason.STOP
             logprobs = self._logprobs(token, engine_request.sampling.logprobs)
             for choice in range(engine_request.sampling.n):
-                mailbox.put(TokenChunk(engine_request.request_id, choice, [token], logprobs, last))
+                name = engine_request.request_id
+                mailbox.put(TokenChunk(name, choice, [token], logprobs, last, scores))
+                scores = None
             if last is FinishReason.STOP:
                 break
         receipt = Receipt(
@@ -216,7 +225,21 @@ class FakeEngine:
         others = [(token + i) % self._info.vocab_size for i in range(alternatives)]
         return [TokenLogprob(token, -0.5, tuple((t, -0.5 - i) for i, t in enumerate(others)))]
 
+    def _scores(self, engine_request: GenerateRequest) -> list[PromptLogprob] | None:
+        """Each token has rank 2, after the next id."""
+        wanted, prompt = engine_request.sampling.prompt_logprobs, engine_request.prompt
+        if wanted is None:
+            return None
+        top = [((t + 1) % self._info.vocab_size, -0.25) for t in prompt]
+        scores = [
+            PromptLogprob(token, -1.5, 2, (best,)[:wanted])
+            for token, best in zip(prompt, top, strict=True)
+        ]
+        return [PromptLogprob(prompt[0]), *scores[1:]]
+
     def _cached(self, engine_request: GenerateRequest) -> int:
+        if engine_request.sampling.prompt_logprobs is not None:
+            return 0
         key = (engine_request.namespace, engine_request.adapter, tuple(engine_request.prompt))
         known = key in self._seen
         self._seen.add(key)

@@ -74,6 +74,7 @@ _SAMPLING_NAMES = (
     "seed",
     "n",
     "logprobs",
+    "prompt_logprobs",
     "stop_token_ids",
     "min_tokens",
     "ignore_eos",

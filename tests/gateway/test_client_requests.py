@@ -139,13 +139,6 @@ def test_codexs_namespaced_tools_come_back_in_their_namespace(
     assert "mcp__files__read" in codec.decode(list(deployment.engine.submitted[-1].prompt))
 
 
-def test_echo_with_logprobs_is_refused_by_name(client: OpenAI) -> None:
-    """lm-eval would take the log-probabilities of the answer for those of the prompt."""
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model=MODEL, prompt="Hi", echo=True, logprobs=1, max_tokens=1)
-    assert caught.value.param == "echo" and caught.value.code == "unsupported_parameter"
-
-
 def test_legacy_top_logprobs_hold_the_sampled_token(client: OpenAI) -> None:
     """The fake engine lists other tokens than the sampled one beside it."""
     done = client.completions.create(model=MODEL, prompt="Hello there", max_tokens=4, logprobs=0)

@@ -9,6 +9,7 @@ from core.errors import TollhouseError
 from engine.protocol import TokenLogprob
 from gateway.inference.chat.request import ROUTE, parse_chat
 from gateway.inference.openai_errors import error_object
+from gateway.inference.prompt_logprobs import prompt_logprobs_object
 from gateway.inference.request import InferenceRequest, Usage
 from gateway.inference.surface import ResponseInfo
 from gateway.prompts.tokenizing import TextCodec
@@ -43,6 +44,7 @@ class ChatSurface:
             "choices": [_choice(each, info.codec, request) for each in choices],
             "usage": usage_object(usage),
             "service_tier": "default",
+            **_of_prompt(choices[0], info.codec, request),
         }
 
     def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:
@@ -182,6 +184,15 @@ def _token(each: TokenLogprob, codec: TextCodec | None) -> dict[str, Any]:
 def _token_object(token: int, logprob: float, codec: TextCodec | None) -> dict[str, Any]:
     text = codec.token_text(token) if codec else ""
     return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+
+
+def _of_prompt(
+    choice: ChoiceOutput, codec: TextCodec | None, request: InferenceRequest
+) -> dict[str, Any]:
+    wanted = request.prompt_logprobs
+    if wanted is None:
+        return {}
+    return {"prompt_logprobs": prompt_logprobs_object(choice.prompt_logprobs, wanted, codec)}
 
 
 def _choice(

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from core.errors import BadRequest, UnsupportedParameter
+from core.errors import BadRequest
 from gateway.inference.decoding import check_label, decode_open, refuse_unsupported
 from gateway.inference.request import InferenceRequest
 from gateway.inference.sampling import (
@@ -13,6 +13,7 @@ from gateway.inference.sampling import (
     Positive,
     SamplingBody,
     check_stream_options,
+    not_streamed,
     sampling_of,
 )
 from gateway.inference.structured import structured_of
@@ -25,7 +26,7 @@ MAX_CHOICES_PER_REQUEST = 128  # per request: prompts times n
 class CompletionBody(SamplingBody, kw_only=True):
     model: Annotated[str, Meta(min_length=1, max_length=300)]
     prompt: str | list[Any]
-    max_tokens: Positive | None = None
+    max_tokens: Count | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
     best_of: Positive | None = None
@@ -42,24 +43,31 @@ def parse_completion(raw: bytes) -> InferenceRequest:
     body = decode_open(_decoder, raw, extra_fields)
     refuse_unsupported(body, {"suffix": ("",), "best_of": (1, body.n or 1)})
     check_stream_options(body)
+    options = sampling_of(body)
     if body.echo and body.logprobs is not None:
-        raise UnsupportedParameter(
-            "echo cannot be combined with logprobs: no log-probabilities of prompt tokens are computed.",
-            next_step="Remove echo or logprobs.",
-            param="echo",
+        if body.stream:
+            raise not_streamed("echo")
+        options["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+    if body.max_tokens == 0 and options.get("prompt_logprobs") is None:
+        raise BadRequest(
+            "max_tokens is 0, and nothing is asked of the prompt.",
+            next_step="Set max_tokens to at least 1, or ask for echo with logprobs.",
+            param="max_tokens",
+            code="invalid_value",
         )
     return InferenceRequest(
         route=ROUTE,
         model=body.model,
         prompts=_prompts(body.prompt, body.n or 1),
-        max_tokens=body.max_tokens or _DEFAULT_MAX_TOKENS,
+        max_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         clamp_max_tokens=body.max_tokens is None,
         logprobs=body.logprobs,
         echo=bool(body.echo),
         engine_parameters=structured_of(body),
         extra_fields=extra_fields,
         end_user=check_label("user", body.user),
-        **sampling_of(body),
+        extra={"prompt_logprobs": body.prompt_logprobs},
+        **options,
     )
 
 

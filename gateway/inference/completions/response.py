@@ -1,15 +1,17 @@
 """/v1/completions: responses and stream chunks in OpenAI's legacy format."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import orjson
 
 from core.errors import TollhouseError
-from engine.protocol import TokenLogprob
+from engine.protocol import PromptLogprob, TokenLogprob
 from gateway.inference.chat.response import DONE, RunningUsage, completion_id, usage_object
 from gateway.inference.completions.request import ROUTE, parse_completion
 from gateway.inference.openai_errors import error_object
+from gateway.inference.prompt_logprobs import prompt_logprobs_object
 from gateway.inference.request import InferenceRequest, Usage
 from gateway.inference.surface import ResponseInfo
 from gateway.prompts.tokenizing import TextCodec
@@ -35,7 +37,10 @@ class CompletionsSurface:
     ) -> dict[str, Any]:
         return {
             **_shell(info),
-            "choices": [_choice(each, info, request) for each in choices],
+            "choices": [
+                _choice(each, info, request, choices[each.index - each.index % request.n])
+                for each in choices
+            ],
             "usage": usage_object(usage),
         }
 
@@ -92,16 +97,30 @@ def _shell(info: ResponseInfo) -> dict[str, Any]:
     }
 
 
-def _choice(choice: ChoiceOutput, info: ResponseInfo, request: InferenceRequest) -> dict[str, Any]:
+def _choice(
+    choice: ChoiceOutput, info: ResponseInfo, request: InferenceRequest, first: ChoiceOutput
+) -> dict[str, Any]:
+    """first: of the same prompt."""
     delta = choice.take() or Delta(choice.index, "")
     before = _echoed(request, info, choice.index)
+    logprobs = None
+    if request.logprobs is not None:
+        logprobs = _logprobs(delta.logprobs, info.codec, len(before))
+        if request.echo:
+            of_prompt = _echoed_logprobs(
+                first.prompt_logprobs, before, info.codec, request.logprobs
+            )
+            logprobs = {name: of_prompt[name] + logprobs[name] for name in logprobs}
+    wanted = request.extra.get("prompt_logprobs")
+    shown = {}
+    if wanted is not None:
+        shown["prompt_logprobs"] = prompt_logprobs_object(first.prompt_logprobs, wanted, info.codec)
     return {
         "index": choice.index,
         "text": before + "".join(choice.text),
-        "logprobs": _logprobs(delta.logprobs, info.codec, len(before))
-        if request.logprobs is not None
-        else None,
+        "logprobs": logprobs,
         "finish_reason": choice.finish_reason or "stop",
+        **shown,
     }
 
 
@@ -112,6 +131,34 @@ def _echoed(request: InferenceRequest, info: ResponseInfo, choice: int) -> str:
     if isinstance(prompt, str):
         return prompt
     return info.codec.decode(prompt) if info.codec else ""
+
+
+def _echoed_logprobs(
+    scores: list[PromptLogprob], before: str, codec: TextCodec | None, alternatives: int
+) -> dict[str, Any]:
+    """The prompt's part of the object: the first token has no log-probability."""
+    texts = [codec.token_text(each.token) if codec else "" for each in scores]
+    sizes = [len(text) for text in texts]
+    # Tokens that the text does not show, such as one that begins every prompt, come before it.
+    start = len(before) - sum(sizes)
+    ends = list(accumulate(sizes, initial=start))
+    tops: list[dict[str, float] | None] = []
+    for each in scores:
+        listed = None if each.logprob is None else _top(each, each.logprob, alternatives, codec)
+        tops.append(listed)
+    return {
+        "tokens": texts,
+        "token_logprobs": [each.logprob for each in scores],
+        "top_logprobs": tops,
+        "text_offset": [max(0, each) for each in ends[:-1]],
+    }
+
+
+def _top(
+    score: PromptLogprob, logprob: float, alternatives: int, codec: TextCodec | None
+) -> dict[str, float]:
+    listed = (*score.top[:alternatives], (score.token, logprob))
+    return {codec.token_text(token) if codec else "": value for token, value in listed}
 
 
 def _logprobs(own: list[TokenLogprob], codec: TextCodec | None, offset: int) -> dict[str, Any]:
