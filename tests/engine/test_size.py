@@ -16,7 +16,7 @@ LIBRARY = [
 ]
 # Code lines that each part may have: what somebody reads to understand it. `""` is the top level.
 LIMITS = {
-    "": 1060,
+    "": 1080,
     "cache": 300,
     "decoding": 650,
     "decoding/grammar": 650,
