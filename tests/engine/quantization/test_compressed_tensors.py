@@ -86,6 +86,28 @@ def test_logits_after_reading_back(base: Path, tmp_path: Path, to: str, served: 
     assert smaller < load_model(EngineConfig(model=str(base))).bytes / 2
 
 
+def test_matrices_that_a_checkpoint_holds_as_one(tmp_path: Path) -> None:
+    """Phi-3's are written whole; their rows are read as if rounded when loaded."""
+    base = save_checkpoint(tmp_path / "base", "Phi3", intermediate_size=96)
+    write_quantized(base, tmp_path / "out", "int8")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    for module in ("self_attn.qkv_proj", "mlp.gate_up_proj"):
+        assert f"model.layers.2.{module}.weight_packed" in tensors
+    ids = torch.randint(3, VOCAB, (50,), generator=torch.Generator().manual_seed(4)).tolist()
+    source = open_checkpoint(tmp_path / "out").source
+    model = reference(base)
+    for name, parameter in model.named_parameters():
+        if "proj" in name:
+            parameter.data = source.read(name, torch.float32)
+    source.close()
+    driver = LogitDriver(tmp_path / "out", dtype="float32", quantization="none")
+    found = driver.logits(driver.sequence(ids), 50)
+    torch.testing.assert_close(found, reference_logits(model, ids), atol=1e-4, rtol=0)
+    driver = LogitDriver(tmp_path / "out", dtype="float32")
+    found = driver.logits(driver.sequence(ids), 50)
+    assert (found - reference_logits(model, ids)).abs().mean() < 0.06 * found.std()
+
+
 def test_int8_by_channel_with_an_odd_width(base: Path, tmp_path: Path) -> None:
     """`int-quantized`, as W8A8 checkpoints are stored: a scale an output, activations dynamic."""
     codes = torch.randint(-127, 128, (96, 64), dtype=torch.int8)
