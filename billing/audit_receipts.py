@@ -1,4 +1,4 @@
-"""The audit check of engines' receipts, which reach the database by a way of their own."""
+"""The audit check of engines' receipts, which reach the database independently of usage events."""
 
 from datetime import datetime
 from typing import Any

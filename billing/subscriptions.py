@@ -123,7 +123,7 @@ def cancel(
 
 
 def pause(session: Session, tenant_id: str, now: datetime, until: datetime) -> Subscription:
-    """End the subscription now and begin it again on a date; a year begins anew there."""
+    """End the subscription now and start it again on a date, where a new year begins."""
     lock_account(session, tenant_id)
     running = _running(session, tenant_id, now)
     if until <= now:

@@ -171,7 +171,7 @@ class Counters(Protocol):
         ...
 
     async def seed(self, group: str, caps: Sequence[Cap]) -> None:
-        """Tell what was spent under caps whose accounts are unseeded, beside what was settled since."""
+        """Enter what was spent under caps with unseeded accounts, on top of what was settled since."""
         ...
 
     async def born(self) -> tuple[int, int]:

@@ -128,8 +128,8 @@ class UsageEvent(Struct, frozen=True):
 
 
 class EngineCount(Struct, frozen=True):
-    """Token counts of an engine's receipt, on a way of their own: spooled as they arrive, whatever
-    becomes of the request. The audit compares them with the usage event."""
+    """Token counts of an engine's receipt, sent independently of the usage event: spooled as they arrive,
+    however the request ends. The audit compares them with the usage event."""
 
     request_id: str  # by which the engine knows it: of several prompts, the number follows a dot
     engine_id: str

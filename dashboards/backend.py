@@ -93,7 +93,7 @@ class DashboardBackend(Protocol):
         ...
 
     def audit(self) -> bool:
-        """Audit now. Whether it has ended; else it goes on, and its report is stored."""
+        """Start an audit. Returns whether it has ended; else it continues. Its report is stored."""
         ...
 
     def replay(self, ids: Sequence[int]) -> int:

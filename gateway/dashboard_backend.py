@@ -124,7 +124,7 @@ class DashboardBackend:
         self.adapters.refresh()
 
     def audit(self) -> bool:
-        """Returns whether the audit has ended; with a broker, or after 20 s, it goes on."""
+        """Returns whether the audit has ended; with a broker, or after 20 s, it continues."""
         context = CommandContext(self.settings, self.clock, self.database)
         if self.settings.broker_url:
             run_now(context, "billing.audit", CELERY_PREFIX)

@@ -142,7 +142,7 @@ class BlockPool:
         return block
 
     def _forget(self, block: int) -> None:
-        """Remove a block's key, and those of the blocks after it, which nobody could find."""
+        """Remove a block's key, and those of the blocks after it, which could no longer be found."""
         lost = [block]
         while lost:
             block = lost.pop()

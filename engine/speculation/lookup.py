@@ -1,7 +1,7 @@
-"""Guesses by prompt look-up: text that repeats goes on as it did the last time.
+"""Guesses by prompt look-up: repeated text is expected to continue as it did before.
 
 A cursor follows the earlier text as long as it predicts each new id. Every prediction is compared with
-the id that came, guessed or not, so that the share of right ones is known before any guess is paid for.
+the actual id, submitted as a guess or not, so the acceptance rate is known before a guess costs anything.
 """
 
 _LINKS = 4  # earlier places that are compared when a match begins

@@ -1,4 +1,4 @@
-"""What is spent under a budget or from a wallet, told to counters that do not know it: a new window,
+"""Enters what is spent under a budget or from a wallet into counters that lack it: after a new window,
 a new budget, a restart without Redis, or a Redis that lost its data.
 
 Nothing is admitted on such an account before its spend is rebuilt: from the roll-ups, from stored usage

@@ -10,7 +10,7 @@ from core.errors import Forbidden, ModelNotFound
 from core.tenants.keys import Principal
 from gateway.prompts.tokenizing import TextCodec
 
-# The context of a model whose upstream has not told it: its own limit applies. Above any that exists.
+# For a model whose upstream reports no context length and applies its own. Above any real one.
 OPEN_CONTEXT = 1 << 24
 
 
@@ -66,7 +66,7 @@ class Catalog:
         self._models[model.name] = model
 
     def learn_context(self, name: str, tokens: int) -> None:
-        """The context that an upstream has told; of several replicas, the smallest."""
+        """Store the context length that an upstream reports; of several replicas, the smallest."""
         model = self._models[name]
         if tokens < model.context_length:
             self.serve(replace(model, context_length=tokens))

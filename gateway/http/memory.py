@@ -63,7 +63,7 @@ async def keep_trimmed(in_flight: Callable[[], int]) -> None:
 
 
 def _resident() -> int:
-    """Bytes; 0 where the system does not tell."""
+    """Bytes; 0 if the system does not report them."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE

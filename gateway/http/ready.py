@@ -129,7 +129,7 @@ def _page(
 
 def _probe(url: str, info: StartupInfo, model: str, route: str, token: str) -> str:
     """An empty string if the gateway answered, otherwise the reason why not."""
-    operator = {"Authorization": f"Bearer {token}"}  # sees the parts, whoever else may
+    operator = {"Authorization": f"Bearer {token}"}  # always sees the parts
     problem, readiness = _fetch(urllib.request.Request(f"{url}/readyz", headers=operator))
     if problem:
         return problem

@@ -54,7 +54,7 @@ class InferenceRequest(Struct, frozen=True):
     truncate_prompt_tokens: int | None = None  # only so many of the prompt's last tokens are read
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     echo: bool = False
-    continue_final_message: bool = False  # the answer goes on where the last message ends
+    continue_final_message: bool = False  # the answer continues the last message
     end_user: str | None = None
     truncation: str = "disabled"
     dropped: str | None = None  # what truncation removed: "turns=2, blocks=1"

@@ -1,7 +1,7 @@
-"""Receipts on a way of their own: from the engine's message to the spool, past request and meter.
+"""Receipts go from the engine's message straight to the spool, independently of request and meter.
 
-The audit compares them with usage events. An event that is lost, doubled or wrong on its way through
-the pipeline does not take its receipt along.
+The audit compares them with usage events. A usage event that is lost, duplicated or wrong
+does not affect its receipt.
 """
 
 from collections.abc import Callable

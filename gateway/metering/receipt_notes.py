@@ -1,4 +1,4 @@
-"""What a receipt alone does not tell and its usage event needs: sent with the request, and kept by the
+"""What a usage event needs beyond the receipt's own fields: sent with the request, and kept by the
 engine in the receipt. The engine does not read it."""
 
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ _decode = msgspec.json.Decoder(ReceiptNote).decode
 
 
 def note_of(ctx: "RequestContext") -> str:
-    """Empty for a warm-up, which nobody pays."""
+    """Empty for a warm-up request, which is not charged."""
     if ctx.options.is_warm_up or ctx.reservation is None:
         return ""
     principal, adapter = ctx.principal, ctx.target.adapter
@@ -52,7 +52,7 @@ def note_of(ctx: "RequestContext") -> str:
 
 
 def opened_of(request_id: str, receipts: list[Receipt], engine_id: str) -> OpenedRequest | None:
-    """The request of these receipts as it was opened; None if they tell no payer. `request_id` is
+    """The request of these receipts as it was opened; None if they name no payer. `request_id` is
     the gateway's: the engine knows several prompts each under its own id."""
     first = receipts[0]
     try:

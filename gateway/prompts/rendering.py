@@ -59,7 +59,7 @@ def render_prompt(request: InferenceRequest, codec: TextCodec) -> RenderedPrompt
 
 
 def _continued(rendered: RenderedPrompt, last: dict[str, Any]) -> RenderedPrompt:
-    """Cut after the text of the last message, so that the model goes on with it."""
+    """Cut after the text of the last message, so that the model continues it."""
     text = str(_template_message(last)["content"] or "").strip()
     if rendered.mark is not None:
         text = rendered.codec.control.escape_value(text, rendered.mark)

@@ -45,7 +45,7 @@ class OpenAIEngine:
         `count_tokens` is the model's tokenizer, for output whose usage the server does not report."""
         self.engine_id = upstream.replica_name
         self.on_receipt: Callable[[str, Receipt], None] | None = None
-        # Called with the context that the server tells, where the upstream's entry has none.
+        # Called with the context length that the server reports, if the upstream's entry has none.
         self.on_context: Callable[[int], None] | None = None
         self._context = upstream.context_length  # tokens; 0: not known yet
         self._upstream = upstream

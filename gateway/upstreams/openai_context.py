@@ -1,4 +1,4 @@
-"""The context length that an OpenAI-compatible server tells of a model."""
+"""The context length that an OpenAI-compatible server reports for a model."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _NAMES = (
 
 
 def context_of(models: bytes, props: bytes, name: str) -> int:
-    """In tokens; 0 where neither page tells. `props` is llama.cpp's page, which knows how much of the
+    """In tokens; 0 if neither page reports it. `props` is llama.cpp's page, which knows how much of the
     model's context it serves; `name` is the model's name on the server."""
     settings = _object(_object(_parsed(props)).get("default_generation_settings"))
     if served := _count(settings.get("n_ctx")):

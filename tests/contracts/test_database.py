@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import Table, inspect, select
+from sqlalchemy import Table, event, inspect, select
 
 from core.database import Database, insert_new
 from core.errors import DependencyDown, SettingError
@@ -73,7 +73,12 @@ def test_a_read_session_does_not_write(database: Database) -> None:
 
 
 def test_it_answers_a_ping(database: Database) -> None:
+    asked: list[str] = []
+    event.listen(
+        database.db_engine, "before_cursor_execute", lambda *given: asked.append(str(given[2]))
+    )
     database.ping()
+    assert asked[-1] == "select 1"
 
 
 def test_a_database_that_is_down_says_what_to_do() -> None:

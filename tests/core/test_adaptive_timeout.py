@@ -42,23 +42,27 @@ async def test_silence_ends_it_and_the_work_is_cancelled() -> None:
 
 
 async def test_a_loop_that_was_busy_itself_does_not_count_as_silence() -> None:
-    came = asyncio.Event()
+    came, ended = asyncio.Event(), []
 
     async def _busy() -> None:
         await came.wait()
+        ended.append("answered")
 
     loop = asyncio.get_running_loop()
     loop.call_soon(time.sleep, 0.1)  # nothing is read meanwhile
     loop.call_later(0.11, came.set)
     await AdaptiveTimeout(0.03).wait(_busy())
+    assert ended == ["answered"]
 
 
 async def test_a_server_that_is_always_slow_gets_more_time() -> None:
-    patience = AdaptiveTimeout(0.03)
+    timeout, ended = AdaptiveTimeout(0.03), []
 
     async def _slow(seconds: float) -> None:
         await asyncio.sleep(seconds)
+        ended.append(seconds)
 
     for _ in range(20):
-        await patience.wait(_slow(0.02))
-    await patience.wait(_slow(0.06))
+        await timeout.wait(_slow(0.02))
+    await timeout.wait(_slow(0.06))
+    assert ended == [0.02] * 20 + [0.06]

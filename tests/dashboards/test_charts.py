@@ -60,8 +60,9 @@ def test_a_chart_says_what_it_is_without_being_seen() -> None:
 
 
 def test_nothing_to_show_is_still_a_chart() -> None:
-    _svg(stacked_bars("Empty", [], []))
-    _svg(lines("Empty", [], []))
+    for text in (stacked_bars("Empty", [], []), lines("Empty", [], [])):
+        drawn = _svg(text).find("svg")
+        assert drawn is not None and "Empty" in (drawn.get("aria-label") or "")
 
 
 def test_a_series_of_another_length_is_refused() -> None:

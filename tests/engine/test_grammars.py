@@ -239,10 +239,14 @@ def test_what_cannot_be_served_is_refused_by_name(engine: Engine, name: str) -> 
 def test_schemas_that_have_an_end_are_served(engine: Engine) -> None:
     tree = {"type": "object", "properties": {"c": {"$ref": "#"}}, "additionalProperties": False}
     nested = {"type": "array", "items": {"$ref": "#"}}
+    grammars = []
     for schema in (tree, nested, {"type": "array", "items": {"$ref": "#"}, "maxItems": 2}, {}):
-        engine._runner.prepare_grammar(Grammar("json_schema", json.dumps(schema)))
+        grammars.append(Grammar("json_schema", json.dumps(schema)))
     for lark in ('start: "a" start?', 'start: ("a" start)* "b"', 'start: "a" [start] | x\nx: "b"'):
-        engine._runner.prepare_grammar(Grammar("lark", lark))
+        grammars.append(Grammar("lark", lark))
+    for grammar in grammars:
+        engine._runner.prepare_grammar(grammar)
+        assert engine._runner.grammars.ready(grammar), grammar
 
 
 def test_integers_without_bounds_end() -> None:

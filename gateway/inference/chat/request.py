@@ -177,7 +177,7 @@ def _effort(given: str | None) -> str | None:
 
 
 def _continues(body: ChatBody) -> bool:
-    """vLLM's two fields, which say the same: an answer begins anew, or the last one goes on."""
+    """vLLM's two fields, which say the same: start a new answer, or continue the last one."""
     continues = bool(body.continue_final_message)
     if body.add_generation_prompt is not None and body.add_generation_prompt is continues:
         raise _invalid("add_generation_prompt", "the opposite of continue_final_message")

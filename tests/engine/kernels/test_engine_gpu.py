@@ -101,6 +101,7 @@ def test_decoding_steps_with_adapters() -> None:
     decoding = decode.Decoding(runner, 2, 20, 2, [handle], needed)
     decoding._run(2)
     decoding.finish()
+    assert decoding._at == 20 + 2 and not decoding._first
 
 
 def test_the_table_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,6 +123,7 @@ async def test_a_client_that_obeys_retry_after_gets_through(
     limiter = Limiter(MemoryCounters(clock), clock)
     rules = tuple(LimitRule(Scope.TENANT, unit, limit, period) for unit, limit, period in limits)
     plan = Plan("p", rules, 1, 1, expected_output=20)
+    admitted = 0
     for number, prompt in enumerate(prompts * 20):
         request = AdmissionRequest(
             f"req_{number}", "org", "proj", "key", "m", plan, prompt, max_output_tokens=20
@@ -133,3 +134,5 @@ async def test_a_client_that_obeys_retry_after_gets_through(
             headers = retry_headers(refused.retry_after_s)
             clock.advance(int(headers["retry-after-ms"]) / 1000)
             await limiter.reserve(request)
+        admitted += 1
+    assert admitted == len(prompts) * 20

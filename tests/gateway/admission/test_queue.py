@@ -106,6 +106,7 @@ async def test_who_leaves_the_queue_takes_nothing_with_him(limiter: Limiter) -> 
         gone.cancel()
         await asyncio.gather(gone, ended, return_exceptions=True)
         after = await asyncio.wait_for(limiter.reserve(_limit_request(f"after{moment}")), 60)
+        assert gone.done() and after.request.request_id == f"after{moment}"
         await limiter.release(after)
 
 

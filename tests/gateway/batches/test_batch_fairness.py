@@ -57,9 +57,11 @@ async def test_slots_are_shared_by_tenant_and_not_by_line() -> None:
 
 async def test_a_line_that_is_cancelled_while_it_waits_takes_no_slot() -> None:
     slots = FairSlots(1)
+    held: list[float] = []
 
     async def _hold(seconds: float) -> None:
         async with slots.hold("t"):
+            held.append(seconds)
             await asyncio.sleep(seconds)
 
     first = asyncio.create_task(_hold(0.01))
@@ -69,6 +71,7 @@ async def test_a_line_that_is_cancelled_while_it_waits_takes_no_slot() -> None:
     waiting.cancel()
     await asyncio.gather(first, waiting, return_exceptions=True)
     await asyncio.wait_for(_hold(0), 10)
+    assert held == [0.01, 0]
 
 
 def _batch(tenant_id: str, number: int, clock: FakeClock) -> Batch:
