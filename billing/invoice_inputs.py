@@ -65,8 +65,10 @@ class InvoiceInputs:
     grants: dict[str, list[CreditGrant]] = field(default_factory=dict)  # by tenant id
     unrated: set[str] = field(default_factory=set)  # ids of periods with unrated usage
     fees: dict[tuple[int, str], list[BilledFee]] = field(default_factory=dict)
-    # Net usage on earlier invoices: (tenant, end of the period, picounits).
-    drawn: list[tuple[str, datetime, int]] = field(default_factory=list)
+    # Net usage on earlier invoices: (tenant, end of the period, end of the line, picounits).
+    drawn: list[tuple[str, datetime, datetime, int]] = field(default_factory=list)
+    # Of corrected periods, by id: (start of the period that billed it, picounits).
+    billed: dict[str, list[tuple[datetime, int]]] = field(default_factory=dict)
 
     def fees_before(self, subscription_id: int, kind: str, at: datetime) -> list[BilledFee]:
         """Fees of a subscription on the invoices of earlier periods."""
@@ -75,10 +77,17 @@ class InvoiceInputs:
         ]
 
     def drawn_between(self, tenant_id: str, after: datetime, until: datetime) -> int:
-        """Net usage on invoices whose period ends after the one moment and up to the other."""
+        """Net usage on invoices whose period ends after the one moment and up to the other, less
+        corrections of what was used before."""
         return sum(
-            units for who, end, units in self.drawn if who == tenant_id and after < end <= until
+            units
+            for who, end, line_end, units in self.drawn
+            if who == tenant_id and after < end <= until and line_end > after
         )
+
+    def settled(self, period_id: str, before: datetime) -> int:
+        """Usage of a corrected period, with its corrections that were billed before this moment."""
+        return sum(units for at, units in self.billed.get(period_id, ()) if at < before)
 
 
 def read_inputs(session: Session, periods: Sequence[BillingPeriod], now: datetime) -> InvoiceInputs:
@@ -95,7 +104,9 @@ def read_inputs(session: Session, periods: Sequence[BillingPeriod], now: datetim
     )
     _read_earlier_plan_lines(session, inputs, ids)
     behind = {str(row[len(KEY) - 1]) for rows in inputs.usage.values() for row in rows}
-    behind |= {each.usage_period_id for some in inputs.adjustments.values() for each in some}
+    corrected = {each.usage_period_id for some in inputs.adjustments.values() for each in some}
+    inputs.billed = _billed(session, corrected)
+    behind |= corrected
     inputs.bounds = {period.id: (period.starts_at, period.ends_at) for period in periods}
     inputs.bounds |= _bounds(session, behind - inputs.bounds.keys())
     return inputs
@@ -122,7 +133,9 @@ def _read_earlier_plan_lines(session: Session, inputs: InvoiceInputs, ids: Seque
     fees: dict[tuple[int, str], list[BilledFee]] = defaultdict(list)
     for line, invoice in rows:
         if line.kind in _NET_USAGE:
-            inputs.drawn.append((invoice.tenant_id, invoice.period_end, line.exact))
+            late = line.kind == "late_usage"  # counts where it is billed
+            line_end = invoice.period_end if late else line.ends_at
+            inputs.drawn.append((invoice.tenant_id, invoice.period_end, line_end, line.exact))
         elif "subscription" in line.details:
             key = (int(line.details["subscription"]), line.kind)
             billed_at = invoice.final_at or invoice.drafted_at
@@ -157,6 +170,29 @@ def _adjustments(session: Session, ids: Sequence[str]) -> dict[str, list[Adjustm
     found: dict[str, list[Adjustment]] = defaultdict(list)
     for row in rows:
         found[row.bill_period_id].append(row)
+    return found
+
+
+def _billed(session: Session, ids: set[str]) -> dict[str, list[tuple[datetime, int]]]:
+    """What each period was billed for usage, and every correction of it since."""
+    if not ids:
+        return {}
+    start, period = BillingPeriod.starts_at, BillingPeriod.id
+    usage = (
+        select(period, start, func.sum(_D.amount))
+        .join(_D, _D.bill_period_id == period)
+        .where(period.in_(ids), _D.kind != ADJUSTMENT)
+        .group_by(period, start)
+    )
+    since = (
+        select(Adjustment.usage_period_id, start, Adjustment.amount)
+        .join(BillingPeriod, period == Adjustment.bill_period_id)
+        .where(Adjustment.usage_period_id.in_(ids))
+    )
+    found: dict[str, list[tuple[datetime, int]]] = defaultdict(list)
+    for query in (usage, since):
+        for period_id, at, units in session.execute(query):
+            found[period_id].append((at, int(units)))
     return found
 
 

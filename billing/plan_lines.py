@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from billing.earlier_periods import correction_lines, is_earlier
 from billing.invoice_inputs import BilledFee, InvoiceInputs
 from billing.invoice_lines import Line, adjustment_lines, usage_lines
 from billing.models import BillingAccount, BillingPeriod, Plan, Subscription
@@ -31,19 +32,25 @@ class _Fee(NamedTuple):
 def build(inputs: InvoiceInputs, period: BillingPeriod, account: BillingAccount) -> list[Line]:
     """All lines of the period's invoice before credit and tax."""
     currency = account.currency
-    used = usage_lines(inputs, period, currency) + adjustment_lines(inputs, period, currency)
-    spent = sum(line.exact for line in used)
+    used = usage_lines(inputs, period, currency)
+    adjusted = adjustment_lines(inputs, period, currency)
     held = inputs.subscriptions.get(period.tenant_id, ())
+    corrected = correction_lines(inputs, held, period, adjusted, currency)
+    spent = sum(line.exact for line in [*used, *adjusted] if not is_earlier(line, period))
     charged = _included(held, period, spent, currency)
     spent += sum(line.exact for line in charged)
+    earlier = [line for line in adjusted if is_earlier(line, period)]
+    earlier += [line for line in corrected if line.kind == "included"]
     return [
         *used,
+        *adjusted,
         *_monthly(held, period, currency),
         *_in_advance(inputs, held, period, account),
         *_yearly(inputs, held, period, account),
         *charged,
+        *corrected,
         *_commitment(held, period, spent, currency),
-        *_yearly_commitment(inputs, held, period, account, spent),
+        *_yearly_commitment(inputs, held, period, account, (spent, earlier)),
     ]
 
 
@@ -152,10 +159,12 @@ def _yearly_commitment(
     held: _Held,
     period: BillingPeriod,
     account: BillingAccount,
-    spent: int,
+    used: tuple[int, Sequence[Line]],
 ) -> list[Line]:
-    """The shortfall of a year that ends in this period, by the usage on the invoices of that year."""
+    """The shortfall of a year that ends in this period, by the usage on the invoices of that year.
+    `used` is this period's, and the corrections of earlier periods: those of the year count."""
     found = []
+    spent, corrections = used
     for subscription, plan in held:
         if plan.interval != YEAR or not plan.minimum_commitment:
             continue
@@ -164,6 +173,7 @@ def _yearly_commitment(
             if not period.starts_at < last <= period.ends_at or last <= start:
                 continue
             drawn = spent + inputs.drawn_between(period.tenant_id, start, period.starts_at)
+            drawn += sum(line.exact for line in corrections if line.ends_at > start)
             share = (last - start) // _MICRO, (end - start) // _MICRO
             missing = plan.minimum_commitment * share[0] // share[1] - drawn
             if missing > 0:

@@ -3,10 +3,11 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session, aliased
 
 from billing.models import BillingAccount, BillingPeriod, DailyUsage, Plan, Subscription
+from billing.rollups import ADJUSTMENT
 from billing.subscriptions import AMOUNTS, read_subscriptions, term_around
 from billing.views import money
 
@@ -78,12 +79,15 @@ def _state(subscription: Subscription, now: datetime) -> str:
 
 
 def _used(session: Session, tenant_id: str, start: datetime, end: datetime) -> int:
-    """Usage with corrections of the billing periods that end in the term."""
+    """Usage of the billing periods that end in the term, with corrections of what was used in it."""
+    used_in = aliased(BillingPeriod)
     found = session.scalar(
         select(func.sum(DailyUsage.amount))
         .join(BillingPeriod, BillingPeriod.id == DailyUsage.bill_period_id)
+        .join(used_in, used_in.id == DailyUsage.usage_period_id)
         .where(
             DailyUsage.tenant_id == tenant_id,
+            or_(DailyUsage.kind != ADJUSTMENT, used_in.ends_at > start),
             BillingPeriod.ends_at > start,
             BillingPeriod.ends_at <= end,
         )

@@ -215,7 +215,7 @@ def _rows(
         "BillingPeriodStart": invoice.period_start,
         "BillingPeriodEnd": invoice.period_end,
         "ChargeCategory": category,
-        "ChargeClass": "Correction" if line.kind in _CORRECTIONS or corrects else None,
+        "ChargeClass": "Correction" if _is_correction(invoice, line) or corrects else None,
         "ChargeDescription": line.description,
         "ChargeFrequency": frequency,
         "ConsumedUnit": unit if metered else None,
@@ -268,6 +268,12 @@ def _rows(
         for place, value in zip(_SHARE_INDEXES, differs, strict=True):
             row[place] = value
         yield row
+
+
+def _is_correction(invoice: Invoice, line: InvoiceLine) -> bool:
+    """Also what a correction moves of an earlier period's included usage or shortfall."""
+    moved = line.kind in ("included", "commitment") and line.ends_at <= invoice.period_start
+    return line.kind in _CORRECTIONS or moved
 
 
 def _price_id(line: InvoiceLine) -> str | None:

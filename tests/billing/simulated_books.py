@@ -11,6 +11,9 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
+from tests.billing.simulated_plans import of_plan
+from tests.billing.simulated_rows import moment_of, rows_of
+
 MILLION = 1_000_000
 CENT = 10**10  # picounits
 TOKENS = ("input", "cached_input", "output", "waived")
@@ -267,7 +270,7 @@ def _of_tenant(
     ):
         if expected != found:
             yield f"{tenant}: {what} is {found}, by hand {expected}"
-    for invoice in _rows(books, "select * from invoices where tenant_id = ?", tenant):
+    for invoice in rows_of(books, "select * from invoices where tenant_id = ?", tenant):
         yield from _of_invoice(books, happened, invoice)
     yield from _of_wallet(books, tenant)
 
@@ -276,12 +279,12 @@ def _of_invoice(
     books: sqlite3.Connection, happened: Happened, invoice: dict[str, Any]
 ) -> Iterator[str]:
     name, tenant = f"invoice {invoice['label'] or invoice['id']}", invoice["tenant_id"]
-    lines = _rows(books, "select * from invoice_lines where invoice_id = ?", invoice["id"])
+    lines = rows_of(books, "select * from invoice_lines where invoice_id = ?", invoice["id"])
     net = [line for line in lines if line["kind"] != "tax"]
     for line in net:
         if line["amount_minor"] != cents(line["exact"]):
             yield f"{name}: {line['exact']} is rounded to {line['amount_minor']}"
-    yield from _of_plan(books, invoice, net, name)
+    yield from of_plan(books, invoice, net, name)
     subtotal = sum(line["amount_minor"] for line in net)
     gifts = _credit(books, invoice, "promo")
     gift = subtotal - cents(sum(line["exact"] for line in net) - gifts) if gifts else 0
@@ -296,54 +299,14 @@ def _of_invoice(
         yield f"{name}: {columns} are {found}, by hand {expected}"
 
 
-def _of_plan(
-    books: sqlite3.Connection, invoice: dict[str, Any], net: list[dict[str, Any]], name: str
-) -> Iterator[str]:
-    """Fees by the share of the period's time; shares are whole picounits, so one may be off by one."""
-    start, end = (_moment(invoice[each]) for each in ("period_start", "period_end"))
-    share: dict[str, Fraction] = defaultdict(Fraction)
-    parts = 0
-    for held in _rows(
-        books,
-        "select p.*, s.starts_at, s.ends_at from subscriptions s join plans p on p.id = s.plan_id"
-        " where s.tenant_id = ?",
-        invoice["tenant_id"],
-    ):
-        until = _moment(held["ends_at"]) if held["ends_at"] else end
-        time = min(end, until) - max(start, _moment(held["starts_at"]))
-        if time > timedelta(0):
-            parts += 1
-            for column in ("base_fee", "included_usage", "minimum_commitment"):
-                share[column] += (
-                    Fraction(time / timedelta(microseconds=1))
-                    * held[column]
-                    / Fraction((end - start) / timedelta(microseconds=1))
-                )
-    kinds: dict[str, int] = defaultdict(int)
-    for line in net:
-        kinds[line["kind"]] += line["exact"]
-    spent = kinds["usage"] + kinds["late_usage"] + kinds["adjustment"]
-    covered = max(Fraction(0), min(share["included_usage"], Fraction(spent)))
-    short = max(Fraction(0), share["minimum_commitment"] - (spent - covered))
-    if not share["minimum_commitment"]:
-        short = Fraction(0)  # what is taken back is no shortfall
-    for kind, units in (
-        ("base_fee", share["base_fee"]),
-        ("included", -covered),
-        ("commitment", short),
-    ):
-        if abs(kinds[kind] - units) > 2 * parts:
-            yield f"{name}: {kind} is {kinds[kind]}, by hand {float(units)}"
-
-
 def _tax(
     rates: list[tuple[datetime, int]], invoice: dict[str, Any], net: list[dict[str, Any]], gift: int
 ) -> int:
     """Of each moment of supply at its rate; gifts lower what is positive, in proportion."""
     supplied: dict[datetime, int] = defaultdict(int)
     for line in net:
-        last = _moment(line["ends_at"]) - timedelta(microseconds=1)
-        supplied[min(last, _moment(invoice["final_at"]))] += line["amount_minor"]
+        last = moment_of(line["ends_at"]) - timedelta(microseconds=1)
+        supplied[min(last, moment_of(invoice["final_at"]))] += line["amount_minor"]
     positive = sum(max(0, minor) for minor in supplied.values())
     bases: dict[int, int] = defaultdict(int)
     before = 0
@@ -385,13 +348,3 @@ def _of_wallet(books: sqlite3.Connection, tenant: str) -> Iterator[str]:
             expected = granted - left if what == "used" else left
             if units != expected:
                 yield f"{tenant}: {kind} credit {what} is {units}, by hand {expected}"
-
-
-def _moment(stored: str) -> datetime:
-    return datetime.fromisoformat(stored).replace(tzinfo=UTC)
-
-
-def _rows(books: sqlite3.Connection, query: str, key: str) -> list[dict[str, Any]]:
-    found = books.execute(query, (key,))
-    names = [column[0] for column in found.description]
-    return [dict(zip(names, row, strict=True)) for row in found]

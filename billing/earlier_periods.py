@@ -1,0 +1,66 @@
+"""Corrections of earlier periods against the included usage and the commitment of those periods.
+
+A correction is an adjustment on the current invoice. It changes what its own period would have been
+billed, not what the current period uses: what it moves of that period's included usage and shortfall
+is on the current invoice too, and the current period's commitment ignores it.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from billing.invoice_inputs import InvoiceInputs
+from billing.invoice_lines import Line
+from billing.models import BillingPeriod, Plan, Subscription
+from billing.subscriptions import MONTH, segments
+from core.money import round_to_minor
+
+_TEXTS = {
+    "included": "Usage included in the plan",
+    "commitment": "Minimum commitment, shortfall",
+}
+
+
+def is_earlier(line: Line, period: BillingPeriod) -> bool:
+    """Whether the line corrects a period before this one."""
+    return line.kind == "adjustment" and line.usage_period_id != period.id
+
+
+def correction_lines(
+    inputs: InvoiceInputs,
+    held: Sequence[tuple[Subscription, Plan]],
+    period: BillingPeriod,
+    adjustments: Sequence[Line],
+    currency: str,
+) -> list[Line]:
+    """What the adjustments of each earlier period move of its included usage and shortfall."""
+    found = []
+    earlier = [line for line in adjustments if is_earlier(line, period)]
+    by_period = sorted(earlier, key=lambda line: (line.starts_at, line.usage_period_id))
+    for usage_period, lines in groupby(by_period, key=lambda line: line.usage_period_id):
+        starts_at, ends_at = inputs.bounds[usage_period]
+        before = inputs.settled(usage_period, period.starts_at)
+        after = before + sum(line.exact for line in lines)
+        parts = segments(held, starts_at, ends_at)
+        included = sum(part.share(part.plan.included_usage) for part in parts)
+        charged = segments(held, starts_at, ends_at, with_trial=False)
+        committed = sum(
+            part.share(part.plan.minimum_commitment)
+            for part in charged
+            if part.plan.interval == MONTH
+        )
+        then, now = _terms(before, included, committed), _terms(after, included, committed)
+        for kind, was, is_now in zip(_TEXTS, then, now, strict=True):
+            if is_now != was:
+                text = f"{_TEXTS[kind]}, {starts_at:%Y-%m-%d} to {ends_at:%Y-%m-%d} as corrected"
+                exact = is_now - was
+                minor = round_to_minor(exact, currency)[0]
+                found.append(
+                    Line(kind, text, exact, minor, starts_at, ends_at, usage_period_id=usage_period)
+                )
+    return found
+
+
+def _terms(spent: int, included: int, committed: int) -> tuple[int, int]:
+    """Included usage, as a negative amount, and the shortfall of a period that spent this much."""
+    covered = max(0, min(included, spent))
+    return -covered, max(0, committed - (spent - covered)) if committed else 0
