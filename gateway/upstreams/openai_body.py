@@ -168,11 +168,19 @@ def _chat(request: InferenceRequest, body: dict[str, Any]) -> None:
         body["top_logprobs"] = request.logprobs
 
 
+def _text_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """One part of plain text as a string, which every server reads; llama-cpp-python reads nothing
+    else."""
+    if len(parts) == 1 and parts[0].keys() == {"type", "text"} and parts[0]["type"] == "text":
+        return str(parts[0]["text"])
+    return parts
+
+
 def _without_gateway_fields(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
         parts = [{k: v for k, v in part.items() if k not in GATEWAY_FIELDS} for part in content]
-        message = {**message, "content": parts}
+        message = {**message, "content": _text_of(parts)}
     if "volatile" in message:
         message = {k: v for k, v in message.items() if k != "volatile"}
     return message

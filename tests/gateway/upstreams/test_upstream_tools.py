@@ -92,7 +92,7 @@ def test_a_whole_answers_calls_come_back_with_their_ids(
     )
     sent = server.asked[-1][1]
     assert sent["tool_choice"] == "required" and sent["parallel_tool_calls"] is False
-    assert sent["messages"][0]["content"] == [{"type": "text", "text": "Hi"}]
+    assert sent["messages"][0]["content"] == "Hi"  # what every server reads
     calls = answer.choices[0].message.tool_calls
     assert calls is not None and calls[0].id == "call_theirs"
     assert json.loads(calls[0].function.arguments) == {"city": "Bern"}
