@@ -1,7 +1,6 @@
 """Log-probabilities of prompts through the gateway, on the real engine, compared with `transformers`."""
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,36 +15,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from billing.prices import ensure_default_prices
 from core.clock import SystemClock
 from core.settings import Settings
-from engine.config import EngineConfig
 from engine.demo.paths import MODEL_DIR
-from engine.execution.cpu_runner import load_runner
-from engine.worker.server import Server
-from gateway.catalog.catalog import ServedModel
-from gateway.prompts.tokenizing import load_codec
-from gateway.upstreams.clients import OWN_CAPABILITIES, Engines, make_engines
+from gateway.upstreams.clients import make_engines
 from gateway.upstreams.config import read_upstreams
-from gateway.upstreams.remote import RemoteEngine
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
+from tests.gateway.own_engine import deployment_on_own_engine
 
 TEXT = "A toll is a fee that is paid to use a road. Who pays the toll?"
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    config = EngineConfig(
-        model=str(MODEL_DIR), num_blocks=256, max_batch_tokens=256, threads=1,
-        listen="tcp://127.0.0.1:0", dtype="float32",
-    )  # fmt: skip
-    server = Server(config, load_runner(config))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    model = ServedModel(MODEL, load_codec(MODEL_DIR), 1024, 0, capabilities=OWN_CAPABILITIES)
-    engines = Engines({MODEL: [RemoteEngine("own", server.address)]}, [model])
-    folder: Path = tmp_path_factory.mktemp("scored")
-    with running_deployment(folder, engines=engines) as running:
+    folder = tmp_path_factory.mktemp("scored")
+    with deployment_on_own_engine(folder, num_blocks=256, dtype="float32") as running:
         yield running
-    server.stop(0.0)
-    thread.join(30)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jsonschema
@@ -14,15 +13,8 @@ from anthropic import Anthropic
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
-from engine.config import EngineConfig
-from engine.demo.paths import MODEL_DIR
-from engine.execution.cpu_runner import load_runner
-from engine.worker.server import Server
-from gateway.catalog.catalog import ServedModel
-from gateway.prompts.tokenizing import load_codec
-from gateway.upstreams.clients import OWN_CAPABILITIES, Engines
-from gateway.upstreams.remote import RemoteEngine
-from tests.gateway.deployment import MODEL, Deployment, running_deployment
+from tests.gateway.deployment import MODEL, Deployment
+from tests.gateway.own_engine import deployment_on_own_engine
 
 ASK: Any = [{"role": "user", "content": "What is a toll?"}]
 CITY = {
@@ -46,21 +38,9 @@ TOOLS: Any = [
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    config = EngineConfig(
-        model=str(MODEL_DIR), num_blocks=512, max_batch_tokens=256, threads=1,
-        listen="tcp://127.0.0.1:0",
-    )  # fmt: skip
-    server = Server(config, load_runner(config))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    codec = load_codec(MODEL_DIR)
-    model = ServedModel(MODEL, codec, 1024, 0, capabilities=OWN_CAPABILITIES)
-    engines = Engines({MODEL: [RemoteEngine("own", server.address)]}, [model])
-    folder: Path = tmp_path_factory.mktemp("structured")
-    with running_deployment(folder, engines=engines) as running:
+    folder = tmp_path_factory.mktemp("structured")
+    with deployment_on_own_engine(folder, num_blocks=512) as running:
         yield running
-    server.stop(0.0)
-    thread.join(30)
 
 
 @pytest.fixture(scope="module")

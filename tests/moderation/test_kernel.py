@@ -1,13 +1,7 @@
 """The compiled products of the classifier against numpy's and against the plain formula."""
 
-import shutil
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +13,7 @@ from hypothesis import strategies as st
 from moderation.classifiers import ensemble
 from moderation.classifiers.ensemble import Ensemble, blend_any_harm, unpack
 from moderation.classifiers.load import SHIPPED
+from tests.compiled import built_extension
 from tests.moderation.test_ensemble import STORED, TEXTS, convolution, linear
 
 SOURCE = Path(ensemble.__file__).with_name("kernel.c")
@@ -27,22 +22,7 @@ FRAGMENTS = [*TEXTS, "kill", " bomb", ".", "how do I", "\n", "x'y", "9", "é", "
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Built here from the source, so that an old build cannot pass for it."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("no C compiler: apt-get install gcc")
-    built = tmp_path_factory.mktemp("kernel") / "_kernel.so"
-    headers = f"-I{sysconfig.get_path('include')}"
-    options = ["-O3", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", headers]
-    if sys.platform == "darwin":
-        options += ["-undefined", "dynamic_lookup"]
-    subprocess.run([compiler, *options, str(SOURCE), "-o", str(built), "-lm"], check=True)
-    loader = ExtensionFileLoader("_kernel", str(built))
-    spec = spec_from_loader("_kernel", loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module.Kernel
+    return built_extension(SOURCE, tmp_path_factory.mktemp("kernel")).Kernel
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,6 @@
 """The compiled products against torch's and against a plain formula, for every kind of processor."""
 
-import shutil
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Iterator
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +12,7 @@ import torch.nn.functional as F
 from engine.quantization import linear, packed
 from engine.quantization.linear import QuantizedEmbedding, QuantizedGatedLinear, QuantizedLinear
 from engine.quantization.packed import Codes, pack
+from tests.compiled import built_extension
 
 SOURCE = Path(linear.__file__).with_name("kernel.c")
 LEVELS = ["avx512", "avx2", "plain", "torch"]
@@ -29,22 +24,7 @@ SHAPES = [(48, 192), (37, 96), (5, 80)]
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Built here from the source, so that an old build cannot pass for it."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("no C compiler: apt-get install gcc")
-    built = tmp_path_factory.mktemp("kernel") / "_kernel.so"
-    headers = f"-I{sysconfig.get_path('include')}"
-    options = ["-O3", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", headers]
-    if sys.platform == "darwin":
-        options += ["-undefined", "dynamic_lookup"]
-    subprocess.run([compiler, *options, str(SOURCE), "-o", str(built), "-lm"], check=True)
-    loader = ExtensionFileLoader("_kernel", str(built))
-    spec = spec_from_loader("_kernel", loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    return built_extension(SOURCE, tmp_path_factory.mktemp("kernel"))
 
 
 @pytest.fixture(params=LEVELS)

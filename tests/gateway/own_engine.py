@@ -1,0 +1,35 @@
+"""A gateway before the built-in engine, which runs the demo model in a thread of this process."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.demo.paths import MODEL_DIR
+from engine.execution.cpu_runner import load_runner
+from engine.worker.server import Server
+from gateway.catalog.catalog import ServedModel
+from gateway.prompts.tokenizing import load_codec
+from gateway.upstreams.clients import OWN_CAPABILITIES, Engines
+from gateway.upstreams.remote import RemoteEngine
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
+
+
+@contextmanager
+def deployment_on_own_engine(
+    folder: Path, *, num_blocks: int, dtype: str = "auto"
+) -> Iterator[Deployment]:
+    config = EngineConfig(
+        model=str(MODEL_DIR), num_blocks=num_blocks, max_batch_tokens=256, threads=1,
+        listen="tcp://127.0.0.1:0", dtype=dtype,
+    )  # fmt: skip
+    server = Server(config, load_runner(config))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    model = ServedModel(MODEL, load_codec(MODEL_DIR), 1024, 0, capabilities=OWN_CAPABILITIES)
+    engines = Engines({MODEL: [RemoteEngine("own", server.address)]}, [model])
+    with running_deployment(folder, engines=engines) as running:
+        yield running
+    server.stop(0.0)
+    thread.join(30)
