@@ -9,13 +9,14 @@ EXTRAS ?= engine,pdf,stripe
 INSTALL := $(BIN)/pip install --no-compile -c constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: serve test check docs screenshots bench bare lock lock-check upgrade clean
+.PHONY: serve test check docs screenshots bench second-engine bare lock lock-check upgrade clean
 
 # make serve MODEL=… serves that model; a MODEL of the environment is somebody else's.
 serve: $(VENV)/.installed
 	$(if $(filter command,$(firstword $(origin MODEL))),TOLLHOUSE_MODEL='$(MODEL)') $(BIN)/tollhouse serve
 
 test: $(VENV)/.installed-dev check
+	@$(BIN)/python -m tests.deploy.tools || echo "without Helm: the tests of the chart will be skipped"
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-dev
@@ -32,6 +33,13 @@ screenshots: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
+
+# llama.cpp's server behind the gateway. The first call compiles it: some ten minutes of a core.
+second-engine: $(VENV)/.installed-dev
+	@$(BIN)/python -m benchmarks.second_engine; status=$$?; \
+	if [ $$status = 3 ]; then \
+		echo "== NOT RUN: llama-cpp-python[server] or SmolLM2 cannot be installed here =="; \
+	else exit $$status; fi
 
 # The wheel alone in new environments, and `make serve` in a new clone.
 bare:
@@ -60,12 +68,15 @@ $(VENV)/.torch: constraints.txt
 	$(INSTALL) torch
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+# The extensions are built anew where their source has changed.
+EXTENSIONS := moderation/classifiers/kernel.c $(wildcard engine/quantization/*.[ch])
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(EXTENSIONS)
 	@echo "== Tollhouse with $(EXTRAS) (2 of 2) =="
 	$(INSTALL) -e ".[$(EXTRAS)]"
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml
+$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(EXTENSIONS)
 	@echo "== Tollhouse with all that tests need (2 of 2) =="
 	$(INSTALL) -e ".[dev]"
 	touch $(VENV)/.installed $@

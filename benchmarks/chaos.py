@@ -27,7 +27,7 @@ from benchmarks.chaos_site.faults import LONGEST_S, Fault, plan, strike
 from benchmarks.chaos_site.site import Site, later, site_in, until
 from benchmarks.report import figure, progress
 from billing import reconcile
-from billing.invoice_run import rate_all
+from billing.rating_worker import rate_all
 from core.clock import SystemClock
 from core.database import Database
 from core.settings import load_settings

@@ -3,10 +3,12 @@
     python -m benchmarks.endings [--requests 10000] [--at-once 24] [--kills 3]
 
 One gateway of two workers on Redis, two upstreams, one with and one without a tokenizer, that cut,
-merge, delay and misreport their answers. Between the requests a worker is killed (-9) some times.
-Figures: what the audit finds, requests that are still open, answers whose usage is not the ledger's
-(as their clients read it), and gateways' records that could not be stored. stderr has the table of
-failures with the statuses that clients saw. Needs Redis on its standard local port.
+merge, delay and misreport their answers. Requests that an upstream fails are a tenant's of their own:
+the circuit breakers that they open must refuse nobody else. Between the requests a worker is killed
+(-9) some times. Figures: what the audit finds, good requests that were refused with 503, requests
+that are still open, answers whose usage is not the ledger's (as their clients read it), and gateways'
+records that could not be stored. stderr has the table of failures with the statuses that clients saw.
+Needs Redis on its standard local port.
 """
 
 import argparse
@@ -38,7 +40,7 @@ from core.money import Money
 from core.tenants import keys
 from core.tenants.limits import set_rule
 from core.tenants.models import Tenant
-from core.tenants.organisations import create_project
+from core.tenants.organisations import create_project, create_tenant
 from core.tenants.plans import LimitRule, Scope, Unit
 from core.tenants.scope import scope_of_operator
 from engine.demo.paths import MODEL_DIR
@@ -106,12 +108,19 @@ def _tenants(gateway: GatewayProcess) -> Keys:
             ]
             once = LimitRule(Scope.PROJECT, Unit.REQUESTS, 1, target=limited)
             set_rule(session, scope, clock, once)
+            found.append(_failing_tenant(session, clock))
             _without_money(session, clock, tenant, spent)
     finally:
         database.close()
     _block(gateway)
     time.sleep(3)  # until every worker has read them
     return Keys(gateway.key, *found)
+
+
+def _failing_tenant(session: Session, clock: SystemClock) -> str:
+    scope = scope_of_operator(create_tenant(session, clock, name="failing").id, "benchmark")
+    project = create_project(session, scope, clock, name="default").id
+    return keys.issue(session, scope, clock, project_id=project, name="failing").secret
 
 
 def _without_money(session: Session, clock: SystemClock, tenant: str, project: str) -> None:
@@ -179,6 +188,7 @@ def _judge(gateway: GatewayProcess, seen: list[Answered], details: dict[str, Any
         "open_requests": report["spool"]["running"] + report["spool"]["unshipped"],
         "parked": report["parked"] + report["spool"]["parked"],
         "wrong_usage": wrong,
+        "good_refused": table.get("to succeed", Counter())[503],
     }
     details |= {
         "failing": failing,

@@ -20,7 +20,8 @@ from typing import Any
 from benchmarks.cpu.environments import PEERS, peer
 from benchmarks.cpu.own import SCENARIOS, Rounds
 from benchmarks.cpu.rounds import Contender, contender, rounds
-from benchmarks.cpu.work import home, make_work, save_work
+from benchmarks.cpu.work import make_work, save_work
+from benchmarks.home import home
 from benchmarks.report import figure, median_pair, progress
 
 Rates = dict[str, list[float | None]]  # by scenario, one a round

@@ -1,6 +1,7 @@
 """The gateway beside its peers: every feature on here, none there, one static upstream for all.
 
     python -m benchmarks.gateway [--peers bare,litellm,portkey,tensorzero|none] [--rounds 5] [--costs]
+    python -m benchmarks.gateway --against ../other-checkout [--rounds 5] [--seconds 2]
 
 Needs nginx and wrk. The figures of two and four workers need Redis (and PostgreSQL) on their
 standard local ports: TOLLHOUSE_BENCH_HOME names where the peers' environments are made.
@@ -8,6 +9,9 @@ standard local ports: TOLLHOUSE_BENCH_HOME names where the peers' environments a
 All stand side by side and are loaded in turn, some seconds each, round after round; a figure is
 that of the round with the median ratio (`gateway_load/rounds.py`). Settings say what share of the
 processor the host took meanwhile.
+
+With --against only the CPU time of a request is measured, in turn with the gateway of another
+checkout: the ratio holds on a machine whose neighbours are busy.
 
 Every server is asked once, and its answer compared with the upstream's, before it is loaded. What
 does not start, answers wrongly or fails under the load has no figure; stderr says why.
@@ -30,7 +34,7 @@ from typing import Any
 from benchmarks.gateway_load.costs import Costs, Process
 from benchmarks.gateway_load.load import Rate
 from benchmarks.gateway_load.mock import CHUNKS, mock
-from benchmarks.gateway_load.own import GatewayProcess, own_gateway
+from benchmarks.gateway_load.own import ROOT, GatewayProcess, own_gateway
 from benchmarks.gateway_load.peers import PEERS, Peer
 from benchmarks.gateway_load.rounds import Contender, beside, rounds
 from benchmarks.report import figure, progress
@@ -76,6 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="of every comparison")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each load")
     parser.add_argument("--costs", action="store_true", help="CPU time of a request alone")
+    parser.add_argument("--against", type=Path, help="another checkout of this repository")
+    parser.add_argument("--works", default="", help="with --against: only these, such as new,tools")
     chosen = parser.parse_args(arguments)
     peers = [] if chosen.peers == "none" else chosen.peers.split(",")
     unknown = set(peers) - set(PEERS)
@@ -85,6 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
         home = Path(made)
         with mock(home / "upstream") as (whole, stream):
             bench = Bench(home, whole, stream, peers, chosen.rounds, chosen.seconds)
+            if chosen.against is not None:
+                _against(bench, chosen.against.resolve(), chosen.works)
+                return 0
             if not chosen.costs:
                 _measure(bench)
             _costs(bench)
@@ -104,6 +113,29 @@ def _costs(bench: Bench) -> None:
         costs.whole(own, bare)
         costs.proxied(own)
         costs.streams(Process("own", stream.server, stream.pid))
+
+
+def _against(bench: Bench, checkout: Path, works: str) -> None:
+    progress(f"CPU time of a request, beside {checkout}")
+    costs = Costs(bench.home, bench.count, bench.seconds)
+    for name, upstream in (("whole", bench.whole), ("stream", bench.stream)):
+        if (works == "stream" and name == "whole") or (
+            name == "stream" and works not in ("", "stream")
+        ):
+            continue
+        with contextlib.ExitStack() as stack:
+            own, other = (
+                stack.enter_context(
+                    own_gateway(bench.home / f"{name}-{number}", upstream, checkout=each)
+                )
+                for number, each in enumerate((ROOT, checkout))
+            )
+            ours = Process("own", own.server, own.pid)
+            theirs = Process("other checkout", other.server, other.pid)
+            if name == "whole":
+                costs.against(ours, theirs, works)
+            else:
+                costs.streams(ours, theirs)
 
 
 def _measure(bench: Bench) -> None:

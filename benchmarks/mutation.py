@@ -1,97 +1,135 @@
 """How many small faults in money, limits and streaming the tests find.
 
-    python -m benchmarks.mutation --set billing --sample 400 --seed 1
+    python -m benchmarks.mutation --set admission --sample 150 --seed 1 --survivors survivors.jsonl
     python -m benchmarks.mutation --files billing/rating.py --tests tests/billing/test_rating.py
 
-Each mutant is one changed operator, constant, condition or statement. It is killed when a test that
-executes its line fails or exceeds the time-out. Survivors are listed for a person to judge: an
-equivalent mutant changes nothing that can be observed; any other is a missing test.
+Each mutant is one changed operator, constant, condition or statement, drawn uniformly from all of
+the package. It is killed when a test that executes its line fails or takes five times as long.
+Survivors are listed for a person to judge: an equivalent mutant changes nothing that can be observed;
+any other is a missing test. `--minutes` bounds a call; the next one with the same arguments goes on
+where it ended. Tests marked `slow` and processes that tests start do not see the mutant.
 """
 
 import argparse
 import json
-import os
+import math
 import random
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
-from benchmarks.mutants.coverage_map import tests_by_line
+from benchmarks.home import home
+from benchmarks.mutants.coverage_map import CoverageMap, MeasuredTests
+from benchmarks.mutants.judge import (
+    KILLED,
+    NOT_EXECUTED,
+    SURVIVED,
+    TIMED_OUT,
+    Judge,
+    Verdict,
+    WarmProcess,
+)
 from benchmarks.mutants.mutate import Mutant, mutants_of
 from benchmarks.report import figure, progress
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT_S = 300
-MOST_TESTS = 40  # a line that hundreds of tests execute is judged by the first of them
-SETS: dict[str, tuple[list[str], list[str]]] = {
-    "billing": (["billing"], ["tests/billing", "tests/journeys/test_billing_stories.py"]),
-    "metering": (["gateway/metering"], ["tests/gateway/metering", "tests/gateway/test_chat.py"]),
-    "admission": (
-        ["gateway/admission"],
-        ["tests/gateway/limits", "tests/contracts/test_counters.py"],
+PACKAGES = ("billing", "gateway/admission", "gateway/metering", "gateway/streaming")
+_OF_THE_GATEWAY = ("tests/gateway", "tests/contracts", "tests/journeys")
+_OF_BILLING = (
+    "tests/billing",
+    "tests/journeys",
+    "tests/contracts",
+    "tests/dashboards",
+    "tests/gateway/admin",
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the product, the tests that may see a fault in it, and those that see most."""
+
+    files: Sequence[str]
+    tests: Sequence[str]
+    own: Sequence[str] = ()
+
+
+PARTS = {
+    "billing": Part(["billing"], _OF_BILLING, ["tests/billing"]),
+    "metering": Part(["gateway/metering"], _OF_THE_GATEWAY, ["tests/gateway/metering"]),
+    "admission": Part(
+        ["gateway/admission"], _OF_THE_GATEWAY, ["tests/gateway/admission", "tests/contracts"]
     ),
-    "streaming": (["gateway/streaming"], ["tests/gateway/streaming", "tests/gateway/test_chat.py"]),
+    "streaming": Part(["gateway/streaming"], _OF_THE_GATEWAY, ["tests/gateway/streaming"]),
 }
 
 
 def main() -> int:
     options = _options()
-    files, tests = _files_and_tests(options)
-    with tempfile.TemporaryDirectory(prefix="tollhouse-mutants-") as scratch:
-        trees = [_copy(Path(scratch) / f"tree{n}") for n in range(options.workers)]
-        progress(f"running {len(tests)} test paths once under coverage")
-        lines = tests_by_line(trees[0], files, tests, Path(scratch))
-        mutants = _drawn(files, options.sample, options.seed)
-        progress(f"judging {len(mutants)} mutants of {len(files)} files")
-        verdicts = _judge_all(mutants, lines, trees)
-    return _report(options, mutants, verdicts)
+    part = Part(options.files, options.tests)
+    if options.set:
+        part = replace(PARTS[options.set], tests=options.tests or PARTS[options.set].tests)
+    if not part.files or not part.tests:
+        raise SystemExit("--files: name the tests that judge them, with --tests.")
+    ends = time.monotonic() + 60 * options.minutes
+    tests = _test_files(part)
+    packages = PACKAGES if options.set else tuple(sorted({f.partition("/")[0] for f in part.files}))
+    name = "mutation.json" if options.set else f"mutation-{'-'.join(packages)}.json"
+    measured = MeasuredTests(home() / name, packages)
+    if not measured.measure(tests, options.minutes):
+        progress("Time is up; run the same command again to go on.")
+        return 0
+    mutants = drawn(_sources(part), options.sample, options.seed)
+    verdicts = _judge_all(options, part, measured, mutants, ends)
+    if verdicts is None:
+        progress("Time is up; run the same command again to go on.")
+        return 0
+    _report(options, mutants, verdicts)
+    return 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.mutation")
-    parser.add_argument("--set", choices=sorted(SETS), help="a named part of the product")
+    parser.add_argument("--set", choices=sorted(PARTS), help="a named part of the product")
     parser.add_argument("--files", nargs="*", default=[], help="source files or folders instead")
-    parser.add_argument("--tests", nargs="*", default=[], help="the tests that judge them")
-    parser.add_argument("--sample", type=int, default=300, help="mutants to draw; 0 is all")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--survivors", type=Path, help="where to write the survivors as JSON lines")
-    return parser.parse_args()
-
-
-def _files_and_tests(options: argparse.Namespace) -> tuple[list[str], list[str]]:
-    named, tests = (options.files, options.tests)
-    if options.set:
-        named, tests = SETS[options.set]
-    if not named or not tests:
-        raise SystemExit("Give --set, or --files together with --tests.")
-    files: list[str] = []
-    for name in named:
-        path = ROOT / name
-        files += [str(f.relative_to(ROOT)) for f in sorted(path.rglob("*.py"))] or [name]
-    return [f for f in files if not f.endswith("__init__.py") and "fake_" not in f], tests
-
-
-def _copy(target: Path) -> Path:
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    parser.add_argument(
+        "--tests", nargs="*", default=[], help="the tests that judge; fewer than a set's"
     )
-    for name in listed.stdout.splitlines():
-        source = ROOT / name
-        if source.is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target / name)
-    return target
+    parser.add_argument("--sample", type=int, default=150, help="mutants to draw; 0 is all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=40, help="of tests that one mutant gets")
+    parser.add_argument("--wait", type=float, default=15, help="seconds that any test may take")
+    parser.add_argument("--minutes", type=float, default=600, help="after which this call ends")
+    parser.add_argument("--control", type=int, default=5, help="runs of chosen tests, unchanged")
+    parser.add_argument("--survivors", type=Path, help="where to write them as JSON lines")
+    options = parser.parse_args()
+    if not options.set and not options.files:
+        options.set = "admission"
+    return options
 
 
-def _drawn(files: list[str], sample: int, seed: int) -> list[Mutant]:
+def _test_files(part: Part) -> list[str]:
+    found = [_files_below(name, "test_*.py") for name in part.tests]
+    files = dict.fromkeys(name for names in found for name in names)
+    return sorted(files, key=lambda each: not each.startswith(tuple(part.own)))
+
+
+def _sources(part: Part) -> list[str]:
+    files = [name for named in part.files for name in _files_below(named, "*.py")]
+    return [f for f in files if not f.endswith("__init__.py") and "fake_" not in f]
+
+
+def _files_below(name: str, pattern: str) -> list[str]:
+    path = ROOT / name
+    if path.is_file():
+        return [name]
+    return [str(each.relative_to(ROOT)) for each in sorted(path.rglob(pattern))]
+
+
+def drawn(files: Sequence[str], sample: int, seed: int) -> list[Mutant]:
     found = [each for name in files for each in mutants_of(name, (ROOT / name).read_bytes())]
     if sample and len(found) > sample:
         found = sorted(
@@ -101,81 +139,117 @@ def _drawn(files: list[str], sample: int, seed: int) -> list[Mutant]:
 
 
 def _judge_all(
-    mutants: list[Mutant], lines: dict[str, dict[int, list[str]]], trees: list[Path]
-) -> list[str]:
-    free: Queue[Path] = Queue()
-    for tree in trees:
-        free.put(tree)
-    done = 0
-
-    def judge(mutant: Mutant) -> str:
-        nonlocal done
-        tests = _tests_for(mutant, lines.get(mutant.path, {}))
-        tree = free.get()
+    options: argparse.Namespace,
+    part: Part,
+    measured: MeasuredTests,
+    mutants: list[Mutant],
+    ends: float,
+) -> list[Verdict] | None:
+    """None where time ran out."""
+    files = _test_files(part)
+    lines = measured.map(files)
+    kept = _Kept(home() / f"mutants-{options.set or 'files'}-{options.seed}.jsonl")
+    with tempfile.TemporaryDirectory(prefix="tollhouse-mutants-") as scratch:
+        plan = Path(scratch) / "plan.json"
+        plan.write_text(json.dumps(_plan(lines, _sources(part), measured.modules)))
+        processes = [WarmProcess(mode, plan, options.wait) for mode in ("collected", "imported")]
+        judge = Judge(lines, part.own, options.seconds, processes)
         try:
-            verdict = _judge(mutant, tests, tree) if tests else "not covered"
+            _run_controls(judge, mutants, 0 if kept.verdicts else options.control)
+            for number, mutant in enumerate(mutants):
+                if kept.verdict(mutant) is not None:
+                    continue
+                if time.monotonic() > ends:
+                    return None
+                verdict = judge.judge(mutant)
+                kept.keep(mutant, verdict)
+                progress(
+                    f"{number + 1}/{len(mutants)} {verdict.result} in {verdict.seconds:.1f} s "
+                    f"{mutant.path}:{mutant.line} {mutant.before[:40]!r} -> {mutant.after[:40]!r}"
+                )
         finally:
-            free.put(tree)
-        done += 1
-        if done % 20 == 0:
-            progress(f"{done} of {len(mutants)}")
-        return verdict
-
-    with ThreadPoolExecutor(len(trees)) as pool:
-        return list(pool.map(judge, mutants))
+            for process in processes:
+                process.close()
+    return [kept.verdict(mutant) or Verdict(NOT_EXECUTED) for mutant in mutants]
 
 
-def _tests_for(mutant: Mutant, lines: dict[int, list[str]]) -> list[str]:
-    """Tests that execute the line; for one that runs at import alone, those that use the file."""
-    if mutant.statement in lines and not lines[mutant.statement]:
-        return sorted({test for tests in lines.values() for test in tests})
-    return lines.get(mutant.statement, [])
+def _run_controls(judge: Judge, mutants: list[Mutant], count: int) -> None:
+    for mutant in mutants[:: max(1, len(mutants) // max(1, count))][:count]:
+        verdict = judge.control(mutant)
+        if verdict.result == KILLED:
+            progress(f"control: {verdict.test} fails beside its neighbours with nothing changed")
 
 
-def _judge(mutant: Mutant, tests: list[str], tree: Path) -> str:
-    path = tree / mutant.path
-    source = path.read_bytes()
-    path.write_bytes(mutant.apply(source))
-    try:
-        return _run(tests[:MOST_TESTS], tree)
-    finally:
-        path.write_bytes(source)
+def _plan(lines: CoverageMap, sources: list[str], modules: list[str]) -> dict[str, Any]:
+    tests = {test.name: test for path in sources for test in lines.tests_of_file(path)}.values()
+    return {
+        "files": sorted({test.file for test in tests}),
+        "seconds": {test.name: test.seconds for test in tests},
+        "modules": modules,
+    }
 
 
-def _run(tests: list[str], tree: Path) -> str:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    process = subprocess.Popen(
-        [*command, "--no-header", *tests],
-        cwd=tree,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        status = process.wait(TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return "timed out"
-    return "survived" if status == 0 else "killed"
+class _Kept:
+    """Verdicts of an interrupted call, by what the mutant is and by the source that it changes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.verdicts: dict[str, Verdict] = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            entry = json.loads(line)
+            self.verdicts[entry["mutant"]] = Verdict(**entry["verdict"])
+
+    def verdict(self, mutant: Mutant) -> Verdict | None:
+        return self.verdicts.get(_key(mutant))
+
+    def keep(self, mutant: Mutant, verdict: Verdict) -> None:
+        self.verdicts[_key(mutant)] = verdict
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps({"mutant": _key(mutant), "verdict": asdict(verdict)}) + "\n")
 
 
-def _report(options: argparse.Namespace, mutants: list[Mutant], verdicts: list[str]) -> int:
-    killed = sum(verdict in ("killed", "timed out") for verdict in verdicts)
+def _key(mutant: Mutant) -> str:
+    source = (ROOT / mutant.path).read_text().splitlines()
+    text = "\n".join(source[mutant.statement - 1 : mutant.statement_end])
+    return f"{mutant.path}:{mutant.line}:{mutant.start}:{mutant.before}:{mutant.after}:{text}"
+
+
+def interval(killed: int, of: int) -> tuple[float, float]:
+    """The 95 % interval of a share in percent (Wilson, 1927)."""
+    if not of:
+        return 0.0, 100.0
+    share, z = killed / of, 1.959964
+    middle = share + z * z / (2 * of)
+    half = z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
+    return tuple(100 * (middle + sign * half) / (1 + z * z / of) for sign in (-1, 1))  # type: ignore[return-value]
+
+
+def _report(options: argparse.Namespace, mutants: list[Mutant], verdicts: list[Verdict]) -> None:
+    counts = {
+        result: sum(verdict.result == result for verdict in verdicts)
+        for result in (KILLED, TIMED_OUT, SURVIVED, NOT_EXECUTED)
+    }
     survivors: list[dict[str, Any]] = [
-        {"file": m.path, "line": m.line, "before": m.before, "after": m.after, "verdict": verdict}
-        for m, verdict in zip(mutants, verdicts, strict=True)
-        if verdict in ("survived", "not covered")
+        {
+            "file": mutant.path,
+            "line": mutant.line,
+            "before": mutant.before,
+            "after": mutant.after,
+            "verdict": verdict.result,
+        }
+        for mutant, verdict in zip(mutants, verdicts, strict=True)
+        if verdict.result in (SURVIVED, NOT_EXECUTED)
     ]
-    target = options.survivors
-    if target is not None:
-        target.write_text("".join(json.dumps(each) + "\n" for each in survivors))
+    if options.survivors is not None:
+        options.survivors.write_text("".join(json.dumps(each) + "\n" for each in survivors))
     for each in survivors:
         progress(
             f"{each['verdict']}: {each['file']}:{each['line']}: {each['before'][:60]!r} -> "
             f"{each['after'][:60]!r}"
         )
+    killed = counts[KILLED] + counts[TIMED_OUT]
+    low, high = interval(killed, len(mutants))
     figure(
         f"mutants killed in {options.set or ' '.join(options.files)}",
         100 * killed / max(1, len(mutants)),
@@ -185,13 +259,13 @@ def _report(options: argparse.Namespace, mutants: list[Mutant], verdicts: list[s
         aim=93,
         settings={
             "mutants": len(mutants),
-            "timed_out": verdicts.count("timed out"),
-            "not_covered": verdicts.count("not covered"),
+            **{result.replace(" ", "_"): count for result, count in counts.items()},
+            "interval_95": [round(low, 1), round(high, 1)],
+            "seconds_of_tests": options.seconds,
             "seed": options.seed,
             "at": time.strftime("%Y-%m-%d"),
         },
     )
-    return 0
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from benchmarks.cpu.own import Bench, fresh
-from benchmarks.cpu.work import Work, home
+from benchmarks.cpu.work import Work
+from benchmarks.home import home
 from benchmarks.real_model import ADAPTERS, packaged
 from benchmarks.report import figure, progress
 from engine.batch import Row
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     home().mkdir(parents=True, exist_ok=True)
     file = chosen.model or packaged()
-    dense = _dense(file)
+    dense = dense_copy(file)
     if chosen.only != "speed":
         windows = 2 if chosen.quick else 12
         tokenizer = describe(file).tokenizer
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _dense(file: Path) -> Path:
+def dense_copy(file: Path) -> Path:
     """The file's weights as a directory of float16."""
     target = home() / f"{file.stem}-float16"
     if (target / "config.json").is_file():
@@ -92,15 +93,12 @@ def _dense(file: Path) -> Path:
 def _quality(
     name: str, dense: Path, tokenizer: Tokenizer, windows: int, served: list[tuple[Path, str]]
 ) -> None:
-    text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in _PAGES)
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    count = min(windows, len(ids) // _WINDOW)
-    first = (len(ids) - count * _WINDOW) // 2
-    parts = [ids[first + n * _WINDOW :][:_WINDOW] for n in range(count)]
-    own = _measured(dense, "none", parts)
+    parts = page_parts(tokenizer, windows)
+    count = len(parts)
+    own = measured(dense, "none", parts)
     settings = {"model": name, "tokens": count * _WINDOW // 2, "float perplexity": own.perplexity}
     for path, quantization in served:
-        found = _measured(path, quantization, parts)
+        found = measured(path, quantization, parts)
         label = describe_format(path, quantization)
         growth = 100 * (found.perplexity / own.perplexity - 1)
         limits = {"int8": (1.0, 0.3), "int4": (6.0, 3.0)}.get(quantization, (None, None))
@@ -113,33 +111,51 @@ def _quality(
                "own, floats", own.bytes / 1e6, settings=settings)  # fmt: skip
 
 
+def page_parts(tokenizer: Tokenizer, windows: int) -> list[list[int]]:
+    """Parts of the project's pages, `_WINDOW` tokens each."""
+    text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in _PAGES)
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    count = min(windows, len(ids) // _WINDOW)
+    first = (len(ids) - count * _WINDOW) // 2
+    return [ids[first + n * _WINDOW :][:_WINDOW] for n in range(count)]
+
+
 def describe_format(path: Path, quantization: str) -> str:
     return "as stored in Q4_1" if path.suffix == ".gguf" else quantization
 
 
 @torch.inference_mode()
-def _measured(path: Path, quantization: str, parts: list[list[int]]) -> Quality:
-    config = EngineConfig(
-        model=str(path), dtype="float32", quantization=quantization, num_blocks=64
-    )
-    runner = load_runner(config)
-    assert isinstance(runner, CpuRunner)
+def measured(
+    path: Path, quantization: str, parts: list[list[int]], kv_dtype: str = "auto"
+) -> Quality:
+    runner = loaded(path, quantization, kv_dtype)
     half, losses, choices = _WINDOW // 2, [], []
     for ids in parts:
-        logits = _logits(runner, ids)[half - 1 : -1]
+        logits = logits_of(runner, ids)[half - 1 : -1]
         targets = torch.tensor(ids[half:])
         losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
         choices.append(logits.argmax(-1))
-    progress(f"{path.name} {quantization}: {math.exp(torch.cat(losses).mean()):.3f}")
+    progress(f"{path.name} {quantization}, KV {kv_dtype}: {math.exp(torch.cat(losses).mean()):.3f}")
     loss = float(torch.cat(losses).mean())
     return Quality(math.exp(loss), torch.cat(choices), runner._model.bytes)
 
 
-def _logits(runner: CpuRunner, ids: list[int]) -> torch.Tensor:
+def loaded(path: Path, quantization: str, kv_dtype: str, num_blocks: int = 64) -> CpuRunner:
+    runner = load_runner(
+        EngineConfig(
+            model=str(path), dtype="float32", quantization=quantization, kv_dtype=kv_dtype,
+            num_blocks=num_blocks,
+        )
+    )  # fmt: skip
+    assert isinstance(runner, CpuRunner)
+    return runner
+
+
+def logits_of(runner: CpuRunner, ids: list[int]) -> torch.Tensor:
     """Of every token, [tokens, vocab]; a step of the runner gives those that are sampled only."""
     blocks = list(range(-(-len(ids) // _BLOCK)))
     row = Row(0, ids, 0, blocks, None, True, SamplingParams(max_tokens=1), 0, ids, len(ids))
-    return runner._logits(runner._plan([], [row], ids, all_logits=True))
+    return runner._forward([row], runner._plan([], [row], ids, all_logits=True))[0]
 
 
 def _speed(file: Path, dense: Path, count: int, quick: bool) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.cpu.environments import PEERS, SCRIPTS, Peer, ready
 from benchmarks.cpu.real_check import check
 from benchmarks.cpu.rounds import Contender, contender, rounds
-from benchmarks.cpu.work import home
+from benchmarks.home import home
 from benchmarks.report import figure, median_pair, progress
 from engine.execution.cpu_runner import physical_cores
 from engine.layers.linear import multiplies_bfloat16

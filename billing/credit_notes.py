@@ -125,7 +125,7 @@ def _refuse_too_much(session: Session, invoice: Invoice, net_minor: int) -> None
         raise Conflict(
             f"Invoice {invoice.label or invoice.id} is {invoice.status}; only final and paid invoices "
             "can be credited.",
-            next_step="Finalize a draft first; a void or uncollectible invoice needs no credit note.",
+            next_step="Finalise a draft first; a void or uncollectible invoice needs no credit note.",
         )
     left = invoice.subtotal_minor - invoice.promo_minor - _noted(session, invoice)[0]
     if not 0 < net_minor <= left:

@@ -11,10 +11,11 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.orm import Session
 
-from billing import invoices, rating
+from billing import invoices
 from billing.accounts import Periods, ensure_accounts, lock_accounts
 from billing.invoice_builder import open_builder
 from billing.models import BillingAccount, BillingPeriod, Invoice, Subscription
+from billing.rating_worker import rate_all
 from billing.tax_quotes import with_taxes
 from billing.taxes import TaxService
 from core.clock import Clock
@@ -51,17 +52,6 @@ class RunResult:
     @property
     def all_ids(self) -> list[str]:
         return [*self.finalised, *self.drafted, *self.unchanged]
-
-
-def rate_all(database: Database, clock: Clock) -> int:
-    """Rate all waiting batches; returns the number of events."""
-    events = 0
-    while True:
-        with database.transaction() as session:
-            rated = rating.rate(session, clock)
-        if rated.batches == 0:
-            return events
-        events += rated.events
 
 
 def run(

@@ -97,12 +97,12 @@ def _refuse_early(builder: InvoiceBuilder, period: BillingPeriod) -> None:
     if builder.now < period.ends_at:
         raise Conflict(
             f"The period ends at {period.ends_at:%Y-%m-%d %H:%M} UTC and cannot be closed before.",
-            next_step="Finalize it after that; a draft shows the amounts so far.",
+            next_step="Finalise it after that; a draft shows the amounts so far.",
         )
     if period.id in builder.inputs.unrated:
         raise Conflict(
             f"Some usage of period {period.id} is not rated yet.",
-            next_step="Run the rating task, then finalize the invoice.",
+            next_step="Run the rating task, then finalise the invoice.",
         )
 
 

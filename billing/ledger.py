@@ -3,7 +3,8 @@ reference. Transactions never change: a mistake is reversed by a new transaction
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -22,6 +23,7 @@ from core.money import Money
 ACCOUNTS: Table = LedgerAccount.__table__  # type: ignore[assignment]
 TRANSACTIONS: Table = LedgerTransaction.__table__  # type: ignore[assignment]
 ENTRIES: Table = LedgerEntry.__table__  # type: ignore[assignment]
+_RECORDED = "recorded_transactions"
 
 
 class AccountKind(StrEnum):
@@ -96,6 +98,19 @@ def post_many(session: Session, transactions: Sequence[Transaction]) -> None:
     columns = ("transaction_id", "account_id", "units", "currency")
     bulk_insert.insert_all(session, ENTRIES, columns, entries)
     _move_balances(session, changes)
+    if _RECORDED in session.info:
+        session.info[_RECORDED].extend(transactions)
+
+
+@contextmanager
+def recorded(session: Session) -> Iterator[list[Transaction]]:
+    """Collects what is posted in this session, for previews whose transaction is rolled back."""
+    posted: list[Transaction] = []
+    session.info[_RECORDED] = posted
+    try:
+        yield posted
+    finally:
+        del session.info[_RECORDED]
 
 
 def balance(session: Session, tenant_id: str, kind: AccountKind, currency: str) -> int:

@@ -11,6 +11,8 @@ from billing.tables.ledger import (
     LedgerTransaction,
     TopUp,
 )
+from billing.tables.money_acts import MoneyAct
+from billing.tables.month_end import SignedMonth
 from billing.tables.payments import (
     Dispute,
     DunningCase,
@@ -33,6 +35,7 @@ from billing.tables.plans import (
     TaxRate,
 )
 from billing.tables.prices import Adjustment, PriceVersionRow, Rerate, TierPosition
+from billing.tables.rating import RatingShard, RatingWorker
 from billing.tables.service import DailyService, HourlyService
 from billing.tables.usage import (
     Charge,
@@ -75,6 +78,7 @@ __all__ = [
     "LedgerAccount",
     "LedgerEntry",
     "LedgerTransaction",
+    "MoneyAct",
     "OutboxMessage",
     "ParkedEvent",
     "Payment",
@@ -84,10 +88,13 @@ __all__ = [
     "PaymentWebhook",
     "Plan",
     "PriceVersionRow",
+    "RatingShard",
+    "RatingWorker",
     "Refund",
     "ReportedEvent",
     "Rerate",
     "Seller",
+    "SignedMonth",
     "Subscription",
     "TaxExemption",
     "TaxQuote",

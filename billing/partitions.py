@@ -1,4 +1,5 @@
-"""Monthly partitions of `usage_events` on PostgreSQL: created ahead, dropped after retention.
+"""Monthly partitions of usage events, charges and receipts on PostgreSQL: created ahead by every start
+and migration and by a daily task; those of events and receipts are dropped after retention.
 
 Request ids begin with their time, so the id is the partition key and is unique across partitions.
 Ids outside every month's range, such as those of another program, go to the default partition.
@@ -16,6 +17,9 @@ from core.errors import Conflict
 from core.ids import REQUEST, floor_id
 
 MONTHS_AHEAD = 3
+_LOCK = 7_011_992  # key of the advisory lock; any constant of its own
+EVENTS, RECEIPTS = "usage_events", "engine_receipts"
+TABLES = (EVENTS, "charges", RECEIPTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +27,9 @@ class Month:
     year: int
     month: int
 
-    @property
-    def table(self) -> str:
-        return f"usage_events_{self.year}_{self.month:02d}"
+    def of(self, table: str) -> str:
+        """The name of the month's partition."""
+        return f"{table}_{self.year}_{self.month:02d}"
 
     @property
     def starts_at(self) -> datetime:
@@ -45,14 +49,17 @@ def ensure_ahead(session: Session, now: datetime) -> list[str]:
     """Create missing partitions from this month on; returns their names."""
     if session.get_bind().dialect.name != "postgresql":
         return []
+    # Processes that start at the same time make each partition once.
+    session.execute(text(f"select pg_advisory_xact_lock({_LOCK})"))
     created = []
-    month = month_of(now)
-    there = set(_existing(session))
-    for _ in range(MONTHS_AHEAD + 1):
-        if month.table not in there:
-            _make(session, month)
-            created.append(month.table)
-        month = month.next()
+    for table in TABLES:
+        month = month_of(now)
+        there = set(_existing(session, table))
+        for _ in range(MONTHS_AHEAD + 1):
+            if month.of(table) not in there:
+                _make(session, table, month)
+                created.append(month.of(table))
+            month = month.next()
     return created
 
 
@@ -76,11 +83,12 @@ def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
             next_step="Run the rating task first; unbilled usage is never dropped.",
         )
     gone = 0
-    for name in _existing(session):
-        if name < last.table:
-            gone += int(session.execute(text(f"select count(*) from {name}")).scalar_one())
-            session.execute(text(f"drop table {name}"))
+    for name in _before(session, EVENTS, last):
+        gone += int(session.execute(text(f"select count(*) from {name}")).scalar_one())
+        session.execute(text(f"drop table {name}"))
     if gone:
+        for name in _before(session, RECEIPTS, last):
+            session.execute(text(f"drop table {name}"))
         row = UsageRetention(
             floor_id=_floor(last), kept_from=last.starts_at, events=gone, dropped_at=now
         )
@@ -96,36 +104,39 @@ def latest_retention(session: Session) -> UsageRetention | None:
     return session.scalar(select(UsageRetention).order_by(UsageRetention.floor_id.desc()).limit(1))
 
 
-def _make(session: Session, month: Month) -> None:
+def _make(session: Session, table: str, month: Month) -> None:
     """Create the partition and move the month's rows into it from the default partition."""
-    start, end = _floor(month), _floor(month.next())
+    start, end, name = _floor(month), _floor(month.next()), month.of(table)
     allow_maintenance(session)
-    session.execute(text(f"create table {month.table} (like usage_events including all)"))
+    session.execute(text(f"create table {name} (like {table} including all)"))
     session.execute(
         text(
-            "with moved as (delete from usage_events_default"
+            f"with moved as (delete from {table}_default"
             " where request_id >= :start and request_id < :end returning *)"
-            f" insert into {month.table} select * from moved"
+            f" insert into {name} select * from moved"
         ),
         {"start": start, "end": end},
     )
     session.execute(
         text(
-            f"alter table usage_events attach partition {month.table}"
-            f" for values from ('{start}') to ('{end}')"
+            f"alter table {table} attach partition {name} for values from ('{start}') to ('{end}')"
         )
     )
-    session.execute(text(truncate_guard(month.table)))
+    session.execute(text(truncate_guard(name)))
 
 
-def _existing(session: Session) -> list[str]:
+def _existing(session: Session, table: str) -> list[str]:
     rows = session.scalars(
         text(
             "select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid"
-            " where i.inhparent = 'usage_events'::regclass and c.relname <> 'usage_events_default'"
+            f" where i.inhparent = '{table}'::regclass and c.relname <> '{table}_default'"
         )
     )
     return sorted(rows)
+
+
+def _before(session: Session, table: str, month: Month) -> list[str]:
+    return [name for name in _existing(session, table) if name < month.of(table)]
 
 
 def _recount_batches(session: Session) -> None:

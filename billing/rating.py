@@ -4,7 +4,7 @@ One transaction rates a few whole batches and marks them as rated. A worker that
 behind, and the next worker rates the batches again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -109,9 +109,19 @@ class _RatingContext:
     billed_in: dict[str, BillingPeriod] = field(default_factory=dict)
 
 
-def rate(session: Session, clock: Clock, *, most_events: int = 20_000) -> Rated:
-    """Rate the oldest waiting batches, about `most_events` events; Rated(0, 0) if none waits."""
-    batches = claim_batches(session, UsageBatch.rated_at.is_(None), most_events=most_events)
+def rate(
+    session: Session,
+    clock: Clock,
+    *,
+    most_events: int = 20_000,
+    shards: Collection[int] | None = None,
+) -> Rated:
+    """Rate the oldest waiting batches, about `most_events` events, of these shards or of all; Rated(0, 0)
+    if none waits."""
+    waiting = [UsageBatch.rated_at.is_(None)]
+    if shards is not None:
+        waiting.append(UsageBatch.shard.in_(shards))
+    batches = claim_batches(session, *waiting, most_events=most_events)
     if not batches:
         return Rated()
     events = _events(session, select(*_READ).where(_EVENT.batch_id.in_(batches)))

@@ -1,7 +1,8 @@
 """Usage that Tollhouse did not serve, reported as CloudEvents and billed as usage events.
 
-An event is known by its source and id, for good: the table of reported events is not subject to
-retention. A call is stored as a whole or refused as a whole, with the first event that is wrong.
+The operator reports for any tenant, an organisation for itself. An event is known by its source and
+id, for good and for each of them apart: the table of reported events is not subject to retention. A
+call is stored as a whole or refused as a whole, with the first event that is wrong.
 """
 
 import hashlib
@@ -9,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import or_, select, tuple_
 from sqlalchemy.orm import Session
@@ -23,10 +24,12 @@ from core.clock import Clock
 from core.database import insert_new
 from core.errors import BadRequest, Conflict, NotFound
 from core.events import SettledBy, UsageEvent, UsageKind
-from core.ids import REQUEST, new_id
+from core.ids import KEY, REQUEST, new_id
 from core.tenants.models import Project, Tenant
+from core.tenants.scope import TenantScope
 
 ROUTE = "/admin/v1/events"
+_PRICE_MISSING = "The operator sets prices (POST /admin/v1/prices)"
 _TOKENS = ("input_tokens", "cached_tokens", "output_tokens")
 _MEASURES = {
     UsageKind.GENERATION: (*_TOKENS, "requests"),
@@ -44,7 +47,7 @@ class Report:
     source: str
     id: str
     kind: UsageKind
-    subject: str  # id or name of the tenant
+    subject: str  # id or name of the tenant; "": the one that reports
     at: datetime | None  # None: the time of arrival
     model: str
     adapter: str | None = None
@@ -102,34 +105,75 @@ class Reported:
     stored: int
     duplicates: int
 
+    def __add__(self, other: "Reported") -> "Reported":
+        return Reported(self.stored + other.stored, self.duplicates + other.duplicates)
+
     def describe(self) -> dict[str, int]:
         return {"stored": self.stored, "duplicates": self.duplicates}
 
 
 def report(session: Session, clock: Clock, reports: Sequence[Report], actor: str) -> Reported:
-    """Store the events that are not known yet. BadRequest, NotFound or Conflict refuses them all."""
+    """Store the operator's events that are not known yet. BadRequest or Conflict refuses them all."""
+    return _report(session, clock, reports, _Reporter(actor))
+
+
+def report_own(
+    session: Session, scope: TenantScope, clock: Clock, reports: Sequence[Report]
+) -> Reported:
+    """As `report`, of an organisation that reports its own usage: `subject` may be left out, and is
+    otherwise the organisation itself. A key of one project reports for that project alone."""
+    return _report(session, clock, reports, _Reporter(scope.actor, scope))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reporter:
+    actor: str
+    scope: TenantScope | None = None  # None: the operator
+
+    @property
+    def name(self) -> str:
+        return self.scope.tenant_id if self.scope is not None else ""
+
+    @property
+    def key_id(self) -> str:
+        """The API key that reports; members and the operator have none."""
+        return self.actor if self.scope is not None and self.actor.startswith(KEY) else ""
+
+    @property
+    def own_project(self) -> str:
+        return (self.scope.project_id or "") if self.scope is not None else ""
+
+    def may_report_for(self, tenant_id: str) -> bool:
+        return self.scope is None or self.scope.tenant_id == tenant_id
+
+
+def _report(
+    session: Session, clock: Clock, reports: Sequence[Report], reporter: _Reporter
+) -> Reported:
     first: dict[_Key, Report] = {}
     for each in reports:
         if first.setdefault(each.key, each).digest != each.digest:
             raise _differs(each)
     now = clock.now()
-    events = _usage_events(session, first, now)
+    events = _usage_events(session, first, now, reporter)
     rows = [
         {
+            "reporter": reporter.name,
             "source": key[0],
             "event_id": key[1],
             "request_id": events[key].request_id,
             "tenant_id": events[key].tenant_id,
             "digest": first[key].digest,
-            "reported_by": actor,
+            "reported_by": reporter.actor,
             "reported_at": now,
         }
         for key in sorted(first)  # always in the same order, to avoid deadlocks
     ]
     table: Any = ReportedEvent.__table__
-    insert_new(session, table, rows, "source", "event_id")
+    insert_new(session, table, rows, "reporter", "source", "event_id")
     known = select(ReportedEvent).where(
-        tuple_(ReportedEvent.source, ReportedEvent.event_id).in_(list(first))
+        ReportedEvent.reporter == reporter.name,
+        tuple_(ReportedEvent.source, ReportedEvent.event_id).in_(list(first)),
     )
     new = []
     for row in session.scalars(known):
@@ -143,9 +187,12 @@ def report(session: Session, clock: Clock, reports: Sequence[Report], actor: str
 
 
 def _usage_events(
-    session: Session, reports: dict[_Key, Report], now: datetime
+    session: Session, reports: dict[_Key, Report], now: datetime, reporter: _Reporter
 ) -> dict[_Key, UsageEvent]:
     tenants = _tenants(session, {each.subject for each in reports.values()})
+    if reporter.name:
+        tenants = {name: id_ for name, id_ in tenants.items() if reporter.may_report_for(id_)}
+        tenants[""] = reporter.name
     for each in reports.values():
         problem = each.problem()
         if problem is not None:
@@ -167,8 +214,12 @@ def _usage_events(
         if at > now + usage.SKEW:
             raise _refusal(each, f"its time {at.isoformat()} is in the future", "time")
         version = _price(book, each, tenant_id, at, currencies[tenant_id])
-        project_id = projects.get((tenant_id, each.project), "")
-        events[key] = _usage_event(each, tenant_id, project_id, version, at)
+        project_id = projects.get((tenant_id, each.project), reporter.own_project)
+        if reporter.own_project not in ("", project_id):
+            problem = f"the key is of another project than {each.project!r}"
+            raise _refusal(each, problem, "data.project")
+        owner = _Owner(tenant_id, project_id, reporter.key_id)
+        events[key] = _usage_event(each, owner, version, at)
     return events
 
 
@@ -184,22 +235,26 @@ def _price(
         version = None
     if version is None or version.model == ANY:
         problem = f"no price of {each.model!r} in {currency} is in force on {at:%Y-%m-%d %H:%M} UTC"
-        raise _refusal(each, problem, "data.model", "Set one: POST /admin/v1/prices")
+        raise _refusal(each, problem, "data.model", _PRICE_MISSING)
     for component, count in each.measures().items():
         if count and component not in version.rates:
             problem = f"the price {version.id} of {each.model!r} has no rate for {component.value}"
-            raise _refusal(each, problem, "data", "Set one: POST /admin/v1/prices")
+            raise _refusal(each, problem, "data", _PRICE_MISSING)
     return version
 
 
-def _usage_event(
-    each: Report, tenant_id: str, project_id: str, version: PriceVersion, at: datetime
-) -> UsageEvent:
+class _Owner(NamedTuple):
+    tenant_id: str
+    project_id: str
+    key_id: str
+
+
+def _usage_event(each: Report, owner: _Owner, version: PriceVersion, at: datetime) -> UsageEvent:
     return UsageEvent(
         request_id=new_id(REQUEST),
-        tenant_id=tenant_id,
-        project_id=project_id,
-        key_id="",
+        tenant_id=owner.tenant_id,
+        project_id=owner.project_id,
+        key_id=owner.key_id,
         kind=each.kind,
         route=ROUTE,
         model=each.model,
@@ -239,7 +294,7 @@ def _projects(session: Session, tenants: set[str]) -> dict[tuple[str, str], str]
 def _refusal(each: Report, problem: str, param: str, next_step: str = "") -> BadRequest:
     return BadRequest(
         f"Event {each.id!r} of {each.source!r} is refused: {problem}.",
-        next_step=f"{next_step or 'Correct it'}, then send the whole call again: none is stored.",
+        next_step=f"{next_step or 'Correct it'}. Send the whole call again: none of it is stored.",
         param=param,
         code="event_refused",
     )

@@ -17,6 +17,7 @@ from billing import (
     outbox,
     partitions,
     rating,
+    rating_worker,
     recognition,
     reconcile,
     rollups,
@@ -50,7 +51,7 @@ for _name in (
 
 @task("billing.rate_events", queue="rating", every_s=5.0, time_limit_s=600)
 def rate_events(context: TaskContext) -> int:
-    return invoice_run.rate_all(context.database, context.clock)
+    return rating_worker.rate_all(context.database, context.clock)
 
 
 @task("billing.sum_service", queue="rating", every_s=10.0, time_limit_s=600)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 from msgspec import structs
-from sqlalchemy import Table, bindparam, delete, select, text, update
+from sqlalchemy import Table, bindparam, func, select, text, update
 from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.orm import Session
 
@@ -29,6 +29,7 @@ from billing.models import (
 )
 from billing.prices import load_price_book
 from billing.pricing import PriceBook
+from billing.shards import shard_of
 from core import bulk_insert, lengths
 from core.clock import Clock, SystemClock
 from core.database import insert_new
@@ -45,6 +46,7 @@ PARKED: Table = ParkedEvent.__table__  # type: ignore[assignment]
 RECEIPTS: Table = EngineReceipt.__table__  # type: ignore[assignment]
 _FIELDS = UsageEvent.__struct_fields__
 _COLUMNS = (*_FIELDS, "batch_id")
+_TENANT = _FIELDS.index("tenant_id")
 _REFUSED_LENGTHS = tuple(
     (name, length) for name, length in lengths.EVENT.items() if name not in lengths.CUT
 )
@@ -273,19 +275,34 @@ def _known(session: Session, tenants: set[str], versions: set[str]) -> dict[str,
 def _store(session: Session, rows: list[tuple[Any, ...]], now: datetime) -> int:
     if not rows:
         return 0
-    batch = UsageBatch(recorded_at=now, events=len(rows))
-    session.add(batch)
+    by_shard: dict[int, list[tuple[Any, ...]]] = {}
+    for row in rows:
+        by_shard.setdefault(shard_of(row[_TENANT]), []).append(row)
+    batches = [
+        (UsageBatch(recorded_at=now, shard=shard, events=len(some)), some)
+        for shard, some in sorted(by_shard.items())
+    ]
+    session.add_all(batch for batch, _ in batches)
     session.flush()
-    new = bulk_insert.insert_new(
-        session, EVENTS, _COLUMNS, [(*row, batch.id) for row in rows], "request_id"
-    )
-    if new == 0:
-        session.execute(delete(UsageBatch).where(UsageBatch.id == batch.id))
-        session.expunge(batch)
-    elif new != len(rows):
-        batch.events = new
-        session.flush()
+    numbered = [(*row, batch.id) for batch, some in batches for row in some]
+    new = bulk_insert.insert_new(session, EVENTS, _COLUMNS, numbered, "request_id")
+    if new != len(rows):
+        _recount(session, [batch for batch, _ in batches])
     return new
+
+
+def _recount(session: Session, batches: Sequence[UsageBatch]) -> None:
+    """After an insert that left known events out."""
+    event = UsageEventRow
+    counted = select(event.batch_id, func.count()).where(
+        event.batch_id.in_([batch.id for batch in batches])
+    )
+    stored = dict(session.execute(counted.group_by(event.batch_id)).all())
+    for batch in batches:
+        batch.events = stored.get(batch.id, 0)
+        if batch.events == 0:
+            session.delete(batch)
+    session.flush()
 
 
 def _park(session: Session, refused: list[tuple[UsageEvent, ParkReason]], now: datetime) -> int:

@@ -176,7 +176,7 @@ def _failed(
 ) -> None:
     attempt = task.request.retries + 1
     if attempt > each.max_retries:
-        log.error("%s failed for good after %d attempts: %s", each.name, attempt, error)
+        log.error("%s failed permanently after %d attempts: %s", each.name, attempt, error)
         on_dead_letter(each, arguments, error, attempt)
         return
     delay = each.retry_delay_s(attempt)

@@ -159,7 +159,7 @@ class InProcessQueue:
             )
             self._later(delay, lambda: self._resubmit(task, arguments, attempt + 1))
             return
-        log.error("%s failed for good after %d attempts: %s", task.name, attempt, error)
+        log.error("%s failed permanently after %d attempts: %s", task.name, attempt, error)
         if self._on_dead_letter is not None:
             self._on_dead_letter(task, arguments, error, attempt)
 

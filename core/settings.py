@@ -7,6 +7,7 @@ Values come from the environment (`TOLLHOUSE_*`) and from the file named by `TOL
 import difflib
 import os
 import re
+from decimal import Decimal
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
@@ -63,8 +64,25 @@ class Settings(BaseSettings):
         description="How the engine holds weights on a CPU: auto as the checkpoint stores them, none as "
         "floats, int8 or int4 rounded when they are loaded.",
     )
+    kv_dtype: Literal["auto", "int8", "fp8"] = Field(
+        "auto",
+        description="How the engine holds keys and values on a CPU: auto as it computes, int8 or fp8 in "
+        "8 bits.",
+    )
     adapter_dirs: Annotated[tuple[Path, ...], NoDecode] = Field(
         (), description="Colon-separated directories from which `lora_path` may load adapters."
+    )
+    kv_tier_ram_mb: int = Field(
+        0, ge=0, description="Copies of cached prompts in a local engine's memory, MiB; 0: none."
+    )
+    kv_tier_disk_mb: int = Field(
+        0,
+        ge=0,
+        description="Encrypted copies of cached prompts on disk for each local engine, MiB, which a "
+        "restarted engine finds again; 0: none.",
+    )
+    kv_tier_redis_url: str = Field(
+        "", description="Redis in which local engines share encrypted copies of cached prompts."
     )
     upstreams: str = Field(
         "",
@@ -86,8 +104,8 @@ class Settings(BaseSettings):
     )
     metrics_listen: str = Field(
         "",
-        description="Address (host:port) that alone serves `/metrics` and the parts in `/readyz`, such "
-        "as 10.0.0.5:9102 or [::1]:9102; empty: TOLLHOUSE_HOST and TOLLHOUSE_PORT serve them.",
+        description="The only address (host:port) that serves `/metrics` and the parts in `/readyz`, "
+        "such as 10.0.0.5:9102 or [::1]:9102; empty: TOLLHOUSE_HOST and TOLLHOUSE_PORT serve them.",
     )
     stripe_api_key: str = Field("", description="Stripe secret key; empty: manual payments.")
     stripe_api_base: str = Field("", description="Base URL of the Stripe API; empty: Stripe's own.")
@@ -95,10 +113,14 @@ class Settings(BaseSettings):
         "", description="Signing secret of the Stripe webhook endpoint."
     )
     taxes: Literal["rates", "stripe"] = Field(
-        "rates", description="Taxes by our table of rates, or by Stripe Tax with the Stripe key."
+        "rates",
+        description="How taxes are computed: rates, from Tollhouse's table of rates; stripe, by Stripe "
+        "Tax (needs TOLLHOUSE_STRIPE_API_KEY).",
     )
     dunning: Literal["own", "stripe"] = Field(
-        "own", description="What retries a declined card: our dunning, or Stripe's Smart Retries."
+        "own",
+        description="How a declined card is retried: own, on Tollhouse's dunning schedule; stripe, by "
+        "Stripe's Smart Retries.",
     )
     limits_when_redis_down: Literal["closed", "local"] = Field(
         "closed",
@@ -161,7 +183,7 @@ class Settings(BaseSettings):
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Networks (CIDR, comma-separated) of the proxies whose X-Forwarded-For and "
-        "X-Forwarded-Proto are believed; empty: the client is the peer of the connection.",
+        "X-Forwarded-Proto are trusted; empty: the client is the peer of the connection.",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -186,6 +208,12 @@ class Settings(BaseSettings):
     webhook_networks: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Private networks (CIDR, comma-separated) that webhooks of tenants may reach.",
+    )
+    four_eyes_above: Decimal | None = Field(
+        None,
+        ge=0,
+        description="Acts on money above this amount (major units of the account's currency) wait for "
+        "the confirmation of a second operator; empty: none does.",
     )
     public_url: str = Field("", description="Base URL of links in mails and pages.")
     oidc_issuer: str = Field("", description="OpenID Connect issuer for single sign-on.")

@@ -64,7 +64,9 @@ def read_query(request: Request, today: date, usual_days: int, sees_costs: bool)
     """`q` of the URL. Links of older versions give `from`, `to` and `show` instead."""
     query = parse(text_of(request))
     if not sees_costs and any(term.field == "cost" for term in query.terms):
-        raise BadRequest("Your role does not see costs.", next_step="Leave cost out.", param="q")
+        raise BadRequest(
+            "Your role does not see costs.", next_step="Remove cost from the query.", param="q"
+        )
     return Explored(query, query.span(today, usual_days))
 
 

@@ -34,14 +34,18 @@ SECTIONS = (
     Section("Dead letters", "/operator/dead-letters", "operations", "Operations", operator=True),
     Section("Safety queue", "/operator/safety", "moderation", "Operations", operator=True),
     Section("Tenants", "/operator/tenants", "tenants", "All tenants", operator=True),
-    Section("Revenue", "/operator/revenue", "operations", "All tenants", operator=True),
-    Section("Ledger", "/operator/ledger", "operations", "All tenants", operator=True),
-    Section("Margin", "/operator/margin", "operations", "All tenants", operator=True),
-    Section(
-        "Reconciliation", "/operator/reconciliation", "operations", "All tenants", operator=True
-    ),
     Section("Models and prices", "/operator/prices", "prices", "All tenants", operator=True),
+    Section("Plans and taxes", "/operator/plans", "prices", "All tenants", operator=True),
     Section("Seller", "/operator/seller", "prices", "All tenants", operator=True),
+    Section("All invoices", "/operator/invoices", "operations", "Finance", operator=True),
+    Section("All payments", "/operator/payments", "operations", "Finance", operator=True),
+    Section("Acts on money", "/operator/money-acts", "money", "Finance", operator=True),
+    Section("Month end", "/operator/month-end", "money", "Finance", operator=True),
+    Section("Parked usage", "/operator/parked", "operations", "Finance", operator=True),
+    Section("Revenue", "/operator/revenue", "operations", "Finance", operator=True),
+    Section("Margin", "/operator/margin", "operations", "Finance", operator=True),
+    Section("Ledger", "/operator/ledger", "operations", "Finance", operator=True),
+    Section("Reconciliation", "/operator/reconciliation", "operations", "Finance", operator=True),
 )
 
 

@@ -91,6 +91,7 @@ class PageData:
     link: tuple[str, str] | None = None  # (path, label) of a related page
     away: tuple[str, str] | None = None  # (URL, label) of an external page
     after: Sequence[Table] = ()  # tables after the forms
+    links: Sequence[tuple[str, str]] = ()  # (path, label) of buttons in a row below the tiles
     remarks: Sequence[str] = ()  # paragraphs below the tiles
     problem: str = ""
     pager: Sequence[tuple[str, str]] = ()  # (label, URL) of further pages of the first table

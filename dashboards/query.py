@@ -107,7 +107,7 @@ def parse(text: str) -> Query:
     if len(text) > _LONGEST:
         raise _wrong(f"The query has {len(text)} characters.", f"Use at most {_LONGEST}.")
     if not text.isprintable():
-        raise _wrong("The query has characters that cannot be printed.", "Type it again.")
+        raise _wrong("The query has control characters.", "Type it again without them.")
     found: list[Term] = []
     days: dict[str, str] = {}
     at = 0
@@ -117,13 +117,19 @@ def parse(text: str) -> Query:
             continue
         match = _TERM.match(text, at)
         if match is None or (match.end() < len(text) and not text[match.end()].isspace()):
-            raise _wrong(f"{text[at : at + 40]!r} is not a term.", "Close the quotation mark.")
+            raise _wrong(
+                f"{text[at : at + 40]!r} cannot be read as a filter.",
+                "Write field:value, and close quotation marks.",
+            )
         at = match.end()
         term = _term(match)
         if term.field not in DAYS:
             found.append(term)
         elif term.field in days or term.excluded:
-            raise _wrong(f"{str(term)!r} is not possible.", f"Give {term.field} once, without -.")
+            raise _wrong(
+                f"{str(term)!r} cannot be excluded or repeated.",
+                f"Give {term.field} once, without -.",
+            )
         else:
             days[term.field] = term.values[0]
     return Query(tuple(found), days.get("since", ""), days.get("until", ""))
@@ -135,14 +141,17 @@ def _term(match: re.Match[str]) -> Term:
     if field is None and value.startswith("req_"):
         field, operator = "id", ":"
     if field is None:
-        raise _wrong(f"{value[:40]!r} has no field.", f"Write model:{value[:40]}, for example.")
+        raise _wrong(
+            f"{value[:40]!r} does not say which field it filters.",
+            f"Write model:{value[:40]}, for example.",
+        )
     known = [*NAMES, *NUMBERS, *DAYS]
     if field not in known:
         raise _wrong(f"There is no field {field[:40]!r}.", f"Use one of {', '.join(known)}.")
     if field in NUMBERS:
         return Term(field, operator, (_number(field, value),), bool(minus))
     if operator != ":":
-        raise _wrong(f"{field}{operator} compares, but {field} is no number.", f"Use {field}:")
+        raise _wrong(f"{field} is not a number, so {operator} cannot compare it.", f"Use {field}:")
     values = tuple(part for part in value.split(",") if part)
     if not values:
         raise _wrong(f"{field} has no value.", f"Write {field}: and {_about(field)}.")
@@ -163,7 +172,7 @@ def _number(field: str, value: str) -> str:
     except InvalidOperation:
         number = Decimal("nan")
     if not number.is_finite() or abs(number) >= 10**6 * (1000 if field != "cost" else 1):
-        raise _wrong(f"{field} is {value[:40]!r}, which is no number.", f"Write {field}>0.01.")
+        raise _wrong(f"{field} is {value[:40]!r}, which is not a number.", f"Write {field}>0.01.")
     return value
 
 

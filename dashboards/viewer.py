@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Protocol
 
 from sqlalchemy.orm import Session
@@ -66,5 +67,6 @@ class DashboardDeps:
     models: Callable[[TenantScope], list[str]]  # models that the tenant may use
     backend: DashboardBackend
     alert_targets: AlertTargets
+    four_eyes_above: Decimal | None = None  # acts on money above it need a second operator
     secure_cookies: bool = False  # set if served over TLS
     single_sign_on: bool = False

@@ -1,5 +1,6 @@
 """The interface between scheduler and runner: the batch of a step and its results. No torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -48,13 +49,26 @@ class Row:
     @property
     def sampled_tokens(self) -> int:
         """How many of the last `tokens` give logits."""
-        return 1 + self.drafts if self.sample else 0
+        return 1 + self.drafts if self.sample and not self.sampling.pooling else 0
 
     @property
     def logit_tokens(self) -> list[int]:
         """Which of `tokens` give logits: first those that score the prompt."""
         count = len(self.tokens)
         return [*range(self.scored), *range(count - self.sampled_tokens, count)]
+
+    @property
+    def pooled_tokens(self) -> range:
+        """Which of `tokens` give states for the request's embedding."""
+        count = len(self.tokens)
+        match self.sampling.pooling:
+            case "mean":
+                return range(count)
+            case "cls":
+                return range(0 if self.start else 1)
+            case "last":
+                return range(count - self.sample, count)
+        return range(0)
 
     @property
     def position(self) -> int:
@@ -82,6 +96,19 @@ class Sampled:
     ended: bool = False  # the request's grammar allows nothing more
     error: str = ""
     scores: list[PromptLogprob] | None = None  # of a row that scores its prompt
+    embedding: bytes | None = None  # of a request with `pooling`, in place of tokens
+
+
+class Drafter(Protocol):
+    """A draft model."""
+
+    step_s: float  # seconds of a guess for each sequence, on average; 0: not measured yet
+
+    def guesses(self, histories: dict[int, list[int]], count: int) -> dict[int, list[int]]:
+        """`count` guesses after each history, by the sequence's number; none for some."""
+
+    def forget(self, number: int) -> None:
+        """The sequence has ended."""
 
 
 class Runner(Protocol):
@@ -96,6 +123,9 @@ class Runner(Protocol):
     window: int  # the most tokens that any layer sees back from a position; 0: all
     overlapped: bool  # `launch` returns early, so the next step can be prepared meanwhile
     scores_prompts: bool  # whether it follows `Row.scored`
+    drafter: Drafter | None
+    block_bytes: int  # of a block of keys and values
+    layout: str  # of the bytes of a block, and the kind of device that computes them
 
     def register_adapter(self, path: str) -> AdapterState:
         """Read and check a PEFT directory into host memory; its digest is `adapter_digest`.
@@ -124,6 +154,12 @@ class Runner(Protocol):
 
     def prepare_grammar(self, grammar: Grammar) -> None:
         """Check and compile a grammar, in any thread. Raises RequestError."""
+
+    def read_blocks(self, blocks: list[int]) -> Callable[[], list[bytes]]:
+        """Copy blocks as the steps so far leave them; the function, for any thread, waits for it."""
+
+    def write_blocks(self, blocks: list[int], data: list[bytes]) -> None:
+        """Fill blocks that no step in flight uses with what `read_blocks` gave."""
 
     def forget(self, seq: int) -> None:
         """The sequence has ended: drop its state (seeded generator, last token)."""

@@ -6,6 +6,7 @@ from engine.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("auto", "none", "int8", "int4")
+KV_DTYPES = ("auto", "int8", "fp8")
 FAIRNESS = ("vtc", "fcfs")
 SPECULATION = ("auto", "off")
 
@@ -17,6 +18,7 @@ class EngineConfig:
     model: str  # a directory in Hugging Face layout, a .gguf file, or a hub id
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
     quantization: str = "auto"  # auto: as the checkpoint is stored; none, int8 or int4
+    kv_dtype: str = "auto"  # keys and values: auto, as computed; on a CPU also int8 or fp8
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: int | None = None  # CPU threads; None: one per physical core
 
@@ -42,6 +44,14 @@ class EngineConfig:
     cache_floor_blocks: int = 0  # cached blocks of a tenant that other tenants cannot evict
     cache_cap_blocks: int | None = None  # most idle cached blocks that a tenant may keep
 
+    tier_ram_bytes: int = 0  # copies of cached blocks in host memory; 0: none
+    tier_disk: str | None = None  # folder of encrypted copies, found again after a restart
+    tier_disk_bytes: int = 16 << 30  # most bytes of them
+    tier_remote: str | None = None  # redis:// URL of encrypted copies that engines share
+    tier_key_file: str | None = None  # 32 bytes in hex, for the copies on disk and in Redis
+    tier_ttl_s: float = 604_800.0  # how long a copy that is not used is kept
+    tier_wait_s: float = 1.0  # longest wait of a prompt for its copies before it is computed
+
     fairness: str = "vtc"  # vtc (virtual token counters) or fcfs (first come, first served)
     prompt_price: float = 1.0  # fairness units for one computed prompt token
     cached_price: float = 0.05  # fairness units for one cached prompt token
@@ -49,6 +59,7 @@ class EngineConfig:
     locality_quantum: float = 4096.0  # fairness units a tenant may run ahead for a longer prefix
 
     speculation: str = "auto"  # auto: verify guessed tokens where that is faster; off: never guess
+    draft_model: str | None = None  # a smaller model of the same tokenizer that guesses, on a CPU
     overlap: bool | None = None  # launch a step before the last is read; None: the runner decides
     listen: str = "tcp://127.0.0.1:0"  # address for gateways: tcp:// or ipc://
     server_key_file: str | None = None  # CURVE certificate of this engine, with its secret key
@@ -75,6 +86,7 @@ _MAY_BE_ZERO = {
     "adapter_drain_s",
     "metrics_port",
     "step_s",
+    "tier_ram_bytes",
 }
 
 
@@ -87,11 +99,15 @@ def _check(config: EngineConfig) -> None:
         raise ConfigError(
             f"quantization is {config.quantization!r}: use one of {', '.join(QUANTIZATIONS)}"
         )
+    if config.kv_dtype not in KV_DTYPES:
+        raise ConfigError(f"kv_dtype is {config.kv_dtype!r}: use one of {', '.join(KV_DTYPES)}")
     if config.fairness not in FAIRNESS:
         raise ConfigError(f"fairness is {config.fairness!r}: use one of {', '.join(FAIRNESS)}")
     if config.speculation not in SPECULATION:
         names = ", ".join(SPECULATION)
         raise ConfigError(f"speculation is {config.speculation!r}: use one of {names}")
+    if config.draft_model is not None and config.speculation == "off":
+        raise ConfigError("draft_model is set and speculation is off: leave one of them out")
     for field in fields(config):
         value = getattr(config, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from engine.batch import Runner
 from engine.cache.blocks import BlockPool
@@ -29,9 +30,9 @@ from engine.scheduling.scheduler import NeedsCollect, Scheduler
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
 from engine.scheduling.validate import check_request
 from engine.scheduling.waiting import WaitingQueue
+from engine.tiers.open import open_transfers
 
 log = logging.getLogger("tollhouse.engine")
-
 
 _SLACK_DEADLINES = 1000  # of ended requests in the heap before they are removed
 
@@ -66,7 +67,14 @@ class Engine:
             ServiceCounters(), fair=fair, quantum=config.locality_quantum if fair else 0.0
         )
         self.scheduler = Scheduler(
-            config, self.pool, hasher, self.adapters, waiting, self.metrics, window=runner.window
+            config,
+            self.pool,
+            hasher,
+            self.adapters,
+            waiting,
+            self.metrics,
+            window=runner.window,
+            drafter=runner.drafter,
         )
         self._results = OutputProcessor(
             config,
@@ -78,6 +86,8 @@ class Engine:
         )
         self._runner = runner
         self._clock = clock
+        keys = self.scheduler.keys
+        self.tiers = open_transfers(config, runner, self.pool, keys, self.metrics, clock)
         self._overlap = runner.overlapped if config.overlap is None else config.overlap
         self._launched: LaunchedStep | None = None
         self._last_end = 0.0
@@ -116,8 +126,9 @@ class Engine:
         if inputs.sampling.prompt_logprobs is not None and not self._runner.scores_prompts:
             raise RequestError(
                 "unsupported_parameter",
-                "prompt_logprobs is computed on a CPU only: leave it out, or use such an engine",
+                "prompt_logprobs is computed on a CPU only: leave it out, or use an engine on a CPU",
             )
+        inputs = self._with_pooling(inputs)
         blocks = 0 if inputs.adapter is None else self._adapter_blocks(inputs.adapter)
         limit = check_request(inputs, self.info, self.config, blocks)
         if inputs.sampling.grammar is not None:
@@ -132,6 +143,21 @@ class Engine:
             if len(self._deadlines) > _SLACK_DEADLINES + 2 * len(self.requests):
                 self._deadlines = [each for each in self._deadlines if each[1] in self.requests]
                 heapq.heapify(self._deadlines)
+
+    def _with_pooling(self, inputs: GenerateRequest) -> GenerateRequest:
+        """The request with the model's own pooling where it names none."""
+        sampling = inputs.sampling
+        if not sampling.pooling:
+            return inputs
+        if not self.info.pooling:
+            raise RequestError(
+                "unsupported_parameter",
+                "this engine computes no embeddings: use one on a CPU, and a model whose pooling is "
+                "last, mean or cls",
+            )
+        if sampling.pooling != "model":
+            return inputs
+        return replace(inputs, sampling=replace(sampling, pooling=self.info.pooling))
 
     def abandon(self, message: str) -> None:
         """Write a receipt for every open request, before the process ends."""
@@ -208,7 +234,8 @@ class Engine:
         return True
 
     def poll(self) -> None:
-        """Process finished adapter reads; requests whose adapter failed to load end."""
+        """Process finished reads; requests whose adapter failed to load end."""
+        self.tiers.poll(idle=not self.busy)
         for adapter in self.adapters.poll():
             for request in list(self.requests.values()):
                 if request.inputs.adapter == adapter.digest and request.open:
@@ -227,6 +254,7 @@ class Engine:
             for seq in request.sequences:
                 self._runner.forget(seq.number)
                 self.scheduler.speculation.forget(seq)
+                self.tiers.forget(seq)
         return outboxes
 
     def discard_outbox(self, origin: str) -> None:
@@ -239,6 +267,10 @@ class Engine:
         if events:
             self.pool.events = []
         return events
+
+    def close(self) -> None:
+        self.tiers.close()
+        self.receipts.close()
 
     def _launch(self, now: float) -> LaunchedStep | None:
         try:

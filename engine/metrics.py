@@ -64,6 +64,8 @@ COUNTERS = {
     "step_failures": ("Steps that failed on the device", None),
     "adapter_loads": ("Adapters loaded to the device", None),
     "adapter_evictions": ("Idle adapters evicted from the device", None),
+    "tier_tokens": ("Prompt tokens that a tier had and the pool had not", None),
+    "tier_timeouts": ("Prompts computed because their copies in a tier came too late", None),
     "receipts_lost": ("Receipts dropped before a gateway acknowledged them", None),
 }
 
@@ -100,6 +102,7 @@ class Metrics:
         self.histograms = {name: Histogram(b) for name, (_, b, _) in HISTOGRAMS.items()}
         self.finished: dict[str, int] = {}
         self.refused: dict[str, int] = {}
+        self.tier_blocks: dict[tuple[str, str], int] = {}  # by tier and what happened
         self.adapter_tokens: dict[str, int] = {}  # output tokens by adapter digest
         self._removed: dict[str, None] = {}  # digests of removed adapters, oldest first
 
@@ -111,6 +114,9 @@ class Metrics:
 
     def finish(self, reason: str) -> None:
         self.finished[reason] = self.finished.get(reason, 0) + 1
+
+    def add_tier(self, label: str, event: str, count: int) -> None:
+        self.tier_blocks[label, event] = self.tier_blocks.get((label, event), 0) + count
 
     def forget_adapter(self, digest: str) -> None:
         """Note that an adapter was removed. Its count stays until many more were, so that a scraper
@@ -163,6 +169,12 @@ def render(
     add(f"{own}refusals_total", "Requests refused, by code", "counter", refused)
     add(f"{own}adapters", "Adapters, by state", "gauge", _by("state", adapters_by_state))
     add(f"{own}adapter_tokens_total", "Output tokens by adapter", "counter", tokens)
+    tiers: list[Sample] = [
+        ("", {"tier": label, "event": event}, n)
+        for (label, event), n in dict(metrics.tier_blocks).items()
+    ]
+    add(f"{own}tier_blocks_total", "Copies of blocks outside the pool, by tier and event", "counter",
+        tiers)  # fmt: skip
     add("vllm:lora_requests_info", "Adapters running and waiting", "gauge", [("", lora, 1)])
     return "\n".join(lines) + "\n"
 

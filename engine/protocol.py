@@ -56,6 +56,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
+    # An embedding of the prompt in place of tokens: last, mean or cls, or `model`: as its files say.
+    pooling: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class TokenChunk:
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None  # set on the choice's last chunk
     prompt_logprobs: list[PromptLogprob] | None = None  # on the first chunk of choice 0
+    embedding: bytes | None = None  # 32-bit little-endian floats, not normalised
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,7 @@ class KvEvent:
     kind: str  # stored | removed | cleared
     hashes: list[str]
     parent: str | None = None
+    tier: str = ""  # of copies outside the pool: ram, disk or remote
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +187,10 @@ class EngineInfo:
     block_size: int
     num_blocks: int
     eos_token_ids: tuple[int, ...]
-    dtype: str
+    dtype: str  # that it computes in; after a slash, what keys and values are stored in, if another
     max_lora_rank: int
     public_prefixes: tuple[tuple[int, ...], ...] = ()  # routers need them to compute block keys
+    pooling: str = ""  # of embeddings, unless a request names one; empty: it computes none
 
 
 @dataclass(frozen=True, slots=True)

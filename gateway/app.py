@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from core.sealing import Sealer
 from gateway.api import (
     batches,
+    conversations,
     files,
     finance,
     health,
@@ -23,6 +23,7 @@ from gateway.api import (
     tokenize,
     webhooks,
 )
+from gateway.api.admin import reported_usage
 from gateway.api.admin.adapters import MAX_UPLOAD_BYTES
 from gateway.api.admin.routers import ROUTERS as ADMIN_ROUTERS
 from gateway.api.errors import add_error_handlers
@@ -40,7 +41,7 @@ from gateway.inference.responses.response import ResponsesSurface
 from gateway.inference.surface import Surface
 from gateway.services import Services
 from gateway.stored_responses.server import Server
-from gateway.stored_responses.storing import ResponseStore, StoringPipeline
+from gateway.stored_responses.storing import StoringPipeline
 
 
 class InferenceEndpoint:
@@ -61,10 +62,7 @@ class InferenceEndpoint:
 
 
 def _storing_endpoint(services: Services) -> InferenceEndpoint:
-    store = ResponseStore(
-        database=services.database, clock=services.clock, sealer=Sealer(services.operator_token)
-    )
-    storing = StoringPipeline(services.pipeline, store)
+    storing = StoringPipeline(services.background)
     return InferenceEndpoint(ResponsesSurface(), storing, _idempotency(services, storing))
 
 
@@ -124,10 +122,12 @@ def create_app(services: Services) -> TollhouseApp:
     app.include_router(health.redirects)
     app.include_router(models.router)
     app.include_router(finance.router)
+    app.include_router(reported_usage.own_router)
     app.include_router(mcp.router)
     app.include_router(lora.router)
     app.include_router(tokenize.router)
     app.include_router(responses.router)
+    app.include_router(conversations.router)
     app.include_router(moderations.router)
     app.include_router(files.router)
     app.include_router(batches.router)

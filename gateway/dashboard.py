@@ -31,6 +31,7 @@ def make_dashboard(services: Services) -> Asgi:
             lambda scope: services.catalog.names(scope.tenant_id),
             make_backend(services),
             services.alert_targets,
+            four_eyes_above=settings.four_eyes_above,
             secure_cookies=settings.public_url.startswith("https://"),
             single_sign_on=bool(settings.oidc_issuer),
         )

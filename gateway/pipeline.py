@@ -49,7 +49,8 @@ class Pipeline:
     draining: bool = False
 
     async def serve(self, surface: Surface, exchange: Exchange) -> None:
-        ctx = RequestContext(new_id(REQUEST), surface, exchange, self.clock.monotonic())
+        request_id = exchange.request_id or new_id(REQUEST)
+        ctx = RequestContext(request_id, surface, exchange, self.clock.monotonic())
         token = logs.request_id.set(ctx.request_id)
         metrics.in_flight.inc()
         try:

@@ -35,6 +35,7 @@ from gateway.routing.hung_engines import HungEngines
 from gateway.routing.router import Router
 from gateway.screening.policy_view import PolicyView
 from gateway.screening.second_opinions import SecondOpinions
+from gateway.stored_responses.background import BackgroundResponses
 from gateway.tasks import Runner
 from moderation.screener import Screener
 
@@ -71,6 +72,7 @@ class Services:
     policies: PolicyView
     opinions: SecondOpinions
     batches: BatchRunner
+    background: BackgroundResponses
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -98,6 +100,7 @@ class Services:
         self._run(HungEngines(self.router).run(), "hung-engines")
         self._run(self.limiter.run(), "leases")
         self._run(self._run_batches(), "batches")
+        self._run(self.background.run(), "background-responses")
         self._run(self.rejections.run(), "rejections")
         self.tasks.start()
 
@@ -108,6 +111,7 @@ class Services:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.batches.stop()
+        await self.background.stop()
         self.spool.flush()
         await self.router.close()
         for engine in self.router.engines():

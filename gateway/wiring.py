@@ -20,6 +20,7 @@ from core.database import Database
 from core.dead_letters import keeper
 from core.errors import SettingError
 from core.queue import TaskContext
+from core.sealing import Sealer
 from core.settings import Settings
 from core.tenants.key_cache import KeyCache
 from core.tenants.operator import operator_token
@@ -59,6 +60,8 @@ from gateway.screening.second_opinions import SecondOpinions, make_second_opinio
 from gateway.screening.tenant_moderator import TenantModerator
 from gateway.services import Services
 from gateway.spans import NO_TRACER
+from gateway.stored_responses.background import BackgroundResponses
+from gateway.stored_responses.expansion import ResponseStore
 from gateway.tasks import LeaderRunner, NoRunner, Runner
 from gateway.tracing import RequestTracer, make_tracer
 from gateway.upstreams.clients import Engines, make_engines
@@ -123,9 +126,15 @@ def _build_base(
     router = Router(clock, cold_start_s=settings.cold_start_s)
     receipts = ReceiptLog(spool, clock)
     if engines is None:
+        upstreams = read_upstreams(settings.upstreams)
+        router.canaries = {
+            each.replica_name: each.canary_percent
+            for each in upstreams
+            if each.canary_percent is not None
+        }
         engines = make_engines(
             settings,
-            read_upstreams(settings.upstreams),
+            upstreams,
             lambda engine_id, receipt: receipts.arrived(
                 engine_id, receipt, partial(router.acknowledge_soon, receipt.request_id)
             ),
@@ -264,6 +273,9 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
             runner_surfaces(),
             at_once=settings.batch_concurrency,
             max_line_bytes=settings.max_body_mb * 2**20,
+        ),
+        background=BackgroundResponses(
+            ResponseStore(database=database, clock=clock, sealer=Sealer(base.token)), pipeline
         ),
         opinions=path.opinions,
     )

@@ -88,7 +88,7 @@ def appeals(session: Session, scope: TenantScope, status: str | None = None) -> 
     if status is not None:
         if status not in STATUSES:
             raise BadRequest(
-                f"No status {status[:40]!r}: one of {', '.join(STATUSES)}.", param="status"
+                f"Unknown status {status[:40]!r}; use one of {', '.join(STATUSES)}.", param="status"
             )
         query = query.where(Appeal.status == status)
     return list(session.scalars(query.order_by(Appeal.opened_at.desc())))
@@ -127,5 +127,5 @@ def _decision(session: Session, scope: TenantScope, request_id: str, direction: 
         )
     ).first()
     if found is None:
-        raise NotFound(f"No {direction} decision on request {request_id}.")
+        raise NotFound(f"There is no {direction} decision on request {request_id}.")
     return found

@@ -253,13 +253,8 @@ class Channel:
         """The first index at which a rule of the plain view may still match, and the first for a
         rule that redacts or blocks."""
         text = plain.text
-        rules = [
-            (
-                each.hold(text, start),
-                self._effective_action(each.strictest_action) > Action.ANNOTATE,
-            )
-            for each in self._screen.hold_matchers
-        ]
+        acts = not self._toothless
+        rules = [(each.hold(text, start), acts and on) for each, on in self._screen.hold_matchers]
         if self._screen.has_terms:
             terms = self._screen.terms
             acting = self._effective_action(terms.strictest_action) > Action.ANNOTATE

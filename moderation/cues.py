@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from moderation.categories import HEADS, SCORED
+from moderation.categories import HEADS, PROMPT_ATTACK, SCORED
 
 _NO_CUE_FACTOR: Final = 0.1
 
@@ -53,6 +53,15 @@ _CUES: Final = {
     "violence/graphic": _GRAPHIC,
 }
 _HEADS_OF: Final = tuple((name, HEADS.index(name.partition("/")[0])) for name in SCORED)
+_ATTACK: Final = HEADS.index(PROMPT_ATTACK)  # the last
+# Each score without a cue: its head, and the factor.
+_WITHOUT_CUES: Final = tuple(
+    (head, _NO_CUE_FACTOR if name in _CUES else 1.0) for name, head in _HEADS_OF
+)
+# Each cue: the place of its score, and the head.
+_PLACES: Final = tuple(
+    (SCORED.index(name), HEADS.index(name.partition("/")[0]), cue) for name, cue in _CUES.items()
+)
 _SEARCH_ANYWHERE: Final = {
     cue: re.compile(cue.pattern.replace(r"\b", ""), cue.flags) for cue in _CUES.values()
 }
@@ -84,13 +93,12 @@ def openai_scores(
 
     `possible`: the possible cues of the longer text that this text is a piece of.
     """
-    scores = {name: row[head] for name, head in _HEADS_OF}
-    lowered = ""
-    for name, cue in _CUES.items():
-        score = scores[name]
-        if score >= _MIN_HEAD_SCORE and (possible is None or cue in possible):
-            lowered = lowered or text.lower()
-            if cue.search(lowered):
-                continue
-        scores[name] = score * _NO_CUE_FACTOR
-    return scores
+    values = [row[head] * factor for head, factor in _WITHOUT_CUES]
+    if max(row[:_ATTACK]) >= _MIN_HEAD_SCORE:  # a prompt attack has no cues
+        lowered = ""
+        for place, head, cue in _PLACES:
+            if row[head] >= _MIN_HEAD_SCORE and (possible is None or cue in possible):
+                lowered = lowered or text.lower()
+                if cue.search(lowered):
+                    values[place] = row[head]
+    return dict(zip(SCORED, values, strict=True))

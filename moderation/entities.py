@@ -30,7 +30,7 @@ _DIGITS: Final = tuple("0123456789")
 @dataclass(frozen=True, slots=True)
 class Recogniser:
     """How one kind of entity is found. `longest` is in characters; every match contains at least
-    one of `needs`."""
+    one of `needs`, and a match of the pattern `part`, which must not backtrack."""
 
     kind: str
     name: str
@@ -39,6 +39,7 @@ class Recogniser:
     longest: int = 64
     head: str = _WORD_HEAD
     needs: tuple[str, ...] = _DIGITS
+    part: str = ""
 
 
 RECOGNISERS: Final = (
@@ -57,6 +58,7 @@ RECOGNISERS: Final = (
         validators.is_card,
         longest=40,
         head=_NUMBER_HEAD,
+        part=r"[0-9](?:[ \-]?[0-9]){12}",
     ),
     Recogniser(
         "iban",
@@ -65,6 +67,7 @@ RECOGNISERS: Final = (
         validators.is_iban,
         longest=48,
         head=_IBAN_HEAD,
+        part=r"[A-Z]{2}[0-9]{2}",
     ),
     Recogniser(
         "us_ssn",
@@ -73,6 +76,7 @@ RECOGNISERS: Final = (
         validators.is_us_ssn,
         longest=16,
         head=_NUMBER_HEAD,
+        part=r"[0-9]{3}[ \-][0-9]{2}[ \-][0-9]",
     ),
     Recogniser(
         "phone",
@@ -89,6 +93,7 @@ RECOGNISERS: Final = (
         r"\b(?:[0-9]{1,3}\.){3}[0-9]{1,3}\b",
         validators.is_ip,
         longest=16,
+        part=r"[0-9]\.[0-9]",
     ),
     Recogniser(
         "ip",
@@ -137,6 +142,7 @@ def _matcher(recogniser: Recogniser, action: Action) -> PatternMatcher:
         accepts=recogniser.accepts,
         head=re.compile(recogniser.head),
         needs=recogniser.needs,
+        part=re.compile(recogniser.part) if recogniser.part else None,
     )
 
 

@@ -66,6 +66,7 @@ class PatternMatcher:
     accepts: Callable[[str], bool] | None = None
     head: re.Pattern[str] | None = None
     needs: tuple[str, ...] = ()
+    part: re.Pattern[str] | None = None  # is in every match, and is found faster than the pattern
 
     @property
     def strictest_action(self) -> Action:
@@ -77,6 +78,8 @@ class PatternMatcher:
 
     def find(self, text: str, start: int = 0) -> list[Hit]:
         if not self.may_find(text, start):
+            return []
+        if self.part is not None and self.part.search(text, start) is None:
             return []
         rule = f"{self.category}:{self.name}"
         return [

@@ -108,15 +108,23 @@ class Screen:
         return tuple(map(tuple, groups.values()))
 
     @cached_property
-    def hold_matchers(self) -> tuple[PatternMatcher, ...]:
-        """The matchers whose `hold` must be asked: of those with the same head and action, only the
-        one with the longest match, whose hold includes the others'."""
+    def hold_matchers(self) -> tuple[tuple[PatternMatcher, bool], ...]:
+        """The matchers whose `hold` must be asked, and whether they redact or block: of those with the
+        same head and action, only the one with the longest match, whose hold includes the others'."""
         found: dict[tuple[re.Pattern[str] | None, Action], PatternMatcher] = {}
         for matcher in self.matchers:
             known = found.get((matcher.head, matcher.action))
             if known is None or matcher.longest > known.longest:
                 found[matcher.head, matcher.action] = matcher
-        return tuple(found.values())
+        return tuple([(each, each.action > Action.ANNOTATE) for each in found.values()])
+
+    @cached_property
+    def any_need(self) -> re.Pattern[str] | None:
+        """What a text without any match lacks; None where some matcher may match any text."""
+        needs = [matcher.needs for matcher in self.matchers]
+        if not all(needs):
+            return None
+        return re.compile("|".join(dict.fromkeys(re.escape(each) for of in needs for each in of)))
 
     @cached_property
     def has_terms(self) -> bool:

@@ -23,13 +23,15 @@ def find_spans(screen: Screen, view: View, index: int = 0) -> tuple[list[Span], 
 
 def spans_of(screen: Screen, view: View, lowered: str, start: int, index: int) -> list[Span]:
     """Return the spans that the plain view's rules find from view character `start` on."""
-    hits = [
-        hit
-        for group in screen.matchers_by_need
-        if group[0].may_find(view.text, start)
-        for matcher in group
-        for hit in matcher.find(view.text, start)
-    ]
+    hits: list[Hit] = []
+    if screen.any_need is None or screen.any_need.search(view.text, start) is not None:
+        hits = [
+            hit
+            for group in screen.matchers_by_need
+            if group[0].may_find(view.text, start)
+            for matcher in group
+            for hit in matcher.find(view.text, start)
+        ]
     if screen.deny:
         hits += screen.terms.find(lowered, start)
     return [_span(view, hit, index) for hit in hits]

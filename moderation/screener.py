@@ -21,19 +21,27 @@ from moderation.verdict import Action, ScreenedText, Span, Verdict
 _log = logging.getLogger(__name__)
 
 
+_MOST_ROWS = 32  # that wait to be added up
 _NO_SCORES: Mapping[str, float] = dict.fromkeys(SCORED, 0.0)
 
 
 class Findings(Struct):
-    """The findings so far, from which `verdict` is made. `scores` is never changed in place."""
+    """The findings so far, from which `verdict` is made."""
 
     spans: list[Span] = field(default_factory=list)
-    scores: Mapping[str, float] = field(default_factory=lambda: _NO_SCORES)
+    rows: list[Mapping[str, float]] = field(default_factory=list)  # scores of windows
     flagged: set[str] = field(default_factory=set)
     would: Action = Action.ALLOW
     view: str = PLAIN
     unscanned: set[str] = field(default_factory=set)
     top: float = 0.0
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """The highest of each, made of many windows at once."""
+        if len(self.rows) > 1:
+            self.rows = [highest_of(self.rows)]
+        return self.rows[0] if self.rows else _NO_SCORES
 
     def add_spans(self, spans: Sequence[Span], view: str) -> None:
         acting = [span for span in spans if span.action > Action.ALLOW]
@@ -58,11 +66,9 @@ class Findings(Struct):
                     strictest = max(strictest, screen.categories[name].action(scores[name]))
         if strictest > self.would or (strictest == self.would and highest_score > self.top):
             self.view = scored.view
-        if self.scores is _NO_SCORES:
-            self.scores = scores
-        else:
-            known = self.scores
-            self.scores = {name: max(known[name], score) for name, score in scores.items()}
+        if len(self.rows) >= _MOST_ROWS:
+            self.rows = [highest_of(self.rows)]
+        self.rows.append(scores)
         self.top = max(self.top, highest_score)
         self.would = max(self.would, strictest)
         return strictest
@@ -75,9 +81,9 @@ class Findings(Struct):
             self.flagged |= other.flagged
             self.unscanned |= other.unscanned
         if other.would > self.would or (other.would == self.would and other.top > self.top):
-            self.view = other.view
-        self.top = max(self.top, other.top)
-        self.would = max(self.would, other.would)
+            self.view, self.would = other.view, other.would
+        if other.top > self.top:
+            self.top = other.top
 
     def fail(self, policy: Policy, stage: Stage) -> None:
         """Record a failed stage: unscanned if the policy lets it fail open, otherwise block."""
@@ -208,14 +214,14 @@ class Screening:
             findings.merge(found, index)
             if found.spans and not self._policy.shadow:
                 cleaned[index] = redact(cleaned[index], found.spans)
-        findings.scores = _highest([each.scores for each in self._found.values()])
+        findings.rows = [each.scores for each in self._found.values() if each.rows]
         return findings.verdict(self._policy, tuple(cleaned))
 
 
-def _highest(given: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    """The highest of each score; all mappings have the same names in the same order."""
-    rows = [scores.values() for scores in given if scores is not _NO_SCORES]
-    return dict(zip(SCORED, map(max, zip(*rows, strict=True)), strict=True)) if rows else _NO_SCORES
+def highest_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """The highest of each score; all mappings have the names of SCORED in their order."""
+    values = map(max, *[scores.values() for scores in rows])
+    return dict(zip(SCORED, values, strict=True))
 
 
 def _add_window(findings: Findings, window: Scored, view: View, policy: Policy) -> None:

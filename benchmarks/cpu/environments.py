@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cpu.rounds import Contender, contender
-from benchmarks.cpu.work import home
+from benchmarks.home import home
 from benchmarks.report import progress
 
 _INSTALL_S = 3600

@@ -45,7 +45,10 @@ def check(model: Path, home: Path, threads: int, tokens: int = 64) -> bool:
         "threads": threads,
         "texts": [*_TEXTS, *_random_texts(200)],
         "prompts": prompts,
-        "answers": _greedy(model, prompts, threads, tokens),
+        "answers": {
+            "file": _greedy(model, prompts, threads, tokens, "auto"),
+            "float32": _greedy(model, prompts, threads, tokens, "none"),
+        },
     }
     found = _llama_cpp(work, home)
     same = _compare_ids(work["texts"], [encode(text).ids for text in work["texts"]], found["ids"])
@@ -58,9 +61,15 @@ def _random_texts(count: int) -> list[str]:
     return ["".join(draw.choices(letters, k=draw.randrange(1, 60))) for _ in range(count)]
 
 
-def _greedy(model: Path, prompts: list[list[int]], threads: int, tokens: int) -> list[list[int]]:
+def _greedy(
+    model: Path, prompts: list[list[int]], threads: int, tokens: int, quantization: str
+) -> list[list[int]]:
     config = EngineConfig(
-        model=str(model), dtype="float32", threads=threads, kv_memory_bytes=1 << 30
+        model=str(model),
+        dtype="float32",
+        quantization=quantization,
+        threads=threads,
+        kv_memory_bytes=1 << 30,
     )
     engine = Engine(config, load_runner(config))
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
@@ -99,27 +108,32 @@ def _compare_ids(texts: list[str], ours: list[list[int]], theirs: list[list[int]
     return not other
 
 
-def _compare_tokens(answers: list[list[int]], found: dict[str, Any]) -> bool:
+def _compare_tokens(answers: dict[str, Any], found: dict[str, Any]) -> bool:
     """On the file, a token may differ by what llama.cpp's own eight-bit activations move a logit."""
-    pairs: list[tuple[Any, ...]] = [
-        (number, place, ours, here, wide)
-        for number, answer in enumerate(answers)
-        for place, (ours, here, wide) in enumerate(
-            zip(answer, found["file"][number], found["float32"][number], strict=True)
-        )
+    rounding = max(
+        abs(here[2] - wide[2])
+        for one, other in zip(found["file"], found["file_float32"], strict=True)
+        for here, wide in zip(one, other, strict=True)
+    )
+    results = [
+        _compare(kind, answers[kind], found[kind], most)
+        for kind, most in (("file", 2 * rounding), ("float32", _FLOAT32_GAP))
     ]
-    rounding = max(abs(here[2] - wide[2]) for *_, here, wide in pairs)
-    right = True
-    for kind, pick, most in (("the file", 3, 2 * rounding), ("float32", 4, _FLOAT32_GAP)):
-        differing = [pair for pair in pairs if pair[pick][0] != pair[2]]
-        for number, place, ours, *both in differing:
-            best, logit, own = both[pick - 3]
-            progress(
-                f"{kind}: prompt {number}, token {place}: ours {ours} has {own:.4f}, llama.cpp's "
-                f"{best} has {logit:.4f}: apart by {logit - own:.4f} (rounding: {most:.4f})"
-            )
-            right = right and logit - own <= most
-        progress(
-            f"{kind}: {len(pairs) - len(differing)} of {len(pairs)} greedy tokens are the same"
-        )
-    return right
+    return all(results)
+
+
+def _compare(kind: str, answers: list[list[int]], steps: list[list[Any]], most: float) -> bool:
+    """Whether no token of ours has a logit that is lower than llama.cpp's best by more than `most`."""
+    compared, same, widest = 0, 0, 0.0
+    for number, (answer, forced) in enumerate(zip(answers, steps, strict=True)):
+        for place, (ours, (best, logit, own)) in enumerate(zip(answer, forced, strict=True)):
+            compared += 1
+            same += ours == best
+            if ours != best:
+                widest = max(widest, logit - own)
+                progress(
+                    f"{kind}: prompt {number}, token {place}: ours {ours} has {own:.4f}, llama.cpp's "
+                    f"{best} has {logit:.4f}: apart by {logit - own:.4f} (rounding: {most:.4f})"
+                )
+    progress(f"{kind}: {same} of {compared} greedy tokens are the same")
+    return widest <= most

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.home import home
 from engine.layers.linear import multiplies_bfloat16
 
 HEAD_DIM = 64
@@ -42,11 +43,6 @@ class Work:
     threads: int
     repeats: int
     bfloat16: bool  # whether the processor multiplies it; else each takes what serves it best
-
-
-def home() -> Path:
-    path = os.environ.get("TOLLHOUSE_BENCH_HOME", "~/.cache/tollhouse-bench")
-    return Path(path).expanduser()
 
 
 def make_work(quick: bool, threads: int) -> Work:

@@ -55,6 +55,7 @@ class Keys:
     plain: str
     limited: str  # that may ask once a minute
     spent: str  # of a project without money
+    failing: str  # of the tenant whose requests the upstreams fail
 
 
 @dataclass(slots=True)
@@ -105,6 +106,7 @@ def _fail(draft: _Draft, failure: str, keys: Keys, chance: random.Random) -> Non
     kind, _, detail = failure.partition(": ")
     plan = draft.plan
     if kind == "upstream":
+        draft.key = keys.failing
         draft.plan = Plan(plan.words, plan.merge, plan.piece, plan.delay_ms, plan.report, detail)
         draft.timeout_ms = _TIMEOUT_MS if detail == "silent" else 0
     elif kind == "client":

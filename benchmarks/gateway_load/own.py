@@ -80,8 +80,14 @@ class GatewayProcess:
 
 @contextlib.contextmanager
 def own_gateway(
-    home: Path, upstream: str, *, workers: int = 1, settings: dict[str, str] | None = None
+    home: Path,
+    upstream: str,
+    *,
+    workers: int = 1,
+    settings: dict[str, str] | None = None,
+    checkout: Path = ROOT,
 ) -> Iterator[GatewayProcess]:
+    """`checkout`: the version to run; it must be able to read the tables of this one."""
     home.mkdir(parents=True, exist_ok=True)
     entry = {"url": upstream, "model": MODEL, "tokenizer": str(MODEL_DIR), "name": "mock"}
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TOLLHOUSE_")}
@@ -97,7 +103,7 @@ def own_gateway(
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "gateway.cli.main", "serve"],
-        cwd=ROOT,
+        cwd=checkout,
         env=environment,
         stdout=subprocess.PIPE,
         text=True,

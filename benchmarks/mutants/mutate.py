@@ -41,7 +41,8 @@ class Mutant:
     after: str
     start: int  # offsets in UTF-8 bytes
     end: int
-    statement: int  # first line of the innermost statement around it, as coverage reports it
+    statement: int  # first line of the innermost statement around it
+    statement_end: int  # its last line, or that of its header where it has a body
 
     def apply(self, source: bytes) -> bytes:
         return source[: self.start] + self.after.encode() + source[self.end :]
@@ -52,7 +53,7 @@ class _Finder(ast.NodeVisitor):
         self.path = path
         self.source = source
         self.found: list[Mutant] = []
-        self._statement = 1
+        self._statement = (1, 1)
         self._starts = [0]
         for line in source.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
@@ -60,7 +61,7 @@ class _Finder(ast.NodeVisitor):
     def visit(self, node: ast.AST) -> None:
         outer = self._statement
         if isinstance(node, ast.stmt):
-            self._statement = node.lineno
+            self._statement = (node.lineno, _header_end(node))
         super().visit(node)
         self._statement = outer
 
@@ -79,7 +80,7 @@ class _Finder(ast.NodeVisitor):
         before = self.source[start:end].decode()
         if before != after:
             self.found.append(
-                Mutant(self.path, node.lineno, before, after, start, end, self._statement)
+                Mutant(self.path, node.lineno, before, after, start, end, *self._statement)
             )
 
     def _between(self, left: ast.expr, right: ast.expr, old: str, new: str) -> None:
@@ -89,7 +90,7 @@ class _Finder(ast.NodeVisitor):
         if at >= 0:
             self.found.append(
                 Mutant(
-                    self.path, right.lineno, old, new, at, at + len(old.encode()), self._statement
+                    self.path, right.lineno, old, new, at, at + len(old.encode()), *self._statement
                 )
             )
 
@@ -172,6 +173,13 @@ class _Finder(ast.NodeVisitor):
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         for statement in node.body:
             self.visit(statement)
+
+
+def _header_end(node: ast.stmt) -> int:
+    body = getattr(node, "body", None)
+    if body:
+        return max(node.lineno, int(body[0].lineno) - 1)
+    return node.end_lineno or node.lineno
 
 
 def _text_of(operator: ast.cmpop | ast.operator) -> str:

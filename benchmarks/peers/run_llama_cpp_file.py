@@ -53,14 +53,17 @@ def _load(path: str) -> Any:
 
 
 def _check(work: dict[str, Any], target: Path, wide: Path) -> None:
-    """On the file itself, where llama.cpp rounds activations to eight bits before each product, and
-    on the same weights in float32, where it does not."""
+    """Our tokens of the file on the file itself, where llama.cpp rounds activations to eight bits before
+    each product, and on the same weights in float32, where it does not; our tokens of float32 there."""
     model = _load(work["model"])
     vocab = lc.llama_model_get_vocab(model)
     found: dict[str, Any] = {"ids": [_ids(vocab, text) for text in work["texts"]]}
-    found["file"] = _forced(model, work)
+    answers = work["answers"]
+    found["file"] = _forced(model, work, answers["file"])
     _write_float32(Path(work["model"]), wide)
-    found["float32"] = _forced(_load(str(wide)), work)
+    model = _load(str(wide))
+    found["file_float32"] = _forced(model, work, answers["file"])
+    found["float32"] = _forced(model, work, answers["float32"])
     target.write_text(json.dumps(found), encoding="utf-8")
 
 
@@ -82,11 +85,11 @@ def _write_float32(source: Path, target: Path) -> None:
     writer.close()
 
 
-def _forced(model: Any, work: dict[str, Any]) -> list[list[list[float]]]:
+def _forced(model: Any, work: dict[str, Any], answers: list[list[int]]) -> list[list[list[float]]]:
     """A sequence a prompt: at each of our tokens llama.cpp's best one, its logit, that of ours."""
     vocab = lc.llama_model_get_vocab(model)
     found = []
-    for prompt, ours in zip(work["prompts"], work["answers"], strict=True):
+    for prompt, ours in zip(work["prompts"], answers, strict=True):
         context = make_context(model, 1, len(prompt) + len(ours), work["threads"], True)
         batch = lc.llama_batch_init(BATCH, 0, 1)
         forced = prompt + ours[:-1]

@@ -3,7 +3,16 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, Index, String, Text, TypeDecorator, text
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Index,
+    SmallInteger,
+    String,
+    Text,
+    TypeDecorator,
+    text,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -26,7 +35,8 @@ class PaidBy(TypeDecorator[str]):
 
 
 class UsageBatch(Base):
-    """One bulk insert of events. Rating marks whole batches and never updates event rows."""
+    """The events of one shard in one bulk insert. Rating marks whole batches and never updates event
+    rows."""
 
     __tablename__ = "usage_batches"
     __table_args__ = (
@@ -37,6 +47,7 @@ class UsageBatch(Base):
     id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
     recorded_at: Mapped[datetime] = mapped_column(UtcDateTime)
     events: Mapped[int]
+    shard: Mapped[int] = mapped_column(SmallInteger, server_default="0")
     rated_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     summed_at: Mapped[datetime | None] = mapped_column(
         UtcDateTime
@@ -121,10 +132,12 @@ class ParkedEvent(Base):
 
 
 class ReportedEvent(Base):
-    """A CloudEvent of usage that Tollhouse did not serve, by source and id, with its usage event."""
+    """A CloudEvent of usage that Tollhouse did not serve, by source and id, with its usage event.
+    Append-only. The ids of an organisation's own events and the operator's do not meet."""
 
     __tablename__ = "reported_events"
 
+    reporter: Mapped[str] = mapped_column(ID, primary_key=True)  # the tenant; "": the operator
     source: Mapped[str] = mapped_column(String(lengths.EVENT_SOURCE), primary_key=True)
     event_id: Mapped[str] = mapped_column(String(lengths.CLIENT_REQUEST_ID), primary_key=True)
     request_id: Mapped[str] = mapped_column(ORDERED_ID)
@@ -151,6 +164,7 @@ class EngineReceipt(Base):
     table by a way of their own, as they arrive; several replicas may have run the same request."""
 
     __tablename__ = "engine_receipts"
+    __table_args__ = ({"postgresql_partition_by": "RANGE (request_id)"},)
 
     # By which the engine knows it: of several prompts, the number follows a dot.
     request_id: Mapped[str] = mapped_column(ORDERED_ID, primary_key=True)
@@ -168,6 +182,7 @@ class Charge(Quantities, Amounts, Base):
     __table_args__ = (
         Index("ix_charges_transaction", "transaction_id"),
         Index("ix_charges_bill_period", "bill_period_id"),
+        {"postgresql_partition_by": "RANGE (request_id)"},
     )
 
     request_id: Mapped[str] = mapped_column(ORDERED_ID, primary_key=True)

@@ -15,6 +15,7 @@ class ResponseRecord(Base):
     __table_args__ = (
         Index("ix_stored_responses_tenant_id", "tenant_id", "id"),
         Index("ix_stored_responses_expires_at", "expires_at"),
+        Index("ix_stored_responses_lease_until", "lease_until"),
     )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
@@ -24,6 +25,22 @@ class ResponseRecord(Base):
     previous_id: Mapped[str | None] = mapped_column(ID)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    sealed: Mapped[bytes] = mapped_column(LargeBinary)
+    # Of a background response: queued or in_progress, and how long its process holds it.
+    status: Mapped[str | None] = mapped_column(String(20))
+    lease_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class ResponseEventRecord(Base):
+    """Stream events of a background response, numbered from `first`."""
+
+    __tablename__ = "stored_response_events"
+
+    response_id: Mapped[str] = mapped_column(
+        ID, ForeignKey("stored_responses.id", ondelete="CASCADE"), primary_key=True
+    )
+    first: Mapped[int] = mapped_column(primary_key=True)
+    count: Mapped[int]
     sealed: Mapped[bytes] = mapped_column(LargeBinary)
 
 
@@ -36,3 +53,33 @@ class ResponseItemRecord(Base):
         ID, ForeignKey("stored_responses.id", ondelete="CASCADE"), primary_key=True
     )
     item_id: Mapped[str] = mapped_column(ID, primary_key=True, index=True)
+
+
+class ConversationRecord(Base):
+    __tablename__ = "conversations"
+    __table_args__ = (
+        Index("ix_conversations_tenant_id", "tenant_id", "id"),
+        Index("ix_conversations_expires_at", "expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(40))
+    project_id: Mapped[str] = mapped_column(String(40))
+    key_id: Mapped[str] = mapped_column(String(40))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    sealed: Mapped[bytes] = mapped_column(LargeBinary)  # its metadata
+
+
+class ConversationItemRecord(Base):
+    __tablename__ = "conversation_items"
+    __table_args__ = (
+        Index("ix_conversation_items_item_id", "conversation_id", "item_id", unique=True),
+    )
+
+    conversation_id: Mapped[str] = mapped_column(
+        ID, ForeignKey("conversations.id", ondelete="CASCADE"), primary_key=True
+    )
+    position: Mapped[int] = mapped_column(primary_key=True)
+    item_id: Mapped[str] = mapped_column(ID)
+    sealed: Mapped[bytes] = mapped_column(LargeBinary)

@@ -1,5 +1,6 @@
 """Stored responses: kept for 30 days, visible to their own project only, encrypted at rest."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,7 +10,12 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from core.errors import BadRequest, NotFound
-from core.responses.models import ResponseItemRecord, ResponseRecord
+from core.responses.models import (
+    ConversationRecord,
+    ResponseEventRecord,
+    ResponseItemRecord,
+    ResponseRecord,
+)
 from core.sealing import Sealer
 from core.tenants.keys import Principal
 from core.tenants.scope import TenantScope
@@ -24,6 +30,11 @@ class Exchanged:
 
     response: dict[str, Any]
     input: list[dict[str, Any]]
+
+
+def is_visible(row: ResponseRecord | ConversationRecord, scope: TenantScope, now: datetime) -> bool:
+    same_project = scope.project_id is None or row.project_id == scope.project_id
+    return row.tenant_id == scope.tenant_id and same_project and row.expires_at > now
 
 
 def save(
@@ -44,17 +55,31 @@ def save(
         )
     )
     session.flush()
-    named = {item["id"] for item in (*given.input, *given.response["output"]) if item.get("id")}
-    session.add_all(ResponseItemRecord(response_id=response_id, item_id=each) for each in named)
+    _name_items(session, response_id, (*given.input, *given.response["output"]))
+
+
+def replace(
+    session: Session, sealer: Sealer, row: ResponseRecord, response: dict[str, Any]
+) -> None:
+    """Stores the response in place of the row's, with the same input."""
+    content = orjson.dumps({"response": response, "input": opened(sealer, row).input})
+    row.sealed = sealer.seal(row.tenant_id, row.id, content)
+    _name_items(session, row.id, response["output"])
 
 
 def get(
     session: Session, sealer: Sealer, scope: TenantScope, response_id: str, now: datetime
 ) -> Exchanged:
     """NotFound if it does not exist, has expired or belongs to another project."""
-    content = orjson.loads(
-        sealer.open(scope.tenant_id, response_id, _row(session, scope, response_id, now).sealed)
-    )
+    row = row_of(session, scope, response_id, now)
+    found = opened(sealer, row)
+    if row.status is not None:
+        found.response["status"] = row.status
+    return found
+
+
+def opened(sealer: Sealer, row: ResponseRecord) -> Exchanged:
+    content = orjson.loads(sealer.open(row.tenant_id, row.id, row.sealed))
     return Exchanged(content["response"], content["input"])
 
 
@@ -72,6 +97,13 @@ def history(
                 param="previous_response_id",
             )
         turns.append(get(session, sealer, scope, following, now))
+        if turns[-1].response["status"] in ("queued", "in_progress"):
+            raise BadRequest(
+                f"{following[:80]} is still running in the background.",
+                next_step="Continue it once its status is completed.",
+                param="previous_response_id",
+                code="invalid_value",
+            )
         following = turns[-1].response.get("previous_response_id")
     return [item for turn in reversed(turns) for item in (*turn.input, *turn.response["output"])]
 
@@ -95,7 +127,7 @@ def item(
 
 
 def remove(session: Session, scope: TenantScope, response_id: str, now: datetime) -> None:
-    _delete(session, [_row(session, scope, response_id, now).id])
+    _delete(session, [row_of(session, scope, response_id, now).id])
 
 
 def drop_expired(session: Session, now: datetime) -> None:
@@ -105,17 +137,27 @@ def drop_expired(session: Session, now: datetime) -> None:
 
 def _delete(session: Session, ids: list[str]) -> None:
     session.execute(delete(ResponseItemRecord).where(ResponseItemRecord.response_id.in_(ids)))
+    session.execute(delete(ResponseEventRecord).where(ResponseEventRecord.response_id.in_(ids)))
     session.execute(delete(ResponseRecord).where(ResponseRecord.id.in_(ids)))
 
 
-def _row(session: Session, scope: TenantScope, response_id: str, now: datetime) -> ResponseRecord:
-    row = session.get(ResponseRecord, response_id)
-    if (
-        row is None
-        or row.tenant_id != scope.tenant_id
-        or (scope.project_id is not None and row.project_id != scope.project_id)
-        or row.expires_at <= now
-    ):
+def _name_items(session: Session, response_id: str, items: Iterable[dict[str, Any]]) -> None:
+    mine = ResponseItemRecord.response_id == response_id
+    known = session.scalars(select(ResponseItemRecord.item_id).where(mine))
+    named = {item["id"] for item in items if item.get("id")} - set(known)
+    session.add_all(ResponseItemRecord(response_id=response_id, item_id=each) for each in named)
+
+
+def row_of(
+    session: Session,
+    scope: TenantScope,
+    response_id: str,
+    now: datetime,
+    *,
+    to_change: bool = False,
+) -> ResponseRecord:
+    row = session.get(ResponseRecord, response_id, with_for_update=to_change)
+    if row is None or not is_visible(row, scope, now):
         raise _unknown("response", response_id)
     return row
 

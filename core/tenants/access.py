@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from core.errors import Forbidden, NotFound
 from core.tenants.models import Tenant
-from core.tenants.roles import OPERATOR, Roles
+from core.tenants.roles import OPERATOR, OPERATOR_ROLES, Roles
 from core.tenants.scope import TenantScope, scope_of_key, scope_of_member, scope_of_operator
 
 # Keys with these roles act for the whole tenant, others for their own project.
@@ -20,16 +20,16 @@ _WHOLE_TENANT = ("owner", "admin", "finance")
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """The authenticated caller. `tenant_id` is None only for the operator."""
+    """The authenticated caller. `tenant_id` is None only for operators."""
 
-    id: str  # member id, key id, or "operator"
+    id: str  # member id, key id, "operator", or "operator:" and the name of a named operator
     role: str
     tenant_id: str | None
     project_id: str | None = None  # set for an API key
 
     @property
     def is_operator(self) -> bool:
-        return self.role == OPERATOR and self.tenant_id is None
+        return self.role in OPERATOR_ROLES and self.tenant_id is None
 
 
 THE_OPERATOR = Actor("operator", OPERATOR, None)
@@ -47,7 +47,7 @@ def authorise(
 
 
 def authorise_operator(session: Session, roles: Roles, actor: Actor, obj: str, act: str) -> None:
-    """For objects that belong to no tenant. Forbidden if the actor is not the operator."""
+    """For objects that belong to no tenant. Forbidden if the actor is no operator."""
     roles.refresh(session)
     if not actor.is_operator or not roles.allows(actor.role, None, "", obj, act):
         raise _forbidden(actor, obj, act)
@@ -56,7 +56,7 @@ def authorise_operator(session: Session, roles: Roles, actor: Actor, obj: str, a
 def scope_for(actor: Actor, tenant_id: str) -> TenantScope:
     """The scope of an actor after its right to this tenant was checked. NotFound if it has none."""
     if actor.is_operator:
-        return scope_of_operator(tenant_id, actor.id)
+        return scope_of_operator(tenant_id, actor.id, actor.role)
     if actor.tenant_id != tenant_id:
         raise NotFound(f"No tenant {tenant_id}.", next_step="Leave the tenant out to use your own.")
     if actor.project_id is not None and actor.role not in _WHOLE_TENANT:

@@ -24,7 +24,7 @@ def set_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule
     if rule.limit <= 0:
         raise BadRequest(
             f"A limit must be positive, not {rule.limit}.",
-            next_step="To remove a limit, delete it.",
+            next_step="Give a number above 0, or delete the limit.",
             param="limit",
         )
     row = _row(session, scope, rule)

@@ -103,11 +103,25 @@ class DashboardSession(Base):
     member_id: Mapped[str | None] = mapped_column(ID, ForeignKey("members.id"))
     key_id: Mapped[str | None] = mapped_column(ID, ForeignKey("api_keys.id"))
     operator: Mapped[bool] = mapped_column(default=False)
+    operator_name: Mapped[str | None] = mapped_column(ID)  # None: the deployment's own token
     # The tenant whose pages the operator views; None: the oldest tenant.
     chosen_tenant: Mapped[str | None] = mapped_column(ID, ForeignKey("tenants.id"))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class Operator(Base):
+    """A named operator of the deployment, with a token of their own."""
+
+    __tablename__ = "operators"
+
+    name: Mapped[str] = mapped_column(ID, primary_key=True)
+    role: Mapped[str] = mapped_column(String(20))  # operator | accountant
+    secret_sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    created_by: Mapped[str] = mapped_column(ID)
+    disabled_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
 class Adapter(Base):

@@ -7,7 +7,7 @@ from core.clock import Clock
 from core.errors import BadRequest, NotFound
 from core.tenants import audit
 from core.tenants.models import PolicyRule
-from core.tenants.roles import MEMBER_ROLES, OBJECTS, ensure_policy
+from core.tenants.roles import ACCOUNTANT, MEMBER_ROLES, OBJECTS, ensure_policy
 
 _ACTS = ("read", "write", "*")
 
@@ -34,7 +34,8 @@ def withdraw(session: Session, clock: Clock, actor: str, role: str, obj: str, ac
     row = _find(session, role, obj, act)
     if row is None:
         raise NotFound(
-            f"The role {role} has no own right `{act} {obj}`.", next_step="List the roles."
+            f"The role {role} has no right of its own to `{act} {obj}`.",
+            next_step="List the roles.",
         )
     session.execute(delete(PolicyRule).where(PolicyRule.id == row.id))
     before = {"right": f"{act} {obj}"}
@@ -55,7 +56,7 @@ def _find(session: Session, role: str, obj: str, act: str) -> PolicyRule | None:
 def _check(role: str, obj: str, act: str) -> None:
     """BadRequest for an unknown value. The operator's right cannot be changed."""
     for name, value, known in (
-        ("role", role, MEMBER_ROLES),
+        ("role", role, (*MEMBER_ROLES, ACCOUNTANT)),
         ("obj", obj, OBJECTS),
         ("act", act, _ACTS),
     ):

@@ -61,7 +61,7 @@ def remove(session: Session, clock: Clock, actor: str, name: str) -> None:
     """Delete a stored plan. A built-in plan is restored; any other must have no tenants."""
     row = session.get(PlanRow, name)
     if row is None:
-        raise NotFound(f"No plan {name!r} is stored.", next_step="List the plans.")
+        raise NotFound(f"There is no stored plan {name!r}.", next_step="List the plans.")
     users = session.scalar(select(func.count()).where(Tenant.plan == name))
     if users and name not in PLANS:
         raise Conflict(

@@ -12,11 +12,13 @@ from core.database import Database, insert_new
 from core.tenants import epochs
 from core.tenants.models import PolicyRule
 
-OPERATOR = "operator"
+OPERATOR, ACCOUNTANT = "operator", "accountant"
+# Of named operators. An accountant reads the books of all tenants and acts on money, nothing else.
+OPERATOR_ROLES = (OPERATOR, ACCOUNTANT)
 MEMBER_ROLES = ("owner", "admin", "finance", "developer", "viewer")
 READ, WRITE = "read", "write"
 
-# Objects of a tenant, and the operator's: "tenants", "prices", "roles" and "operations".
+# Objects of a tenant, and the operator's: "tenants", "prices", "roles", "operations" and "money".
 OBJECTS = (
     "tenant",
     "projects",
@@ -36,8 +38,24 @@ OBJECTS = (
     "prices",
     "roles",
     "operations",
+    "money",
 )
-_OPERATOR_OBJECTS = ("tenants", "prices", "roles", "operations")
+_OPERATOR_OBJECTS = ("tenants", "prices", "roles", "operations", "money")
+_ACCOUNTANT_READS = (
+    "tenant",
+    "projects",
+    "audit",
+    "usage",
+    "costs",
+    "invoices",
+    "budgets",
+    "payments",
+    "exports",
+    "tenants",
+    "prices",
+    "operations",
+    "money",
+)
 _INHERITS = (("developer", "viewer"), ("finance", "viewer"), ("admin", "developer"))
 _READS = {
     "viewer": ("tenant", "projects", "usage", "adapters", "limits"),
@@ -62,7 +80,13 @@ def default_policy() -> list[tuple[str, ...]]:
     owner_objects = [obj for obj in OBJECTS if obj not in _OPERATOR_OBJECTS]
     lines += [("p", "owner", obj, "*") for obj in owner_objects]
     lines.append(("p", OPERATOR, "*", "*"))
+    lines += accountant_policy()
     return lines
+
+
+def accountant_policy() -> list[tuple[str, ...]]:
+    reads = [("p", ACCOUNTANT, obj, READ) for obj in _ACCOUNTANT_READS]
+    return [*reads, ("p", ACCOUNTANT, "money", WRITE)]
 
 
 def ensure_policy(session: Session) -> None:

@@ -32,6 +32,8 @@ def scope_of_member(tenant_id: str, member_id: str, role: str) -> TenantScope:
     return TenantScope(tenant_id, None, member_id, role, _PROOF)
 
 
-def scope_of_operator(tenant_id: str, actor: str = "operator") -> TenantScope:
-    """For the operator's token, the local command line and scheduled tasks."""
-    return TenantScope(tenant_id, None, actor, "operator", _PROOF)
+def scope_of_operator(
+    tenant_id: str, actor: str = "operator", role: str = "operator"
+) -> TenantScope:
+    """For an operator, the local command line and scheduled tasks."""
+    return TenantScope(tenant_id, None, actor, role, _PROOF)

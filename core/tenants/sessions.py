@@ -7,7 +7,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from core.clock import Clock
-from core.tenants import keys
+from core.tenants import keys, operators
 from core.tenants.access import THE_OPERATOR, Actor
 from core.tenants.models import ApiKey, DashboardSession, Member, Tenant
 from core.tenants.secrets import digest
@@ -22,6 +22,7 @@ def begin(
     member_id: str | None = None,
     key_id: str | None = None,
     operator: bool = False,
+    operator_name: str | None = None,
 ) -> str:
     """For exactly one of a member, a key or the operator. Returns the secret for the cookie."""
     if sum((member_id is not None, key_id is not None, operator)) != 1:
@@ -33,6 +34,7 @@ def begin(
             member_id=member_id,
             key_id=key_id,
             operator=operator,
+            operator_name=operator_name,
             created_at=clock.now(),
             expires_at=clock.now() + LIFETIME,
         )
@@ -48,7 +50,8 @@ def find(session: Session, clock: Clock, secret: str) -> Actor | None:
     if row is None or row.revoked_at is not None or row.expires_at <= now:
         return None
     if row.operator:
-        return THE_OPERATOR
+        named = row.operator_name
+        return operators.actor_named(session, named) if named else THE_OPERATOR
     if row.member_id is not None:
         return _member(session, row.member_id)
     key = session.get(ApiKey, row.key_id)

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from core.errors import BadRequest, Conflict, Forbidden
-from core.tenants.access import THE_OPERATOR, scope_for
+from core.tenants.access import Actor, scope_for
 from core.tenants.scope import TenantScope
 from dashboards.explorer import address
 from dashboards.filters import choice
@@ -49,7 +49,9 @@ def operator_of(request: Request, obj: str, act: str = "read") -> Viewer:
 
 def scope_of(viewer: Viewer, tenant_id: str) -> TenantScope:
     """The operator's scope of the given tenant; any other viewer's own scope."""
-    return scope_for(THE_OPERATOR, tenant_id) if viewer.operator else viewer.scope
+    if not viewer.operator:
+        return viewer.scope
+    return scope_for(Actor(viewer.scope.actor, viewer.role, None), tenant_id)
 
 
 def wants_csv(request: Request) -> bool:
@@ -94,7 +96,7 @@ def form_handler(
         act = acts.get(form_fields.get("act", ""))
         if act is None:
             raise BadRequest(
-                f"Unknown act {form_fields.get('act', '')[:20]!r}.",
+                f"Unknown action {form_fields.get('act', '')[:20]!r}.",
                 next_step=f"Send one of {', '.join(acts)}.",
                 param="act",
             )

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing import credit_notes
-from billing.invoices import DRAFT, FINAL, VOID, lines_of
+from billing.invoices import FINAL, lines_of
 from billing.models import CreditGrant, CreditNote, DailyUsage, Invoice, InvoiceLine, Payment
 from billing.printing import as_pdf, credit_note_page
 from billing.printing import invoice_page as printed_invoice
@@ -18,45 +18,23 @@ from billing.settlement import open_minor
 from core.errors import NotFound
 from core.tenants.models import ApiKey, Project
 from dashboards.formats import day, minor, money
+from dashboards.invoice_rows import (
+    COMPONENTS,
+    INVOICES,
+    LINES,
+    NOTES,
+    PAYMENTS,
+    invoice_row,
+    line_row,
+    note_row,
+    payment_row,
+    totals,
+)
 from dashboards.page_data import PageData, Tile, show
 from dashboards.pages.common import deps_of, root_of, viewer_of, wants_csv
 from dashboards.tables import Column, Table
 from dashboards.viewer import Viewer
 
-INVOICES = [
-    Column("invoice", "Invoice", link="href"),
-    Column("period", "Period"),
-    Column("state", "State", "badge"),
-    Column("total", "Total", "minor", "Including tax, before credit."),
-    Column("open", "To pay", "minor", "Total minus credit, payments and credit notes."),
-    Column("due", "Due by", "figure"),
-]
-PAYMENTS = [
-    Column("at", "Started", "moment"),
-    Column("for", "For", link="href"),
-    Column("by", "By"),
-    Column("amount", "Amount", "minor"),
-    Column("refunded", "Refunded", "minor"),
-    Column("state", "State", "badge"),
-    Column("settled", "Settled", "moment"),
-    Column("failure", "Failure reason"),
-]
-LINES = [
-    Column("description", "Line", link="href"),
-    Column("project", "Project"),
-    Column("quantity", "Quantity", "whole"),
-    Column("unit", "Unit"),
-    Column("exact", "Exact", "exact", "Unrounded, as rated."),
-    Column("amount", "Amount", "minor", "The exact amount, rounded once, half away from zero."),
-]
-NOTES = [
-    Column("note", "Credit note", link="href"),
-    Column("at", "Issued", "moment"),
-    Column("reason", "Reason"),
-    Column("net", "Net", "minor"),
-    Column("tax", "Tax", "minor"),
-    Column("outcome", "Outcome"),
-]
 LINE_USAGE = [
     Column("day", "Day", "figure"),
     Column("key", "Key"),
@@ -64,17 +42,6 @@ LINE_USAGE = [
     Column("quantity", "Quantity", "whole"),
     Column("amount", "Exact", "exact", "Unrounded, as rated."),
 ]
-# Component of a line -> (quantity column, amount column) of the roll-ups.
-_COMPONENTS: dict[str, tuple[Any, Any]] = {
-    "input": (DailyUsage.input_tokens - DailyUsage.cached_tokens, DailyUsage.input_amount),
-    "cached_input": (DailyUsage.cached_tokens, DailyUsage.cached_amount),
-    "output": (DailyUsage.output_tokens, DailyUsage.output_amount),
-    "waived": (DailyUsage.waived_tokens, DailyUsage.waived_amount),
-    "request": (DailyUsage.requests, DailyUsage.request_amount),
-    "adapter": (DailyUsage.adapter_requests, DailyUsage.adapter_amount),
-    "gpu_second": (DailyUsage.gpu_seconds, DailyUsage.gpu_amount),
-    "moderation": (DailyUsage.moderation_calls, DailyUsage.moderation_amount),
-}
 
 
 def invoice_list(request: Request) -> Response:
@@ -94,13 +61,13 @@ def invoice_list(request: Request) -> Response:
             .limit(120)
         ).all()
         credit = _credit(session, tenant_id, viewer.currency, now)
-    rows = [_invoice(each, root) for each in found]
+    rows = [invoice_row(each, root) for each in found]
     empty = "None yet. The first draft appears when the billing period ends. Until then, see Costs."
     table = Table("Invoices, newest first", INVOICES, rows, totals=False, empty=empty)
     if wants_csv(request):
         return table.csv("invoices")
     labels = {each.id: each.label or "draft" for each in found}
-    payments = [_payment(each, labels, root) for each in paid]
+    payments = [payment_row(each, labels, root) for each in paid]
     none = "None yet. A payment appears when an invoice is collected or credit is topped up."
     page_data = PageData(
         "Invoices and payments",
@@ -139,34 +106,6 @@ def _tiles(viewer: Viewer, found: list[Invoice], credit: int, now: datetime) -> 
     ]
 
 
-def _invoice(each: Invoice, root: str) -> dict[str, Any]:
-    return {
-        "invoice": each.label or "Draft",
-        "href": f"{root}/invoices/{each.id}",
-        "period": f"{day(each.period_start)} to {day(each.period_end)}",
-        "state": each.status,
-        "total": each.total_minor,
-        "open": open_minor(each),
-        "due": day(each.due_at) if each.due_at else None,
-        "currency": each.currency,
-    }
-
-
-def _payment(each: Payment, labels: dict[str, str], root: str) -> dict[str, Any]:
-    return {
-        "at": each.created_at,
-        "for": labels.get(each.invoice_id, each.invoice_id) if each.invoice_id else "top-up",
-        "href": f"{root}/invoices/{each.invoice_id}" if each.invoice_id else "",
-        "by": each.provider,
-        "amount": each.amount_minor,
-        "refunded": each.refunded_minor,
-        "state": each.status,
-        "settled": each.settled_at,
-        "failure": each.failure,
-        "currency": each.currency,
-    }
-
-
 def invoice_page(request: Request) -> Response:
     viewer, deps = viewer_of(request, "invoices"), deps_of(request)
     root = root_of(request)
@@ -180,22 +119,22 @@ def invoice_page(request: Request) -> Response:
         paid = session.scalars(select(Payment).where(Payment.invoice_id == invoice.id)).all()
         notes = session.scalars(select(CreditNote).where(CreditNote.invoice_id == invoice.id)).all()
     path = f"{root}/invoices/{invoice.id}"
-    rows = [_line(each, projects, path, invoice.currency) for each in lines]
+    rows = [line_row(each, projects, path) for each in lines]
     table = Table("Lines", LINES, rows, invoice.currency, totals=False)
     if wants_csv(request):
         return table.csv(f"invoice-{invoice.label or 'draft'}")
     labels = {invoice.id: invoice.label or "draft"}
-    payments = [_payment(each, labels, root) for each in paid]
+    payments = [payment_row(each, labels, root) for each in paid]
     tables = [table, Table("Payments", PAYMENTS, payments, totals=False, empty="None yet.")]
     if notes:
         tables.append(
-            Table("Credit notes", NOTES, [_note_row(each, path) for each in notes], totals=False)
+            Table("Credit notes", NOTES, [note_row(each, path) for each in notes], totals=False)
         )
     page_data = PageData(
         f"Invoice {invoice.label or '(draft)'}",
         f"{day(invoice.period_start)} to {day(invoice.period_end)} · {invoice.status}. "
         "Select a line to see its usage.",
-        tiles=_totals(invoice),
+        tiles=totals(invoice),
         tables=tables,
         back=("/invoices", "All invoices"),
         link=(f"/invoices/{invoice.id}/pdf", "Download PDF"),
@@ -206,55 +145,6 @@ def invoice_page(request: Request) -> Response:
 
 def _to_pay(invoice: Invoice) -> bool:
     return bool(invoice.pay_page) and invoice.status == FINAL and open_minor(invoice) > 0
-
-
-def _totals(invoice: Invoice) -> list[Tile]:
-    """They add up: the first ones to the total, and all after it to what is to pay."""
-    amounts = {
-        "Subtotal": invoice.subtotal_minor,
-        "Promotional credit": -invoice.promo_minor,
-        "Tax": invoice.tax_minor,
-        "Total": invoice.total_minor,
-        "Prepaid credit": -invoice.prepaid_minor,
-        "Paid": -invoice.paid_minor,
-        "Credit notes": -invoice.credited_minor,
-    }
-    to_pay = invoice.due_minor if invoice.status == DRAFT else open_minor(invoice)
-    unpaid = invoice.due_minor - invoice.paid_minor - invoice.credited_minor
-    amounts["Voided" if invoice.status == VOID else "Written off"] = to_pay - unpaid
-    amounts["To pay"] = to_pay
-    always = ("Subtotal", "Tax", "Total", "To pay")
-    return [
-        Tile(words, minor(amount, invoice.currency))
-        for words, amount in amounts.items()
-        if amount or words in always
-    ]
-
-
-def _line(each: InvoiceLine, projects: dict[str, str], path: str, currency: str) -> dict[str, Any]:
-    opens = each.kind in ("usage", "late_usage") and each.component in _COMPONENTS
-    return {
-        "description": each.description,
-        "href": f"{path}/lines/{each.position}" if opens else "",
-        "project": projects.get(each.project_id, each.project_id),
-        "quantity": each.quantity,
-        "unit": each.unit,
-        "exact": each.exact,
-        "amount": each.amount_minor,
-    }
-
-
-def _note_row(each: CreditNote, path: str) -> dict[str, Any]:
-    return {
-        "note": each.label,
-        "href": f"{path}/credit-notes/{each.label}/pdf",
-        "at": each.issued_at,
-        "reason": each.reason,
-        "net": each.net_minor,
-        "tax": each.tax_minor,
-        "outcome": each.outcome,
-        "currency": each.currency,
-    }
 
 
 def line_usage(request: Request) -> Response:
@@ -268,7 +158,7 @@ def line_usage(request: Request) -> Response:
                 InvoiceLine.invoice_id == invoice.id, InvoiceLine.position == position
             )
         )
-        if line is None or line.component not in _COMPONENTS:
+        if line is None or line.component not in COMPONENTS:
             raise NotFound(
                 "This line has no usage.", next_step="Choose a usage line of the invoice."
             )
@@ -298,7 +188,7 @@ def line_usage(request: Request) -> Response:
 
 def _line_usage(session: Session, invoice: Invoice, line: InvoiceLine) -> list[dict[str, Any]]:
     table = DailyUsage
-    quantity, amount = _COMPONENTS[line.component]
+    quantity, amount = COMPONENTS[line.component]
     found = session.execute(
         select(
             table.at, table.key_id, func.sum(table.requests), func.sum(quantity), func.sum(amount)

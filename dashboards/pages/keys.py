@@ -100,7 +100,8 @@ def _new(projects: list[Project], served: Sequence[str]) -> Form:
             "models",
             "Only these models",
             required=False,
-            hint=f"Of {', '.join(served)}, separated by commas. Empty: all, also later ones.",
+            hint=f"Any of {', '.join(served)}, separated by commas. "
+            "Leave empty to allow all models, including later ones.",
         ),
     ]
     return Form(PATH, "Create key", {"act": "create"}, inputs)

@@ -78,7 +78,7 @@ def _row(project: Project, live: int, used: UsageTotals, can_edit: bool) -> dict
         {"act": "archive", "project": project.id},
         confirm=project.name,
         danger=True,
-        about="Its keys stop working. Usage and invoices keep it.",
+        about="Its keys stop working. Usage and invoices still show it.",
     )
     return {
         "project": project.name,

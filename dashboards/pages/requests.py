@@ -80,7 +80,7 @@ def _requests(request: Request) -> Response:
         [_row(event, amount, root) for event, amount in found.rows],
         viewer.currency,
         totals=False,
-        empty="No such requests in this period.",
+        empty="No requests match in this period.",
         next_step=("/playground", "Send a request"),
     )
     page_data = PageData(

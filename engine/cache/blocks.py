@@ -10,6 +10,8 @@ from engine.cache.idle_blocks import IdleBlocks
 from engine.errors import IntegrityError
 from engine.protocol import KvEvent
 
+_MAX_FRESH = 4096  # blocks that wait to be copied out; more are not copied
+
 
 def _bisect(count: int, found: Callable[[int], bool]) -> int:
     """How many of the numbers from 0 on are `found`, when none is after the first that is not."""
@@ -38,6 +40,8 @@ class BlockPool:
         self._parents: list[bytes | None] = [None] * num_blocks  # only valid with a key
         self._children: dict[bytes, set[bytes]] = {}  # cached keys by their parent's
         self.events: list[KvEvent] | None = None  # None: no gateway subscribed
+        # Blocks and their keys in the order of `cache`, for tiers; None: there is none.
+        self.fresh: list[tuple[int, bytes]] | None = None
 
     @property
     def free_blocks(self) -> int:
@@ -121,6 +125,8 @@ class BlockPool:
         self._parents[block] = parent
         self.owners[block] = owner
         self._index[key] = block
+        if self.fresh is not None and len(self.fresh) < _MAX_FRESH:
+            self.fresh.append((block, key))
         if self.events is not None:
             self.events.append(KvEvent("stored", [key.hex()], parent.hex() if parent else None))
 

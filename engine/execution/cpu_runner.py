@@ -10,16 +10,26 @@ from engine.batch import LAST_SAMPLED, Row, Runner, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.decoding.edits import reads_history
 from engine.decoding.grammar.matchers import PATIENCE_S
+from engine.decoding.pooling import Pooling
 from engine.decoding.prompt_scores import host_scores, split_logits, with_scores
 from engine.decoding.sampling import host_samples
+from engine.errors import ConfigError
 from engine.execution.model_runner import ModelRunner
 from engine.extras import imports_of
 from engine.layers.cpu_operations import CpuOperations
 from engine.layers.host_memory import collapse_into_huge_pages, keep_freed_memory
 from engine.layers.logits import finish_logits
-from engine.layers.step import StepInputs, StepPlanner, order_rows, token_ids
+from engine.layers.step import (
+    StepInputs,
+    StepPlanner,
+    clear_unwritten,
+    order_rows,
+    token_ids,
+)
 from engine.lora.cpu_adapters import CpuAdapters
 from engine.models.load import LoadedModel, load_model
+from engine.models.pooling_files import declared_pooling
+from engine.speculation.draft_model import load_draft_model
 from engine.speculation.verify import sampled_rows, verified
 
 
@@ -36,6 +46,8 @@ class CpuRunner(ModelRunner):
         windows = {spec.attention(layer).window for layer in range(spec.layers)}
         self._plan = StepPlanner(self.pool, self._angles(model.dtype), windows, self.adapters.step)
         self._last: dict[int, int] = {}
+        self._pooling = Pooling()
+        self.info = replace(self.info, pooling=declared_pooling(model.path))
         # A row without its mask is computed again, which an overlapped loop cannot do: its next step
         # is launched by then.
         self._patience_s = None if config.overlap else PATIENCE_S
@@ -46,32 +58,34 @@ class CpuRunner(ModelRunner):
             self.pool.copy(batch.copies)
         if not batch.rows:
             return []
-        self._clear_unwritten(batch.rows)
+        clear_unwritten(self.pool, batch.rows)
         self.adapters.compact(batch.rows)
         decodes, prefills = order_rows(batch.rows, self.adapters.sort_key)
         rows = decodes + prefills
         tokens = token_ids(rows, lambda n: self._last[rows[n].seq])
         inputs = self._plan(decodes, prefills, tokens)
-        verifying = [self._with_last(row) for row in rows if row.sample]
+        verifying = [self._with_last(row) for row in rows if row.sampled_tokens]
         rows_to_sample = [
             each for row in verifying for each in sampled_rows(row, self._first_of(row))
         ]
         groups = self._sampler.begin(rows_to_sample)
-        logits, scoring = split_logits(rows, self._logits(inputs))
+        outputs, embeddings = self._forward(rows, inputs)
+        logits, scoring = split_logits(rows, outputs)
         scores = host_scores(scoring)
         if not rows_to_sample:
-            return with_scores([], scores)
+            return with_scores(embeddings, scores)
         choice = self._sampler(rows_to_sample, logits, groups, self._patience_s)
         found = verified(verifying, host_samples(rows_to_sample, choice))
         sampled = self._sampler.accept(verifying, found)
         self._last.update((each.seq, each.tokens[-1]) for each in sampled if each.tokens)
-        return with_scores(sampled, scores)
+        return with_scores(sampled + embeddings, scores)
 
-    def _logits(self, inputs: StepInputs) -> torch.Tensor:
-        """In float32: [rows, vocab]."""
+    def _forward(self, rows: list[Row], inputs: StepInputs) -> tuple[torch.Tensor, list[Sampled]]:
+        """The logits in float32, [rows, vocab], and the embeddings that are complete."""
         spec = self._model.spec
-        logits = self._model.decoder(CpuOperations(spec, self.pool, inputs)).float()
-        return finish_logits(logits, spec)
+        operations = CpuOperations(spec, self.pool, inputs)
+        logits = finish_logits(self._model.decoder(operations).float(), spec)
+        return logits, self._pooling(rows, operations.states)
 
     def _with_last(self, row: Row) -> Row:
         """The row with its last sampled id in the history, where sampling reads it."""
@@ -82,22 +96,13 @@ class CpuRunner(ModelRunner):
     def _first_of(self, row: Row) -> int:
         return self._last[row.seq] if row.tokens[0] == LAST_SAMPLED else row.tokens[0]
 
-    def _clear_unwritten(self, rows: list[Row]) -> None:
-        """Clears the rest of every block that these rows begin and do not fill: its last holder's
-        keys and values."""
-        size = self.pool.block_size
-        for row in rows:
-            end = row.start + len(row.tokens)
-            last, filled = divmod(end, size)
-            if filled and last * size >= row.start:
-                self.pool.clear(row.blocks[last], filled)
-
     def collect(self, ticket: list[Sampled]) -> list[Sampled]:
         return ticket
 
     def forget(self, seq: int) -> None:
         self._last.pop(seq, None)
         self._sampler.forget(seq)
+        self._pooling.forget(seq)
 
 
 # In a smaller model a product is done before a second thread has woken up.
@@ -116,13 +121,17 @@ def load_runner(config: EngineConfig) -> Runner:
     if model.device.type == "cpu":
         keep_freed_memory()
         collapse_into_huge_pages()
-        return CpuRunner(config, model)
+        runner = CpuRunner(config, model)
+        runner.drafter = load_draft_model(config, model, runner.info)
+        return runner
+    if config.draft_model is not None:
+        raise ConfigError("draft_model is used on a CPU only: leave it out, or set device to cpu")
     with imports_of("gpu", "A CUDA device"):
         from engine.execution.gpu_runner import GpuRunner
 
-    runner = GpuRunner(config, model)
-    runner.warm_up()
-    return runner
+    on_device = GpuRunner(config, model)
+    on_device.warm_up()
+    return on_device
 
 
 def physical_cores() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import LAST_SAMPLED, AdapterHandle, Row, Sampled, StepBatch
+from engine.batch import LAST_SAMPLED, AdapterHandle, Drafter, Row, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.decoding.splitmix import mix
 from engine.errors import AdapterError, IntegrityError, RequestError
@@ -34,6 +34,11 @@ def _seed(digest: str) -> int:
     return int.from_bytes(hashlib.sha256(digest.encode()).digest()[:8], "little")
 
 
+def _embedding(state: int) -> bytes:
+    numbers = [_mix(state, place) % 2000 / 1000 - 1 for place in range(8)]
+    return np.array(numbers, dtype="<f4").tobytes()
+
+
 class FakeRunner:
     """Stores for every position of every block a hash of all tokens up to it and the adapter."""
 
@@ -53,10 +58,13 @@ class FakeRunner:
         blocks = config.num_blocks or 1024
         self.overlapped = overlapped
         self.scores_prompts = True
+        self.drafter: Drafter | None = None
         self.window = window
         self._blocks_per_rank = blocks_per_rank
         self._pause = pause  # simulates a step's duration: sleeps, or advances a fake clock
         self._kv = np.zeros((blocks, config.block_size), dtype=np.uint64)
+        self.block_bytes = 8 * config.block_size
+        self.layout = "fake"
         self._last: dict[int, int] = {}
         self._host: dict[str, int] = {}  # digest -> rank
         self._file_bytes: dict[str, int] = {}
@@ -75,6 +83,7 @@ class FakeRunner:
             eos_token_ids=eos,
             dtype="uint64",
             max_lora_rank=config.max_lora_rank,
+            pooling="last",
         )
 
     def register_adapter(self, path: str) -> AdapterState:
@@ -109,6 +118,14 @@ class FakeRunner:
 
     def forget(self, seq: int) -> None:
         self._last.pop(seq, None)
+
+    def read_blocks(self, blocks: list[int]) -> Callable[[], list[bytes]]:
+        found = [self._kv[block].tobytes() for block in blocks]
+        return lambda: found
+
+    def write_blocks(self, blocks: list[int], data: list[bytes]) -> None:
+        for block, each in zip(blocks, data, strict=True):
+            self._kv[block] = np.frombuffer(each, np.uint64)
 
     def grammar_ready(self, grammar: Grammar) -> bool:
         return False
@@ -148,6 +165,8 @@ class FakeRunner:
         self._kv[blocks[first:]] = flat.reshape(len(blocks), -1)[first:]
         following = row.history[row.start + 1 : row.start + 1 + row.scored]
         scores = [PromptLogprob(token, -0.5, 1) for token in following] if row.scored else None
+        if row.sampling.pooling:
+            return Sampled(row.seq, [], embedding=_embedding(state)) if row.sample else None
         if not row.sample:
             return Sampled(row.seq, [], scores=scores) if scores else None
         sampled: list[int] = []

@@ -1,28 +1,30 @@
 """The common part of the CPU and GPU runners: a loaded model, its KV memory and its adapters."""
 
 import uuid
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from engine.batch import AdapterHandle
+from engine.batch import AdapterHandle, Drafter
 from engine.config import EngineConfig
 from engine.decoding.grammar.grammars import Grammars
 from engine.decoding.sampling import Sampler
 from engine.execution.kv_budget import decide_blocks
-from engine.layers.kv import KvPool
 from engine.layers.rotary import RotaryTables, rotary_tables
 from engine.lora.adapter_memory import AdapterMemory
 from engine.models.load import LoadedModel
 from engine.models.tokenizer_file import tokenizer_json
 from engine.protocol import AdapterState, EngineInfo, Grammar
+from engine.quantization.kv import kv_name, make_pool
 
 
 class ModelRunner:
     """Implements `engine.batch.Runner` except for the step itself."""
 
     adapters: AdapterMemory[Any]
+    drafter: Drafter | None = None
 
     def __init__(self, config: EngineConfig, model: LoadedModel, reserved: int = 0) -> None:
         """`reserved`: bytes of the device's memory that steps need beside the pool."""
@@ -30,7 +32,9 @@ class ModelRunner:
         blocks = decide_blocks(config, spec, dtype, device, reserved)
         self._model = model
         self.window = spec.widest_window
-        self.pool = KvPool(spec, blocks, config.block_size, dtype, device)
+        self.pool = make_pool(config, spec, blocks, dtype, device)
+        self.block_bytes = self.pool.block_bytes
+        self.layout = f"{device.type} {tuple(self.pool.data.shape[1:])} {self.pool.data.dtype}"
         self.grammars = Grammars(partial(tokenizer_json, model.path), spec.vocab, spec.eos)
         self._sampler = Sampler(spec.vocab, spec.eos, device, self.grammars.matchers)
         self.info = EngineInfo(
@@ -42,7 +46,7 @@ class ModelRunner:
             block_size=config.block_size,
             num_blocks=blocks,
             eos_token_ids=spec.eos,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=kv_name(config, dtype),
             max_lora_rank=config.max_lora_rank if config.enable_lora else 0,
         )
 
@@ -65,6 +69,13 @@ class ModelRunner:
     @torch.inference_mode()
     def unload_adapter(self, handle: AdapterHandle) -> None:
         self.adapters.unload(handle)
+
+    def read_blocks(self, blocks: list[int]) -> Callable[[], list[bytes]]:
+        return self.pool.read(blocks)
+
+    @torch.inference_mode()
+    def write_blocks(self, blocks: list[int], data: list[bytes]) -> None:
+        self.pool.fill(blocks, data)
 
     def grammar_ready(self, grammar: Grammar) -> bool:
         return self.grammars.ready(grammar)

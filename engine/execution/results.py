@@ -153,7 +153,7 @@ class OutputProcessor:
             self._cache_filled_blocks(seq, row.start, end)
             return
         seq.pending -= 1
-        if not result.tokens:  # its last position is computed again
+        if not result.tokens and result.embedding is None:  # its last position is computed again
             seq.computed = end - 1
             self.scheduler.waiting.refund(seq, self.config.output_price)
             return
@@ -170,7 +170,7 @@ class OutputProcessor:
         self._cache_filled_blocks(seq, row.start, min(end, len(seq.history)))
         self._count_generated(seq, tokens, now)
         logprobs = None if result.logprobs is None else result.logprobs[: len(tokens)]
-        self._emit(seq, tokens, logprobs, reason)
+        self._emit(seq, tokens, logprobs, reason, result.embedding)
         if reason is not None:
             request = seq.request
             request.finish_reason = request.finish_reason or reason
@@ -239,11 +239,12 @@ class OutputProcessor:
         tokens: list[int],
         logprobs: list[TokenLogprob] | None,
         reason: FinishReason | None,
+        embedding: bytes | None = None,
     ) -> None:
         request = seq.request
         scores = None if seq.choice else request.take_scores()
         name = request.inputs.request_id
-        chunk = TokenChunk(name, seq.choice, tokens, logprobs, reason, scores)
+        chunk = TokenChunk(name, seq.choice, tokens, logprobs, reason, scores, embedding)
         self.outboxes.setdefault(request.origin, Outbox()).chunks.append(chunk)
         request.delivered += len(tokens)
         self.metrics.counters["delivered_tokens"] += len(tokens)

@@ -38,7 +38,7 @@ def _attend_tile(
     """[queries, kv heads, group, head_dim], in the memory order of the products."""
     dim = q.shape[-1]
     kv_heads, group, batch = pool.kv_heads, pool.group, tile.sequences * pool.kv_heads
-    kv = pool.rows[layer].index_select(0, tile.gather).view(2, batch, tile.positions, dim)
+    kv = pool.gather(layer, tile.gather).view(2, batch, tile.positions, dim)
     k, v = kv.unbind()
     if tile.prefix_length is not None and not shape.softcap:
         k, v = k[None, :, : tile.prefix_length], v[None, :, : tile.prefix_length]

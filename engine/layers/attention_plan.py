@@ -74,7 +74,7 @@ def _cut(group: list[tuple[int, Row]], window: int, pool: KvPool) -> list[list[t
     """Parts whose gathered keys and values fit into the processor's cache."""
     longest = max(row.start + 1 for _, row in group)
     positions = min(longest, window) if window else longest
-    sequence_bytes = positions * pool.heads * pool.head_dim * pool.data.itemsize
+    sequence_bytes = positions * pool.heads * pool.head_dim * pool.dtype.itemsize
     count = max(_MIN_SEQUENCES, _GATHER_BYTES * torch.get_num_threads() // sequence_bytes)
     return [group[first : first + count] for first in range(0, len(group), count)]
 
@@ -94,7 +94,7 @@ def _decode_tile(group: list[tuple[int, Row]], window: int, pool: KvPool) -> Til
     visible = (key_positions < ends[:, None]) & (key_positions >= begins[:, None])
     mask = None
     if not visible.all():
-        mask = _additive(visible, pool.data.dtype).repeat_interleave(pool.kv_heads, 0)[:, None]
+        mask = _additive(visible, pool.dtype).repeat_interleave(pool.kv_heads, 0)[:, None]
     first, last = numbers[0], numbers[-1]
     neighbours = numbers == list(range(first, last + 1))
     return Tile(
@@ -124,7 +124,7 @@ def _prefill_tile(row: Row, first: int, begin: int, end: int, window: int, pool:
         queries=end - begin,
         gather=_gather(np.array([table]), pool),
         positions=len(table) * size,
-        mask=_additive(visible, pool.data.dtype).repeat(pool.group, 1)[None],
+        mask=_additive(visible, pool.dtype).repeat(pool.group, 1)[None],
     )
 
 

@@ -24,6 +24,7 @@ class CpuOperations:
         self._pool = pool
         self._step = step
         self._lora = step.all_rows.lora
+        self.states: torch.Tensor | None = None  # of pooled tokens, in the order of their rows
 
     def embed(self, table: Embedding, scale: float) -> torch.Tensor:
         x = table(self._step.tokens)
@@ -85,4 +86,8 @@ class CpuOperations:
         return out if norm is None else x + norm(out)
 
     def logits(self, head: Linear, x: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
+        if self._step.pooled is not None:
+            pooled, sampled = self._step.pooled
+            self.states = norm(x.index_select(0, pooled))
+            x = x.index_select(0, sampled)
         return head(norm(x)) if x.shape[0] else x.new_empty((0, self._spec.vocab))

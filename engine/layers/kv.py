@@ -1,10 +1,16 @@
 """The paged KV memory: one pool of blocks, whose budget the KV cache and adapters share."""
 
+import math
+from collections.abc import Callable
+
+import numpy as np
 import torch
 
 from engine.layers.host_memory import lazy_zeros, release
-from engine.layers.transfer import on_device
+from engine.layers.transfer import on_device, send
 from engine.model_spec import ModelSpec
+
+SCALE_BYTES = 2  # of a head of a position whose keys or values are stored in 8 bits
 
 
 class KvPool:
@@ -23,23 +29,39 @@ class KvPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.dtype = dtype  # that attention reads
         self.layers, self.kv_heads, self.head_dim = spec.layers, spec.kv_heads, spec.head_dim
         self.heads = 2 * spec.kv_heads  # key heads, then value heads
         self.group = spec.heads // spec.kv_heads  # query heads per key head
         self.block_size = block_size
-        shape = (blocks, spec.layers, self.heads, block_size, spec.head_dim)
+        row, stored = self._row()
+        shape = (blocks, spec.layers, self.heads, *row)
         self.data = (
-            lazy_zeros(shape, dtype, huge=True)
+            lazy_zeros(shape, stored, huge=True)
             if device.type == "cpu"
-            else torch.zeros(shape, dtype=dtype, device=device)
+            else torch.zeros(shape, dtype=stored, device=device)
         )
         # Views of each layer, indexed with the numbers of layer 0. A row holds one head of a
         # block, a KV slot one head of a position.
-        offsets = range(0, spec.layers * self.heads, self.heads)
-        rows = self.data.view(-1, block_size * spec.head_dim)
-        self.rows = [rows[first:] for first in offsets]
-        kv_slots = self.data.view(-1, spec.head_dim)
-        self._kv_slots = [kv_slots[first * block_size :] for first in offsets]
+        rows = self.data.view(-1, math.prod(row))
+        self.rows = [rows[first:] for first in range(0, spec.layers * self.heads, self.heads)]
+        self._kv_slots = self._slot_views()
+
+    def _row(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and type in which one head of a block is stored."""
+        return (self.block_size, self.head_dim), self.dtype
+
+    def _slot_views(self) -> list[torch.Tensor]:
+        return [rows.view(-1, self.head_dim) for rows in self.rows]
+
+    @property
+    def block_bytes(self) -> int:
+        return self.data[0].nbytes
+
+    def gather(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+        """These rows, numbered as in layer 0, in the type that attention reads:
+        [rows, block size * head_dim]."""
+        return self.rows[layer].index_select(0, rows)
 
     def write(self, layer: int, kv_slots: torch.Tensor, kv: torch.Tensor) -> None:
         """Stores kv [tokens, 2 * kv heads, head_dim] at `kv_slots` [tokens, 2 * kv heads]."""
@@ -58,6 +80,38 @@ class KvPool:
         """
         self.data[block, :, :, offset:].zero_()
 
+    def read(self, blocks: list[int]) -> Callable[[], list[bytes]]:
+        """The bytes of blocks, copied in the order of the device's work; the function waits for it."""
+        found = self._bytes()[on_device(blocks, self.data.device)]
+        if found.device.type == "cpu":
+            return lambda: [each.numpy().tobytes() for each in found]
+        host = torch.empty(found.shape, dtype=torch.uint8, pin_memory=True)
+        host.copy_(found, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+
+        def wait() -> list[bytes]:
+            done.synchronize()
+            return [each.numpy().tobytes() for each in host]
+
+        return wait
+
+    def fill(self, blocks: list[int], data: list[bytes]) -> None:
+        """The reverse of `read`."""
+        own = self._bytes()
+        if own.device.type == "cpu":
+            for block, each in zip(blocks, data, strict=True):
+                own[block].numpy()[:] = np.frombuffer(each, np.uint8)
+            return
+        host = torch.from_numpy(
+            np.frombuffer(b"".join(data), np.uint8).reshape(len(data), -1).copy()
+        )
+        own[on_device(blocks, own.device)] = send(host, own.device)
+
+    def _bytes(self) -> torch.Tensor:
+        """[blocks, bytes of a block]"""
+        return self.data.view(len(self.data), -1).view(torch.uint8)
+
     def lend(self, blocks: list[int]) -> None:
         """Returns the memory of blocks to the system, because adapters use as much elsewhere.
 
@@ -69,5 +123,11 @@ class KvPool:
                 release(self.data[block])
 
 
-def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-    return spec.layers * 2 * spec.kv_width * block_size * dtype.itemsize
+def block_bytes(
+    spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: str = "auto"
+) -> int:
+    """Bytes of a block of keys and values that are stored in `kv_dtype`."""
+    heads = spec.layers * 2 * spec.kv_heads * block_size
+    if kv_dtype == "auto":
+        return heads * spec.head_dim * dtype.itemsize
+    return heads * (spec.head_dim + SCALE_BYTES)

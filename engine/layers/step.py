@@ -1,6 +1,6 @@
 """The tensors of a step on a CPU: prepared once, read by every layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -37,7 +37,9 @@ class StepInputs:
     sin: torch.Tensor
     kv_slots: torch.Tensor  # KV slots of each token's keys and values: [tokens, 2 * kv heads]
     all_rows: Queries
-    sampled: Queries | None  # rows whose logits are computed
+    sampled: Queries | None  # rows whose logits or states are wanted
+    # Of these, the rows whose states are pooled, and those whose logits are computed; None: all are.
+    pooled: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 def order_rows(
@@ -53,6 +55,16 @@ def order_rows(
 
 def _by_slot(row: Row) -> tuple[int, int]:
     return (0, 0) if row.adapter is None else (1, row.adapter.slot)
+
+
+def clear_unwritten(pool: KvPool, rows: list[Row]) -> None:
+    """Clears the rest of every block that these rows begin and do not fill: its last holder's keys
+    and values."""
+    for row in rows:
+        end = row.start + len(row.tokens)
+        last, filled = divmod(end, pool.block_size)
+        if filled and last * pool.block_size >= row.start:
+            pool.clear(row.blocks[last], filled)
 
 
 def token_ids(rows: list[Row], last: Callable[[int], int]) -> list[int]:
@@ -71,7 +83,20 @@ def token_ids(rows: list[Row], last: Callable[[int], int]) -> list[int]:
 def sampled_tokens(rows: list[Row]) -> list[int]:
     """The numbers, in the step, of the tokens whose logits are wanted."""
     starts = accumulate((len(row.tokens) for row in rows), initial=0)
-    return [start + n for start, row in zip(starts, rows, strict=False) for n in row.logit_tokens]
+    return [start + n for start, row in zip(starts, rows, strict=False) for n in _wanted(row)]
+
+
+def _wanted(row: Row) -> Sequence[int]:
+    return row.pooled_tokens if row.sampling.pooling else row.logit_tokens
+
+
+def pooled_outputs(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The numbers of the pooled tokens and of the others, among those of `sampled_tokens`."""
+    if not any(row.sampling.pooling for row in rows):
+        return None
+    of_pooled = [bool(row.sampling.pooling) for row in rows for _ in _wanted(row)]
+    marks = torch.tensor(of_pooled, dtype=torch.bool)
+    return marks.nonzero()[:, 0], (~marks).nonzero()[:, 0]
 
 
 def positions_and_slots(
@@ -114,7 +139,9 @@ class StepPlanner:
         position_ids, slots = positions_and_slots(decodes, prefills, self.pool.block_size)
         positions = torch.tensor(position_ids)
         all_rows = Queries(None, self._tiles(decodes, prefills), self.plan_lora(decodes, prefills))
-        sampled_count = sum(row.scored + row.sampled_tokens for row in decodes + prefills)
+        sampled_count = sum(
+            row.scored + row.sampled_tokens + len(row.pooled_tokens) for row in decodes + prefills
+        )
         sampled: Queries | None = all_rows
         if not all_logits and sampled_count < len(tokens):
             sampled = self._sampled(decodes, prefills) if sampled_count else None
@@ -125,6 +152,7 @@ class StepPlanner:
             kv_slots=self._kv_slots(torch.tensor(slots)),
             all_rows=all_rows,
             sampled=sampled,
+            pooled=pooled_outputs(decodes + prefills),
         )
 
     def _kv_slots(self, slots: torch.Tensor) -> torch.Tensor:
@@ -141,7 +169,7 @@ class StepPlanner:
             [
                 replace(r, tokens=r.tokens[n : n + 1], start=r.start + n, drafts=0, scored=0)
                 for r in part
-                for n in r.logit_tokens
+                for n in _wanted(r)
             ]
             for part in (decodes, prefills)
         )

@@ -11,7 +11,7 @@ import torch
 
 from engine.batch import Row
 from engine.config import EngineConfig
-from engine.layers.kv import KvPool, block_bytes
+from engine.layers.kv import KvPool
 from engine.layers.lora import LoraStack, LoraStep, stack_bytes
 from engine.layers.lora_plan import plan_groups
 from engine.lora.adapter_files import AdapterWeights
@@ -46,7 +46,7 @@ class CpuAdapters(AdapterMemory[AdapterWeights]):
 
     def _prepare(self, weights: AdapterWeights) -> tuple[AdapterWeights, int]:
         needed = stack_bytes(self._spec, weights.rank, self._dtype)
-        return weights, -(-needed // block_bytes(self._spec, self._pool.block_size, self._dtype))
+        return weights, -(-needed // self._pool.block_bytes)
 
     def _bytes_of(self, copy: AdapterWeights) -> int:
         return sum(a.nbytes + b.nbytes for a, b in copy.matrices.values())

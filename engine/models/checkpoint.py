@@ -39,14 +39,14 @@ def model_path(name: str) -> Path:
         return path
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise CheckpointError(
-            f"{name} is no directory and no .gguf file: give a directory in Hugging Face layout, "
+            f"{name} is neither a directory nor a .gguf file: give a directory in Hugging Face layout, "
             "a .gguf file, or a hub id"
         )
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise CheckpointError(
-            f"{name} is no directory; to fetch it as a hub id, pip install huggingface_hub"
+            f"{name} is not a directory; to fetch it as a hub id, pip install huggingface_hub"
         ) from None
     with suppress(Exception):  # not in the cache, whatever the library calls that
         return Path(snapshot_download(name, allow_patterns=_WANTED, local_files_only=True))
@@ -54,7 +54,7 @@ def model_path(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_WANTED))
     except Exception as error:
         raise CheckpointError(
-            f"{name} is no directory and cannot be fetched from the hub: {error}"
+            f"{name} is not a directory and cannot be fetched from the hub: {error}"
         ) from None
 
 

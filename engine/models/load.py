@@ -68,7 +68,7 @@ def _check_quantization(wanted: str, source: TensorSource, device: torch.device)
             "at auto, or give the checkpoint in floats"
         )
     if device.type != "cpu":
-        raise ConfigError(f"quantization is {wanted!r}: a GPU has no product for it yet, use auto")
+        raise ConfigError(f"quantization is {wanted!r}: GPUs do not support it yet, use auto")
 
 
 def _served_digest(digest: str, quantization: str, spec: ModelSpec) -> str:

@@ -51,7 +51,7 @@ class SafetensorsSource:
         tensor: torch.Tensor = self._slice(name)[:]
         if not tensor.is_floating_point():
             raise CheckpointError(
-                f"{self.place(name)} is {tensor.dtype}: float weights are served only"
+                f"{self.place(name)} is {tensor.dtype}: only float weights are served"
             )
         return tensor.to(dtype)
 
@@ -117,4 +117,4 @@ def _names(path: Path) -> list[str]:
         with safe_open(path, framework="pt") as file:
             return list(file.keys())
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from None
+        raise CheckpointError(f"{path} is not a complete safetensors file: {error}") from None

@@ -103,7 +103,7 @@ class Weights:
         place, found = self._source.place(name), self._source.shape(name)
         if found != shape:
             raise CheckpointError(
-                f"{place} has shape {list(found)}, the configuration asks {list(shape)}"
+                f"{place} has shape {list(found)}, the configuration asks for {list(shape)}"
             )
         return place
 

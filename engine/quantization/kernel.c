@@ -5,6 +5,7 @@
  * added in order as floats: a row's result does not depend on the rows beside it.
  * Threads are those of the OpenMP library that torch has loaded, so that two pools never compete.
  */
+#include "kv.h"
 #include "tiles.h"
 #if X86
 #include "tiles_x86.h"
@@ -16,12 +17,15 @@
 
 static Tile the_tile = tile_plain;
 static void (*the_codes)(const float *, int32_t, const Codes *, int32_t) = to_codes_plain;
+static void (*the_store)(const KvWork *) = kv_store_plain;
+static void (*the_gather)(const KvWork *, int64_t, int64_t) = kv_gather_plain;
 static const char *level = "plain";
 
 /* Chooses the instructions; -1 for a name that this processor does not have. */
 static int choose(const char *name) {
     if (!strcmp(name, "plain")) {
         the_tile = tile_plain, the_codes = to_codes_plain, level = "plain";
+        the_store = kv_store_plain, the_gather = kv_gather_plain;
         return 0;
     }
 #if X86
@@ -29,10 +33,12 @@ static int choose(const char *name) {
         && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (!strcmp(name, "avx512") && wide_ones) {
         the_tile = tile_512, the_codes = to_codes_512, level = "avx512";
+        the_store = kv_store_512, the_gather = kv_gather_512;
         return 0;
     }
     if (!strcmp(name, "avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         the_tile = tile_256, the_codes = to_codes_256, level = "avx2";
+        the_store = kv_store_256, the_gather = kv_gather_256;
         return 0;
     }
 #endif
@@ -252,6 +258,51 @@ static PyObject *gated(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static void gather_on_thread(void *given) {
+    const KvWork *w = given;
+    const int64_t number = thread_number(), count = thread_count();
+    the_gather(w, w->count * number / count, w->count * (number + 1) / count);
+}
+
+PyDoc_STRVAR(store_kv_doc,
+    "store_kv(pool, slots, heads, stride, count, heads_of_token, dim, size, brain, fp8, /)\n--\n\n"
+    "Rounds `count` heads to 8 bits at their KV slots.");
+
+static PyObject *store_kv(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long pool, at, floats;
+    long long stride, count;
+    KvWork w = {0};
+    if (!PyArg_ParseTuple(args, "KKKLLiiipp", &pool, &at, &floats, &stride, &count, &w.heads, &w.dim,
+                          &w.size, &w.brain, &w.fp8))
+        return NULL;
+    w.pool = (char *)(uintptr_t)pool, w.at = (const int64_t *)(uintptr_t)at;
+    w.floats = (char *)(uintptr_t)floats, w.stride = stride, w.count = count;
+    the_store(&w);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(gather_kv_doc,
+    "gather_kv(pool, rows, out, count, dim, size, brain, fp8, threads, /)\n--\n\n"
+    "The floats of `count` rows of the pool.");
+
+static PyObject *gather_kv(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long pool, at, floats;
+    long long count;
+    int threads;
+    KvWork w = {0};
+    if (!PyArg_ParseTuple(args, "KKKLiippi", &pool, &at, &floats, &count, &w.dim, &w.size, &w.brain,
+                          &w.fp8, &threads))
+        return NULL;
+    w.pool = (char *)(uintptr_t)pool, w.at = (const int64_t *)(uintptr_t)at;
+    w.floats = (char *)(uintptr_t)floats, w.count = count;
+    const int many = parallel && threads > 1 && count * w.dim * w.size >= ALONE;
+    Py_BEGIN_ALLOW_THREADS
+    if (many) parallel(gather_on_thread, &w, (unsigned)threads, 0);
+    else the_gather(&w, 0, count);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(instructions_doc, "instructions(name=None, /) -> str\n--\n\n"
                                "Which instructions are used; `name` chooses them.");
 
@@ -316,8 +367,13 @@ static PyType_Spec spec = {"engine.quantization._kernel.Matrix", sizeof(Matrix),
                            slots};
 static PyMethodDef methods[] = {{"product", product, METH_VARARGS, product_doc},
                                 {"gated", gated, METH_VARARGS, gated_doc},
+                                {"store_kv", store_kv, METH_VARARGS, store_kv_doc},
+                                {"gather_kv", gather_kv, METH_VARARGS, gather_kv_doc},
                                 {"instructions", instructions, METH_VARARGS, instructions_doc},
                                 {0}};
+// What `linear.py` expects of this module; both change together, so that an older build is not used.
+#define INTERFACE 2
+
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_size = -1,
                                     .m_methods = methods};
 
@@ -334,7 +390,8 @@ PyMODINIT_FUNC PyInit__kernel(void) {
 #endif
     PyObject *made = PyModule_Create(&module);
     matrix_type = made ? (PyTypeObject *)PyType_FromSpec(&spec) : NULL;
-    if (!matrix_type || PyModule_AddObjectRef(made, "Matrix", (PyObject *)matrix_type)) {
+    if (!matrix_type || PyModule_AddObjectRef(made, "Matrix", (PyObject *)matrix_type) ||
+        PyModule_AddIntMacro(made, INTERFACE)) {
         Py_XDECREF(made);
         return NULL;
     }

@@ -6,15 +6,19 @@ of this size, and FBGEMM's dynamic product shares one range over the batch.
 """
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 
 from engine.layers.linear import activate
 from engine.quantization.packed import GROUP, Packed
 
+_INTERFACE = 2  # of kernel.c
 try:
     from engine.quantization import _kernel as kernel
 except ImportError:  # built without a C compiler
+    kernel = None  # type: ignore[assignment]
+if getattr(kernel, "INTERFACE", 0) != _INTERFACE:  # built by an earlier version
     kernel = None  # type: ignore[assignment]
 
 _KERNEL_TYPES = (torch.float32, torch.bfloat16)
@@ -22,6 +26,11 @@ _KERNEL_TYPES = (torch.float32, torch.bfloat16)
 
 def has_kernel() -> bool:
     return kernel is not None
+
+
+def kernel_for(dtype: torch.dtype) -> ModuleType | None:
+    """The compiled functions, where they are built and take rows of this type."""
+    return kernel if dtype in _KERNEL_TYPES else None
 
 
 class QuantizedMatrix:

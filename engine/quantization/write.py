@@ -26,10 +26,10 @@ def write_quantized(source: Path, target: Path, to: str) -> int:
     """The bytes written. `target` must not exist, or be empty; embedding, head and norms stay as
     they are. Raises CheckpointError or ConfigError."""
     if to not in FORMATS:
-        raise ConfigError(f"{to!r} is no format: use one of {', '.join(FORMATS)}")
+        raise ConfigError(f"{to!r} is not a known format: use one of {', '.join(FORMATS)}")
     if not source.is_dir():
         raise CheckpointError(
-            f"{source} is no directory in Hugging Face layout: only those are read"
+            f"{source} is not a directory in Hugging Face layout: give such a directory"
         )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} exists and is not empty: name another directory")

@@ -6,7 +6,7 @@ its count of computed positions reaches the length of its history.
 
 from collections import deque
 
-from engine.batch import LAST_SAMPLED, Row, StepBatch
+from engine.batch import LAST_SAMPLED, Drafter, Row, StepBatch
 from engine.cache.blocks import BlockPool
 from engine.cache.prefix import PrefixHasher
 from engine.config import EngineConfig
@@ -42,6 +42,7 @@ class Scheduler:
         metrics: Metrics,
         *,
         window: int = 0,
+        drafter: Drafter | None = None,
     ) -> None:
         """`window`: the most tokens that any layer sees back from a position; 0: all."""
         self._config = config
@@ -60,7 +61,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.capacity = Capacity(config, pool, adapters, self.keys, self.running)
         self.timing = StepTiming()
-        self.speculation = Speculation(config)
+        self.speculation = Speculation(config, drafter)
 
     # Life of a sequence.
 

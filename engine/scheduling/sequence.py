@@ -104,6 +104,11 @@ class Request:
         wanted = self.inputs.sampling.prompt_logprobs is not None
         return wanted and self.scored < len(self.inputs.prompt)
 
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """Whether cached keys and values of the prompt are of no use."""
+        return self.unscored or self.inputs.sampling.pooling in ("mean", "cls")
+
     def add_scores(self, position: int, scores: list[PromptLogprob]) -> None:
         """The scores of the prompt from `position` on, some of them perhaps known: after a
         preemption they are computed again."""

@@ -1,5 +1,7 @@
 """The block keys of sequences, computed only as far as they are needed, and a bounded number a step."""
 
+from collections.abc import Callable
+
 from engine.cache.blocks import BlockPool
 from engine.cache.prefix import PUBLIC, PrefixHasher
 from engine.errors import IntegrityError
@@ -15,6 +17,8 @@ class SequenceKeys:
         self._hasher = hasher
         self._pool = pool
         self._enabled = enabled
+        # Whether a sequence with so many blocks in the pool waits for more from the tiers.
+        self.fetching: Callable[[Sequence, int], bool] | None = None
         self._left = 0  # keys that this step may still compute for waiting sequences
 
     def begin_step(self, *, idle: bool) -> None:
@@ -46,7 +50,7 @@ class SequenceKeys:
     def hits(self, seq: Sequence) -> int:
         """The number of leading blocks that are cached and that the sequence may use. Keys are
         computed up to the first miss, so that a new prompt is not hashed as a whole."""
-        limit = self._limit(seq)
+        limit = self.limit(seq)
         hits = self._pool.hits(seq.keys, limit)
         while hits == len(seq.keys) < limit and self._left > 0:
             self._left -= 1
@@ -55,8 +59,11 @@ class SequenceKeys:
         return hits
 
     def unfinished(self, seq: Sequence, hits: int) -> bool:
-        """Whether `hits` is all that was found because the step had computed its number of keys."""
-        return hits == len(seq.keys) < self._limit(seq)
+        """Whether more blocks may be found later: the step had computed its number of keys, or
+        copies of the next blocks are being read."""
+        if hits == len(seq.keys) < self.limit(seq) and self._left <= 0:
+            return True
+        return self.fetching is not None and self.fetching(seq, hits)
 
     def share(self, seq: Sequence, count: int) -> list[int]:
         """The first `count` blocks of the sequence, all cached, each held once more."""
@@ -69,9 +76,9 @@ class SequenceKeys:
             blocks.append(block)
         return blocks
 
-    def _limit(self, seq: Sequence) -> int:
+    def limit(self, seq: Sequence) -> int:
         """The most leading blocks that the sequence may take from the cache."""
-        if not self._enabled or seq.request.unscored:
+        if not self._enabled or seq.request.reads_whole_prompt:
             return 0
         limit = (len(seq.history) - 1) // self._pool.block_size  # the last token is always computed
         if seq.request.cached is not None:

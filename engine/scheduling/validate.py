@@ -6,6 +6,8 @@ from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.protocol import EngineInfo, GenerateRequest, SamplingParams
 
+POOLINGS = ("", "last", "mean", "cls", "model")
+
 
 def check_request(
     inputs: GenerateRequest, info: EngineInfo, config: EngineConfig, adapter_blocks: int
@@ -22,10 +24,12 @@ def check_request(
         raise RequestError(
             "invalid_request", f"prompt id {bad} is outside the vocabulary of {info.vocab_size}"
         )
-    if len(prompt) >= info.context_length:
+    room = 0 if inputs.sampling.pooling else 1
+    if len(prompt) + room > info.context_length:
+        output = " and at least one output token must fit" if room else ""
         raise RequestError(
             "context_length_exceeded",
-            f"the prompt has {len(prompt)} tokens and at least one output token must fit: "
+            f"the prompt has {len(prompt)} tokens{output}: "
             f"the model's context is {info.context_length}",
         )
     capacity = (info.num_blocks - adapter_blocks) * info.block_size
@@ -62,6 +66,13 @@ def _check_sampling(params: SamplingParams, vocab_size: int, max_running: int) -
 
     scored = params.prompt_logprobs
     need(scored is None or 0 <= scored <= 100, "prompt_logprobs", "from 0 to 100")
+    need(params.pooling in POOLINGS, "pooling", "last, mean, cls or model")
+    if params.pooling:
+        need(params.max_tokens == 0, "max_tokens", "0 with pooling")
+        need(params.n == 1, "n", "1 with pooling")
+        need(scored is None, "prompt_logprobs", "None with pooling")
+        need(params.grammar is None, "grammar", "None with pooling")
+        return
     rule = "at least 1, or with prompt_logprobs 0"
     need(params.max_tokens >= (1 if scored is None else 0), "max_tokens", rule)
     need(1 <= params.n <= max_running, "n", f"from 1 to {max_running}")

@@ -1,11 +1,14 @@
 """Which sequences guess how many tokens in a step: so many that the step gives most tokens a second,
 by the measured time of steps and the share of right guesses of each sequence."""
 
-from engine.batch import Row
+from itertools import takewhile
+
+from engine.batch import Drafter, Row
 from engine.config import EngineConfig
 from engine.decoding.edits import penalised
 from engine.scheduling.sequence import Sequence
 from engine.speculation.costs import StepCosts, seconds_of
+from engine.speculation.drafting import Acceptance, best_drafts
 from engine.speculation.lookup import PromptLookup
 
 _MOST = 16  # guesses of a sequence in a step
@@ -20,8 +23,11 @@ Guesses = dict[int, list[int]]  # by the sequence's number
 class Speculation:
     """Guesses for the running sequences of one engine."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, drafter: Drafter | None = None) -> None:
         self._on = config.speculation == "auto"
+        self._drafter = drafter
+        self._accepted: dict[int, Acceptance] = {}  # of the draft model, by the sequence's number
+        self._drafted: Guesses = {}  # of the last step, by the draft model
         self._costs = StepCosts()
         self._lookups: dict[int, PromptLookup] = {}  # by the sequence's number
         self._left = 0  # ids that this step may still read
@@ -30,9 +36,19 @@ class Speculation:
         """A step of these rows took so long."""
         if self._on and rows and all(row.start >= row.prompt_len for _, row in rows):
             self._costs.record(sum(len(row.tokens) for _, row in rows), seconds)
+        for seq, row in rows if self._drafted else ():
+            if row.drafts and seq.number in self._drafted:
+                said = seq.history[row.position - row.drafts : row.position]
+                guesses = row.tokens[len(row.tokens) - row.drafts :]
+                pairs = zip(guesses, said, strict=False)
+                right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+                self._accepted[seq.number].record(right, row.drafts)
 
     def forget(self, seq: Sequence) -> None:
         self._lookups.pop(seq.number, None)
+        self._accepted.pop(seq.number, None)
+        if self._drafter is not None:
+            self._drafter.forget(seq.number)
 
     def guesses(self, decoding: list[Sequence], room: int, token_s: float | None) -> Guesses:
         """For sequences that decode in a step that has nothing else to do.
@@ -41,6 +57,13 @@ class Speculation:
         """
         if not self._on:
             return {}
+        taken = self._looked_up(decoding, room, token_s)
+        self._drafted = {}
+        if self._drafter is not None and self._costs.measured(len(decoding)):
+            self._drafted = self._draft(self._drafter, decoding, taken, room, token_s)
+        return {**taken, **self._drafted}
+
+    def _looked_up(self, decoding: list[Sequence], room: int, token_s: float | None) -> Guesses:
         self._left = _READ
         offers: list[tuple[float, int, int]] = []  # worth, sequence, number of the guess
         found: Guesses = {}
@@ -57,15 +80,38 @@ class Speculation:
             taken[number] = found[number][: 1 - n]
         return taken
 
+    def _draft(
+        self,
+        drafter: Drafter,
+        decoding: list[Sequence],
+        taken: Guesses,
+        room: int,
+        token_s: float | None,
+    ) -> Guesses:
+        """For sequences without guesses by look-up, as far as the draft model is worth its time."""
+        able = {
+            seq.number: seq
+            for seq in decoding
+            if seq.number not in taken and not seq.pending and _most(seq) > 0
+        }
+        share = {n: self._accepted.setdefault(n, Acceptance()).share for n in able}
+        ranked = sorted(able, key=lambda number: -share[number])
+        looked_up = sum(map(len, taken.values()))
+        curve = self._costs.curve(token_s)
+        rows = len(decoding) + looked_up
+        shares = [share[number] for number in ranked]
+        size, count = best_drafts(shares, rows, room - looked_up, curve, drafter.step_s)
+        for number in ranked[size:]:
+            self._accepted[number].rest()
+        if not size:
+            return {}
+        found = drafter.guesses({n: able[n].history for n in ranked[:size]}, count)
+        return {number: ids[: _most(able[number])] for number, ids in found.items()}
+
     def _offer(self, seq: Sequence) -> tuple[list[int], list[float]]:
         """Possible guesses, and how many tokens each is expected to add."""
-        params = seq.request.inputs.sampling
-        most = min(
-            params.max_tokens - seq.output_len,
-            seq.request.limit - len(seq.history),
-        )
-        most = min(_MOST, most - seq.pending - 1)
-        if most <= 0 or penalised(params):
+        most = _most(seq)
+        if most <= 0:
             return [], []
         lookup = self._lookups.get(seq.number)
         if lookup is None:
@@ -93,3 +139,12 @@ class Speculation:
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
+
+
+def _most(seq: Sequence) -> int:
+    """How many guesses the sequence may verify."""
+    params = seq.request.inputs.sampling
+    if penalised(params):
+        return 0
+    left = min(params.max_tokens - seq.output_len, seq.request.limit - len(seq.history))
+    return min(_MOST, left - seq.pending - 1)

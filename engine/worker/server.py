@@ -21,7 +21,7 @@ from engine.config import EngineConfig
 from engine.errors import AdapterError, EngineError, IntegrityError, RequestError
 from engine.extras import imports_of
 from engine.loop import Engine
-from engine.protocol import AdapterState, GenerateRequest, KvEvent, Refusal, StepOutput
+from engine.protocol import AdapterState, GenerateRequest, Refusal, StepOutput
 from engine.worker import wire
 from engine.worker.beats import Beats
 from engine.worker.gateways import Gateway, Gateways
@@ -117,7 +117,7 @@ class Server:
         self._grammars.close()
         self._loader.shutdown(wait=True, cancel_futures=True)
         self._listener.close()
-        self.engine.receipts.close()
+        self.engine.close()
 
     def _stopped(self) -> bool:
         if self._stop_by is None:
@@ -134,7 +134,8 @@ class Server:
         """Seconds to wait for a message now."""
         if self.engine.busy:
             return READ_POLL_S if self._stalled else 0.0
-        if self.engine.adapters.host.reading or len(self._grammars):
+        engine = self.engine
+        if engine.adapters.host.reading or engine.tiers.busy or len(self._grammars):
             return READ_POLL_S
         left_s = self._beats.sent_at + self.config.heartbeat_s - time.monotonic()
         return min(IDLE_S, max(0.0, left_s))
@@ -233,9 +234,9 @@ class Server:
             attempt=hello.attempt,
         )
         self.gateways.send(gateway, welcome)
-        stored = [key.hex() for key in self.engine.pool.cached_keys()] if hello.kv_events else []
-        if stored:
-            self.gateways.send(gateway, wire.KvEvents([KvEvent("stored", stored)]))
+        events = self.engine.tiers.residency() if hello.kv_events else []
+        if events:
+            self.gateways.send(gateway, wire.KvEvents(events))
 
     def _generate(
         self, gateway: Gateway, request: GenerateRequest, *, prepared: bool = False

@@ -22,7 +22,7 @@ from engine.protocol import (
     StepOutput,
 )
 
-VERSION = 3  # 3: requests ask for prompt_logprobs, which an older engine would not answer
+VERSION = 4  # 4: requests ask for embeddings, which an older engine would not answer
 
 
 # From a gateway.

@@ -155,7 +155,7 @@ class Leases:
             self._began = began
             if not lost:
                 return 0
-            log.error("the counters lost their data; running requests are entered again")
+            log.error("the counters lost their data; running requests are registered again")
             return sum([await self._restore(each) for each in list(self._running.values())])
         except Unavailable:
             return 0

@@ -192,7 +192,7 @@ class Limiter:
     def _rejection(self, request: AdmissionRequest, denial: Denial) -> TollhouseError:
         if denial.unseeded:
             return DependencyDown(
-                "What is spent is being rebuilt, because the counters lost their data.",
+                "Spend is being recalculated, because the counters lost their data.",
                 next_step="Try again shortly.",
                 retry_after_s=1.0,
             )

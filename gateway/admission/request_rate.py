@@ -92,6 +92,20 @@ class RequestRate:
         raise over_limit_error(answer, 0.0)
 
 
+_MAX_PLANS = 4_096
+_reduced: dict[
+    int, tuple[Plan, Plan]
+] = {}  # by id: the plan, and itself with limits on requests only
+
+
 def _requests_only(plan: Plan) -> Plan:
+    """The same object for the same plan, so that what is made of it once is found again."""
+    known = _reduced.get(id(plan))
+    if known is not None and known[0] is plan:
+        return known[1]
     rules = tuple(rule for rule in plan.rules if rule.unit is Unit.REQUESTS)
-    return dataclasses.replace(plan, rules=rules)
+    reduced = plan if rules == plan.rules else dataclasses.replace(plan, rules=rules)
+    if len(_reduced) >= _MAX_PLANS:
+        _reduced.clear()
+    _reduced[id(plan)] = plan, reduced
+    return reduced

@@ -158,7 +158,8 @@ class _Layout:
         return self.caps
 
 
-_layouts: dict[tuple[str, str, str, str, int], _Layout] = {}
+# By owner, shares, and the number of rules: a plan reduced to its limits on requests is another one.
+_layouts: dict[tuple[str, str, str, str, int, int], _Layout] = {}
 # The takes of requests of one size (prompt, estimate), which hardly vary within a key.
 _sized: dict[tuple[_Layout, int, int], tuple[Take, ...]] = {}
 
@@ -181,9 +182,14 @@ def plan_buckets(
 
 
 def _get_layout(request: AdmissionRequest, shares: int) -> _Layout:
-    owner = (request.tenant_id, request.project_id, request.key_id, request.model, shares)
+    plan = request.plan
+    owner = (
+        *(request.tenant_id, request.project_id, request.key_id, request.model),
+        shares,
+        len(plan.rules),
+    )
     known = _layouts.get(owner)
-    if known is not None and known.plan is request.plan:
+    if known is not None and known.plan is plan:
         return known
     if len(_layouts) >= _MAX_LAYOUTS:
         _layouts.clear()

@@ -61,7 +61,7 @@ class Seeding:
                 limits = await self._prices.read_limits(owner)
         except TimeoutError:
             raise DependencyDown(
-                "What is spent cannot be checked: usage waits to be stored.",
+                "Spend cannot be checked: recent usage is not stored yet.",
                 next_step="Try again shortly. Operators: check the database.",
                 retry_after_s=2.0,
             ) from None

@@ -17,27 +17,21 @@ from core.tenants.keys import Principal
 from gateway.api.bodies import read_body
 from gateway.api.dependencies import Caller, ClockDep, DatabaseDep, LimitsDep
 from gateway.api.files import list_page
+from gateway.inference.decoding import Metadata
 from gateway.inference.decoding import Request as Body
 from gateway.inference.registry import batch_surfaces
 
 router = APIRouter(prefix="/v1", tags=["batches"])
 _ENDPOINTS = [surface.route for surface in batch_surfaces()]
-_MAX_LABELS = 16
 # Final statuses; `<status>_at` says when a batch reached one.
 _FINAL_STATUSES = ("completed", "failed", "expired", "cancelled")
-
-
-Label = Annotated[str, Meta(max_length=64)]
-LabelText = Annotated[str, Meta(max_length=512)]
 
 
 class BatchBody(Body, kw_only=True):
     input_file_id: Annotated[str, Meta(min_length=1, max_length=80)]
     endpoint: str
     completion_window: str
-    metadata: (
-        dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]] | None
-    ) = None
+    metadata: Metadata | None = None
     output_expires_after: Any = None
 
 
@@ -68,13 +62,6 @@ async def create_batch(
             "output_expires_after is not supported: results are kept for 30 days.",
             next_step="Remove output_expires_after.",
             param="output_expires_after",
-        )
-    if len(body.metadata or {}) > _MAX_LABELS:
-        raise BadRequest(
-            f"metadata has {len(body.metadata or {})} pairs; at most {_MAX_LABELS} are allowed.",
-            next_step="Remove some.",
-            param="metadata",
-            code="invalid_value",
         )
     return await asyncio.to_thread(_create, database, clock, caller, body)
 

@@ -31,6 +31,7 @@ from gateway.routing.engine_view import EngineView
 from gateway.screening.policy_view import PolicyView
 from gateway.screening.second_opinions import SecondOpinions
 from gateway.services import Services
+from gateway.stored_responses.background import BackgroundResponses
 from moderation.screener import Screener
 
 Readiness = Callable[[], Awaitable[dict[str, dict[str, Any]]]]
@@ -63,6 +64,7 @@ ScreenerDep = Annotated[Screener | None, _from(lambda services: services.screene
 PoliciesDep = Annotated[PolicyView, _from(lambda services: services.policies)]
 OpinionsDep = Annotated[SecondOpinions, _from(lambda services: services.opinions)]
 EnginesDep = Annotated[EngineView, _from(lambda services: services.engines)]
+BackgroundDep = Annotated[BackgroundResponses, _from(lambda services: services.background)]
 CardPagesDep = Annotated[CardPages, _from(lambda services: services.card_pages)]
 PaymentsDep = Annotated[PaymentProvider, _from(lambda services: services.payments)]
 ReadinessDep = Annotated[Readiness, _from(lambda services: services.readiness)]

@@ -17,16 +17,9 @@ from gateway.inference.openai_errors import error_object
 log = logging.getLogger("tollhouse.api")
 # Parts of OpenAI's, Anthropic's and vLLM's APIs whose absence clients should not take for a typo.
 _UNSUPPORTED = (
-    *("/v1/rerank", "/rerank", "/v1/score", "/score", "/v1/audio", "/v1/images", "/v1/videos"),
+    *("/v1/audio", "/v1/images", "/v1/videos"),
     *("/v1/realtime", "/v1/fine_tuning", "/v1/assistants", "/v1/threads", "/v1/vector_stores"),
-    *(
-        "/v1/uploads",
-        "/v1/evals",
-        "/v1/containers",
-        "/v1/conversations",
-        "/v1/skills",
-        "/v1/complete",
-    ),
+    *("/v1/uploads", "/v1/evals", "/v1/containers", "/v1/skills", "/v1/complete"),
 )
 ANTHROPIC_VERSION = "anthropic-version"  # the header that Anthropic's clients send
 

@@ -31,19 +31,25 @@ class CostsArguments(Arguments, kw_only=True):
     end_time: Annotated[_Time | None, Meta(description="Unix time, exclusive; default: now.")] = (
         None
     )
-    limit: Annotated[int, Meta(ge=1, le=10_000, description="Buckets of a page.")] | None = None
-    page: Annotated[_Text | None, Meta(description="next_page of the page before.")] = None
+    limit: Annotated[int, Meta(ge=1, le=10_000, description="Maximum buckets per page.")] | None = (
+        None
+    )
+    page: Annotated[_Text | None, Meta(description="next_page of the previous page.")] = None
     project_ids: _Names | None = None
     api_key_ids: _Names | None = None
-    group_by: Annotated[_Names | None, Meta(description=f"Of {', '.join(COST_GROUPS)}.")] = None
+    group_by: Annotated[_Names | None, Meta(description=f"Any of {', '.join(COST_GROUPS)}.")] = None
 
 
 class UsageArguments(CostsArguments, kw_only=True):
     bucket_width: Annotated[_Text | None, Meta(description=f"One of {', '.join(WIDTHS)}.")] = None
     models: _Names | None = None
     user_ids: _Names | None = None
-    batch: Annotated[bool | None, Meta(description="Only batches, or only the rest.")] = None
-    group_by: Annotated[_Names | None, Meta(description=f"Of {', '.join(USAGE_GROUPS)}.")] = None
+    batch: Annotated[
+        bool | None, Meta(description="true: only batches; false: everything else.")
+    ] = None
+    group_by: Annotated[_Names | None, Meta(description=f"Any of {', '.join(USAGE_GROUPS)}.")] = (
+        None
+    )
 
 
 class InvoicesArguments(Arguments, kw_only=True):

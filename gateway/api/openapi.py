@@ -15,7 +15,8 @@ from gateway.inference.chat.request import ChatBody
 from gateway.inference.completions.request import CompletionBody
 from gateway.inference.embeddings.request import EmbeddingsBody
 from gateway.inference.messages.request import CountBody, MessagesBody
-from gateway.inference.responses.request import ResponsesBody
+from gateway.inference.responses.request import ItemsBody, ResponsesBody
+from gateway.inference.scores.request import RerankBody, ScoreBody
 
 _BODIES: dict[str, tuple[type, str]] = {
     "/v1/chat/completions": (ChatBody, "Create a chat completion."),
@@ -30,7 +31,12 @@ _BODIES: dict[str, tuple[type, str]] = {
         ResponsesBody,
         "Count the tokens of a request, without billing.",
     ),
-    "/v1/embeddings": (EmbeddingsBody, "Create embeddings, with an upstream that supports them."),
+    "/v1/conversations": (ItemsBody, "Create a conversation, whose items responses build on."),
+    "/v1/conversations/{conversation_id}": (ItemsBody, "Change a conversation's metadata."),
+    "/v1/conversations/{conversation_id}/items": (ItemsBody, "Append items to a conversation."),
+    "/v1/embeddings": (EmbeddingsBody, "Create embeddings of texts."),
+    "/v1/rerank": (RerankBody, "Order documents by their similarity to a query."),
+    "/v1/score": (ScoreBody, "Score the similarity of texts."),
     "/v1/moderations": (ModerationBody, "Classify texts by harm category."),
     "/v1/messages/batches": (
         MessageBatchBody,
@@ -93,7 +99,8 @@ def _build_document(document: dict[str, Any]) -> dict[str, Any]:
     schemas["Error"] = _ERROR
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for (path, (_, summary)), ref in zip(_BODIES.items(), refs, strict=True):
-        document["paths"].setdefault(path, {})["post"] = _operation(path, summary, ref)
+        methods = document["paths"].setdefault(path, {})
+        methods["post"] = methods.get("post", {}) | _operation(path, summary, ref)
     for path, methods in document["paths"].items():
         for operation in methods.values():
             if path.startswith(("/v1/", "/admin/", "/tokenize", "/detokenize", "/mcp")):

@@ -1,15 +1,19 @@
 """/v1/responses/{id}: stored responses, in OpenAI's format."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
+from fastapi.responses import StreamingResponse
 
 from core.errors import UnsupportedParameter
 from core.responses import records
 from core.responses.records import Exchanged
 from core.sealing import Sealer
-from gateway.api.dependencies import Caller, ClockDep, DatabaseDep, OperatorToken
+from gateway.api.dependencies import BackgroundDep, Caller, ClockDep, DatabaseDep, OperatorToken
+from gateway.api.item_lists import item_page
+from gateway.stored_responses.charged_usage import with_charged_usage
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"])
 
@@ -26,19 +30,42 @@ class _Stored:
             sealer, now = Sealer(self.token), self.clock.now()
             return records.get(session, sealer, self.caller.scope, response_id, now)
 
+    def with_usage(self, response: dict[str, Any]) -> dict[str, Any]:
+        with self.database.read() as session:
+            return with_charged_usage(session, self.caller.scope, response)
+
 
 StoredDep = Annotated[_Stored, Depends(_Stored)]
 
 
-@router.get("/{response_id}")
-def get_response(response_id: str, stored: StoredDep, stream: bool = False) -> dict[str, Any]:
-    if stream:
+@router.get("/{response_id}", response_model=None)
+async def get_response(
+    response_id: str,
+    stored: StoredDep,
+    background: BackgroundDep,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=-1, le=2**31 - 2)] = None,
+) -> dict[str, Any] | StreamingResponse:
+    found = (await asyncio.to_thread(stored.get, response_id)).response
+    if not stream:
+        return await asyncio.to_thread(stored.with_usage, found)
+    if not found.get("background"):
         raise UnsupportedParameter(
-            "A stored response cannot be streamed again.",
+            "The events of this response are not stored: it was not in the background.",
             next_step="GET it without stream.",
             param="stream",
         )
-    return stored.get(response_id).response
+    first = 0 if starting_after is None else starting_after + 1
+    events = background.tail(stored.caller.scope, response_id, first)
+    return StreamingResponse(events, media_type="text/event-stream")
+
+
+@router.post("/{response_id}/cancel")
+async def cancel_response(
+    response_id: str, stored: StoredDep, background: BackgroundDep
+) -> dict[str, Any]:
+    response = await background.cancel(stored.caller.scope, response_id)
+    return await asyncio.to_thread(stored.with_usage, response)
 
 
 @router.delete("/{response_id}")
@@ -58,19 +85,4 @@ def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> dict[str, Any]:
-    items = [_listed(each) for each in stored.get(response_id).input]
-    if order == "desc":
-        items.reverse()
-    ids = [each["id"] for each in items]
-    begin = ids.index(after) + 1 if after in ids else 0
-    page = items[begin : begin + limit]
-    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
-    return {"object": "list", "data": page, "has_more": begin + limit < len(items)} | ends
-
-
-def _listed(item: dict[str, Any]) -> dict[str, Any]:
-    """A message's content is a list of parts, also where the client wrote a text."""
-    if isinstance(item.get("content"), str):
-        kind = "output_text" if item.get("role") == "assistant" else "input_text"
-        item = {**item, "content": [{"type": kind, "text": item["content"]}]}
-    return {"type": "message", **item}
+    return item_page(stored.get(response_id).input, after=after, limit=limit, order=order)

@@ -13,7 +13,14 @@ from gateway.http.exchange import Exchange
 
 log = logging.getLogger("tollhouse.auth")
 # Routes that a suspended tenant may call: to see and pay what it owes, and routes that are free.
-ROUTES_WHILE_SUSPENDED = ("/admin/", "/v1/organization/", "/v1/exports", "/v1/models", "/mcp")
+ROUTES_WHILE_SUSPENDED = (
+    "/admin/",
+    "/v1/organization/",
+    "/v1/exports",
+    "/v1/events",
+    "/v1/models",
+    "/mcp",
+)
 
 
 class Authenticator:

@@ -5,8 +5,8 @@ from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.errors import Forbidden, Unauthenticated
-from core.tenants import audit, keys, members, organisations, sessions
-from core.tenants.access import THE_OPERATOR, Actor, scope_for
+from core.tenants import audit, keys, members, operators, organisations, sessions
+from core.tenants.access import Actor, scope_for
 from core.tenants.models import ApiKey, Member, Tenant
 from core.tenants.operator import is_operator_token
 from core.tenants.roles import Roles
@@ -59,7 +59,7 @@ class DashboardAuth:
             )
         row = organisations.tenant_named(session, tenant)
         sessions.choose_tenant(session, cookie, row.id)
-        scope = scope_for(THE_OPERATOR, row.id)
+        scope = scope_for(Actor(viewer.scope.actor, viewer.role, None), row.id)
         audit.record(session, scope, self._clock, "operator.look", row.id, before=None, after=None)
 
     def may(self, viewer: Viewer, obj: str, act: str) -> bool:
@@ -75,6 +75,9 @@ class DashboardAuth:
             return sessions.begin(session, self._clock, member_id=member.id)
         if is_operator_token(self._operator_token, secret):
             return sessions.begin(session, self._clock, operator=True)
+        if operators.is_token(secret):
+            named = operators.find(session, secret)
+            return sessions.begin(session, self._clock, operator=True, operator_name=named.name)
         key = keys.find(session, secret, self._clock.now())
         if not keys.address_allowed(key.allowed_ips, address):
             raise Unauthenticated(
@@ -103,7 +106,7 @@ class DashboardAuth:
             name=_name_of(session, actor),
             role=actor.role,
             currency=tenant.currency,
-            operator=actor is THE_OPERATOR,
+            operator=actor.is_operator,
         )
 
 
@@ -117,7 +120,7 @@ def _tenant_of(session: Session, actor: Actor, cookie: str) -> Tenant | None:
 
 def _name_of(session: Session, actor: Actor) -> str:
     if actor.is_operator:
-        return "operator"
+        return actor.id.removeprefix("operator:")
     member = session.get(Member, actor.id)
     if member is not None:
         return member.name or member.email

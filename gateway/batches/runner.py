@@ -23,7 +23,7 @@ from core.clock import Clock
 from core.database import Database
 from core.errors import TollhouseError
 from core.ids import new_id
-from core.responses import records
+from core.responses import conversations, records
 from core.tenants import keys
 from core.tenants.keys import Principal
 from gateway.batches import input_file as batch_input
@@ -269,6 +269,7 @@ class BatchRunner:
             files.drop_expired(session, now)
             idempotency.drop_expired(session, now)
             records.drop_expired(session, now)
+            conversations.drop_expired(session, now)
 
 
 def _no_file() -> dict[str, object]:

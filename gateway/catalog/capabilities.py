@@ -16,9 +16,12 @@ _NEEDS = {
     "response_format": "json",
     "structured_outputs": "grammar",
     "embeddings": "embeddings",
+    "rerank": "rerank",
+    "score": "score",
     "images": "images",
     "audio": "audio",
 }
+_ROUTES = {"embeddings": "embeddings", "rerank": "/v1/rerank", "score": "/v1/score"}
 # Sampling parameters that the built-in engine does not have.
 _ONLY_UPSTREAMS = ("prediction", "service_tier")
 
@@ -41,6 +44,12 @@ def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None
             "of prompt tokens.",
             next_step="Leave it out, or use a model of the built-in engine.",
             param="echo" if ask.echo else "prompt_logprobs",
+        )
+    for name in ask.extra.get("own_engine", ()):
+        raise UnsupportedParameter(
+            f"The upstream of {model.name} does not support {name}.",
+            next_step=f"Remove {name}, or use a model of the built-in engine.",
+            param=name,
         )
     if _extra(ask) == _UNSET:
         return
@@ -74,11 +83,12 @@ def check_capabilities(ask: InferenceRequest, model: ServedModel) -> list[str]:
         if name == "strict":  # several SDKs set it on every tool
             notes.append("tools[].strict is not enforced: the engine cannot constrain the output.")
             continue
-        if name == "embeddings":
+        if name in _ROUTES:
             raise NotFound(
-                f"{model.name} does not support embeddings.",
-                next_step="Use a model whose upstream entry declares embeddings.",
-                code="embeddings_not_supported",
+                f"{model.name} does not support {_ROUTES[name]}.",
+                next_step=f"Use a model of the built-in engine, or one whose upstream entry declares "
+                f"{name}.",
+                code=f"{name}_not_supported",
                 param="model",
             )
         shown = ask.extra.get("named", {}).get(name, name)

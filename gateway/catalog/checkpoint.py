@@ -115,7 +115,7 @@ def _described(path: Path) -> Any:
     except (CheckpointError, OSError, ValueError, LookupError) as error:
         why = error.message if isinstance(error, CheckpointError) else str(error)
         raise SettingError(
-            f"{path} cannot be read: {why}.", next_step="Give a whole .gguf file."
+            f"{path} cannot be read: {why}.", next_step="Give a complete .gguf file."
         ) from None
 
 
@@ -159,7 +159,7 @@ def _context(path: Path, config: dict[str, Any]) -> int:
     if not isinstance(value, int):
         raise SettingError(
             f"{path / 'config.json'} has max_position_embeddings {value!r}, not a whole number.",
-            next_step="Replace it with a whole one.",
+            next_step="Set it to a whole number.",
         )
     return value
 
@@ -175,7 +175,7 @@ def _json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SettingError(
-            f"{file} is not JSON: {error}.", next_step="Replace the file with a whole one."
+            f"{file} is not JSON: {error}.", next_step="Fetch the file again."
         ) from None
     return content if isinstance(content, dict) else {}
 

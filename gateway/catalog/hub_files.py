@@ -1,26 +1,23 @@
 """Checkpoints of the Hugging Face hub, through its own client.
 
 The client keeps every file that is complete, shows progress on a terminal, and reads HF_TOKEN, HF_HOME
-and HF_HUB_OFFLINE. It compares only sizes. Here: which files are wanted, their checksums, and a one-line
-error for each way to fail.
+and HF_HUB_OFFLINE. It compares only sizes, and does not resume: `hub_download` fetches the weights before
+it. Here: which files are wanted, their checksums, and a one-line error for each way to fail.
 """
 
 import errno
-import hashlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from core.errors import SettingError, TollhouseError, Unavailable
+from gateway.catalog.checksums import checksum
+from gateway.catalog.hub_download import Mismatch, prefetch
 
 _DESCRIPTION = ["*.json", "*.jinja", "tokenizer.model"]
 _WEIGHTS = ["*.safetensors"]
 # Second copies of the weights, and other formats in folders of their own.
 _UNWANTED = ["consolidated*", "original/*", "onnx/*", "*/*.json", "*/*.safetensors"]
-# A cached file is named by its checksum: SHA-256 for large files, git's object id for small ones.
-_SHA256, _GIT_ID = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
-_CHUNK = 2**20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -60,7 +57,7 @@ def cached(repository: str) -> Path | None:
 
 def _snapshot(repository: str, patterns: list[str], refresh: bool) -> Path:
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import constants, snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
     except ImportError:
         raise SettingError(
@@ -74,6 +71,8 @@ def _snapshot(repository: str, patterns: list[str], refresh: bool) -> Path:
                 return Path(snapshot_download(repository, local_files_only=True, **wanted))
             except LocalEntryNotFoundError:
                 pass
+        if set(_WEIGHTS) <= set(patterns) and not constants.HF_HUB_OFFLINE:
+            prefetch(repository, _WEIGHTS, _UNWANTED)
         directory = Path(snapshot_download(repository, **wanted))
     except Exception as error:
         raise _explained(repository, error) from None
@@ -85,24 +84,10 @@ def _check_sums(repository: str, directory: Path) -> None:
     """Discard files whose content is not what the hub announced."""
     for link in sorted(path for path in directory.rglob("*") if path.is_symlink()):
         blob = link.resolve()
-        if _checksum(blob) not in (blob.name, ""):
+        if checksum(blob, blob.name) not in (blob.name, ""):
             link.unlink()
             blob.unlink()
             raise _mismatch(repository, link.name)
-
-
-def _checksum(blob: Path) -> str:
-    """Empty where the name of the file is not a checksum."""
-    if _SHA256.fullmatch(blob.name):
-        digest = hashlib.sha256()
-    elif _GIT_ID.fullmatch(blob.name):
-        digest = hashlib.sha1(b"blob %d\0" % blob.stat().st_size, usedforsecurity=False)
-    else:
-        return ""
-    with blob.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _explained(repository: str, error: Exception) -> TollhouseError:
@@ -121,6 +106,8 @@ def _explained(repository: str, error: Exception) -> TollhouseError:
             return _refused(repository, each.response.status_code)
         if isinstance(each, OSError) and each.errno in _NO_ROOM:
             return disk_full(repository, each)
+        if isinstance(each, Mismatch):
+            return _mismatch(repository, str(each))
         if isinstance(each, OSError) and "Consistency check failed" in str(each):
             return _mismatch(repository, "A file")
         if isinstance(each, ValueError) and type(each).__name__ == "HFValidationError":

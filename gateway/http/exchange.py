@@ -27,6 +27,7 @@ class Exchange:
     batch_job: str | None = None  # id of the batch that the request belongs to
     # Builds the result of the batch line from the request id and the response.
     batch_line: Callable[[str, dict[str, Any]], LineResult] | None = None
+    request_id: str | None = None  # set where the id is known before the request runs
     broken = False  # the request failed after the response had started
 
     def __init__(self, scope: Scope, receive: Any, send: Any) -> None:

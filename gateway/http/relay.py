@@ -21,6 +21,14 @@ class RelayExchange(Exchange):
     def disconnected(self) -> bool:  # type: ignore[override]
         return self._outer.disconnected
 
+    @property
+    def broken(self) -> bool:
+        return self._outer.broken
+
+    @broken.setter
+    def broken(self, value: bool) -> None:
+        self._outer.broken = value
+
     async def body(self, limit: int) -> bytes:
         return self._body
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing import credits
+from billing import credits, partitions
 from billing.accounts import ensure_accounts
 from billing.prices import ensure_default_prices, ensure_price
 from core.clock import Clock
@@ -46,6 +46,7 @@ def prepare(settings: Settings, database: Database, clock: Clock) -> StartupInfo
     upgrade(database)
     embedded = not settings.database_url
     with database.transaction() as session:
+        partitions.ensure_ahead(session, clock.now())
         names = served_names(settings)
         for name in names:
             _ensure_price(session, clock, settings, name)

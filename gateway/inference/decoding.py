@@ -5,9 +5,10 @@ import re
 from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from core import lengths
 from core.errors import BadRequest, UnsupportedParameter
@@ -15,11 +16,16 @@ from gateway.inference.json_size import check_json_size
 
 Body = TypeVar("Body")
 Parsed = TypeVar("Parsed")
+# Labels that a customer attaches to an object, with OpenAI's bounds.
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
 _INLINE_BYTES = 32_768  # less than a millisecond
 _MAX_NULL_FIELDS = 32  # unknown names of one body; each costs one more decoding
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
-_WHERE = re.compile(r" - at `\$\.?([^`]*)`")
+_WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`")
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -5,6 +5,7 @@ from gateway.inference.completions.response import CompletionsSurface
 from gateway.inference.embeddings.response import EmbeddingsSurface
 from gateway.inference.messages.response import MessagesSurface
 from gateway.inference.responses.response import ResponsesSurface
+from gateway.inference.scores.response import RerankSurface, ScoreSurface
 from gateway.inference.surface import Surface
 
 
@@ -15,6 +16,8 @@ def inference_surfaces() -> list[Surface]:
         MessagesSurface(),
         ResponsesSurface(),
         EmbeddingsSurface(),
+        RerankSurface(),
+        ScoreSurface(),
     ]
 
 

@@ -93,7 +93,7 @@ class InlineShipper:
                 raise
             return reason
         log.error(
-            "the database refused the usage event %s; it is parked there: %s",
+            "the usage event %s was refused and is parked in the database: %s",
             batch.usage[0].request_id,
             reason,
         )
@@ -107,7 +107,7 @@ def refused_rows(shipper: BatchShipper, batch: ShippedBatch) -> Iterator[tuple[i
     for seq in range(batch.first, batch.last + 1):
         single = shipper.ship(seq - 1, 1)
         if single.last == seq and single.refused:
-            log.error("a record was refused for good; it is parked: %s", single.refused)
+            log.error("a record was refused permanently and is parked: %s", single.refused)
             yield seq, single.refused
 
 

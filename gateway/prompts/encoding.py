@@ -57,6 +57,18 @@ class TextEncoder:
                 raise TooManyTokens(len(ids) + len(after))
         return ids + after
 
+    def encode_truncated(self, text: str, at_most: int) -> list[int]:
+        """The first tokens of a text, with the special tokens before and after it."""
+        before, after = self._special_ids()
+        most = max(0, at_most - len(before) - len(after))
+        ids: list[int] = []
+        whole = [text] if self._marks is None else slices(text, _SLICE, self._marks)
+        for piece in whole:
+            ids += self._encode(piece, None, special=False)
+            if len(ids) >= most:
+                break
+        return (before + ids[:most] + after)[:at_most]
+
     def least_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens: no token stands for more bytes than the longest."""
         if self._longest is None:

@@ -4,7 +4,6 @@ Static content comes first so that requests share prefixes. The pipeline only ca
 """
 
 import asyncio
-from collections.abc import Sequence
 from functools import cache
 
 from msgspec import Struct, field
@@ -17,6 +16,7 @@ from gateway.catalog.catalog import Target
 from gateway.http.exchange import Headers
 from gateway.inference.chat.media_parts import CAPABILITIES, KINDS, RESERVED_TOKENS
 from gateway.inference.request import InferenceRequest
+from gateway.prompts.embedded_texts import read_texts
 from gateway.prompts.encoding import TooManyTokens
 from gateway.prompts.prefix_tokens import Pieces
 from gateway.prompts.prompt_order import PromptOrder, Volatile, reorder
@@ -72,6 +72,8 @@ async def prepare_for(request: InferenceRequest, target: Target, principal: Prin
             grammar_of(request)
     model = target.model
     prompt = await prepare(request, model.codec, model.context_length, principal)
+    if request.inputs is not None and model.parameters is not None:
+        prompt = replace(prompt, parts=())  # an upstream takes all texts in one call
     if notes:
         prompt.headers[NOTE_HEADER] = " ".join(notes)
     return prompt
@@ -83,7 +85,7 @@ async def prepare(
     """Long requests are prepared in a thread; of short ones, long texts are encoded in one."""
     target = _Target(codec, context_length, principal)
     if request.inputs is not None:
-        return await asyncio.to_thread(prepare_embeddings, request, codec, context_length)
+        return await asyncio.to_thread(_embedded, request, codec, context_length)
     if is_long(request):
         return await asyncio.to_thread(_prepare_now, request, target)
     if len(request.prompts) > 1:
@@ -203,6 +205,13 @@ def _prompt(draft: _Draft, ids: list[int], target: _Target) -> Prompt:
     return Prompt(request, ids, limit, headers, draft.order, most_tokens=most)
 
 
+def _embedded(request: InferenceRequest, codec: TextCodec | None, context_length: int) -> Prompt:
+    texts = read_texts(request, codec, context_length)
+    ids = [token for each in texts.ids for token in each]
+    parts = tuple(Prompt(texts.request, each, 1) for each in texts.ids if codec is not None)
+    return Prompt(texts.request, ids, 1, parts=parts, most_tokens=texts.most)
+
+
 def _media_parts(request: InferenceRequest) -> int:
     if CAPABILITIES.isdisjoint(request.engine_parameters):
         return 0
@@ -257,41 +266,6 @@ def apply_prompt_order(
 @cache
 def _rule(kinds: tuple[str, ...], patterns: tuple[str, ...]) -> Volatile:
     return volatile_rule(kinds, patterns)
-
-
-def prepare_embeddings(
-    request: InferenceRequest, codec: TextCodec | None, context_length: int
-) -> Prompt:
-    """Texts are counted one by one: each has the whole context to itself."""
-    total = most = 0
-    inputs: Sequence[str | list[int]] = request.inputs or ()
-    for index, each in enumerate(inputs):
-        if codec is None and not isinstance(each, str):
-            raise _ids_without_tokenizer("input")
-        size = _input_size(each, codec, context_length)
-        # Without a tokenizer the size is an estimate; the upstream enforces its own limit.
-        if codec is not None and size > context_length:
-            raise ContextLengthExceeded(
-                f"input[{index}] has {size} tokens; the model takes at most {context_length}.",
-                next_step=f"Split input[{index}] into shorter texts.",
-                param="input",
-            )
-        total += size
-        if codec is None and isinstance(each, str):
-            most += max(size, min(most_tokens((each,)), context_length))
-    return Prompt(request, [0] * total, 1, most_tokens=most)
-
-
-def _input_size(text: str | list[int], codec: TextCodec | None, context_length: int) -> int:
-    """In tokens; of a text that exceeds the context, a lower bound."""
-    if not isinstance(text, str):
-        return len(text)
-    if codec is None:
-        return estimate((text,))
-    try:
-        return len(codec.encode(text, special=True, at_most=context_length))
-    except TooManyTokens as error:
-        return error.tokens
 
 
 def _check_ids(ids: list[int], vocab_size: int) -> list[int]:

@@ -12,6 +12,7 @@ from gateway.prompts.prefix_tokens import MIN_TEXT, Pieces
 from gateway.prompts.tokenizing import TextCodec
 
 NO_CHAT_TEMPLATE = "no_chat_template"
+_encoder = json.JSONEncoder(ensure_ascii=False)
 _GATEWAY_MARKS = ("cache_control", "volatile", "rank")  # hidden from the template
 
 
@@ -97,7 +98,7 @@ def render_chat(
     template.check_variables(variables)
     messages = [_template_message(message) for message in given]
     if tools and not template.supports_tools:
-        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        listed = "\n".join(map(_encoder.encode, tools))
         messages.insert(0, {"role": "system", "content": f"Tools:\n{listed}"})
         tools = None
     if not codec.control.occur_in(messages, tools, variables):

@@ -50,6 +50,10 @@ class TextCodec:
             return ids
         return self.encoder.encode(text, special=special, at_most=at_most)
 
+    def encode_truncated(self, text: str, at_most: int) -> list[int]:
+        """The first tokens of a text, with the model's special tokens around them."""
+        return self.encoder.encode_truncated(text, at_most)
+
     def decode(self, ids: list[int], *, special: bool = False) -> str:
         """`special` shows special tokens. Batch calls release the interpreter's lock."""
         (text,) = self.tokenizer.decode_batch([ids], skip_special_tokens=not special)

@@ -37,12 +37,9 @@ def truncate(
 
 def texts_of(request: InferenceRequest) -> tuple[str, ...]:
     """Every text that the client sent, in order."""
-    if request.inputs is not None:
-        return tuple(each for each in request.inputs if isinstance(each, str))
     if request.messages is None:
-        return request.decoded_prompts or tuple(
-            each for each in request.prompts if isinstance(each, str)
-        )
+        raw = request.prompts if request.inputs is None else request.inputs
+        return request.decoded_prompts or tuple(each for each in raw if isinstance(each, str))
     return _texts(request.messages)
 
 

@@ -1,8 +1,8 @@
 """Chooses the replica with the lowest expected time to first token. Pure functions on snapshots.
 
 The estimate is a sum of seconds, so that every term can be checked: the prompts queued before this
-one, the part of this prompt that is not cached, the adapter if it must be loaded, and the blocks
-that must be freed.
+one, the part of this prompt that is not cached or must be read from a tier, the adapter if it must be
+loaded, and the blocks that must be freed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,9 @@ from engine.protocol import AdapterState, EngineStats
 # The share of an adapter's load time that remains in each state: copying to the device, or reading
 # from disk as well.
 _SHARE_OF_LOAD = {"resident": 0.0, "loading": 0.1, "host": 0.2, "draining": 0.5, "absent": 1.0}
+
+# How many times faster a block is read from a tier than computed: a cautious value, for a disk.
+_RESTORING = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +53,27 @@ class Estimate:
     adapter_s: float
     eviction_s: float
     cached_blocks: int
+    restore_s: float = 0.0  # to read what only a tier of the replica holds
 
     @property
     def total_s(self) -> float:
-        return self.wait_s + self.compute_s + self.adapter_s + self.eviction_s
+        known = self.wait_s + self.compute_s + self.adapter_s + self.eviction_s
+        return known + self.restore_s
 
 
-def estimate(snapshot: ReplicaSnapshot, request: PlacementRequest, cached_blocks: int) -> Estimate:
+def estimate(
+    snapshot: ReplicaSnapshot,
+    request: PlacementRequest,
+    cached_blocks: int,
+    tier_blocks: int = 0,
+) -> Estimate:
+    """`tier_blocks`: how many leading blocks a tier of the replica holds. Reading them costs less than
+    computing them, and more than finding them in the cache."""
     rate = max(snapshot.prefill_tokens_s, 1.0)
     # The last prompt token is always computed, since its logits give the first token.
     cached = min(cached_blocks * snapshot.block_size, max(request.prompt_tokens - 1, 0))
+    most = max(request.prompt_tokens - 1, 0)
+    restored = max(0, min(tier_blocks * snapshot.block_size, most) - cached)
     stats = snapshot.stats
     waiting = snapshot.queue_correction_tokens + (stats.tokens_waiting if stats else 0)
     # A step's budget goes first to the running sequences, one token each.
@@ -67,24 +81,37 @@ def estimate(snapshot: ReplicaSnapshot, request: PlacementRequest, cached_blocks
     return Estimate(
         snapshot.engine_id,
         wait_s=(waiting + running) / rate,
-        compute_s=(request.prompt_tokens - cached) / rate,
+        compute_s=(request.prompt_tokens - cached - restored) / rate,
         adapter_s=snapshot.adapter_load_s * _SHARE_OF_LOAD[_state_of(snapshot, request.adapter)],
         eviction_s=_missing_tokens(snapshot, request, cached) / rate,
         cached_blocks=cached_blocks,
+        restore_s=restored / (rate * _RESTORING),
     )
 
 
 def choose(
-    snapshots: Sequence[ReplicaSnapshot], request: PlacementRequest, overlap: Mapping[str, int]
+    snapshots: Sequence[ReplicaSnapshot],
+    request: PlacementRequest,
+    overlap: Mapping[str, int],
+    below: Mapping[str, int] | None = None,
 ) -> list[tuple[ReplicaSnapshot, Estimate]]:
-    """The available replicas, best first; the rest of the list is the order of retries.
+    """The available replicas, best first; the rest of the list is the order of retries. `overlap` and
+    `below`: the leading blocks that each holds in its cache, and in its tiers.
 
     Estimates within a tenth of the best count as equal. Ties are broken by stickiness, then by the
     cached part of the prompt, then by load, then by the emptier cache, so that tenants spread over
     idle replicas.
     """
     judged = [
-        (snapshot, estimate(snapshot, request, overlap.get(snapshot.engine_id, 0)))
+        (
+            snapshot,
+            estimate(
+                snapshot,
+                request,
+                overlap.get(snapshot.engine_id, 0),
+                (below or {}).get(snapshot.engine_id, 0),
+            ),
+        )
         for snapshot in snapshots
         if snapshot.available
     ]

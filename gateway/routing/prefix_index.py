@@ -1,11 +1,14 @@
 """Which replica caches which blocks of which prefix: a mirror of the engines' prefix caches.
 
+Copies in the tiers of an engine (memory, disk) have an index of their own, `below`.
+
 It follows the engines' KV events (stored, removed, cleared), so evicted blocks disappear here too; it
 does not infer anything from requests. Keys are those of `engine.cache.prefix`, rooted in the tenant and
 adapter.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from engine.protocol import KvEvent
 
@@ -18,11 +21,15 @@ class PrefixIndex:
         self._bits: dict[str, int] = {}
         self._masks: dict[bytes, int] = {}
         self._blocks: dict[str, int] = {}
+        self._below: dict[str, PrefixIndex] = {}  # by tier
 
     def apply(self, replica: str, events: Iterable[KvEvent]) -> None:
         bit = self._bit(replica)
         for event in events:
-            if event.kind == "stored":
+            if event.tier:
+                tier = self._below.setdefault(event.tier, PrefixIndex())
+                tier.apply(replica, [replace(event, tier="")])
+            elif event.kind == "stored":
                 for text in event.hashes:
                     self._store(bytes.fromhex(text), bit, replica)
             elif event.kind == "removed":
@@ -33,6 +40,8 @@ class PrefixIndex:
 
     def forget(self, replica: str) -> None:
         """Drop everything about a replica that restarted or whose events were missed."""
+        for tier in self._below.values():
+            tier.forget(replica)
         if self._blocks.get(replica):
             bit = self._bits[replica]
             for key in [key for key, mask in self._masks.items() if mask & bit]:
@@ -53,6 +62,22 @@ class PrefixIndex:
             depth += 1
         self._note(depths, candidates, depth)
         return depths
+
+    def overlap_below(self, keys: Sequence[bytes]) -> dict[str, int]:
+        """The same for the copies in a replica's tiers: the deepest of its tiers counts."""
+        depths: dict[str, int] = {}
+        for tier in self._below.values():
+            for replica, depth in tier.overlap(keys).items():
+                depths[replica] = max(depth, depths.get(replica, 0))
+        return depths
+
+    @property
+    def has_tiers(self) -> bool:
+        return bool(self._below)
+
+    def knows(self, replica: str) -> bool:
+        """Whether the replica, or a tier of it, holds anything."""
+        return any(each.blocks(replica) for each in (self, *self._below.values()))
 
     def blocks(self, replica: str) -> int:
         return self._blocks.get(replica, 0)

@@ -9,6 +9,7 @@ from core.clock import Clock
 from engine.protocol import AdapterState, EngineStats, Receipt
 from gateway.routing.breaker import Breaker, State
 from gateway.routing.placement import ReplicaSnapshot
+from gateway.routing.tenant_breakers import TenantBreakers
 from gateway.upstreams.base import EngineClient, Generation
 
 log = logging.getLogger("tollhouse.routing")
@@ -33,6 +34,7 @@ class Replica:
         self.client = client
         self.name = client.engine_id
         self.breaker = Breaker(clock)
+        self._by_tenant = TenantBreakers(clock)
         self.draining = False  # set by the operator: running requests finish, no new ones are sent
         self.prefill_tokens_s = 0.0  # tokens per second; 0: not measured yet
         self._measured = 0
@@ -48,8 +50,13 @@ class Replica:
         self._gauge = metrics.breaker_open.labels(self.name)
         self._gauge.set(0)
 
-    def serves(self) -> bool:
-        return not self.draining and self.client.healthy() and self.breaker.allows()
+    def serves(self, tenant: str = "") -> bool:
+        if self.draining or not self.client.healthy():
+            return False
+        return self.breaker.allows() and self._by_tenant.allows(tenant)
+
+    def retry_after_s(self, tenant: str) -> float:
+        return max(self.breaker.retry_after_s(), self._by_tenant.retry_after_s(tenant))
 
     def state(self) -> str:
         if self.draining:
@@ -89,18 +96,20 @@ class Replica:
         known: Mapping[str, AdapterState] = self.client.adapters()
         return digest in known
 
-    def sent(self, tokens: int) -> None:
+    def sent(self, tokens: int, tenant: str = "") -> None:
         """A request was sent; `tokens` is the number of its prompt tokens that are not cached."""
         self.under_way += 1
         self._pending += tokens
         self.breaker.sent()
+        self._by_tenant.sent(tenant)
 
     def first_token(self, tokens: int) -> None:
         """A request that was sent with `tokens` has its first token, or ended without one."""
         self._pending -= tokens
 
-    def answered(self) -> None:
+    def answered(self, tenant: str = "") -> None:
         """The replica produced a first token."""
+        self._by_tenant.succeeded(tenant)
         if self.breaker.state is not State.CLOSED:
             log.info("%s answers again", self.name)
             self._gauge.set(0)
@@ -108,6 +117,11 @@ class Replica:
 
     def failed(self, why: str) -> None:
         self._open(self.breaker.failed, why)
+
+    def failed_for(self, tenant: str, why: str) -> None:
+        """It answered with an error, for which the tenant's request may have been the cause."""
+        if self._by_tenant.failed(tenant):
+            self._open(self.breaker.trip, why)
 
     def _open(self, note: Callable[[], None], why: str) -> None:
         state_before = self.breaker.state
@@ -120,10 +134,11 @@ class Replica:
     def mark_hung(self, why: str) -> None:
         self._open(self.breaker.trip, why)
 
-    def ended(self, receipt: Receipt | None) -> None:
+    def ended(self, receipt: Receipt | None, tenant: str = "") -> None:
         """A request has ended on the replica, with any outcome."""
         self.under_way -= 1
         self.breaker.released()
+        self._by_tenant.released(tenant)
         if receipt is not None and receipt.computed >= _MIN_TOKENS and receipt.prefill_s > 0:
             rate = receipt.computed / receipt.prefill_s
             self._measured += 1

@@ -1,7 +1,7 @@
 """The router: sends a request to the replica with the lowest expected time to first token."""
 
 import asyncio
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from gateway.catalog.catalog import Target
 from gateway.prompts.prompt import Prompt
 from gateway.routing.adapter_loads import AdapterLoads
 from gateway.routing.adapter_popularity import AdapterPopularity
+from gateway.routing.canaries import in_turn, point_of
 from gateway.routing.conversations import Conversations, prefix_hashes
 from gateway.routing.placement import Estimate, PlacementRequest, choose
 from gateway.routing.prefix_chains import PrefixChains
@@ -68,6 +69,7 @@ class Router:
         self._chains = PrefixChains()
         self._conversations = Conversations()
         self._replicas: dict[str, list[Replica]] = {}
+        self.canaries: Mapping[str, int] = {}  # percent of the conversations, by replica
         self._settled: list[str] = []
         self._closed = False
         self._sending: set[asyncio.Future[None]] = set()
@@ -95,15 +97,19 @@ class Router:
     def best(self, query: Query, excluded: Container[str]) -> "Choice | None":
         """The best replica outside `excluded`; None if no replica can take the request."""
         replicas = [
-            p for p in self.of(query.target.model.name) if p.name not in excluded and p.serves()
+            p
+            for p in self.of(query.target.model.name)
+            if p.name not in excluded and p.serves(query.namespace)
         ]
         if len(replicas) > 1:
             replicas = [replica for replica in replicas if not replica.silent] or replicas
+        if self.canaries:
+            replicas = self._in_turn(replicas, query)
         if len(replicas) < 2:
             return Choice(replicas[0], "the only one ready", len(query.ids)) if replicas else None
         hashes = self._prefix_hashes(query)
         last_replica = self._conversations.last(hashes)
-        overlap = self._overlap(replicas, query)
+        overlap, below = self._overlap(replicas, query)
         placement_request = PlacementRequest(
             len(query.ids), min(query.prompt.max_tokens, _EXPECTED_OUTPUT), query.adapter
         )
@@ -116,7 +122,7 @@ class Router:
             )
             for p in replicas
         ]
-        ranked = choose(snapshots, placement_request, overlap)
+        ranked = choose(snapshots, placement_request, overlap, below)
         chosen, cost = ranked[0]
         replica = next(p for p in replicas if p.name == chosen.engine_id)
         self._conversations.note(hashes, replica.name)
@@ -124,7 +130,14 @@ class Router:
         new = max(0, len(query.ids) - cost.cached_blocks * chosen.block_size)
         return Choice(replica, why, new, cost.total_s)
 
-    def refusal(self, model: str) -> Unavailable:
+    def _in_turn(self, ready: list[Replica], query: Query) -> list[Replica]:
+        every = self.of(query.target.model.name)
+        if not any(replica.name in self.canaries for replica in every):
+            return ready
+        point = point_of(query.namespace, query.prompt.request.messages, query.ids)
+        return in_turn(ready, every, self.canaries, point)
+
+    def refusal(self, model: str, tenant: str) -> Unavailable:
         """The error when no replica can serve, with a retry-after from the replicas' own states."""
         waits, code, state = [], "engine_unavailable", "is ready"
         for replica in self.of(model):
@@ -135,7 +148,7 @@ class Router:
                 waits.append(startup_progress.remaining_s)
                 code, state = "model_loading", "has loaded it yet"
             elif replica.client.healthy():
-                waits.append(replica.breaker.retry_after_s())
+                waits.append(replica.retry_after_s(tenant))
         return Unavailable(
             f"No engine of {model} {state}.",
             next_step="Wait for the time in retry-after; /readyz shows what is missing.",
@@ -194,15 +207,21 @@ class Router:
         model = query.target.model.name
         return prefix_hashes(query.namespace, model, query.adapter, query.prompt.request.messages)
 
-    def _overlap(self, replicas: Sequence[Replica], query: Query) -> dict[str, int]:
+    def _overlap(
+        self, replicas: Sequence[Replica], query: Query
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """The leading blocks that each replica holds in its cache, and in its tiers."""
         if query.target.model.codec is None:
-            return {}
+            return {}, {}
         for replica in replicas:
             info = replica.client.info()
-            if info is not None and self.index.blocks(replica.name):
+            if info is not None and self.index.knows(replica.name):
                 keys = self._chains.keys(info, query.ids, query.namespace, query.adapter)
-                return self.index.overlap(keys)
-        return {}
+                if not self.index.has_tiers:
+                    return self.index.overlap(keys), {}
+                known = list(keys)
+                return self.index.overlap(known), self.index.overlap_below(known)
+        return {}, {}
 
 
 class Route:
@@ -268,7 +287,7 @@ class Route:
             ) from None
 
     def refusal(self) -> Unavailable:
-        return self._router.refusal(self.query.target.model.name)
+        return self._router.refusal(self.query.target.model.name, self.query.namespace)
 
     def why(self) -> str:
         """The reason for the choice, in at most 120 characters, for the usage event."""
@@ -280,7 +299,7 @@ class Route:
         choice = self._choice
         if choice is not None:
             self._counted_on, self._pending = choice.replica, choice.new_tokens
-            self._counted_on.sent(self._pending)
+            self._counted_on.sent(self._pending, self.query.namespace)
             if generation is not None:
                 whole = self._counted_on.client.speaks_text and not self.query.prompt.request.stream
                 since = self._router.clock.monotonic()
@@ -299,13 +318,13 @@ class Route:
 
     def answered(self) -> None:
         if self.replica is not None:
-            self.replica.answered()
+            self.replica.answered(self.query.namespace)
 
     def left(self, receipt: Receipt | None) -> None:
         """The request has ended on the replica, with any outcome."""
         self.first_token()
         if self._counted_on is not None:
-            self._counted_on.ended(receipt)
+            self._counted_on.ended(receipt, self.query.namespace)
             self._counted_on = None
 
     def failed(self, error: TollhouseError) -> bool:
@@ -319,11 +338,12 @@ class Route:
         lost = error.code == "engine_unavailable"
         self._excluded[replica.name] = (replica, self._process if lost else None)
         self._lost += lost
+        why = "; ".join([error.message, *getattr(error, "__notes__", ())])
         # With an adapter, the fault may be in its files, so it does not count against the engine.
-        if error.code == "engine_unavailable" or (
-            error.code == "engine_failed" and self.query.adapter is None
-        ):
-            replica.failed("; ".join([error.message, *getattr(error, "__notes__", ())]))
+        if lost:
+            replica.failed(why)
+        elif error.code == "engine_failed" and self.query.adapter is None:
+            replica.failed_for(self.query.namespace, why)
         return self._lost < 2 and len(self.tried) < 4
 
 
@@ -347,6 +367,8 @@ def _explain(cost: Estimate, block_size: int, among: int, *, sticky: bool) -> st
     parts = [f"{cost.total_s * 1000:.0f} ms expected, least of {among}"]
     if cost.cached_blocks:
         parts.append(f"{cost.cached_blocks * block_size} tokens cached")
+    if cost.restore_s:
+        parts.append("a part in a tier")
     if cost.adapter_s:
         parts.append("adapter to load")
     if sticky:

@@ -27,6 +27,7 @@ MAX_JOINED = 4_000
 TOOLS = "tools"
 _GATEWAY_MARKS = ("cache_control", "volatile", "rank")
 
+_encoder = json.JSONEncoder(ensure_ascii=False)
 _PLAIN = ("role", "content")  # the fields of most messages
 Change = Callable[[str, str], str]  # (text, separator before it) -> the text to send on
 
@@ -101,9 +102,14 @@ def _walk(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]
         return
     role, joined, size = "", list[tuple[str, str]](), 0
     for message in request.messages:
-        found = _segments(message)
-        own = SAME_ROLE.get(message["role"], message["role"])
-        length = sum([len(text) for text, _ in found])
+        own = message["role"]
+        own = SAME_ROLE.get(own, own)
+        content = message.get("content")
+        if isinstance(content, str) and len(message) == len(_PLAIN):
+            found, length = [(content, "\n")], len(content)
+        else:
+            found = _collected(message)
+            length = sum([len(text) for text, _ in found])
         if joined and (own != role or size + length > MAX_JOINED):
             yield role, joined
             joined, size = [], 0
@@ -121,10 +127,7 @@ def _walk(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]
             yield "user", [(text, "\n") for text in texts]
 
 
-def _segments(message: Mapping[str, Any]) -> list[tuple[str, str]]:
-    content = message.get("content")
-    if isinstance(content, str) and len(message) == len(_PLAIN):
-        return [(content, "\n")]
+def _collected(message: Mapping[str, Any]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     _message(message, _collector(found))
     return found
@@ -140,8 +143,7 @@ def _collector(found: list[tuple[str, str]]) -> Change:
 
 def _rebuilt(request: InferenceRequest, texts: Iterator[str]) -> InferenceRequest:
     if request.inputs is not None:
-        inputs: list[Any] = [next(texts) if isinstance(x, str) else x for x in request.inputs]
-        return replace(request, inputs=inputs)
+        return replace(request, inputs=list(texts), decoded_prompts=())
     if request.messages is None:
         return replace(request, prompts=tuple(texts), decoded_prompts=())
     changed: dict[str, str] = {}
@@ -262,7 +264,7 @@ def _parsed(text: str) -> Any:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return _encoder.encode(value)
 
 
 def _without_marks(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,6 +118,7 @@ class ChoiceOutput:
         self.reasoning: list[str] = []  # released so far
         self.reasoning_tokens = 0  # of those whose text was released
         self.vectors: list[Any] = []
+        self.scores: list[float] = []
         self.prompt_logprobs: list[PromptLogprob] = []  # of a prompt's first choice
         self.finish_reason: str | None = None
         self.pending_reason: str | None = None  # finish reason while a guard's verdict is pending
@@ -245,6 +246,8 @@ class ChoiceOutput:
         self.generated += chunk.characters
         if chunk.vectors is not None:
             self.vectors = chunk.vectors
+        if chunk.scores is not None:
+            self.scores = chunk.scores
         text = chunk.text
         if self._reader is not None:
             text += self._complete_calls(chunk)

@@ -26,7 +26,7 @@ from gateway.streaming.idle_timer import IdleTimer
 from gateway.streaming.reasoning import reader_for
 from gateway.threads import run_in_thread
 from gateway.upstreams.base import Chunk, Generation, Job
-from gateway.upstreams.multi_prompt import generate
+from gateway.upstreams.generate import generate
 
 log = logging.getLogger("tollhouse.delivery")
 T = TypeVar("T")

@@ -106,6 +106,8 @@ TOKENS = frozenset(
     | {"[ARGS]", "[CALL_ID]", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"}
 )
 OPENING = re.compile("|".join(re.escape(each.open) for each in FORMATS))
+_LONGEST_OPENING = max(len(each.open) for each in FORMATS)
+_BEGINS = re.compile("|".join(sorted({re.escape(each.open[0]) for each in FORMATS})))
 
 
 def format_of(opening: str) -> ToolFormat:
@@ -114,10 +116,10 @@ def format_of(opening: str) -> ToolFormat:
 
 def partial_opening(held: str) -> int:
     """Length of the longest suffix that is a prefix of an opening."""
-    most = max(len(each.open) for each in FORMATS) - 1
-    for length in range(min(most, len(held)), 0, -1):
-        if any(each.open.startswith(held[-length:]) for each in FORMATS):
-            return length
+    for found in _BEGINS.finditer(held, max(0, len(held) - _LONGEST_OPENING + 1)):
+        suffix = held[found.start() :]
+        if any(each.open.startswith(suffix) for each in FORMATS):
+            return len(suffix)
     return 0
 
 

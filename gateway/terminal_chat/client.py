@@ -104,7 +104,7 @@ class ChatClient:
             yield response
         except (ValueError, LookupError, TypeError) as error:
             raise Unavailable(
-                f"The server at {self.url} does not answer like a gateway: {error!r}.",
+                f"The server at {self.url} does not answer as a Tollhouse gateway does: {error!r}.",
                 next_step="Give the gateway's address with --url.",
             ) from None
         except (OSError, HTTPException) as error:

@@ -43,6 +43,7 @@ class TextChunk(Struct, frozen=True):
     logprobs: dict[str, Any] | None = None  # OpenAI's object, unchanged
     calls: list[dict[str, Any]] | None = None  # OpenAI's tool calls, or deltas of them
     vectors: list[bytes] | None = None  # embeddings, in input order: JSON as the server sent it
+    scores: list[float] | None = None  # of /v1/rerank and /v1/score, in the documents' order
 
     @property
     def characters(self) -> int:
@@ -59,6 +60,7 @@ class TextChunk(Struct, frozen=True):
             and self.logprobs is None
             and self.calls is None
             and self.vectors is None
+            and self.scores is None
         )
 
 

@@ -27,7 +27,8 @@ from gateway.upstreams.remote import RemoteEngine
 from gateway.upstreams.upstream_limits import UpstreamLimits
 from gateway.upstreams.upstream_usage import CountTokens
 
-OWN_CAPABILITIES = frozenset({"tools", "json", "grammar"})  # of our own engine
+# Of our own engine.
+OWN_CAPABILITIES = frozenset({"tools", "json", "grammar", "embeddings", "rerank", "score"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,9 @@ class Upstream:
     price: dict[str, Any] = field(default_factory=dict)  # in the form of `tollhouse price`
     max_in_flight: int = 0  # concurrent requests of all gateway processes; 0: no limit
     requests_per_minute: int = 0  # of all gateway processes; 0: no limit
+    # Share of its model's conversations that it gets, in percent; the other entries share the rest.
+    # None: it is one of those.
+    canary_percent: int | None = None
     capabilities: tuple[
         str, ...
     ] = ()  # besides text: tools, json, grammar, embeddings, images, audio, adapters
@@ -112,6 +115,9 @@ def _parse_entry(given: Any, index: int) -> Upstream:
         value = getattr(upstream, name)
         if type(value) is not int or value < 0:
             raise _invalid(f"{name} of {upstream.url} is {value!r}, not a whole number from 0")
+    share = upstream.canary_percent
+    if share is not None and not (type(share) is int and 0 <= share <= 100):
+        raise _invalid(f"canary_percent of {upstream.url} is {share!r}, not between 0 and 100")
     return upstream
 
 
@@ -142,7 +148,16 @@ def _checked(upstreams: list[Upstream]) -> list[Upstream]:
             raise _invalid(f"two entries have the name {name!r}")
         names.add(name)
     _check_prices(upstreams)
+    _check_canaries(upstreams)
     return upstreams
+
+
+def _check_canaries(upstreams: list[Upstream]) -> None:
+    shares: dict[str, int] = {}
+    for each in upstreams:
+        shares[each.model] = shares.get(each.model, 0) + (each.canary_percent or 0)
+        if shares[each.model] > 100:
+            raise _invalid(f"the canary_percent of {each.model!r} sum to more than 100")
 
 
 def _check_prices(upstreams: list[Upstream]) -> None:

@@ -5,6 +5,7 @@ of 16 tokens.
 """
 
 import asyncio
+import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -164,7 +165,9 @@ class FakeEngine:
         generated, reason = 0, FinishReason.LENGTH
         limit = engine_request.sampling.max_tokens
         scores = self._scores(engine_request)
-        if not limit:
+        if engine_request.sampling.pooling:
+            mailbox.put(self._embedding(engine_request))
+        elif not limit:
             chunk = TokenChunk(engine_request.request_id, 0, [], None, reason, scores)
             for choice in range(engine_request.sampling.n):
                 mailbox.put(replace(chunk, choice=choice))
@@ -217,6 +220,15 @@ class FakeEngine:
         self._running.pop(engine_request.request_id, None)
         self._aborted.discard(engine_request.request_id)
         mailbox.finish(receipt)
+
+    def _embedding(self, engine_request: GenerateRequest) -> TokenChunk:
+        """How often each of eight classes of ids occurs."""
+        counts = [0.0] * 8
+        for token in engine_request.prompt:
+            counts[token % 8] += 1
+        packed = struct.pack("<8f", *counts)
+        name = engine_request.request_id
+        return TokenChunk(name, 0, [], finish_reason=FinishReason.LENGTH, embedding=packed)
 
     def _logprobs(self, token: int, alternatives: int | None) -> list[TokenLogprob] | None:
         """The token itself is the most likely alternative, followed by the next ids."""

@@ -27,6 +27,7 @@ class EngineOptions:
     receipts: Path
     dtype: str = "auto"
     quantization: str = "auto"
+    kv_dtype: str = "auto"
     kv_memory_mb: int = 0  # MiB; 0: the engine decides
     extra: tuple[str, ...] = ()
 
@@ -34,6 +35,7 @@ class EngineOptions:
         arguments = [sys.executable, "-m", "engine.worker.server", "--exit-with-parent"]
         arguments += ["--model", self.model, "--listen", self.address, "--dtype", self.dtype]
         arguments += ["--quantization", self.quantization, "--receipts", str(self.receipts)]
+        arguments += ["--kv-dtype", self.kv_dtype]
         if self.kv_memory_mb:
             arguments += ["--kv-memory-bytes", str(self.kv_memory_mb << 20)]
         return [*arguments, *self.extra]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import secrets
 import shutil
 import tempfile
 import time
@@ -15,6 +16,27 @@ from gateway.upstreams.local import EngineOptions, EngineProcess
 
 log = logging.getLogger("tollhouse.engine")
 _LOG_EVERY_S = 10.0
+
+
+def tier_options(settings: Settings, slot: int) -> tuple[str, ...]:
+    """The engine's options for copies of cached prompts. The key of those that leave its memory is
+    made at first use."""
+    options: list[str] = []
+    if settings.kv_tier_ram_mb:
+        options += ["--tier-ram-bytes", str(settings.kv_tier_ram_mb << 20)]
+    if settings.kv_tier_disk_mb:
+        options += ["--tier-disk", str(settings.data_dir / "kv-tier" / f"engine-{slot}")]
+        options += ["--tier-disk-bytes", str(settings.kv_tier_disk_mb << 20)]
+    if settings.kv_tier_redis_url:
+        options += ["--tier-remote", settings.kv_tier_redis_url]
+    if settings.kv_tier_disk_mb or settings.kv_tier_redis_url:
+        path = settings.data_dir / "kv-tier.key"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_hex(32), encoding="ascii")
+        options += ["--tier-key-file", str(path)]
+    return tuple(options)
 
 
 class LocalEngines:
@@ -31,7 +53,9 @@ class LocalEngines:
                     receipts=settings.data_dir / "receipts" / f"engine-{slot}.log",
                     dtype=settings.dtype,
                     quantization=settings.quantization,
+                    kv_dtype=settings.kv_dtype,
                     kv_memory_mb=settings.kv_memory_mb,
+                    extra=tier_options(settings, slot),
                 )
             )
             for slot in range(settings.engines)

@@ -20,18 +20,23 @@ _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 async def generate(client: EngineClient, job: Job) -> Generation:
-    """Start all parts. If the engine refuses one, the others are cancelled and its error is raised."""
     if not job.parts:
         return await client.generate(job)
+    started = await start_all(client, job.parts)
+    return MergedGeneration(job.engine_request.request_id, started, job.request.n)
+
+
+async def start_all(client: EngineClient, parts: Sequence[Job]) -> list[Generation]:
+    """If the engine refuses one, the others are cancelled and its error is raised."""
     started: list[Generation] = []
     try:
-        for part in job.parts:
+        for part in parts:
             started.append(await client.generate(part))
     except BaseException:
         for each in started:
             each.cancel()
         raise
-    return MergedGeneration(job.engine_request.request_id, started, job.request.n)
+    return started
 
 
 class MergedGeneration:

@@ -13,6 +13,7 @@ from gateway.upstreams.config import SALTED_ENGINES
 
 # Hints of ours for prompt order: removed, since some servers refuse unknown fields.
 GATEWAY_FIELDS = ("volatile", "rank")
+_PLAIN_FIELDS = ("role", "content")  # those of most messages
 # What a request needs, which its tools and parts say themselves.
 _NOT_SENT = frozenset(("strict", *CAPABILITIES))
 # OpenAI's own parameters, which every compatible server has.
@@ -106,7 +107,9 @@ def upstream_body(
     request, adapter = job.request, job.engine_request.adapter
     named = lora_name(adapter) if adapter is not None else model
     if request.inputs is not None:
-        return {"model": named, "input": request.inputs, **request.extra["embeddings"]}
+        texts = {"model": named, "input": request.inputs, **request.extra["embeddings"]}
+        first = request.truncate_prompt_tokens
+        return texts if first is None else {**texts, "truncate_prompt_tokens": first}
     body: dict[str, Any] = {"model": named, "stream": request.stream}
     if request.max_tokens is not None or not open_context:
         body["max_tokens"] = job.engine_request.sampling.max_tokens
@@ -178,6 +181,8 @@ def _text_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 
 def _without_gateway_fields(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
+    if len(message) == len(_PLAIN_FIELDS) and isinstance(content, str):
+        return message  # role and content: nothing to remove
     if isinstance(content, list):
         parts = [{k: v for k, v in part.items() if k not in GATEWAY_FIELDS} for part in content]
         message = {**message, "content": _text_of(parts)}

@@ -20,6 +20,8 @@ from gateway.upstreams.upstream_errors import error_of_event, error_of_status
 from gateway.upstreams.upstream_usage import CountTokens, UsageCounter
 
 _INLINE_BYTES = 16_384  # of events or of a whole answer; about a millisecond
+# Characters of text that arrived together and become one chunk: about what held money is extended by.
+_LONGEST_TEXT = 256
 _LONGEST_LINE = 8 << 20  # bytes of one event of a stream
 _LARGEST_ANSWER = 256 << 20  # bytes of an answer that is not streamed
 # What parsing raises: an error that the server reports, or the trace of a malformed response.
@@ -37,6 +39,28 @@ class _Logprobs(msgspec.Struct):
     content: list[msgspec.Raw] | None = None
 
 
+class _PlainDelta(msgspec.Struct):
+    content: str | None = None
+    tool_calls: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+
+
+class _PlainChoice(msgspec.Struct):
+    delta: _PlainDelta
+    index: int | None = None
+    finish_reason: Any = None
+    logprobs: Any = None
+
+
+class _PlainEvent(msgspec.Struct):
+    """What most events of a stream are: a piece of one choice's text."""
+
+    choices: tuple[_PlainChoice]
+    usage: Any = None
+    error: Any = None
+
+
 class _Embedding(msgspec.Struct):
     index: int
     embedding: msgspec.Raw  # passed on as it is where the client asked for the same format
@@ -51,6 +75,7 @@ class _Embeddings(msgspec.Struct):
 _completion = msgspec.json.Decoder(_Completion)
 _logprobs = msgspec.json.Decoder(_Logprobs)
 _embeddings = msgspec.json.Decoder(_Embeddings)
+_plain_event = msgspec.json.Decoder(_PlainEvent)
 
 
 class ResponseParser:
@@ -71,6 +96,11 @@ class ResponseParser:
         self._new_counter = partial(UsageCounter, job, count_tokens)
         self._usage = self._new_counter()
         self._inputs = job.request.inputs
+        # With tools the end of a call may end the choice, within the chunk that holds it.
+        self._joins = not job.request.tools
+        self._texts: list[str] = []  # pieces of one choice's text that are not put yet
+        self._texts_size = 0
+        self._texts_choice = 0
         self._on_close: Callable[[str], None] | None = on_close
         self._status = 0
         self._streams = False
@@ -142,12 +172,17 @@ class ResponseParser:
                 if line.startswith(b"data:"):
                     event = line[5:].strip()
                     if event == b"[DONE]":
+                        self._put_texts()
                         self._finish(FinishReason.STOP)
                         return
-                    self._parse_event(orjson.loads(event))
+                    if not self._take_plain(event):
+                        self._put_texts()
+                        self._parse_event(orjson.loads(event))
                 lines.popleft()
         except _MALFORMED as error:
+            self._put_texts()
             self._fail_for(error)
+        self._put_texts()
         if self._on_close is None:
             return
         if lines:
@@ -215,6 +250,44 @@ class ResponseParser:
         if on_close is not None:
             on_close(self._mailbox.request_id)
         return on_close is not None
+
+    def _take_plain(self, event: bytes) -> bool:
+        """Whether the event is a piece of text and nothing else, and was taken."""
+        try:
+            parsed = _plain_event.decode(event)
+        except (ValueError, RecursionError, msgspec.MsgspecError):
+            return False  # something else, or malformed: the general parser tells
+        choice = parsed.choices[0]
+        delta = choice.delta
+        if (
+            not delta.content
+            or choice.finish_reason is not None
+            or parsed.error
+            or choice.logprobs is not None
+            or delta.tool_calls
+            or delta.reasoning_content
+            or delta.reasoning
+        ):
+            return False
+        index = choice.index or 0
+        joins = self._joins and index == self._texts_choice and self._texts_size < _LONGEST_TEXT
+        if not joins:
+            self._put_texts()
+            self._texts_choice = index
+        self._usage.add(index, "text", delta.content)
+        if parsed.usage:
+            self._usage.report(parsed.usage, final=False)
+        self._texts.append(delta.content)
+        self._texts_size += len(delta.content)
+        return True
+
+    def _put_texts(self) -> None:
+        """Put the pieces of text that arrived together, as one chunk."""
+        if not self._texts:
+            return
+        text, self._texts, self._texts_size = "".join(self._texts), [], 0
+        request_id, grown = self._mailbox.request_id, self._usage.grown()
+        self._mailbox.put(TextChunk(request_id, self._texts_choice, text, grown))
 
     def _parse_event(self, event: dict[str, Any]) -> None:
         if event.get("error"):

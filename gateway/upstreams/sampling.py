@@ -19,6 +19,9 @@ _BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
 def sampling_params(prompt: "Prompt", model: "ServedModel") -> SamplingParams:
     """A value in the request overrides the model's default, which overrides the engine's."""
     request, codec = prompt.request, model.codec
+    if request.inputs is not None:
+        pooling = request.extra.get("own_engine", {}).get("pooling", "model")
+        return SamplingParams(max_tokens=0, pooling=pooling)
     given = _UNSET_PARAMS if _sampling(request) == _UNSET_VALUES else _given(request)
     if request.engine_parameters and (grammar := grammar_of(request)) is not None:
         given = given | {"grammar": grammar}

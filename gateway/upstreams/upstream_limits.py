@@ -83,10 +83,10 @@ class UpstreamLimits:
 
     def _upstream_busy(self, denial: Denial) -> TollhouseError:
         if "in_flight" in denial.keys:
-            why = f"{self._max_in_flight} requests are running there, the maximum of its entry"
+            why = f"{self._max_in_flight} requests are running there, the maximum in its entry"
             return upstream_busy(why, _FULL_WAIT_S)
         return upstream_busy(
-            f"it has had its {self._per_minute} requests per minute",
+            f"it has received its maximum of {self._per_minute} requests in the last minute",
             (denial.wait_ms or 1000) / 1000,
         )
 

@@ -81,7 +81,7 @@ class UsageCounter:
             self._hidden += len(text)
         else:
             self._visible += len(text)
-        self._bytes += len(text.encode("utf-8", "surrogatepass"))
+        self._bytes += len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         if self._count_tokens is not None:
             self._texts.setdefault((choice, field), []).append(text)
 

@@ -3,9 +3,13 @@
 import numpy as np
 from numpy.typing import NDArray
 
+INTERFACE: int
+
 class Kernel:
-    """`arrays`: the rows, hashes and counts of words, the filters by place, the matrix with its floor
-    and the calibration with its offsets. `padding`: the words before a text, after it, and beyond."""
+    """`arrays`: the rows, hashes and counts of words and their phrases by place, which `add_word`
+    writes; the matrix with its floor, the calibration with its offsets; the weights and vectors of
+    n-grams, the vectors of words, and the filters and biases by place. `padding`: the words before a
+    text, after it, and beyond."""
 
     def __new__(
         cls,
@@ -15,3 +19,4 @@ class Kernel:
         /,
     ) -> Kernel: ...
     def logits(self, numbers: list[int], /) -> list[float]: ...
+    def add_word(self, number: int, word: bytes, hash: int, /) -> int: ...

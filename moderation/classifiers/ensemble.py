@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moderation.categories import HEADS, PROMPT_ATTACK
+from moderation.classifiers.compiled import Kernel
 from moderation.classifiers.cuts import Cuts, Piece, read_pieces, runs
 from moderation.classifiers.features import (
     BUCKET_MASK,
@@ -24,11 +25,6 @@ from moderation.classifiers.features import (
     Lexicon,
     gram_hashes,
 )
-
-try:
-    from moderation.classifiers._kernel import Kernel
-except ImportError:  # installed without a C compiler
-    Kernel = None  # type: ignore[assignment, misc]
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -71,10 +67,9 @@ class Tables:
 class WordContributions(Lexicon):
     """A lexicon that stores each word's contribution to any text that contains it.
 
-    `rows` holds the linear weights: of the hashed words and pairs and, from BUCKETS on, by the
-    word's number, the sum of the weights of its in-word n-grams, whose number is in `counts`.
-    `phrases` holds its contributions to the filters as the first, second and last word of three.
-    Words outside the vocabulary have the mean vector of their n-grams.
+    `rows` holds the linear weights of the hashed words and pairs and, from BUCKETS on, those of each
+    word's n-grams, added up; `counts` tells how many. `phrases` holds a word's part of the filters as
+    the first, second and last of three. A word without a vector has the mean of its n-grams'.
     """
 
     def __init__(self, tables: "Tables") -> None:
@@ -91,6 +86,9 @@ class WordContributions(Lexicon):
         # The same as lists of Python's are slow to read from C.
         self.hash_array = np.zeros(self.size, np.int32)
         self.count_array = np.ones(self.size, np.int32)
+        self.kernel: Kernel | None = None  # which writes the same, from what a new word is made of:
+        filters, biases = zip(*self._filters, strict=True)
+        self.of_grams = (self._gram_weights, self._gram_vectors, self._vectors, *filters, *biases)
         # Rows for padding: before a text, directly after it, and one position further.
         self.before, self.behind, self.beyond = self.size, self.size + 1, self.size + 2
         shape = self.size + len(WIDTHS), len(self._filters[-1][1])
@@ -101,14 +99,16 @@ class WordContributions(Lexicon):
         last[self.behind :, 2 * each :] = last[self.beyond, each:] = -_VERY_LOW
 
     def on_new_word(self, number: int, word: str) -> None:
+        if self.kernel is not None and word.isascii():
+            self.counts[number] = self.kernel.add_word(number, word.encode(), self._hashes[number])
+            return
         hashes = gram_hashes(word)
         weights = self._gram_weights.take([each & BUCKET_MASK for each in hashes], axis=0)
         np.add.reduce(weights, axis=0, out=self.rows[BUCKETS + number])
         self.counts[number] = self.count_array[number] = max(1, len(hashes))
         self.hash_array[number] = self._hashes[number]
-        if number < len(self._vectors):
-            vector = self._vectors[number]
-        else:
+        vector = self._vectors[number] if number < len(self._vectors) else None
+        if vector is None:
             rows = [each % GRAM_BUCKETS for each in hashes[:_GRAMS]]
             vector = np.add.reduce(self._gram_vectors.take(rows, axis=0)) / max(1, len(rows))
         for table, (filters, biases) in zip(self.phrases, self._filters, strict=True):
@@ -134,7 +134,7 @@ class Linear:
             out.fill(0)
             return
         pairs, words = self._words.pairs(numbers), set(numbers)
-        grams = sum([self._words.counts[word] for word in words])
+        grams = sum(map(self._words.counts.__getitem__, words))
         rows = self._words.rows.take([*pairs, *[BUCKETS + word for word in words]], axis=0)
         shares = np.empty(len(rows), np.float32)
         shares[: len(pairs)] = len(pairs) ** -0.5
@@ -143,8 +143,7 @@ class Linear:
 
 
 class Convolution:
-    """The convolutional half: filters over phrases of one to three words, pooled by maximum and
-    mean.
+    """The convolutional half: filters of one to three words, pooled by maximum and mean.
 
     A phrase is identified by its last word and may begin before or end after the text. Filter
     values are sums of the contributions of words. Biases and edges are part of the matrices,
@@ -289,14 +288,14 @@ class Scorer:
             of_words = (words.rows, words.hash_array, words.count_array, *words.phrases)
             layer = self._convolution.matrix, self._convolution.floor
             padding = words.before, words.behind, words.beyond
-            arrays = (*of_words, *layer, self._calibration, self._offsets)
-            self._kernel = Kernel(arrays, BUCKETS, padding)
+            arrays = (*of_words, *layer, self._calibration, self._offsets, *words.of_grams)
+            self._kernel = words.kernel = Kernel(arrays, BUCKETS, padding)
 
     def halves(self, texts: Sequence[str]) -> tuple[Floats, Floats]:
         """Return the uncalibrated logits of both halves: the heads, then any harm."""
         linear, curved = [], []
-        for text in texts:
-            self._numpy_logits(*self._with_phrases(self._words.read(text)))
+        for numbers in map(self._words.read, texts):
+            self._numpy_logits(numbers, self._phrases(numbers))
             linear.append(self._straight + self._linear.bias)
             curved.append(self._curved.dot(self._convolution.shares))
         return np.array(linear), np.array(curved)
@@ -317,10 +316,10 @@ class Scorer:
         numbers = self._words.read(text)
         if self._kernel is not None:
             return _probabilities(self._kernel.logits(numbers))
-        return _probabilities(self._numpy_logits(*self._with_phrases(numbers)))
+        return _probabilities(self._numpy_logits(numbers, self._phrases(numbers)))
 
-    def _with_phrases(self, numbers: list[int]) -> tuple[list[int], Floats]:
-        return numbers, self._convolution.phrases(np.array(self._pad(numbers)))
+    def _phrases(self, numbers: list[int]) -> Floats:
+        return self._convolution.phrases(np.array(self._pad(numbers)))
 
     def _pad(self, numbers: list[int]) -> list[int]:
         return [*self._before, *(numbers or self._before[:1]), *self._behind]
@@ -330,8 +329,7 @@ class Scorer:
         self._convolution.hidden(phrases_seen, self._curved)
         logits = self._said.dot(self._calibration)
         logits += self._offsets
-        found: list[float] = logits.tolist()
-        return found
+        return list(logits.tolist())
 
     def _score_run(self, words: Sequence[str], pieces: Sequence[Piece]) -> list[list[float]]:
         own = [word for piece in pieces for word in (*piece.head, *piece.tail)]

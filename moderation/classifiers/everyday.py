@@ -103,7 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the figures to this file as well")
     chosen = parser.parse_args(arguments)
     if not chosen.data.is_dir():
-        sys.stderr.write(f"{chosen.data} is no folder; set TOLLHOUSE_MODERATION_DATA or --data\n")
+        sys.stderr.write(
+            f"{chosen.data} is not a directory; set TOLLHOUSE_MODERATION_DATA or --data\n"
+        )
         return 2
     found = measure_everyday(Screener(load_classifier()), chosen.data)
     text = json.dumps(found, indent=1)

@@ -16,21 +16,30 @@
 #define FOR_EACH_PROCESSOR
 #endif
 
-enum { ROWS, HASHES, COUNTS, FIRST, SECOND, LAST, MATRIX, FLOOR, CALIBRATION, OFFSETS, ARRAYS };
-static const char *const FORMATS[ARRAYS] = {"f", "i", "i", "f", "f", "f", "f", "f", "f", "f"};
+enum {
+    ROWS, HASHES, COUNTS, FIRST, SECOND, LAST, MATRIX, FLOOR, CALIBRATION, OFFSETS,
+    GRAM_WEIGHTS, GRAM_VECTORS, VECTORS, FILTERS_1, FILTERS_2, FILTERS_3, BIASES_1, BIASES_2, BIASES_3,
+    ARRAYS
+};
+enum { WRITTEN = LAST + 1 }; /* the arrays before it are written by `add_word` */
+static const char *const FORMATS[ARRAYS] = {"f", "i", "i", "f", "f", "f", "f", "f", "f", "f",
+                                            "f", "f", "f", "f", "f", "f", "f", "f", "f"};
 
 #define LONG_TEXT 200     /* words, from which on the interpreter's lock is released */
 #define WIDEST 512        /* most filters, features and logits */
 #define PAIR_FACTOR 1000003u
 #define MEAN_SCALE 3.0f
 #define LENGTH_OFFSET 4
+#define LONGEST_WORD 24
+#define MOST_GRAMS (3 * (LONGEST_WORD + 2))
+#define GRAMS_OF_VECTOR 24
 
 typedef struct {
     PyObject_HEAD
     Py_buffer views[ARRAYS];
     int held;               /* how many of the views are */
     int32_t buckets, before, behind, beyond;
-    int32_t heads, filters, features, logits, words;
+    int32_t heads, filters, features, logits, words, width;
     uint64_t *seen_hashes, *seen_words; /* one bit each, all clear between calls */
     int32_t *list;          /* the padded words of a text */
     int32_t room;
@@ -144,6 +153,76 @@ static void compute(Kernel *self, int32_t count, float *logits) {
             self->logits, logits);
 }
 
+/* zlib's crc32, since the features of training use it */
+static uint32_t crc_table[256];
+
+static void fill_crc_table(void) {
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t value = i;
+        for (int bit = 0; bit < 8; bit++) value = value & 1 ? 0xEDB88320u ^ (value >> 1) : value >> 1;
+        crc_table[i] = value;
+    }
+}
+
+/* The hashes of the n-grams of 3 to 5 characters of a word with a space on either side. */
+static int32_t hash_grams(const char *word, int32_t length, uint32_t *found) {
+    unsigned char padded[LONGEST_WORD + 2];
+    int32_t count = 0, size = length + 2;
+    padded[0] = padded[size - 1] = ' ';
+    memcpy(padded + 1, word, length);
+    for (int32_t n = 3; n <= 5; n++)
+        for (int32_t i = 0; i + n <= size; i++) {
+            uint32_t hash = 0xFFFFFFFFu;
+            for (int32_t k = i; k < i + n; k++) hash = crc_table[(hash ^ padded[k]) & 255] ^ (hash >> 8);
+            found[count++] = hash ^ 0xFFFFFFFFu;
+        }
+    return count;
+}
+
+/* What a word adds to any text that contains it: the rows of its n-grams, and its filters. */
+static void contribute(Kernel *self, int32_t number, const uint32_t *grams, int32_t count) {
+    const float *weights = floats(self, GRAM_WEIGHTS), *vectors = floats(self, GRAM_VECTORS);
+    float *row = (float *)self->views[ROWS].buf + (size_t)(self->buckets + number) * self->heads;
+    memset(row, 0, sizeof(float) * self->heads);
+    for (int32_t i = 0; i < count; i++)
+        add_row(row, weights + (size_t)(grams[i] & (uint32_t)(self->buckets - 1)) * self->heads,
+                self->heads);
+    const float *vector = floats(self, VECTORS) + (size_t)number * self->width;
+    float mean[WIDEST];
+    if (number >= self->views[VECTORS].shape[0]) {
+        const int32_t used = count < GRAMS_OF_VECTOR ? count : GRAMS_OF_VECTOR;
+        const uint32_t rows = (uint32_t)self->views[GRAM_VECTORS].shape[0];
+        memset(mean, 0, sizeof(float) * self->width);
+        for (int32_t i = 0; i < used; i++)
+            add_row(mean, vectors + (size_t)(grams[i] % rows) * self->width, self->width);
+        for (int32_t i = 0; i < self->width; i++) mean[i] /= (float)(used ? used : 1);
+        vector = mean;
+    }
+    for (int32_t place = 0; place < 3; place++) {
+        float *out = (float *)self->views[FIRST + place].buf + (size_t)number * self->filters;
+        product(vector, self->width, floats(self, FILTERS_1 + place), floats(self, BIASES_1 + place),
+                (int32_t)self->views[BIASES_1 + place].shape[0], out);
+    }
+}
+
+PyDoc_STRVAR(add_word_doc, "add_word(number: int, word: bytes, hash: int, /) -> int\n--\n\n"
+                           "Store what an ASCII word contributes; returns the number of its n-grams.");
+
+static PyObject *kernel_add_word(Kernel *self, PyObject *args) {
+    int number, hash;
+    const char *word;
+    Py_ssize_t length;
+    uint32_t grams[MOST_GRAMS];
+    if (!PyArg_ParseTuple(args, "iy#i", &number, &word, &length, &hash)) return NULL;
+    if (number < 0 || number >= self->words || hash < 0 || hash >= self->buckets || !length)
+        return PyErr_SetString(PyExc_ValueError, "no such word"), NULL;
+    int32_t count = hash_grams(word, length < LONGEST_WORD ? (int32_t)length : LONGEST_WORD, grams);
+    contribute(self, number, grams, count);
+    ((int32_t *)self->views[HASHES].buf)[number] = hash;
+    ((int32_t *)self->views[COUNTS].buf)[number] = count;
+    return PyLong_FromLong(count);
+}
+
 static int reserve(Kernel *self, Py_ssize_t length) {
     if (length <= self->room) return 0;
     int32_t *list = PyMem_Realloc(self->list, sizeof(int32_t) * length);
@@ -198,7 +277,7 @@ static Py_ssize_t side(const Kernel *self, int which, int axis) { return self->v
 /* -1 with an exception where the arrays do not fit together: then nothing could be read safely. */
 static int measure(Kernel *self) {
     for (int i = 0; i < ARRAYS; i++) {
-        int axes = i == HASHES || i == COUNTS || i == FLOOR || i == OFFSETS ? 1 : 2;
+        int axes = i == HASHES || i == COUNTS || i == FLOOR || i == OFFSETS || i >= BIASES_1 ? 1 : 2;
         if (strcmp(self->views[i].format, FORMATS[i]) || self->views[i].ndim != axes)
             return PyErr_Format(PyExc_TypeError, "array %d has the wrong type or shape", i), -1;
     }
@@ -207,6 +286,7 @@ static int measure(Kernel *self) {
     self->features = (int32_t)side(self, MATRIX, 1);
     self->logits = (int32_t)side(self, CALIBRATION, 1);
     self->words = (int32_t)side(self, HASHES, 0);
+    self->width = (int32_t)side(self, VECTORS, 1);
     Py_ssize_t rows = side(self, LAST, 0);
     int fits = self->buckets > 0 && !(self->buckets & (self->buckets - 1)) && self->filters % 3 == 0
         && self->heads <= WIDEST && self->filters <= WIDEST && self->features + self->heads <= WIDEST
@@ -218,6 +298,13 @@ static int measure(Kernel *self) {
         && side(self, CALIBRATION, 0) == self->features + self->heads && self->words <= rows
         && self->before >= 0 && self->before < rows && self->behind >= 0 && self->behind < rows
         && self->beyond >= 0 && self->beyond < rows;
+    for (int i = 0; i < 3; i++)
+        fits = fits && side(self, FILTERS_1 + i, 0) == self->width
+            && side(self, FILTERS_1 + i, 1) == side(self, BIASES_1 + i, 0)
+            && side(self, BIASES_1 + i, 0) == self->filters / 3 * (i + 1);
+    fits = fits && self->width <= WIDEST && side(self, GRAM_VECTORS, 1) == self->width
+        && side(self, GRAM_VECTORS, 0) > 0 && side(self, GRAM_WEIGHTS, 1) == self->heads
+        && side(self, GRAM_WEIGHTS, 0) >= self->buckets;
     if (!fits) return PyErr_SetString(PyExc_ValueError, "the arrays do not fit together"), -1;
     return 0;
 }
@@ -244,7 +331,8 @@ static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     self->buckets = buckets, self->before = before, self->behind = behind, self->beyond = beyond;
     for (; self->held < ARRAYS; self->held++)
         if (PyObject_GetBuffer(PyTuple_GET_ITEM(arrays, self->held), &self->views[self->held],
-                               PyBUF_FORMAT | PyBUF_C_CONTIGUOUS))
+                               PyBUF_FORMAT | PyBUF_C_CONTIGUOUS
+                                   | (self->held < WRITTEN ? PyBUF_WRITABLE : 0)))
             return Py_DECREF(self), NULL;
     if (measure(self)) return Py_DECREF(self), NULL;
     self->seen_hashes = PyMem_Calloc(buckets / 64 + 1, sizeof(uint64_t));
@@ -253,17 +341,24 @@ static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     return (PyObject *)self;
 }
 
-static PyMethodDef methods[] = {{"logits", (PyCFunction)kernel_logits, METH_O, logits_doc}, {0}};
+static PyMethodDef methods[] = {
+    {"logits", (PyCFunction)kernel_logits, METH_O, logits_doc},
+    {"add_word", (PyCFunction)kernel_add_word, METH_VARARGS, add_word_doc},
+    {0}};
 static PyType_Slot slots[] = {{Py_tp_new, kernel_new}, {Py_tp_dealloc, kernel_dealloc},
                               {Py_tp_methods, methods}, {0}};
 static PyType_Spec spec = {"moderation.classifiers._kernel.Kernel", sizeof(Kernel), 0,
                            Py_TPFLAGS_DEFAULT, slots};
 
+// What `compiled.py` expects of this module; both change together, so that an older build is not used.
+#define INTERFACE 2
+
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_size = -1};
 
 PyMODINIT_FUNC PyInit__kernel(void) {
+    fill_crc_table();
     PyObject *made = PyModule_Create(&module), *type = made ? PyType_FromSpec(&spec) : NULL;
-    if (!type || PyModule_AddObject(made, "Kernel", type)) {
+    if (!type || PyModule_AddIntMacro(made, INTERFACE) || PyModule_AddObject(made, "Kernel", type)) {
         Py_XDECREF(type);
         Py_XDECREF(made);
         return NULL;

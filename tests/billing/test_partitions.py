@@ -1,16 +1,22 @@
 """Usage lies in partitions by month: unique over all of them, dropped whole, never billed twice."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from billing import invoice_run, partitions, reconcile, rollups, usage
-from core.clock import FakeClock
+from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.errors import Conflict
+from core.events import UsageEvent
 from core.ids import REQUEST, floor_id, use_sources
+from gateway.cli.main import main
+from migrations.run import downgrade, upgrade
 from tests.billing.conftest import Deployment, deployment_of
 
 
@@ -35,7 +41,11 @@ def test_partitions_are_made_ahead_and_take_over_what_the_default_holds(dated: D
     assert rows(dated, "usage_events_default") == 1
     with dated.database.transaction() as session:
         made = partitions.ensure_ahead(session, dated.clock.now())
-        assert made == [f"usage_events_2026_{month:02d}" for month in (1, 2, 3, 4)]
+        assert made == [
+            f"{table}_2026_{month:02d}"
+            for table in ("usage_events", "charges", "engine_receipts")
+            for month in (1, 2, 3, 4)
+        ]
         assert partitions.ensure_ahead(session, dated.clock.now()) == []
     assert rows(dated, "usage_events_default") == 0
     assert dated.record(early) == 0
@@ -75,3 +85,91 @@ def test_dropped_usage_stays_billed_and_a_replay_of_it_is_parked(dated: Deployme
         report = reconcile.audit(session)
         assert (report.differences, report.parked) == ((), 1)
     assert partitions.retention_start(now, 2) == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_charges_and_receipts_of_a_month_lie_in_its_partition(dated: Deployment) -> None:
+    def _receipt(event: UsageEvent) -> tuple[str, str, int, int, int, datetime]:
+        generated = event.output_tokens + event.waived_tokens
+        counts = (event.input_tokens, event.cached_tokens, generated)
+        return (event.request_id, "engine", *counts, event.finished_at)
+
+    def _serve() -> None:
+        event = dated.event()
+        dated.record(event)
+        with dated.database.transaction() as session:
+            assert usage.store_receipts(session, [_receipt(event)]) == 1
+            assert usage.store_receipts(session, [_receipt(event)]) == 0
+        dated.rate()
+
+    _serve()
+    assert rows(dated, "charges_default") == rows(dated, "engine_receipts_default") == 1
+    with dated.database.transaction() as session:
+        partitions.ensure_ahead(session, dated.clock.now())
+    assert rows(dated, "charges_default") == rows(dated, "engine_receipts_default") == 0
+    dated.clock.advance(days=20)
+    _serve()
+    for table in ("charges", "engine_receipts"):
+        assert rows(dated, f"{table}_2026_01") == rows(dated, f"{table}_2026_02") == 1
+        for name in (table, f"{table}_2026_01"):
+            for verb in (f"delete from {name}", f"truncate {name}"):
+                with (
+                    pytest.raises(DBAPIError, match="append-only"),
+                    dated.database.transaction() as session,
+                ):
+                    session.execute(text(verb))
+    with dated.database.transaction() as session:
+        now = dated.clock.now()
+        assert partitions.drop_before(session, now, now) == 1
+        assert (
+            session.execute(text("select to_regclass('engine_receipts_2026_01')")).scalar() is None
+        )
+    assert rows(dated, "charges") == 2 and rows(dated, "engine_receipts") == 1
+
+
+def test_a_database_with_partitions_goes_back_and_forward_with_its_rows(dated: Deployment) -> None:
+    dated.record(dated.event())
+    dated.rate()
+    with dated.database.transaction() as session:
+        partitions.ensure_ahead(session, dated.clock.now())
+    dated.clock.advance(days=40)
+    dated.record(dated.event())
+    dated.rate()
+    downgrade(dated.database, "0023_rating_shards")
+    assert rows(dated, "charges") == 2
+    for verb in ("delete from charges", "truncate charges"):
+        with (
+            pytest.raises(DBAPIError, match="append-only"),
+            dated.database.transaction() as session,
+        ):
+            session.execute(text(verb))
+    upgrade(dated.database)
+    assert rows(dated, "charges") == rows(dated, "charges_default") == 2
+    with dated.database.read() as session:
+        assert reconcile.audit(session).clean
+
+
+def test_processes_that_start_at_once_make_each_partition_once(dated: Deployment) -> None:
+    def _start(_: int) -> int:
+        with dated.database.transaction() as session:
+            return len(partitions.ensure_ahead(session, dated.clock.now()))
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sorted(pool.map(_start, range(6))) == [0, 0, 0, 0, 0, 12]
+
+
+def test_migrate_makes_the_partitions_of_the_coming_months(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TOLLHOUSE_DATABASE_URL", postgres_url)
+    monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))
+    assert main(["migrate"]) == 0
+    assert main(["migrate"]) == 0
+    database = Database(postgres_url)
+    with database.read() as session:
+        made = session.scalars(
+            text("select relname from pg_class where relkind = 'r' and relname ~ '_20[0-9]{2}_'")
+        ).all()
+    database.close()
+    assert len(made) == 12
+    month = partitions.month_of(SystemClock().now())
+    assert {month.of(table) for table in partitions.TABLES} <= set(made)

@@ -4,14 +4,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import DBAPIError
 
 from billing import invoice_run, invoices
 from billing.models import Charge, InvoiceLine, UsageEventRow
-from billing.reported_usage import Report, Reported, report
+from billing.reported_usage import Report, Reported, report, report_own
 from core.errors import BadRequest, Conflict
 from core.events import UsageKind
 from core.money import units_of
+from core.tenants.scope import scope_of_operator
 from tests.billing.conftest import Deployment
 from tests.billing.test_exports import focus, rows
 from tests.billing.test_invoices import clean
@@ -82,8 +84,8 @@ def test_reported_usage_is_billed_once_and_late_usage_on_the_next_invoice(
     ]
     with deployment.database.read() as session:
         minor = session.scalar(select(func.sum(InvoiceLine.amount_minor)))
-        text = select(InvoiceLine.description).where(InvoiceLine.kind == "late_usage")
-        assert "used 2026-01-01 to 2026-02-01" in str(session.scalar(text))
+        late_line = select(InvoiceLine.description).where(InvoiceLine.kind == "late_usage")
+        assert "used 2026-01-01 to 2026-02-01" in str(session.scalar(late_line))
     assert minor == 1774 + 250
     exported = rows(deployment, "usage", None)
     assert {row["client_request_id"]: row["quantity"] for row in exported} == {
@@ -150,3 +152,39 @@ def test_an_id_that_comes_with_other_contents_is_refused(deployment: Deployment)
     deployment.rate()
     with deployment.database.read() as session:
         assert list(session.scalars(select(Charge.requests))) == [1]
+
+
+@pytest.mark.parametrize(
+    "verb", ["delete from reported_events", "update reported_events set digest = 'x'"]
+)
+def test_what_was_reported_does_not_change(deployment: Deployment, verb: str) -> None:
+    deployment.price({"request": "0.01"}, model="pages")
+    send(deployment, event(1))
+    with (
+        pytest.raises(DBAPIError, match="append-only"),
+        deployment.database.transaction() as session,
+    ):
+        session.execute(text(verb))
+    assert send(deployment, event(1)) == Reported(stored=0, duplicates=1)
+
+
+def test_the_ids_of_an_organisation_block_nobody_elses(deployment: Deployment) -> None:
+    deployment.price({"request": "0.01"}, model="pages")
+    deployment.tenant("rival")
+
+    def _own(name: str, *reports: Report) -> Reported:
+        scope = scope_of_operator(name, "mem_1")
+        with deployment.database.transaction() as session:
+            return report_own(session, scope, deployment.clock, reports)
+
+    assert _own("rival", event(1, subject="", requests=9)) == Reported(1, 0)
+    assert _own("acme", event(1, requests=2)) == Reported(1, 0)
+    assert send(deployment, event(1, requests=3)) == Reported(1, 0)
+    assert _own("acme", event(1, requests=2)) == Reported(0, 1)
+    with pytest.raises(BadRequest, match="there is no tenant 'acme'"):
+        _own("rival", event(2, subject="acme"))
+    deployment.rate()
+    with deployment.database.read() as session:
+        found = select(Charge.tenant_id, func.sum(Charge.requests)).group_by(Charge.tenant_id)
+        assert dict(session.execute(found).all()) == {"acme": 5, "rival": 9}
+    clean(deployment)

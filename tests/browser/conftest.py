@@ -17,7 +17,7 @@ from playwright.sync_api import (
 )
 
 from billing import service_rollups
-from billing.invoice_run import rate_all
+from billing.rating_worker import rate_all
 from tests.browser.seed import fill
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 

@@ -22,6 +22,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
 from billing import invoice_run, reconcile, service_rollups
+from billing.rating_worker import rate_all
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import SettingError
@@ -119,7 +120,7 @@ def test_shipping_rating_and_closing_through_a_pooler(
     many = [[made.event() for _ in range(60)] for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda events: ship(made, tmp_path, events), many))
-        list(pool.map(lambda _: invoice_run.rate_all(database, made.clock), range(4)))
+        list(pool.map(lambda _: rate_all(database, made.clock), range(4)))
         list(pool.map(lambda _: service_rollups.sum_all(database, made.clock), range(4)))
     with database.snapshot() as session:
         report = reconcile.audit(session)
@@ -154,7 +155,7 @@ def test_a_request_and_a_page_through_a_pooler(
             address = f"{served.url}/v1/completions"
             assert httpx.post(address, json=body, headers=headers, timeout=60).status_code == 200
         served.events(8)
-        invoice_run.rate_all(served.services.database, served.services.clock)
+        rate_all(served.services.database, served.services.clock)
         with closing(browser(served, served.key)) as client:
             for _ in range(6):
                 page = client.get("/dashboard/usage")

@@ -34,12 +34,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         yield made
 
 
-@pytest.fixture
-def operator(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.services.operator_token)) as client:
-        yield client
-
-
 def key_in(page: str) -> str:
     found = re.search(r'id="once">(th_\w+)<', page)
     assert found is not None, page[:3000]

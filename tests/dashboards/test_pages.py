@@ -10,7 +10,7 @@ import httpx
 import pytest
 from openai import AuthenticationError, OpenAI
 
-from billing.invoice_run import rate_all
+from billing.rating_worker import rate_all
 from tests.dashboards.browser_client import browser, with_role
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
@@ -24,12 +24,6 @@ PAGES = (
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with running_deployment(tmp_path_factory.mktemp("pages")) as made:
         yield made
-
-
-@pytest.fixture
-def owner(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.key)) as client:
-        yield client
 
 
 def test_a_stranger_is_sent_to_sign_in(deployment: Deployment) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing import prices, usage
-from billing.invoice_run import rate_all
 from billing.models import UsageEventRow
+from billing.rating_worker import rate_all
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import BadRequest
@@ -50,21 +50,21 @@ def test_a_query_is_read_and_written(text: str, terms: tuple[Term, ...]) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("tiny", "'tiny' has no field. Write model:tiny"),
+        ("tiny", "'tiny' does not say which field it filters. Write model:tiny"),
         ("modl:tiny", "There is no field 'modl'"),
-        ("model>3", "model is no number"),
+        ("model>3", "model is not a number"),
         ("cost>cheap", "cost is 'cheap'"),
         ("cost>nan", "cost is 'nan'"),
         ("cost>1e300", "cost is '1e300'"),
         ("status:600", "status is '600'"),
-        ('key:"night', "Close the quotation mark"),
-        ("model:", "'model:' has no field"),
+        ('key:"night', "close quotation marks"),
+        ("model:", "'model:' does not say which field it filters"),
         ("model:,", "model has no value"),
         ("since:soon", "since is 'soon'"),
         ("since:2026-03-04 until:2026-03-01", "after its end"),
         ("since:999d", "the maximum is 180"),
         ("since:7d since:8d", "Give since once"),
-        ("model:a\x00b", "cannot be printed"),
+        ("model:a\x00b", "control characters"),
         ("x" * 500, "500 characters"),
     ],
 )

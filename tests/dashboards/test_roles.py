@@ -31,12 +31,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         yield made
 
 
-@pytest.fixture
-def operator(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.services.operator_token)) as client:
-        yield client
-
-
 @pytest.mark.parametrize("role", MEMBER_ROLES)
 def test_a_role_opens_its_pages_and_no_other(deployment: Deployment, role: str) -> None:
     with closing(browser(deployment, with_role(deployment, role))) as client:

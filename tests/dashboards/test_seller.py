@@ -17,7 +17,7 @@ from billing.accounts import ensure_account
 from billing.models import Invoice, Plan
 from billing.subscriptions import subscribe
 from core.money import units_of
-from dashboards.pages.invoices import _totals
+from dashboards.invoice_rows import totals
 from gateway.cli.main import main
 from tests.billing.test_sellers import png
 from tests.dashboards.browser_client import browser, with_role
@@ -41,12 +41,6 @@ FIELDS = {
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with running_deployment(tmp_path_factory.mktemp("seller")) as made:
         yield made
-
-
-@pytest.fixture
-def operator(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.services.operator_token)) as client:
-        yield client
 
 
 def api(deployment: Deployment) -> dict[str, str]:
@@ -136,7 +130,7 @@ def test_the_tiles_add_up(status: str, paid: int, credited: int, to_pay: int) ->
         paid_minor=paid,
         credited_minor=credited,
     )
-    shown = [(tile.title, round(float(tile.value.split()[0]) * 100)) for tile in _totals(invoice)]
+    shown = [(tile.title, round(float(tile.value.split()[0]) * 100)) for tile in totals(invoice)]
     names = [name for name, _ in shown]
     total, last = names.index("Total"), len(names) - 1
     assert sum(cents for _, cents in shown[:total]) == shown[total][1] == 990

@@ -1,4 +1,7 @@
-"""What deploys the product refers to settings, commands, files and metrics that exist."""
+"""What deploys the product refers to settings, commands, files and metrics that exist.
+
+The chart is rendered by Helm and validated by the schemas of Kubernetes.
+"""
 
 import argparse
 import re
@@ -15,15 +18,24 @@ from core.settings import setting_names
 from engine.worker.options import parse
 from gateway.cli.main import command_names
 from gateway.upstreams.config import read_upstreams
-from tests.deploy.helm_templates import CHART, Unknown, render, values
+from tests.deploy.tools import CHART, MISSING, available, faults, render
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-TEMPLATES = sorted(path.name for path in (CHART / "templates").glob("*.yaml"))
-KINDS = {
-    "ConfigMap", "Job", "StatefulSet", "Deployment", "Service", "PersistentVolumeClaim",
-    "PodDisruptionBudget", "HorizontalPodAutoscaler", "ServiceMonitor", "PodMonitor", "PrometheusRule",
-}  # fmt: skip
+# Everything that values.yaml leaves out.
+ALL_ON = (
+    "--set=ingress.enabled=true,ingress.host=llm.example.com,ingress.className=nginx",
+    "--set=ingress.tlsSecret=tls,models.enabled=true,networkPolicy.monitoringNamespace=monitoring",
+    "--set=image.pullSecrets={registry},gateway.adoptSpools={3,4},engine.replicas=2",
+    "--set=engine.nodeSelector.gpu=yes,gateway.spool.storageClass=fast",
+)
+WITHOUT_SCHEMA = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}  # of the Prometheus operator
+helm = pytest.mark.skipif(not available(), reason=MISSING)
+
+
+def values() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+    return found
 
 
 def compose() -> dict[str, Any]:
@@ -54,15 +66,6 @@ def test_every_setting_that_is_named_exists() -> None:
     for path in [p for p in DEPLOY.rglob("*") if p.is_file() and not p.is_symlink()]:
         named = set(re.findall(r"TOLLHOUSE_[A-Z_]+", path.read_text()))
         assert named <= set(setting_names()), path
-
-
-def test_annotations_are_text_also_where_a_digest_has_only_digits() -> None:
-    for name in TEMPLATES:
-        for document in render(name, values()):
-            template = document.get("spec", {}).get("template", {})
-            for each in (document, template):
-                notes = each.get("metadata", {}).get("annotations", {})
-                assert all(isinstance(value, str) for value in notes.values()), (name, notes)
 
 
 def test_compose_starts_every_service() -> None:
@@ -146,6 +149,10 @@ def test_the_gateway_s_image_is_without_torch_and_each_extra_exists() -> None:
     named = {*asked[0].split(","), *re.findall(r"EXTRA=(\w+)", stages["engine"])}
     assert named <= set(project["optional-dependencies"]) and "engine" in named
     assert "torch" not in stages["gateway"].lower()
+    [torch] = [line for line in stages["engine"].splitlines() if line.endswith(" torch")]
+    assert "-c /constraints.txt" in torch and "--no-deps" in torch
+    pinned = (ROOT / "constraints.txt").read_text()
+    assert re.search(r"^torch==[\d.]+$", pinned, re.MULTILINE)
     assert stages["engine"].index(" torch\n") < stages["engine"].index("$EXTRA]")
     for stage in ("gateway", "engine"):
         assert stages[stage].count("-c /constraints.txt") == stages[stage].count("pip install")
@@ -157,9 +164,12 @@ def test_only_the_engine_runs_in_the_engine_s_image() -> None:
     assert services["engine"]["build"]["target"] == "engine"
     assert services["migrate"]["build"]["target"] == "gateway"
     assert {services[name]["image"] for name in ("migrate", "gateway", "worker")} == {"tollhouse"}
-    made = [document for name in TEMPLATES for document in render(name, values())]
+
+
+@helm
+def test_only_the_engine_s_pods_run_the_engine_s_image() -> None:
     images = {
-        (each["args"][0], each["image"]) for document in made for each in containers(document)
+        (each["args"][0], each["image"]) for document in render() for each in containers(document)
     }
     assert {command for command, image in images if image.startswith("tollhouse-engine:")} == {
         "engine"
@@ -167,53 +177,177 @@ def test_only_the_engine_runs_in_the_engine_s_image() -> None:
     assert ("serve", "tollhouse:0.1.0") in images and ("worker", "tollhouse:0.1.0") in images
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_renders_to_what_kubernetes_knows(name: str) -> None:
-    for document in render(name, values()):
-        assert document["kind"] in KINDS and document["apiVersion"]
+@helm
+@pytest.mark.parametrize("options", [(), ALL_ON], ids=["as it ships", "everything on"])
+def test_the_chart_is_valid_and_starts_commands_that_exist(options: tuple[str, ...]) -> None:
+    made = render(*options)
+    assert not [
+        fault for each in made if each["kind"] not in WITHOUT_SCHEMA for fault in faults(each)
+    ]
+    for document in made:
         assert str(document["metadata"]["name"]).startswith("demo")
         for each in containers(document):
             check_command([str(word) for word in each["args"]])
-            assert each["resources"] if "resources" in each else each["name"] == "migrate"
+            assert each["resources"]["limits"]
         spec = document.get("spec", {})
         if "template" in spec and "selector" in spec:
             wanted = spec["selector"]["matchLabels"]
             assert wanted.items() <= spec["template"]["metadata"]["labels"].items()
 
 
+@helm
+def test_a_wrong_field_is_found_by_the_schema() -> None:
+    [engine] = [each for each in render() if each["metadata"]["name"] == "demo-engine"][:1]
+    engine["spec"]["replicaz"] = 1
+    assert any("replicaz" in fault for fault in faults(engine))
+
+
+def by_name(*options: str) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(each["kind"], each["metadata"]["name"]): each for each in render(*options)}
+
+
+def pod(document: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = document["spec"]["template"]["spec"]
+    return found
+
+
+PODS = (
+    ("StatefulSet", "demo-gateway"),
+    ("StatefulSet", "demo-engine"),
+    ("StatefulSet", "demo-beat"),
+    ("Deployment", "demo-worker"),
+    ("Job", "demo-migrate"),
+)
+
+
+@helm
 def test_the_chart_has_all_parts_of_the_production_mode() -> None:
-    made = [document for name in TEMPLATES for document in render(name, values())]
-    parts = {(document["kind"], document["metadata"]["name"]) for document in made}
+    made = by_name()
     assert {
-        ("StatefulSet", "demo-gateway"),
-        ("StatefulSet", "demo-engine"),
-        ("Deployment", "demo-worker"),
-        ("Deployment", "demo-beat"),
+        *PODS,
         ("Service", "demo-gateway"),
         ("HorizontalPodAutoscaler", "demo-gateway"),
         ("PodDisruptionBudget", "demo-gateway"),
+        ("NetworkPolicy", "demo-engine"),
         ("ServiceMonitor", "demo"),
         ("PrometheusRule", "demo"),
-    } <= parts
-    assert any(kind == "Job" for kind, _ in parts)
-    beat = next(d for d in made if d["metadata"]["name"] == "demo-beat")
+    } <= set(made)
+    beat = made["StatefulSet", "demo-beat"]
     assert beat["spec"]["replicas"] == 1 and "--no-beat" not in containers(beat)[0]["args"]
-    worker = next(
-        d for d in made if d["metadata"]["name"] == "demo-worker" and "template" in d["spec"]
-    )
-    assert "--no-beat" in containers(worker)[0]["args"]
-    engine = next(d for d in made if d["metadata"]["name"] == "demo-engine")
-    assert "envFrom" not in containers(engine)[0]
-    rules = next(d for d in made if d["kind"] == "PrometheusRule")
+    assert "--no-beat" in containers(made["Deployment", "demo-worker"])[0]["args"]
+    assert "envFrom" not in containers(made["StatefulSet", "demo-engine"])[0]
     alerts = yaml.safe_load((ROOT / "dashboards" / "grafana" / "alerts.yaml").read_text())
-    assert rules["spec"] == alerts
+    assert made["PrometheusRule", "demo"]["spec"] == alerts
 
 
-def test_monitoring_can_be_left_out_and_a_wrong_value_is_found() -> None:
-    given = values()
-    assert render("monitoring.yaml", given | {"monitoring": {"enabled": False}}) == []
-    with pytest.raises(Unknown):
-        render("gateway.yaml", {name: value for name, value in given.items() if name != "image"})
+@helm
+def test_volumes_are_writable_by_the_image_s_user() -> None:
+    """Each mount is of a volume that exists, and the pod's group owns it."""
+    made = by_name(*ALL_ON)
+    user = re.search(r"useradd --uid (\d+)", (DEPLOY / "Dockerfile").read_text())
+    assert user is not None
+    for key in PODS:
+        found = pod(made[key])
+        context = found["securityContext"]
+        assert context["runAsUser"] == context["fsGroup"] == int(user[1]), key
+        claims = made[key]["spec"].get("volumeClaimTemplates", [])
+        there = {each["name"] for each in found.get("volumes", [])}
+        there |= {each["metadata"]["name"] for each in claims}
+        for each in containers(made[key]):
+            mounts = {mount["mountPath"]: mount["name"] for mount in each["volumeMounts"]}
+            assert set(mounts.values()) <= there and "/data" in mounts, key
+    shared = {name for kind, name in made if kind == "PersistentVolumeClaim"}
+    assert shared == {"demo-adapters", "demo-exports", "demo-models"}
+
+
+@helm
+def test_the_migration_runs_before_all_pods_and_needs_only_the_secret() -> None:
+    made = by_name()
+    job = made["Job", "demo-migrate"]
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    [container] = containers(job)
+    assert container["envFrom"] == [{"secretRef": {"name": "tollhouse"}}]
+    settings = {each["name"]: each["value"] for each in container["env"]}
+    assert settings == made["ConfigMap", "demo-settings"]["data"]
+
+
+@helm
+@pytest.mark.parametrize(
+    "changed", ["engine.replicas=3", "settings.TOLLHOUSE_PUBLIC_URL=https://other.example"]
+)
+def test_pods_restart_when_a_setting_changes(changed: str) -> None:
+    before, after = by_name(), by_name(f"--set={changed}")
+    for key in PODS[:1] + PODS[2:4]:
+        one, other = (
+            each[key]["spec"]["template"]["metadata"]["annotations"] for each in (before, after)
+        )
+        assert one["checksum/settings"] != other["checksum/settings"], key
+        assert all(isinstance(value, str) and value for value in one.values())
+        assert "checksum/secret" in one
+
+
+@helm
+def test_files_of_scheduled_exports_survive_their_pod() -> None:
+    made = by_name()
+    directory = made["ConfigMap", "demo-settings"]["data"]["TOLLHOUSE_EXPORT_DIR"]
+    for key in (PODS[0], PODS[2], PODS[3]):
+        mounts = {m["mountPath"]: m["name"] for m in containers(made[key])[0]["volumeMounts"]}
+        volumes = {each["name"]: each for each in pod(made[key])["volumes"]}
+        claim = volumes[mounts[directory]]["persistentVolumeClaim"]["claimName"]
+        assert claim == "demo-exports", key
+    kept = made["PersistentVolumeClaim", "demo-exports"]["metadata"]["annotations"]
+    assert kept == {"helm.sh/resource-policy": "keep"}
+
+
+@helm
+def test_the_spool_of_a_gateway_that_was_scaled_away_can_be_adopted() -> None:
+    made = by_name(*ALL_ON)
+    gateway = made["StatefulSet", "demo-gateway"]["spec"]
+    assert gateway["persistentVolumeClaimRetentionPolicy"]["whenScaled"] == "Retain"
+    [template] = gateway["volumeClaimTemplates"]
+    adopter = made["StatefulSet", "demo-spool-3"]
+    [volume] = pod(adopter)["volumes"]
+    claim = volume["persistentVolumeClaim"]["claimName"]
+    assert claim == f"{template['metadata']['name']}-demo-gateway-3"
+    labels = adopter["spec"]["template"]["metadata"]["labels"]
+    assert not made["Service", "demo-gateway"]["spec"]["selector"].items() <= labels.items()
+    peers = made["NetworkPolicy", "demo-engine"]["spec"]["ingress"][0]["from"]
+    assert any(peer["podSelector"]["matchLabels"].items() <= labels.items() for peer in peers)
+
+
+@helm
+def test_models_pull_secrets_and_the_ingress_reach_their_pods() -> None:
+    made = by_name(*ALL_ON)
+    for key in PODS:
+        assert pod(made[key])["imagePullSecrets"] == [{"name": "registry"}], key
+    for key in PODS[:2]:
+        mounts = [mount["mountPath"] for mount in containers(made[key])[0]["volumeMounts"]]
+        assert "/models/shared" in mounts, key
+    rule = made["Ingress", "demo"]["spec"]["rules"][0]
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    ports = made["Service", backend["name"]]["spec"]["ports"]
+    assert [port["name"] for port in ports] == [backend["port"]["name"]] == ["http"]
+    upstreams = read_upstreams(made["ConfigMap", "demo-settings"]["data"]["TOLLHOUSE_UPSTREAMS"])
+    assert len(upstreams) == 2
+
+
+@helm
+def test_every_pod_but_the_migration_has_probes() -> None:
+    made = by_name()
+    for key in PODS[:4]:
+        [container] = containers(made[key])
+        ports = {each["name"] for each in container["ports"]}
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert container[probe]["httpGet"]["port"] in ports, (key, probe)
+
+
+@helm
+def test_monitoring_can_be_left_out_and_an_ingress_without_a_host_is_refused() -> None:
+    kinds = {kind for kind, _ in by_name("--set=monitoring.enabled=false")}
+    assert not kinds & WITHOUT_SCHEMA
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        render("--set=ingress.enabled=true")
+    assert "set the host name" in refused.value.stderr
 
 
 def test_settings_of_the_chart_are_settings_and_hold_no_secret() -> None:

@@ -124,9 +124,9 @@ def test_directories_and_names(tmp_path: Path, checkpoint: Path) -> None:
     assert "config.json" in refused(checkpoint)
     (checkpoint / "config.json").write_text("{")
     assert "config.json" in refused(checkpoint)
-    with pytest.raises(CheckpointError, match="no directory"):
+    with pytest.raises(CheckpointError, match="a directory"):
         model_path(str(tmp_path / "nowhere"))
-    with pytest.raises(CheckpointError, match="no directory"):
+    with pytest.raises(CheckpointError, match="a directory"):
         model_path("just-a-word")
 
 

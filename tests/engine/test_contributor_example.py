@@ -12,7 +12,7 @@ MOST_LINES = 60
 
 def test_the_example_is_the_familys_file() -> None:
     text = (ROOT / "docs" / "contributor.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```python listing\n(.*?)```", text, re.DOTALL)
     assert EXAMPLE.read_text(encoding="utf-8") in blocks
 
 

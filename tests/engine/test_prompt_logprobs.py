@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.execution.cpu_runner import load_runner
 from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
 from engine.protocol import PromptLogprob, Receipt
@@ -19,6 +17,7 @@ from tests.engine.checkpoints import (
     save_adapter,
     save_checkpoint,
 )
+from tests.engine.cpu_engine import engine_of
 from tests.engine.helpers import ask, make_config, make_engine
 
 PROMPT = torch.randint(3, VOCAB, (70,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -27,12 +26,6 @@ PROMPT = torch.randint(3, VOCAB, (70,), generator=torch.Generator().manual_seed(
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint(tmp_path_factory.mktemp("llama"))
-
-
-def engine_of(checkpoint: Path, **changes: object) -> Engine:
-    fields = {"model": str(checkpoint), "num_blocks": 96, "threads": 1, "block_size": 16} | changes
-    config = EngineConfig(**fields)  # type: ignore[arg-type]
-    return Engine(config, load_runner(config))
 
 
 class Heard:

@@ -53,28 +53,32 @@ class Deployment:
         """In the gateway's event loop."""
         self.loop.call_soon_threadsafe(act)
 
-    def events(self, count: int, timeout_s: float = 60) -> list[dict[str, Any]]:
-        """The usage events, once there are at least so many."""
+    def events(self, count: int, timeout_s: float = 60, **columns: object) -> list[dict[str, Any]]:
+        """The usage events with these values, once there are at least so many.
+
+        Events of earlier tests may still arrive: name the request or the batch that is meant.
+        """
         deadline = time.monotonic() + timeout_s
+        query = "select * from usage_events"
+        if columns:
+            query += " where " + " and ".join(f"{name} = :{name}" for name in columns)
         while True:
             with self.services.database.read() as session:
-                query = text("select * from usage_events order by request_id")
-                rows = [dict(row) for row in session.execute(query).mappings()]
+                found = session.execute(text(f"{query} order by request_id"), columns)
+                rows = [dict(row) for row in found.mappings()]
             if len(rows) >= count:
                 return rows
-            assert time.monotonic() < deadline, f"{len(rows)} usage events, {count} were expected"
+            assert time.monotonic() < deadline, (
+                f"{len(rows)} usage events {columns or ''}, {count} were expected"
+            )
             time.sleep(0.02)
 
-    def last_event(self, timeout_s: float = 60) -> dict[str, Any]:
+    def event(self, request_id: str | None) -> dict[str, Any]:
+        return self.events(1, request_id=request_id)[0]
+
+    def last_event(self) -> dict[str, Any]:
         """Of the request that reached the engine last."""
-        wanted = self.engine.submitted[-1].request_id
-        deadline = time.monotonic() + timeout_s
-        while True:
-            found = [e for e in self.events(0) if e["request_id"] == wanted]
-            if found:
-                return found[0]
-            assert time.monotonic() < deadline, f"no usage event of {wanted} came"
-            time.sleep(0.02)
+        return self.event(self.engine.submitted[-1].request_id)
 
     def steps(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """Fills with the names of the pipeline's steps as requests pass them."""

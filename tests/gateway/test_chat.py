@@ -10,7 +10,6 @@ HELLO = [{"role": "user", "content": "Hello, who are you? Tell me of tolls and r
 
 
 def test_an_answer_and_its_usage_event_agree(deployment: Deployment, client: OpenAI) -> None:
-    before = len(deployment.events(0))
     raw = client.chat.completions.with_raw_response.create(
         model=MODEL, messages=HELLO, max_tokens=12, user="alice"
     )
@@ -18,8 +17,7 @@ def test_an_answer_and_its_usage_event_agree(deployment: Deployment, client: Ope
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.content
     assert answer.usage is not None and answer.usage.completion_tokens == 12
-    request_id = raw.headers["x-request-id"]
-    event = next(e for e in deployment.events(before + 1) if e["request_id"] == request_id)
+    event = deployment.event(raw.headers["x-request-id"])
     assert event["input_tokens"] == answer.usage.prompt_tokens
     assert event["cached_tokens"] == answer.usage.prompt_tokens_details.cached_tokens
     assert (event["output_tokens"], event["waived_tokens"]) == (12, 0)
@@ -29,12 +27,12 @@ def test_an_answer_and_its_usage_event_agree(deployment: Deployment, client: Ope
 def test_a_stream_gives_the_same_text_and_the_same_event(
     deployment: Deployment, client: OpenAI
 ) -> None:
-    before = len(deployment.events(0))
     ask = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
     whole = client.chat.completions.create(**ask)
     stream = client.chat.completions.create(
         **ask, stream=True, stream_options={"include_usage": True}
     )
+    streamed_id = stream.response.headers["x-request-id"]
     text, usage, reasons = "", None, []
     for chunk in stream:
         usage = chunk.usage or usage
@@ -45,7 +43,7 @@ def test_a_stream_gives_the_same_text_and_the_same_event(
     assert reasons[-1] == "length" and set(reasons[:-1]) == {None}
     assert usage.completion_tokens == 20
     assert usage.prompt_tokens == whole.usage.prompt_tokens
-    one, two = deployment.events(before + 2)[-2:]
+    one, two = deployment.event(whole._request_id), deployment.event(streamed_id)
     same = ("input_tokens", "output_tokens", "waived_tokens", "finish_reason", "model", "route")
     assert [one[name] for name in same] == [two[name] for name in same]
     assert two["cached_tokens"] == usage.prompt_tokens_details.cached_tokens > 0

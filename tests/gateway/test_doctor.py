@@ -20,6 +20,7 @@ from gateway.cli.doctor import dependencies, interpreter, packages, storage
 from gateway.cli.doctor.check import Health, good, run_checks
 from gateway.cli.main import main
 from migrations.run import downgrade, upgrade
+from moderation.classifiers import compiled
 
 
 def settings(tmp_path: Path, **given: Any) -> Settings:
@@ -56,8 +57,7 @@ def test_an_unoptimised_interpreter_is_reported(
 def test_a_classifier_without_its_extension_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: bool, health: Health
 ) -> None:
-    extension = "moderation.classifiers._kernel"
-    monkeypatch.setattr(packages, "find_spec", lambda name: (built and name == extension) or None)
+    monkeypatch.setattr(compiled, "Kernel", object if built else None)
     assert packages.classifier(settings(tmp_path), FakeClock()).health is health
 
 

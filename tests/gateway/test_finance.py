@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from billing.exports import schedules
 from billing.exports.stores import DirectoryStore
-from billing.invoice_run import rate_all
+from billing.rating_worker import rate_all
 from tests.conftest import SPECS
 from tests.gateway.batches.test_batches import line
 from tests.gateway.batches.test_batches import start as start_batch

@@ -21,9 +21,12 @@ from core.errors import BadRequest, Conflict, RateLimited
 from core.idempotency import StoredResponseRow
 from core.tenants import keys, organisations
 from core.tenants.scope import scope_of_operator
+from gateway.http.exchange import Exchange
+from gateway.http.relay import RelayExchange
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 CHAT = "/v1/chat/completions"
+OWNER: Any = None  # nobody is asked who the client is
 GOOD: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Hi"}],
@@ -139,6 +142,15 @@ def test_while_it_runs_a_second_is_a_409_and_a_stream_that_broke_is_not_kept(
             assert time.monotonic() < deadline
             time.sleep(0.2)
         assert again.status_code == 200 and "idempotency-replayed" not in again.headers
+
+
+def test_a_failure_of_a_relayed_stream_reaches_the_record() -> None:
+    """Responses are relayed to the record, which keeps no stream that broke."""
+    outer = Exchange({"type": "http", "headers": []}, None, None)
+    relay = RelayExchange(RelayExchange(outer, OWNER, b""), OWNER, b"")
+    assert not relay.broken
+    relay.broken = True
+    assert outer.broken
 
 
 def test_a_client_that_left_a_stream_may_ask_again(tmp_path: Path) -> None:

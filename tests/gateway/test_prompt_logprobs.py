@@ -93,19 +93,9 @@ def test_an_answer_without_tokens_is_metered(client: OpenAI, deployment: Deploym
     )
     first, second = raw.parse().choices
     assert first.text == second.text == TEXT and first.logprobs == second.logprobs
-    name = raw.headers["x-request-id"]
-    event = next(e for e in _events(deployment, name) if e["request_id"] == name)
+    event = deployment.event(raw.headers["x-request-id"])
     counts = event["input_tokens"], event["cached_tokens"], event["output_tokens"]
     assert counts == (len(tokens_of(TEXT)), 0, 0)
-
-
-def _events(deployment: Deployment, name: str) -> list[dict[str, Any]]:
-    count = 1
-    while True:
-        found = deployment.events(count)
-        if any(each["request_id"] == name for each in found):
-            return found
-        count = len(found) + 1
 
 
 def test_the_field_of_vllm(client: OpenAI, expected: torch.Tensor) -> None:

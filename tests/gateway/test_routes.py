@@ -18,6 +18,10 @@ from tests.gateway.deployment import MODEL, Deployment
 WITHOUT_GENERATION = {
     "/v1/messages/count_tokens": "counts tokens",
     "/v1/responses/input_tokens": "counts tokens",
+    "/v1/responses/{response_id}/cancel": "ends a background response",
+    "/v1/conversations": "keeps items",
+    "/v1/conversations/{conversation_id}": "changes labels",
+    "/v1/conversations/{conversation_id}/items": "keeps items",
     "/v1/load_lora_adapter": "registers an adapter",
     "/v1/unload_lora_adapter": "removes an adapter",
     "/v1/moderations": "scores; limited, priced and metered by its own event",
@@ -27,6 +31,7 @@ WITHOUT_GENERATION = {
     "/v1/messages/batches": "orders what tests/gateway/test_coding_agents.py follows to its results",
     "/v1/messages/batches/{batch_id}/cancel": "ends a batch",
     "/v1/exports": "writes a file of figures",
+    "/v1/events": "takes usage that the gateway did not serve",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
@@ -34,10 +39,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 3},
     "/v1/embeddings": {"input": "Hi"},
+    "/v1/rerank": {"query": "Hi", "documents": ["Hello"]},
+    "/v1/score": {"text_1": "Hi", "text_2": "Hello"},
 }
-STREAMED = sorted(
-    set(BODIES) - {"/v1/embeddings"}
-)  # which tests/gateway/test_embeddings.py follows
+# The others are followed by tests/gateway/test_embeddings.py and test_own_embeddings.py.
+STREAMED = sorted(set(BODIES) - {"/v1/embeddings", "/v1/rerank", "/v1/score"})
 
 
 def routes_of(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

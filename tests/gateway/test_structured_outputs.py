@@ -254,7 +254,7 @@ def test_what_cannot_be_served_costs_nothing(
         )
     assert caught.value.status_code == 400
     request_id = caught.value.response.headers["x-request-id"]
-    events = [e for e in deployment.events(0) if e["request_id"] == request_id]
+    events = deployment.events(0, request_id=request_id)
     assert all(e["output_tokens"] == e["input_tokens"] == 0 for e in events)
 
 

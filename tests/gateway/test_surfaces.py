@@ -188,8 +188,11 @@ def test_responses_tell_how_likely_each_token_was(client: OpenAI) -> None:
 
 def test_what_a_surface_lacks_is_refused_by_name(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=MODEL, input="x", prompt={"id": "prompt_1"})
+    assert caught.value.param == "prompt"
+    with pytest.raises(openai.NotFoundError) as unknown:
         client.responses.create(model=MODEL, input="x", conversation="conv_1")
-    assert caught.value.param == "conversation"
+    assert "conv_1" in unknown.value.message
     with pytest.raises(openai.NotFoundError) as missing:
         client.embeddings.create(model=MODEL, input="x")
     assert missing.value.code == "embeddings_not_supported"

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from billing import service_rollups
-from billing.invoice_run import rate_all
+from billing.rating_worker import rate_all
 from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.gateway.prompts.test_prompt_order_http import TOOLS, ask, order

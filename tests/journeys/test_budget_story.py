@@ -10,6 +10,7 @@ import httpx
 from billing import budgets, invoice_run, reconcile
 from billing.invoices import get
 from billing.prices import load_price_book
+from billing.rating_worker import rate_all
 from billing.views import invoice_json
 from core.clock import FakeClock
 from core.database import Database
@@ -77,7 +78,7 @@ def test_a_budget_that_ends_in_mid_stream_is_billed_to_the_token(tmp_path: Path)
         assert event["input_tokens"] == usage["prompt_tokens"]
         assert event["finish_reason"] == "insufficient_quota"
 
-        invoice_run.rate_all(services.database, clock)
+        rate_all(services.database, clock)
         services.prices.refresh()
         refused, problem = streamed(deployment)
         assert refused in (402, 429) and problem[0]["error"]["code"] == "insufficient_quota"

@@ -12,7 +12,9 @@ from migrations.tables import metadata
 
 
 def _is_no_partition(_item: object, name: str | None, kind: str, *_rest: object) -> bool:
-    return kind != "table" or not str(name).startswith("usage_events_")
+    return kind != "table" or not str(name).startswith(
+        ("usage_events_", "charges_", "engine_receipts_")
+    )
 
 
 def _differences(database: Database) -> list[object]:

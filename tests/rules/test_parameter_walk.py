@@ -25,6 +25,7 @@ BESIDE = {
     "gateway/inference/messages/request.py",
     "gateway/inference/responses/request.py",
     "gateway/inference/responses/response.py",
+    "gateway/inference/scores/request.py",
     "gateway/upstreams/openai_body.py",
     "gateway/upstreams/upstream_usage.py",
     "gateway/upstreams/fake.py",

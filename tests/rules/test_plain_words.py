@@ -1,5 +1,6 @@
 """No metaphors in code, comments, pages and guides: names are the field's standard terms."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -11,6 +12,13 @@ WORDS = re.compile(
     re.IGNORECASE,
 )
 IN_A_NAME = re.compile(r"[a-z](Door|Desk|House|Wish|Porter|Gatehouse|Usher)(?![a-z])")
+# Sentences that read as translated, in what users read: messages, help, pages and guides.
+PHRASES = re.compile(
+    r"(?<!there )\bis no (?!longer|more\b|other\b|later\b)[a-z.A-Z]|\ballows? to [a-z]|\bwhoever\b"
+    r"|\b(fails?|failed|refused|dropped|lost) for good\b|\bno whole\b|\bwhole one\b|\bare believed\b"
+    r"|\bwhat it came to\b|\bgone on with\b|\bcan be had\b",
+    re.IGNORECASE,
+)
 STANDARD = re.compile(r"in-house|lighthouse|click-?house|warehouse|tollhouse", re.IGNORECASE)
 # Text for models to learn from, results that were measured, and what is stored under its old name.
 DATA = (
@@ -24,6 +32,7 @@ DATA = (
     "tests/moderation/test_kernel.py",
     "tests/rules/test_plain_words.py",
 )
+PRODUCT = ("core/", "gateway/", "engine/", "billing/", "moderation/", "dashboards/", "deploy/")
 OLD_VALUES = {
     "CHANGELOG.md": ("`house`", "usage_house_daily", "counting-house"),
     "billing/accounts.py": ('DEFAULT_SELLER_ID = "house"',),  # final invoices are frozen with it
@@ -68,6 +77,47 @@ def test_no_file_and_no_fixture_of_the_tests_is_named_by_one() -> None:
             if WORDS.search(name.replace("_", " ")):
                 found.append(f"{path.relative_to(ROOT)}: {name}")
     assert not found
+
+
+def _texts(path: Path) -> list[str]:
+    """Strings of a module without its docstrings; the lines of any other file."""
+    source = path.read_text(errors="replace")
+    if path.suffix != ".py":
+        return source.splitlines()
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, documented)]
+    docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return [
+        node.value for node in strings if isinstance(node.value, str) and id(node) not in docstrings
+    ]
+
+
+def test_what_users_read_is_idiomatic() -> None:
+    found = []
+    for path in _checked():
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith(PRODUCT) or (name.startswith("docs/") or "/" not in name):
+            found += [f"{name}: {text}" for text in _texts(path) if PHRASES.search(text)]
+    assert not found
+
+
+def test_a_translated_phrase_is_found_and_an_idiomatic_one_is_not() -> None:
+    wrong = (
+        "x is no number.",
+        "is no GGUF file",
+        "settings do not allow to store",
+        "failed for good",
+    )
+    assert all(PHRASES.search(text) for text in wrong)
+    right = (
+        "There is no model x.",
+        "is no longer listed",
+        "is not a number",
+        "a fix for good reasons",
+    )
+    assert not [text for text in right if PHRASES.search(text)]
 
 
 def test_a_metaphor_is_found_and_a_standard_word_is_not() -> None:

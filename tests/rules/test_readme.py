@@ -1,5 +1,6 @@
 """The README and the guides are run: commands on a running gateway, Python as it stands; paths, commands
-and settings are checked against the tree.
+and settings are checked against the tree. A fence `python listing` quotes a file and is not run;
+`tests/engine/test_contributor_example.py` compares it with the file.
 """
 
 import json
@@ -98,13 +99,9 @@ def test_the_commands_run_as_they_are_written(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guide", GUIDES)
+@pytest.mark.parametrize("guide", [guide for guide in GUIDES if blocks(guide, "python")])
 def test_the_python_runs_as_it_is_written(guide: str, home: dict[str, str]) -> None:
     source = "\n".join(blocks(guide, "python"))
-    if not source:
-        return
-    if guide == "docs/contributor.md":
-        return  # a file of the engine: tests/engine/test_contributor_example.py compares them
     assert "http://127.0.0.1:8000" in source
     result = subprocess.run(
         [sys.executable, "-c", source.replace("http://127.0.0.1:8000", home["URL"])],
@@ -115,6 +112,12 @@ def test_the_python_runs_as_it_is_written(guide: str, home: dict[str, str]) -> N
     )
     assert result.returncode == 0, result.stderr
     assert len(result.stdout) > 20
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_fence_has_a_language_that_is_checked(guide: str) -> None:
+    opened = re.findall(r"^```(.*)$", text_of(guide), re.MULTILINE)[::2]
+    assert {*opened} <= {"sh", "python", "python listing", "json", "yaml", ""}, opened
 
 
 @pytest.mark.parametrize("guide", GUIDES)

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+SECURITY_TESTS = ROOT / "tests" / "gateway" / "security"
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
@@ -14,5 +15,7 @@ def test_every_cure_has_its_test() -> None:
     for file, name in named:
         source = (ROOT / file).read_text() if (ROOT / file).exists() else ""
         assert re.search(rf"def {name}\(", source), f"{file}::{name} is not there"
+    suite = {f"tests/gateway/security/{f.name}" for f in SECURITY_TESTS.glob("test_*.py")}
+    assert suite <= {file for file, _ in named}, "each file of the suite is on the page"
     rows = [line for line in page.splitlines() if line.startswith("| ") and "`" in line]
     assert [line for line in rows if not NAMED.search(line)] == []

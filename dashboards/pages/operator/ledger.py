@@ -24,7 +24,7 @@ _BALANCE = [
 _MONTHS = [
     Column("month", "Month"),
     Column("currency", "Currency"),
-    Column("units", "Earned", "money", "By the share of time, of fees that were billed ahead."),
+    Column("units", "Earned", "money", "Fees billed ahead, recognised in proportion to time."),
 ]
 _TRANSACTIONS = [
     Column("at", "Time"),
@@ -56,7 +56,7 @@ def page_of(request: Request) -> Response:
         return table.csv("ledger")
     page_data = PageData(
         "Ledger",
-        "Double entry and append-only, of all tenants.",
+        "The entries of all tenants: double entry and append-only.",
         actions=[Form(PATH, "Search", inputs=[_search(search)], method="get")],
         tables=[
             Table(

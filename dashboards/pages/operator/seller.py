@@ -24,7 +24,7 @@ def page_of(request: Request) -> Response:
         seller = sellers.describe(ensure_seller(session))
     page_data = PageData(
         "Seller",
-        "What invoices and credit notes state about their issuer. A final invoice keeps what it stated.",
+        "The issuer shown on invoices and credit notes. Final invoices do not change.",
         tiles=[
             Tile("Next invoice", seller["next_label"], about="Numbers run without a gap."),
             Tile("Logo", "set" if seller["logo"] else "none"),

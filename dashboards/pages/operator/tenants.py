@@ -191,15 +191,16 @@ def tenant_page(request: Request) -> Response:
             costs_table(models, tenant.currency),
             costs_table(by_key, tenant.currency),
             Table("Limits in force", _LIMITS, rules, totals=False),
-            _subscriptions(held, tenant.currency),
+            subscriptions_table(held, tenant.currency),
         ],
         forms=_changes(tenant, plans),
         back=(PATH, "All tenants"),
+        link=(f"{PATH}/{tenant.id}/billing", "Billing details, credit, plan and payments"),
     )
     return show(request, page_data)
 
 
-def _subscriptions(held: list[dict[str, Any]], currency: str) -> Table:
+def subscriptions_table(held: list[dict[str, Any]], currency: str) -> Table:
     columns = [
         Column("plan", "Plan"),
         Column("interval", "Interval"),

@@ -70,7 +70,7 @@ class GrammarChecker:
         _send(process, model)
         if _receive(process, _START_S) is None:
             _end(process)
-            raise RequestError("internal", "the process that tries grammars did not start")
+            raise RequestError("internal", "the process that checks grammars did not start")
         weakref.finalize(self, _end, process)
         self._process = process
         return process

@@ -84,7 +84,7 @@ def _read(cursor: Cursor) -> GgufHeader:
 def _check_kind(cursor: Cursor) -> None:
     magic = cursor.bytes(4, "the magic number")
     if magic != _MAGIC:
-        raise cursor.fail(f"it starts with {magic!r}, not {_MAGIC!r}: it is no GGUF file")
+        raise cursor.fail(f"it starts with {magic!r}, not {_MAGIC!r}: it is not a GGUF file")
     version = cursor.u32("the version")
     if version in _VERSIONS:
         return

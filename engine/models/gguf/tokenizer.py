@@ -57,7 +57,7 @@ def _bpe(
             (part for part in (left, right, left + right) if part not in tokens.ids), None
         )
         if absent is not None:
-            raise fields.fail(f"merge {left!r} + {right!r} needs {absent!r}, which is no token")
+            raise fields.fail(f"merge {left!r} + {right!r} needs {absent!r}, which is not a token")
     return models.BPE(vocab=tokens.ids, merges=merges, **settings)
 
 

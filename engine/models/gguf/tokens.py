@@ -44,7 +44,7 @@ def read_tokens(fields: Fields, vocabulary: int) -> Tokens:
     if len(texts) != vocabulary:
         raise fields.fail(
             f"tokenizer.ggml.tokens has {len(texts)} tokens, but the model {vocabulary}: "
-            "they are not of one model"
+            "they belong to different models"
         )
     ids = {text: number for number, text in enumerate(texts)}
     if len(ids) != len(texts):

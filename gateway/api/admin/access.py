@@ -14,7 +14,7 @@ from fastapi import Depends, Query, Request
 from core.clock import Clock
 from core.database import Database
 from core.errors import Forbidden, Unauthenticated
-from core.tenants import access, sessions
+from core.tenants import access, operators, sessions
 from core.tenants.access import THE_OPERATOR, Actor
 from core.tenants.operator import is_operator_token
 from core.tenants.scope import TenantScope
@@ -52,6 +52,8 @@ async def actor_of(
     if "authorization" in request.headers or "x-api-key" in request.headers:
         if is_operator_token(token, _bearer_token(request)):
             return THE_OPERATOR
+        if operators.is_token(_bearer_token(request)):
+            return await asyncio.to_thread(_named_operator, database, _bearer_token(request))
         exchange = Exchange(dict(request.scope), request.receive, None)
         key = await auth.principal(exchange, request.url.path)
         return Actor(key.key_id, key.role, key.tenant_id, key.project_id)
@@ -115,6 +117,11 @@ def _bearer_token(request: Request) -> str:
     given = request.headers.getlist("authorization")
     kind, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
     return token.strip() if kind.lower() == "bearer" else ""
+
+
+def _named_operator(database: Database, secret: str) -> Actor:
+    with database.read() as session:
+        return operators.actor_of(operators.find(session, secret))
 
 
 def _actor_from_cookie(database: Database, clock: Clock, cookie: str) -> Actor | None:

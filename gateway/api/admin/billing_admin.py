@@ -2,25 +2,20 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Response
 from sqlalchemy import select
 
-from billing import (
-    accounts,
-    credit_notes,
-    credits,
-    invoices,
-    price_changes,
-    prices,
-)
+from billing import account_changes, accounts, invoices, price_changes, prices
 from billing.models import PriceVersionRow
-from billing.tax_ids import check_region, check_tax_id
-from billing.views import minor, money, price_json
-from core.money import Money, units_of
+from billing.money_act_kinds import ActRequest, Kind
+from billing.views import price_json
+from core.money import units_of, units_of_minor
 from gateway.api.admin import billing_schemas as bodies
 from gateway.api.admin.access import OperatorContext, RequireOperator
 from gateway.api.admin.billing import describe_account
 from gateway.api.admin.billing_records import account_of, record, tenant_id_of
+from gateway.api.admin.money_acts import MoneyAccess, submitted
+from gateway.api.dependencies import SettingsDep
 
 router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])
 ReadAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "read"))]
@@ -62,29 +57,26 @@ def save_price(body: bodies.NewPrice, ctx: WriteAccess, tenant: str = "") -> dic
 
 
 @router.post("/tenants/{tenant}/credits", status_code=201)
-def grant_credit(tenant: str, body: bodies.NewCredit, ctx: WriteAccess) -> dict[str, Any]:
-    now = ctx.clock.now()
+def grant_credit(
+    tenant: str,
+    body: bodies.NewCredit,
+    ctx: MoneyAccess,
+    settings: SettingsDep,
+    response: Response,
+) -> dict[str, Any]:
+    """202 if a second operator has to confirm it."""
+    expires = body.expires_at.isoformat() if body.expires_at else None
     with ctx.database.transaction() as session:
         tenant_id = account_of(session, ctx, tenant)
-        account = accounts.lock_account(session, tenant_id)
-        created = credits.grant(
-            session,
-            tenant_id=tenant_id,
-            kind=body.kind,
-            money=Money(units_of(body.amount), account.currency),
-            reference=f"admin:{tenant_id}:{body.reference}",
-            at=now,
-            priority=body.priority,
-            expires_at=body.expires_at,
-            note=body.note,
+        asked = ActRequest(
+            Kind.GRANT,
+            tenant_id,
+            f"admin:{tenant_id}:{body.reference}",
+            units_of(body.amount),
+            body.note,
+            {"kind": body.kind, "priority": body.priority, "expires_at": expires},
         )
-        shown = {
-            "id": created.id,
-            "kind": created.kind,
-            "granted": money(created.granted, created.currency),
-        }
-        record(session, ctx, tenant_id, "credit.grant", created.id, shown)
-    return shown
+        return submitted(session, ctx, asked, settings, response)
 
 
 @router.patch("/tenants/{tenant}/billing")
@@ -93,16 +85,7 @@ def change_account(tenant: str, body: bodies.AccountChange, ctx: WriteAccess) ->
     changes = body.model_dump(exclude_unset=True, exclude_none=True)
     with ctx.database.transaction() as session:
         account = accounts.lock_account(session, account_of(session, ctx, tenant))
-        if "anchor_day" in changes:
-            accounts.set_anchor(session, account, changes.pop("anchor_day"), now)
-        if "timezone" in changes:
-            accounts.set_timezone(session, account, changes.pop("timezone"), now)
-        for name, value in changes.items():
-            setattr(account, name, value)
-        if "tax_region" in changes and account.tax_region:
-            account.tax_region = check_region(account.tax_region)
-        if "tax_region" in changes or "tax_id" in changes:
-            account.tax_id = check_tax_id(account.tax_id, account.tax_region)
+        account_changes.change(session, account, changes, now)
         shown = describe_account(account)
         record(session, ctx, account.tenant_id, "billing.change", account.tenant_id, shown)
     return shown
@@ -110,25 +93,21 @@ def change_account(tenant: str, body: bodies.AccountChange, ctx: WriteAccess) ->
 
 @router.post("/invoices/{reference}/credit-notes", status_code=201)
 def issue_credit_note(
-    reference: str, body: bodies.NewCreditNote, ctx: WriteAccess
+    reference: str,
+    body: bodies.NewCreditNote,
+    ctx: MoneyAccess,
+    settings: SettingsDep,
+    response: Response,
 ) -> dict[str, Any]:
+    """202 if a second operator has to confirm it."""
     with ctx.database.transaction() as session:
         invoice = invoices.get(session, reference)
-        note = credit_notes.issue(
-            session,
-            invoice_id=invoice.id,
-            net_minor=body.net_minor,
-            reason=body.reason,
-            reference=f"admin:{invoice.id}:{body.reference}",
-            at=ctx.clock.now(),
-            refund=body.refund,
+        asked = ActRequest(
+            Kind.CREDIT_NOTE,
+            invoice.id,
+            f"admin:{invoice.id}:{body.reference}",
+            units_of_minor(body.net_minor, invoice.currency),
+            body.reason,
+            {"refund": body.refund},
         )
-        shown = {
-            "number": note.label,
-            "invoice": invoice.label,
-            "net": minor(note.net_minor, note.currency),
-            "tax": minor(note.tax_minor, note.currency),
-            "outcome": note.outcome,
-        }
-        record(session, ctx, invoice.tenant_id, "credit_note.issue", note.id, shown)
-    return shown
+        return submitted(session, ctx, asked, settings, response)

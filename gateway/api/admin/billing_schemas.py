@@ -73,10 +73,14 @@ class NewPlan(Body):
     included_usage: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
     minimum_commitment: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
     interval: Literal["month", "year"] = Field(
-        "month", description="of the fees and the commitment"
+        "month", description="Interval of the fees and the commitment."
     )
-    in_advance: bool = Field(False, description="bill fees ahead; the commitment never is")
-    trial_days: int = Field(0, ge=0, le=365, description="without fees, for a first subscription")
+    in_advance: bool = Field(
+        False, description="Bill fees in advance; a commitment is never billed in advance."
+    )
+    trial_days: int = Field(
+        0, ge=0, le=365, description="Days without fees, for a first subscription."
+    )
     grace_hours: int = Field(24, ge=0, le=24 * 28)
     payment_terms_days: int = Field(14, ge=0, le=365)
     suspend_after_days: int | None = Field(None, ge=0, le=365)
@@ -130,30 +134,69 @@ class SellerChange(Body):
     tax_id: str | None = Field(None, max_length=80)
     tax_region: str | None = Field(None, max_length=20, examples=["DE", "US-NY"])
     bank_details: str | None = Field(None, max_length=1000)
-    footer: str | None = Field(None, max_length=1000, description="Below every invoice.")
+    footer: str | None = Field(None, max_length=1000, description="Printed below every invoice.")
     logo: Base64Bytes | None = Field(
         None, max_length=400_000, description="PNG or JPEG in base64; empty removes it."
     )
     number_prefix: str | None = Field(None, pattern=r"^[A-Za-z0-9-]{1,20}$")
     next_number: int | None = Field(
-        None, ge=1, description="Of the first invoice; numbers run without a gap."
+        None, ge=1, description="Number of the first invoice; later ones follow without a gap."
     )
 
 
 class NewTaxExemption(Body):
-    number: str = Field(min_length=1, max_length=80, description="Of the certificate.")
+    number: str = Field(min_length=1, max_length=80, description="Number of the certificate.")
     region: str = Field("", max_length=20, description="Empty covers every region.")
-    valid_from: datetime | None = Field(None, description="Now when omitted.")
+    valid_from: datetime | None = Field(None, description="Default: now.")
     valid_to: datetime | None = None
 
 
 class NewCreditNote(Body):
-    net_minor: int = Field(gt=0, description="Without tax, which is credited in proportion.")
+    net_minor: int = Field(gt=0, description="Net amount; its tax is credited in proportion.")
     reason: str = Field(min_length=1, max_length=500)
     reference: str = Field(
         min_length=1, max_length=120, description="Idempotency reference: the same one issues once."
     )
     refund: bool = False
+
+
+class NewMoneyAct(Body):
+    kind: Literal["grant", "credit_note", "refund", "void", "write_off", "wire", "plan"]
+    target: str = Field(
+        min_length=1,
+        max_length=120,
+        description="A tenant for grant and plan, a payment for refund, else an invoice; a wire "
+        "may name a tenant, whose wallet gets it.",
+    )
+    reference: str = Field(
+        min_length=1,
+        max_length=120,
+        description="The same one is posted once; a bank's for a wire.",
+    )
+    amount: str | None = Field(
+        None,
+        pattern=r"^\d{1,12}(\.\d{1,12})?$",
+        description="In major units; net of tax for a credit note. All that is open when omitted.",
+    )
+    reason: str = Field("", max_length=500)
+    terms: dict[str, Any] = Field(
+        {},
+        description="grant: kind, expires_at, priority; credit_note: refund; plan: plan, seats, "
+        "overrides.",
+    )
+
+
+class Rejection(Body):
+    reason: str = Field("", max_length=500)
+
+
+class MonthSignature(Body):
+    note: str = Field("", max_length=2000)
+
+
+class NewOperator(Body):
+    name: str = Field(min_length=1, max_length=30, examples=["ann"])
+    role: Literal["operator", "accountant"] = "accountant"
 
 
 class SetupLink(Body):

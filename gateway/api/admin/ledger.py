@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from billing import journal, recognition
+from billing import journal, receivables, recognition
 from billing.views import money
 from core.errors import BadRequest
 from gateway.api.admin.access import OperatorContext, RequireOperator
@@ -29,6 +29,13 @@ def trial_balance(ctx: ReadAccess, at: datetime | None = None, tenant: str = "")
     with ctx.database.read() as session:
         tenant_id = tenant_id_of(session, tenant) if tenant else ""
         return {"object": "list", "data": journal.trial_balance(session, at, tenant_id)}
+
+
+@router.get("/receivables")
+def get_receivables(ctx: ReadAccess) -> dict[str, Any]:
+    """Open amounts of all tenants by currency and days past due, in minor units."""
+    with ctx.database.read() as session:
+        return {"object": "list", "data": receivables.ageing(session, ctx.clock.now())}
 
 
 @router.get("/ledger")

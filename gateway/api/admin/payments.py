@@ -2,26 +2,21 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Response
 from sqlalchemy import select
 
 from billing.models import Payment, PaymentMethod
-from billing.payments import commands
-from billing.payments.views import describe_method, describe_payment, describe_refund
-from core.tenants import audit
-from gateway.api.admin.access import (
-    AdminContext,
-    OperatorContext,
-    RequireOperator,
-    RequirePermission,
-)
+from billing.money_act_kinds import ActRequest, Kind
+from billing.payments.views import describe_method, describe_payment
+from core.money import units_of_minor
+from gateway.api.admin.access import AdminContext, RequirePermission
 from gateway.api.admin.billing_schemas import NewRefund, SetupLink
-from gateway.api.dependencies import CardPagesDep
+from gateway.api.admin.money_acts import MoneyAccess, submitted
+from gateway.api.dependencies import CardPagesDep, SettingsDep
 
 router = APIRouter(prefix="/admin/v1", tags=["payments"])
 ReadAccess = Annotated[AdminContext, Depends(RequirePermission("payments", "read"))]
 WriteAccess = Annotated[AdminContext, Depends(RequirePermission("payments", "write"))]
-OperatorAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "write"))]
 
 
 @router.get("/payments")
@@ -59,19 +54,20 @@ def setup_method(
 
 
 @router.post("/payments/{payment_id}/refunds", status_code=201)
-def refund(payment_id: str, body: NewRefund, ctx: OperatorAccess) -> dict[str, Any]:
-    """Post the refund to the ledger and request it; it is `pending` until the provider confirms."""
+def refund(
+    payment_id: str,
+    body: NewRefund,
+    ctx: MoneyAccess,
+    settings: SettingsDep,
+    response: Response,
+) -> dict[str, Any]:
+    """Post the refund to the ledger and request it; it is `pending` until the provider confirms. 202 if
+    a second operator has to confirm it first."""
     with ctx.database.transaction() as session:
-        created = commands.request_refund(
-            session,
-            payment_id,
-            body.amount_minor,
-            f"admin:{payment_id}:{body.reference}",
-            ctx.clock.now(),
-            reason=body.reason,
+        payment = session.get(Payment, payment_id)
+        minor = body.amount_minor
+        units = units_of_minor(minor, payment.currency) if minor and payment else None
+        asked = ActRequest(
+            Kind.REFUND, payment_id, f"admin:{payment_id}:{body.reference}", units, body.reason
         )
-        shown = describe_refund(created)
-        audit.record_operator(
-            session, ctx.clock, ctx.actor.id, "payment.refund", created.id, before=None, after=shown
-        )
-    return shown
+        return submitted(session, ctx, asked, settings, response)

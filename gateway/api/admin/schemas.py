@@ -121,16 +121,22 @@ class PlanLimit(_Body):
     scope: Literal["tenant", "project", "key", "model"]
     unit: Literal["requests", "input_tokens", "output_tokens", "total_tokens", "concurrent"]
     limit: int = Field(gt=0, le=10**12)
-    period_s: Literal[0, 60, 3_600, 86_400] = Field(60, description="0 for concurrent requests.")
+    period_s: Literal[0, 60, 3_600, 86_400] = Field(60, description="0 for the unit concurrent.")
     shadow: bool = False
 
 
 class PlanBody(_Body):
     limits: list[PlanLimit] = Field(max_length=64)
-    priority: int = Field(1, ge=0, le=9, description="0 is refused first at full capacity.")
+    priority: int = Field(
+        1, ge=0, le=9, description="At full capacity, priority 0 is refused first."
+    )
     weight: int = Field(1, ge=1, le=1000)
-    cached_permille: int = Field(1000, ge=0, le=1000, description="Weight of a cached token.")
-    queue_wait_s: float = Field(0.0, ge=0, le=600, description="0 refuses immediately.")
+    cached_permille: int = Field(
+        1000, ge=0, le=1000, description="Weight of a cached token in limits, in thousandths."
+    )
+    queue_wait_s: float = Field(
+        0.0, ge=0, le=600, description="Longest wait for a limit; 0: refuse at once."
+    )
     queue_length: int = Field(0, ge=0, le=100_000)
     expected_output: int = Field(256, ge=1, le=100_000)
 

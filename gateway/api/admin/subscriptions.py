@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing import subscription_views, subscriptions
 from billing.models import Plan
+from billing.money_act_kinds import ActRequest, Kind
+from core.ids import new_id
 from core.money import units_of
 from gateway.api.admin import billing_schemas as bodies
 from gateway.api.admin.access import (
@@ -18,6 +20,8 @@ from gateway.api.admin.access import (
     RequirePermission,
 )
 from gateway.api.admin.billing_records import account_of, record
+from gateway.api.admin.money_acts import MoneyAccess, submitted
+from gateway.api.dependencies import SettingsDep
 
 router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])
 ReadAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "read"))]
@@ -60,21 +64,20 @@ def list_subscriptions(tenant: str, ctx: ReadAccess) -> dict[str, Any]:
 
 
 @router.post("/tenants/{tenant}/subscription", status_code=201)
-def subscribe(tenant: str, body: bodies.Subscribe, ctx: WriteAccess) -> dict[str, Any]:
-    """Move the tenant to the plan now; the previous plan's fee is prorated."""
-    now = ctx.clock.now()
-    agreed = {name: units_of(amount) for name, amount in body.overrides.items()}
+def subscribe(
+    tenant: str,
+    body: bodies.Subscribe,
+    ctx: MoneyAccess,
+    settings: SettingsDep,
+    response: Response,
+) -> dict[str, Any]:
+    """Move the tenant to the plan now; the previous plan's fee is prorated. 202 if a second operator has
+    to confirm it."""
+    terms = {"plan": body.plan, "seats": body.seats, "overrides": body.overrides}
     with ctx.database.transaction() as session:
         tenant_id = account_of(session, ctx, tenant)
-        subscriptions.subscribe(session, tenant_id, body.plan, now, body.seats, agreed)
-        shown = {
-            "tenant_id": tenant_id,
-            "plan": body.plan,
-            "seats": body.seats,
-            "overrides": body.overrides,
-        }
-        record(session, ctx, tenant_id, "subscription.change", tenant_id, shown)
-    return shown | {"from": now.isoformat()}
+        asked = ActRequest(Kind.PLAN, tenant_id, new_id("subscribe"), terms=terms)
+        return submitted(session, ctx, asked, settings, response)
 
 
 @router.post("/tenants/{tenant}/subscription/cancel")

@@ -6,10 +6,13 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from billing import subscription_views, subscriptions
+from billing import money_acts, subscription_views, subscriptions
 from billing.accounts import ensure_account
+from billing.money_act_kinds import ActRequest, Kind
 from core.errors import BadRequest
-from core.money import units_of
+from core.ids import new_id
+from core.money import decimal_of, units_of
+from gateway.cli.commands._money_acts import submit
 from gateway.cli.commands._tenant_options import add_tenant
 from gateway.cli.commands._tenants import tenant_id_of
 from gateway.cli.context import CommandContext, command_context
@@ -51,18 +54,21 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _subscribe(arguments: argparse.Namespace) -> int:
     agreed = dict(_override(each) for each in arguments.override)
-    with command_context() as tools, tools.database.transaction() as session:
-        tenant_id, now = _account(arguments, tools, session), tools.clock.now()
-        plan, seats = arguments.billing_plan, arguments.seats
-        subscriptions.subscribe(session, tenant_id, plan, now, seats, agreed)
-        _show(arguments, tools, session, tenant_id)
+    terms = {"plan": arguments.billing_plan, "seats": arguments.seats, "overrides": agreed}
+    with command_context() as tools:
+        act = submit(
+            tools, ActRequest(Kind.PLAN, arguments.tenant, new_id("subscribe"), terms=terms)
+        )
+        if act.status == money_acts.POSTED:
+            with tools.database.read() as session:
+                _show(arguments, tools, session, act.tenant_id)
     return 0
 
 
-def _override(given: str) -> tuple[str, int]:
+def _override(given: str) -> tuple[str, str]:
     name, _, amount = given.partition("=")
     try:
-        return name, units_of(amount)
+        return name, decimal_of(units_of(amount))
     except ValueError as error:
         raise BadRequest(
             f"--override {given}: {error}.", next_step="Write it as base_fee=100."

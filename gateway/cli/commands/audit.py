@@ -10,10 +10,10 @@ from sqlalchemy.orm import Session
 
 from billing import budgets, closing, reconcile
 from billing.differences import MAX_REQUEST_IDS, Difference
-from billing.invoice_run import rate_all
 from billing.payments import compare
 from billing.payments.base import TryLater
 from billing.payments.provider_snapshot import ProviderSnapshot
+from billing.rating_worker import rate_all
 from billing.reconcile import Check
 from core.errors import DependencyDown
 from gateway.admission.held_money import held_money_differences
@@ -30,9 +30,11 @@ HELP = "check that usage, charges, ledger, invoices and Stripe agree; exit 1 if 
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--as-is", action="store_true", help="do not rate unrated usage first")
+    parser.add_argument("--as-is", action="store_true", help="do not rate pending usage first")
     parser.add_argument(
-        "--open", action="store_true", help="read only days that are not closed, and frozen sums"
+        "--open",
+        action="store_true",
+        help="check only open days and the frozen sums of closed ones",
     )
     provider_window.add_arguments(parser)
     parser.add_argument("--no-provider", action="store_true", help="skip the payment provider")

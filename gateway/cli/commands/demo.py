@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from sqlalchemy import func, select
 
-from billing import invoice_run
 from billing.models import Charge
+from billing.rating_worker import rate_all
 from core.money import decimal_of
 from core.tenants import bootstrap
 from core.tenants.models import Adapter, Tenant
@@ -76,7 +76,7 @@ def _wait_until_rated(
 ) -> dict[str, traffic.Tally]:
     """Wait until every answer is recorded, then rate them."""
     wait_until_shipped(tools.settings, timeout_s=20)
-    invoice_run.rate_all(tools.database, tools.clock)
+    rate_all(tools.database, tools.clock)
     return tallies
 
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from sqlalchemy.orm import Session
 
-from billing import invoice_run
 from billing.exports.encoding import NAMES, chunks_of, columns_of, format_of
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
+from billing.rating_worker import rate_all
 from core.errors import BadRequest
 from core.tenants.scope import scope_of_operator
 from gateway.api.datetimes import parse_datetime
@@ -57,7 +57,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     with command_context() as tools:
         wait_until_shipped(tools.settings)
-        invoice_run.rate_all(tools.database, tools.clock)
+        rate_all(tools.database, tools.clock)
         period = _period(tools.clock.now(), arguments.start, arguments.end)
         with tools.database.read() as session:
             chunks = _chunks(session, arguments, period)

@@ -9,10 +9,14 @@ from rich.console import Console
 from rich.progress import Progress
 from sqlalchemy import select
 
-from billing import credit_notes, dunning, invoice_run, invoices, printing, settlement
+from billing import credit_notes, invoice_run, invoices, money_acts, printing, receivables
 from billing.models import Invoice
+from billing.money_act_kinds import ActRequest, Kind
 from billing.views import credit_note_json, invoice_json, invoice_summary
-from gateway.cli.commands._amounts import minor_of
+from core.ids import new_id
+from core.money import format_minor
+from gateway.cli.commands._amounts import units_of_amount
+from gateway.cli.commands._money_acts import submit
 from gateway.cli.commands._tenants import tenant_id_of
 from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, show
@@ -26,11 +30,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
     run = verbs.add_parser("run", help="rate usage, finalise due invoices, draft the others")
     run.add_argument("--tenant", help="name or id; default: all tenants")
-    run.add_argument("--closed-only", action="store_true", help="no draft of the current period")
+    run.add_argument("--closed-only", action="store_true", help="do not draft the current period")
     run.set_defaults(run=_run)
     found = verbs.add_parser("list", help="list invoices, newest first")
     found.add_argument("--tenant", help="name or id; default: all tenants")
     found.set_defaults(run=_list)
+    aged = verbs.add_parser("ageing", help="open amounts of all tenants by days past due")
+    aged.set_defaults(run=_ageing)
     one = verbs.add_parser("show", help="show one invoice with its lines")
     one.add_argument("invoice", help="id or number")
     one.set_defaults(run=_show)
@@ -52,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for each in (one, note):
         each.add_argument("--html", type=Path, metavar="FILE", help="write a printable page")
         each.add_argument("--pdf", type=Path, metavar="FILE", help="write a PDF")
-    for each in (run, found, one, pay, void, lost, note):
+    for each in (run, found, aged, one, pay, void, lost, note):
         add_json(each)
 
 
@@ -98,6 +104,21 @@ def _list(arguments: argparse.Namespace) -> int:
             query = query.where(Invoice.tenant_id == tenant_id_of(session, arguments.tenant))
         rows = [invoice_summary(row) for row in session.scalars(query)]
         show(rows, as_json=arguments.json, title="invoices")
+    return 0
+
+
+def _ageing(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        rows = receivables.ageing(session, tools.clock.now())
+    if not arguments.json:
+        rows = [
+            {
+                name: value if name == "currency" else format_minor(value, row["currency"])
+                for name, value in row.items()
+            }
+            for row in rows
+        ]
+    show(rows, as_json=arguments.json, title="open amounts")
     return 0
 
 
@@ -153,42 +174,29 @@ def _print(page: str, html: Path | None, pdf: Path | None) -> None:
 
 
 def _pay(arguments: argparse.Namespace) -> int:
-    with command_context() as tools:
-        with tools.database.transaction() as session:
-            invoice = invoices.get(session, arguments.invoice)
-            amount = settlement.open_minor(invoice)
-            if arguments.amount:
-                amount = minor_of(arguments.amount, invoice.currency)
-            payment = settlement.begin_payment(
-                session,
-                tenant_id=invoice.tenant_id,
-                invoice_id=invoice.id,
-                amount_minor=amount,
-                currency=invoice.currency,
-                provider="manual",
-                reference=f"manual:{arguments.reference}",
-                at=tools.clock.now(),
-            )
-            settlement.succeed(session, payment, tools.clock.now())
-        dunning.settle(tools.database, tools.clock)
-        return _summary(tools, arguments)
+    units = units_of_amount(arguments.amount) if arguments.amount else None
+    return _act(arguments, Kind.WIRE, f"manual:{arguments.reference}", units)
 
 
 def _void(arguments: argparse.Namespace) -> int:
-    with command_context() as tools:
-        with tools.database.transaction() as session:
-            invoice = invoices.get(session, arguments.invoice)
-            settlement.void(session, invoice.id, tools.clock.now(), arguments.reason)
-        dunning.settle(tools.database, tools.clock)
-        return _summary(tools, arguments)
+    return _act(arguments, Kind.VOID, new_id("void"), reason=arguments.reason)
 
 
 def _write_off(arguments: argparse.Namespace) -> int:
+    return _act(arguments, Kind.WRITE_OFF, new_id("write_off"))
+
+
+def _act(
+    arguments: argparse.Namespace,
+    kind: Kind,
+    reference: str,
+    units: int | None = None,
+    reason: str = "",
+) -> int:
+    asked = ActRequest(kind, arguments.invoice, reference, units, reason)
     with command_context() as tools:
-        with tools.database.transaction() as session:
-            invoice = invoices.get(session, arguments.invoice)
-            settlement.write_off(session, invoice.id, tools.clock.now())
-        dunning.settle(tools.database, tools.clock)
+        if submit(tools, asked).status == money_acts.WAITING:
+            return 0
         return _summary(tools, arguments)
 
 

@@ -5,6 +5,7 @@ import sys
 
 from sqlalchemy.engine import make_url
 
+from billing import partitions
 from core.errors import BadRequest
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, say, show
@@ -31,6 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
             downgrade(tools.database, arguments.to)
         else:
             upgrade(tools.database, arguments.to)
+            if arguments.to == "head":
+                with tools.database.transaction() as session:
+                    partitions.ensure_ahead(session, tools.clock.now())
         moved = {"before": before, "after": current(tools.database)}
     show(moved, as_json=arguments.json, title="schema")
     return 0

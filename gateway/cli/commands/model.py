@@ -96,7 +96,9 @@ def _quantize(arguments: argparse.Namespace) -> int:
     try:
         written = write_quantized(source, target, arguments.to)
     except EngineError as error:
-        raise SettingError(error.message, next_step="Correct what is named.") from None
+        raise SettingError(
+            error.message, next_step="Correct the option or the file that the message names."
+        ) from None
     shown = {"model": arguments.model, "path": str(target), "bytes": written}
     show(shown, as_json=arguments.json, title="model")
     return 0

@@ -5,13 +5,15 @@ from typing import Any
 
 from sqlalchemy import select
 
-from billing import dunning
+from billing import dunning, money_acts
 from billing.models import DunningCase, Invoice, Payment, PaymentCommand, PaymentWebhook
-from billing.payments import commands, compare, inbox, push, views
+from billing.money_act_kinds import ActRequest, Kind
+from billing.payments import compare, inbox, push, views
 from billing.payments.base import PaymentProvider, Refused, TryLater
-from core.errors import Conflict, DependencyDown, NotFound
+from core.errors import Conflict, DependencyDown
 from gateway.cli.commands import _provider_window as provider_window
-from gateway.cli.commands._amounts import minor_of
+from gateway.cli.commands._amounts import units_of_amount
+from gateway.cli.commands._money_acts import submit
 from gateway.cli.commands._tenants import tenant_id_of
 from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, show
@@ -31,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     setup.set_defaults(run=_setup)
     refund = verbs.add_parser("refund", help="refund a payment, in full or in part")
     refund.add_argument("payment", help="the payment's id")
-    refund.add_argument("--amount", help="in major units; default: all that is left")
+    refund.add_argument("--amount", help="in major units; default: the amount not refunded yet")
     refund.add_argument(
         "--reference", required=True, help="your reference; a repeated one is ignored"
     )
@@ -92,24 +94,13 @@ def _setup(arguments: argparse.Namespace) -> int:
 
 
 def _refund(arguments: argparse.Namespace) -> int:
-    with command_context() as tools, tools.database.transaction() as session:
-        payment = session.get(Payment, arguments.payment)
-        if payment is None:
-            raise NotFound(
-                f"There is no payment {arguments.payment!r}.",
-                next_step="List payments with `tollhouse payment list`.",
-            )
-        amount = minor_of(arguments.amount, payment.currency) if arguments.amount else None
-        refund_row = commands.request_refund(
-            session,
-            payment.id,
-            amount,
-            f"cli:{arguments.reference}",
-            tools.clock.now(),
-            reason=arguments.reason,
-        )
-        shown = views.describe_refund(refund_row)
-    show(shown, as_json=arguments.json, title="refund")
+    units = units_of_amount(arguments.amount) if arguments.amount else None
+    reference = f"cli:{arguments.reference}"
+    asked = ActRequest(Kind.REFUND, arguments.payment, reference, units, arguments.reason)
+    with command_context() as tools:
+        act = submit(tools, asked)
+    if act.status == money_acts.POSTED:
+        show(act.result, as_json=arguments.json, title="refund")
     return 0
 
 

@@ -23,9 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=MIN_AGE_S,
         metavar="SECONDS",
-        help="leave out younger requests, which may still run (default: 600)",
+        help="skip requests younger than this many seconds, which may still run (default: 600)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="show what would be stored")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be stored")
     add_json(parser)
     parser.set_defaults(run=_run)
 

@@ -13,12 +13,12 @@ from gateway.cli.output import add_json, show
 HELP = "show and change the issuer of invoices"
 _TEXTS = {
     "name": "the company's name",
-    "address": "several lines, separated by \\n",
-    "tax-id": "checked in the tax region's country",
-    "tax-region": "a country or a part of one, such as DE or US-NY",
-    "bank-details": "where to pay; several lines, separated by \\n",
+    "address": "postal address; lines separated by \\n",
+    "tax-id": "validated for the country of the tax region",
+    "tax-region": "ISO 3166 code of a country or region, such as DE or US-NY",
+    "bank-details": "bank account for payments; lines separated by \\n",
     "footer": "printed below every invoice",
-    "number-prefix": "of invoice numbers: TH gives TH-000001",
+    "number-prefix": "prefix of invoice numbers: TH gives TH-000001",
 }
 
 
@@ -26,10 +26,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
     shown = verbs.add_parser("show", help="show the issuer of invoices")
     shown.set_defaults(run=_show)
-    change = verbs.add_parser("set", help="change it; final invoices do not change")
+    change = verbs.add_parser(
+        "set", help="change the issuer of later invoices; final invoices stay as they are"
+    )
     for name, words in _TEXTS.items():
         change.add_argument(f"--{name}", help=words)
-    change.add_argument("--next-number", type=int, help="of the first invoice, before there is one")
+    change.add_argument(
+        "--next-number",
+        type=int,
+        help="number of the first invoice; can be set only before there is one",
+    )
     change.add_argument("--logo", type=Path, metavar="FILE", help="a PNG or JPEG")
     change.add_argument("--no-logo", action="store_true", help="remove the logo")
     change.set_defaults(run=_set)

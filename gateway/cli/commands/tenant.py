@@ -5,6 +5,7 @@ import argparse
 from billing.onboarding import BillingDetails, Customer, Owner, onboard
 from core.tenants import organisations, sign_on
 from gateway.cli.commands._billing_plans import add_billing_plans
+from gateway.cli.commands._copies import add_copies
 from gateway.cli.commands._subscriptions import add_subscriptions
 from gateway.cli.commands._tenant_options import (
     ACTOR,
@@ -26,10 +27,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     new.add_argument("--display-name", default="")
     new.add_argument("--plan", default="standard", help="free, standard, premium or a stored plan")
     new.add_argument("--currency", default="USD")
-    new.add_argument("--timezone", default="UTC", help="of the billing periods (default: UTC)")
-    new.add_argument("--legal-name", default="", help="on invoices")
-    new.add_argument("--address", default="", help="on invoices")
-    new.add_argument("--email", default="", help="for invoices")
+    new.add_argument(
+        "--timezone", default="UTC", help="time zone of the billing periods (default: UTC)"
+    )
+    new.add_argument("--legal-name", default="", help="name on invoices")
+    new.add_argument("--address", default="", help="address on invoices")
+    new.add_argument("--email", default="", help="e-mail address for invoices")
     new.add_argument("--tax-id", default="")
     new.add_argument("--tax-region", default="", help="ISO 3166 code, such as DE or US-NY")
     new.add_argument("--tax-exempt", action="store_true")
@@ -68,6 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_tenant(domains)
     domains.set_defaults(run=_domains)
     add_billing_plans(verbs)
+    add_copies(verbs)
     add_subscriptions(verbs)
     domain_verbs = (add_domain, remove_domain, domains)
     for each in (new, listed, one, change, projects, add_project, *domain_verbs):

@@ -2,22 +2,21 @@
 
 import argparse
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select
 
-from billing import invoice_run, rollups, usage
+from billing import rollups, usage
 from billing.erasure import erase_end_user
 from billing.models import DailyUsage
-from core.errors import BadRequest
+from billing.rating_worker import rate_all
 from core.money import decimal_of
 from gateway.api.datetimes import parse_datetime
-from gateway.cli.commands import _parked_usage
+from gateway.cli.commands import _parked_usage, _reported_usage
 from gateway.cli.commands._tenant_options import scope_named
 from gateway.cli.commands._tenants import tenant_id_of
 from gateway.cli.context import command_context
+from gateway.cli.files import text_of
 from gateway.cli.output import add_json, show
 from gateway.metering.spool_watch import wait_until_shipped
 
@@ -36,6 +35,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     import_verb = verbs.add_parser("import", help="import usage events from JSON Lines")
     import_verb.add_argument("file", help="one event per line; `-` is stdin")
     import_verb.set_defaults(run=_import)
+    report_verb = verbs.add_parser(
+        "report", help="store CloudEvents of usage that Tollhouse did not serve"
+    )
+    report_verb.add_argument("file", help="a JSON list, or one event per line; `-` is stdin")
+    report_verb.set_defaults(run=_reported_usage.report)
     parked = verbs.add_parser(
         "parked", help="list, release or drop events that cannot be stored or rated"
     )
@@ -52,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     erase.set_defaults(run=_erase)
     rebuild = verbs.add_parser("rebuild", help="rebuild the roll-ups from the charges")
     rebuild.set_defaults(run=_rebuild)
-    for each in (days, import_verb, release, dismiss, erase, rebuild):
+    for each in (days, import_verb, report_verb, release, dismiss, erase, rebuild):
         add_json(each)
 
 
@@ -69,7 +73,7 @@ def _erase(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     with command_context() as tools:
         wait_until_shipped(tools.settings)
-        invoice_run.rate_all(tools.database, tools.clock)
+        rate_all(tools.database, tools.clock)
         group = getattr(DailyUsage, arguments.by)
         sums = ("requests", "input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
         columns = [func.sum(getattr(DailyUsage, name)).label(name) for name in sums]
@@ -100,7 +104,7 @@ def _show(arguments: argparse.Namespace) -> int:
 def _import(arguments: argparse.Namespace) -> int:
     """Import idempotently; events that cannot be billed are parked."""
     with command_context() as tools:
-        text = sys.stdin.read() if arguments.file == "-" else _text(Path(arguments.file))
+        text = text_of(arguments.file)
         with tools.database.transaction() as session:
             new = usage.record_raw(
                 session, map(_json, filter(str.strip, text.splitlines())), tools.clock
@@ -108,13 +112,6 @@ def _import(arguments: argparse.Namespace) -> int:
             waiting = len(usage.parked(session))
     show({"new": new, "parked": waiting}, as_json=arguments.json, title="imported")
     return 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, ValueError) as error:
-        raise BadRequest(f"{path} cannot be read: {error}.") from None
 
 
 def _json(line: str) -> Any:

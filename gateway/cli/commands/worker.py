@@ -13,9 +13,13 @@ HELP = "run tasks from the broker: rating, invoices, payments, exports"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--queues", default="", help="queues to serve, separated by commas; all")
+    parser.add_argument(
+        "--queues", default="", help="queues to serve, separated by commas (default: all)"
+    )
     parser.add_argument("--concurrency", type=int, default=2, help="number of processes")
-    parser.add_argument("--no-beat", action="store_true", help="do not run the schedule here")
+    parser.add_argument(
+        "--no-beat", action="store_true", help="do not run the scheduler in this process"
+    )
     parser.add_argument(
         "--metrics-host", default="127.0.0.1", help="interface of /metrics and /healthz"
     )
@@ -25,7 +29,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefix", default="tollhouse", help="prefix of the queues' names")
     parser.add_argument("--dead", action="store_true", help="list tasks that failed permanently")
     parser.add_argument(
-        "--replay", nargs="*", type=int, metavar="ID", help="rerun failed tasks: these, or all"
+        "--replay",
+        nargs="*",
+        type=int,
+        metavar="ID",
+        help="run failed tasks again: the given ones, or all",
     )
     add_json(parser)
     parser.set_defaults(run=run)

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from core.clock import Clock
 from core.settings import Settings
 from gateway.cli.doctor.check import Finding, good, warn
+from moderation.classifiers.compiled import is_compiled
 
 # An extra and the package that shows that it is installed.
 EXTRAS = {
@@ -27,10 +28,11 @@ def extras(_settings: Settings, _clock: Clock) -> Finding:
 
 
 def classifier(_settings: Settings, _clock: Clock) -> Finding:
-    if _installed("moderation.classifiers._kernel"):
+    if is_compiled():
         return good("the compiled extension computes the scores")
     return warn(
-        "numpy computes the scores, which takes about three times as long",
+        "numpy computes the scores, which takes about three times as long: the compiled extension "
+        "is missing or was built by an earlier version",
         "Install a C compiler (gcc) and install Tollhouse again.",
     )
 

@@ -137,7 +137,7 @@ def failed_items(settings: Settings, _clock: Clock) -> Finding:
         reasons = [f"{count} {code}: {reason}" for code, count, reason in kinds]
         return warn(
             "; ".join([summary, *reasons]),
-            "Fix the cause, then run `tollhouse usage release` (or `dismiss`) for events, and "
+            "Fix the cause, then run `tollhouse usage parked release` (or `drop`) for events, and "
             "`tollhouse worker --replay` for tasks.",
         )
     return good(summary)

@@ -1,4 +1,4 @@
-"""/v1/embeddings in OpenAI's format. Only upstream servers compute embeddings."""
+"""/v1/embeddings in OpenAI's format."""
 
 import base64
 import struct

@@ -9,6 +9,7 @@ from core.errors import BadRequest, UnsupportedParameter
 from gateway.inference.chat import request
 from gateway.inference.chat.request import MAX_MESSAGES
 from gateway.inference.decoding import (
+    Metadata,
     Request,
     check_label,
     check_range,
@@ -76,7 +77,7 @@ class ResponsesBody(Request, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -168,6 +169,24 @@ def parse_responses(raw: bytes) -> InferenceRequest:
             "named": {"response_format": "text.format", "strict": "tools[].strict"},
         },
     )
+
+
+class ItemsBody(Request):
+    """Items outside of a request, of a conversation."""
+
+    items: Annotated[list[Item], Meta(max_length=MAX_MESSAGES)] | None = None
+    metadata: Metadata | None = None
+
+
+_items_decoder = msgspec.json.Decoder(ItemsBody)
+
+
+def parse_items(raw: bytes) -> ItemsBody:
+    """Raises the error that a request with the same items would get."""
+    body = decode(_items_decoder, raw)
+    for index, item in enumerate(body.items or ()):
+        _add_item([], index, item)
+    return body
 
 
 def _alternatives(body: ResponsesBody) -> int | None:

@@ -69,7 +69,7 @@ class ResponseStream:
         self._output: list[dict[str, Any]] = []
 
     def begin(self) -> bytes:
-        started = _response(self._info, self._request, "in_progress", [])
+        started = response_object(self._info, self._request, "in_progress", [])
         begun = self._event("response.created", response=started)
         begun += self._event("response.in_progress", response=started)
         return begun if self._request.tools else begun + self._open_message()
@@ -156,19 +156,25 @@ def _finished(
     incomplete_reason: str | None,
     usage: Usage,
 ) -> dict[str, Any]:
-    result = _response(info, request, "incomplete" if incomplete_reason else "completed", output)
+    result = response_object(
+        info, request, "incomplete" if incomplete_reason else "completed", output
+    )
     result["incomplete_details"] = {"reason": incomplete_reason} if incomplete_reason else None
-    result["usage"] = {
+    result["usage"] = usage_object(usage)
+    return result
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
         "output_tokens": usage.output,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.total,
     }
-    return result
 
 
-def _response(
+def response_object(
     info: ResponseInfo, request: InferenceRequest, status: str, output: list[dict[str, Any]]
 ) -> dict[str, Any]:
     named = {"user": request.end_user} if request.end_user else {}

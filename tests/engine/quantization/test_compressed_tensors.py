@@ -221,7 +221,7 @@ def test_widths_without_whole_groups_and_other_sources_are_refused(tmp_path: Pat
         write_quantized(odd, tmp_path / "a", "int8")
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
-    with pytest.raises(CheckpointError, match="no directory"):
+    with pytest.raises(CheckpointError, match="not a directory"):
         write_quantized(file, tmp_path / "b", "int8")
-    with pytest.raises(ConfigError, match="no format"):
+    with pytest.raises(ConfigError, match="not a known format"):
         write_quantized(odd, tmp_path / "c", "int3")

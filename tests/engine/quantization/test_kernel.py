@@ -1,7 +1,5 @@
 """The compiled products against torch's and against a plain formula, for every kind of processor."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,35 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.quantization import linear, packed
+from engine.quantization import packed
 from engine.quantization.linear import QuantizedEmbedding, QuantizedGatedLinear, QuantizedLinear
 from engine.quantization.packed import Codes, pack
-from tests.compiled import built_extension
 
-SOURCE = Path(linear.__file__).with_name("kernel.c")
-LEVELS = ["avx512", "avx2", "plain", "torch"]
 # (bits, inputs of a scale, minima) and (outputs, inputs): odd, and with a rest of a group.
 FORMATS = [(8, 32, False), (8, 16, False), (8, 32, True), (8, 96, False),
            (4, 32, False), (4, 32, True), (4, 16, True), (4, 16, False), (4, 64, True)]  # fmt: skip
 SHAPES = [(48, 192), (37, 96), (5, 80)]
-
-
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return built_extension(SOURCE, tmp_path_factory.mktemp("kernel"))
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest, kernel: Any) -> Iterator[str]:
-    """The products by these instructions, or by torch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear, "kernel", None if request.param == "torch" else kernel)
-        if request.param != "torch":
-            try:
-                kernel.instructions(request.param)
-            except ValueError:
-                pytest.skip(f"this processor has no {request.param}")
-        yield request.param
 
 
 def random_codes(bits: int, group: int, minima: bool, shape: tuple[int, int]) -> Codes:

@@ -41,7 +41,7 @@ MAY = {
     ("moderation", "read"): {"owner", "admin", "developer"},
     ("moderation", "write"): {"owner", "admin"},
 }
-OPERATORS_OWN = {"tenants", "prices", "roles", "operations"}
+OPERATORS_OWN = {"tenants", "prices", "roles", "operations", "money"}
 
 
 def _routes(town: Town) -> Iterator[tuple[str, str, RequirePermission | RequireOperator | None]]:

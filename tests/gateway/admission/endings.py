@@ -275,7 +275,7 @@ class Gateway:
         last.how, last.tokens, last.exchange = way.engine, way.tokens, exchange
         self.moderator.block, self.moderator.paid_by = way.block, way.paid_by
         for replica in self.services.router.replicas():
-            replica.breaker.succeeded()
+            replica.answered(self.principal.tenant_id)
         await self.services.pipeline.serve(self.surface, exchange)
         return exchange.status
 

@@ -2,11 +2,13 @@
 over an upstream, on a real socket, that cuts, merges, delays and misreports its chunks.
 
 The oracle is the sum over usage events that `test_conservation` computes from the price; where the
-upstream's report is honest and the answer was read, the event says what the upstream said.
+upstream's report is honest and the answer was read, the event says what the upstream said; where the
+client left, the event charges the tokens of the characters that the client had, rounded down.
 """
 
 import asyncio
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,14 +25,18 @@ from tests.gateway.admission.endings import SECOND, Ending, Gateway
 from tests.gateway.admission.test_conservation import expected
 from tests.gateway.scripted_upstream import (
     ENDINGS,
+    PER_WORD,
     PROMPT,
     REFUSALS,
     REPORTS,
+    WORD,
     Plan,
     ScriptedUpstream,
 )
 
-SURFACES = {surface.route: surface for surface in inference_surfaces()}
+# The upstream has no scores: rerank and score are the built-in engine's.
+_OF_SCORES = ("/v1/rerank", "/v1/score")
+SURFACES = {each.route: each for each in inference_surfaces() if each.route not in _OF_SCORES}
 KINDS = {
     "counted": {"tokenizer": "yes"},
     "estimated": {},
@@ -50,6 +56,7 @@ class Request:
     plan: Plan
     leaves_after: int = -1  # writes of the answer; -1: the client stays
     hurry: bool = False  # a time-out that comes while the answer does
+    lag_ms: int = 0  # that the client takes to leave, while more of the answer arrives
 
 
 PLANS = st.builds(
@@ -84,19 +91,55 @@ FAITHFUL = st.builds(
         ending=st.sampled_from(["stop", "length"]),
     ),
 )
+LEFT = st.builds(
+    Request,
+    route=st.sampled_from([route for route in sorted(SURFACES) if "embed" not in route]),
+    model=st.sampled_from(sorted(KINDS)),
+    stream=st.just(True),
+    plan=st.builds(
+        Plan,
+        words=st.integers(4, 12),
+        merge=st.integers(1, 2),
+        piece=st.sampled_from([0, 30]),
+        delay_ms=st.just(1),
+        report=st.just("every"),
+        ending=st.sampled_from(["stop", "silent"]),
+    ),
+    leaves_after=st.integers(0, 4),
+    lag_ms=st.sampled_from([0, 4, 8]),
+)
 
 
 class Reader(Ending):
     """A client that may go away after some writes; `ending` writes the rest unread."""
 
     leaves_after = -1
+    lag_ms = 0
     writes = 0
+    read = b""
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         self.writes += 1
+        self.read += data
         await asyncio.sleep(0)
         if self.writes > self.leaves_after >= 0:
+            if self.lag_ms:
+                await asyncio.sleep(self.lag_ms / 1000)
             self.leave()
+
+    def text(self) -> str:
+        """Of a stream of any surface, as far as it came."""
+        lines = [line[6:] for line in self.read.split(b"\n") if line.startswith(b"data: {")]
+        return "".join(_text_of(json.loads(line)) for line in lines)
+
+
+def _text_of(event: dict[str, Any]) -> str:
+    if "type" not in event:
+        choices = event.get("choices") or [{}]
+        return (choices[0].get("delta") or {}).get("content") or choices[0].get("text") or ""
+    if event["type"] == "content_block_delta":
+        return str(event["delta"].get("text", ""))
+    return str(event["delta"]) if event["type"] == "response.output_text.delta" else ""
 
 
 class Rig:
@@ -114,6 +157,7 @@ class Rig:
             ],
         )
         self.numbers = itertools.count()
+        self.in_proportion = 0  # answers of which a part was delivered and billed
         self.loop.run_until_complete(self._start())
 
     async def _start(self) -> None:
@@ -135,11 +179,11 @@ class Rig:
         exchange = Reader(
             self.gateway.principal, self._body(request), 15 if request.hurry else timeout_ms
         )
-        exchange.leaves_after = request.leaves_after
+        exchange.leaves_after, exchange.lag_ms = request.leaves_after, request.lag_ms
         for engine in self.gateway.engines.values():
             engine.how, engine.tokens = "ok", max(1, request.plan.words)
         for replica in self.gateway.services.router.replicas():
-            replica.breaker.succeeded()
+            replica.answered(self.gateway.principal.tenant_id)
         await self.gateway.services.pipeline.serve(SURFACES[request.route], exchange)
         return exchange
 
@@ -188,6 +232,17 @@ class Machine(RuleBasedStateMachine):
             assert whole.output_tokens == request.plan.tokens
             assert whole.input_tokens == streamed.input_tokens == PROMPT
 
+    @rule(request=LEFT)
+    def left_in_the_answer(self, request: Request) -> None:
+        """Each event of the upstream reports honestly, so so many characters are so many tokens."""
+        answer = self.rig.loop.run_until_complete(self.rig.ask(request))
+        assert answer.status == 200, request
+        event = self.rig.events()[-1]
+        delivered = PER_WORD * len(answer.text()) // len(WORD)
+        assert event.output_tokens == delivered, (request, event, answer.text())
+        if event.waived_tokens and delivered:
+            self.rig.in_proportion += 1
+
     @invariant()
     def the_counters_keep_what_the_events_charge(self) -> None:
         async def _check() -> None:
@@ -224,3 +279,4 @@ def test_every_ending_on_every_surface(rig: Rig) -> None:
     assert {event.model for event in events} >= set(KINDS)
     seen = {event.finish_reason for event in events}
     assert {"stop", "length", "client_closed", "deadline_exceeded"} <= seen, seen
+    assert rig.in_proportion > 3

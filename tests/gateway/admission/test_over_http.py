@@ -9,10 +9,11 @@ import httpx
 import pytest
 from openai import OpenAI, RateLimitError
 
-from billing import budgets, invoice_run
+from billing import budgets
 from billing.price_changes import save as save_price
 from billing.prices import PriceDraft, load_price_book
 from billing.pricing import Counts, PriceBook
+from billing.rating_worker import rate_all
 from core.clock import SystemClock
 from core.money import Money
 from core.tenants import keys, limits
@@ -210,7 +211,7 @@ def test_many_at_once_never_pass_the_budget_together(
 
 def _rate(deployment: Deployment) -> None:
     """Billing learns what was spent so far; the counters are seeded with it."""
-    invoice_run.rate_all(deployment.services.database, CLOCK)
+    rate_all(deployment.services.database, CLOCK)
     deployment.services.prices.refresh()
 
 

@@ -69,7 +69,6 @@ def lines_of(client: OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 def test_a_batch_runs_through_the_pipeline_and_gives_output_and_errors(
     deployment: Deployment, client: OpenAI
 ) -> None:
-    before = len(deployment.events(0))
     wrong = line("b", temperature=9)
     batch = start(client, line("a"), wrong, line("c", url=CHAT))
     assert batch.status == "validating" and batch.metadata == {"run": "nightly"}
@@ -86,8 +85,7 @@ def test_a_batch_runs_through_the_pipeline_and_gives_output_and_errors(
     assert [each["custom_id"] for each in errors] == ["b"]
     assert errors[0]["response"]["status_code"] == 400
     assert errors[0]["response"]["body"]["error"]["param"] == "temperature"
-    events = deployment.events(before + 2)
-    mine = [event for event in events if event["batch_job"] == batch.id]
+    mine = deployment.events(2, batch_job=batch.id)
     assert len(mine) == 2
     assert {event["request_id"] for event in mine} == {
         each["response"]["request_id"] for each in out
@@ -332,7 +330,7 @@ def test_a_batch_waits_for_a_busy_gateway(
 
 
 def _billed(deployment: Deployment, batch_id: str) -> set[str]:
-    events = [e for e in deployment.events(0) if e["batch_job"] == batch_id]
+    events = deployment.events(0, batch_job=batch_id)
     return {e["request_id"] for e in events if e["output_tokens"] == 3}
 
 

@@ -18,9 +18,12 @@ class StubHub:
     status: int = 200  # of every answer
     error_code: str = ""  # the hub's X-Error-Code
     cut: bool = False  # weights end half-way
+    most: int = 0  # each answer's body ends after so many bytes of a large file
+    ranges: str = "honoured"  # or "ignored", "wrong", "refused"
     spoilt: str = ""  # a byte of this file is another than its checksum says
     url: str = ""
     fetched: list[str] = field(default_factory=list)  # names of files, each GET
+    asked: list[str] = field(default_factory=list)  # the Range of each GET of weights
 
 
 @contextmanager
@@ -62,11 +65,26 @@ def stub_hub(files: dict[str, bytes]) -> Iterator[StubHub]:
             if name.endswith(".safetensors"):  # the hub stores large files apart
                 headers["X-Linked-ETag"] = f'"{hashlib.sha256(data).hexdigest()}"'
                 headers["X-Linked-Size"] = str(len(data))
-            if body:
-                hub.fetched.append(name)
             if name == hub.spoilt:
                 data = data[:-1] + bytes([data[-1] ^ 1])
-            self._send(200, data, headers, body=body)
+            status = 200
+            if body:
+                hub.fetched.append(name)
+            if body and name.endswith(".safetensors"):
+                status, data = self._part(data, headers)
+            self._send(status, data, headers, body=body)
+
+        def _part(self, data: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+            wanted = self.headers.get("Range", "")
+            hub.asked.append(wanted)
+            if not wanted or hub.ranges == "ignored":
+                return 200, data
+            begin = int(wanted.removeprefix("bytes=").rstrip("-"))
+            if hub.ranges == "refused" or begin >= len(data):
+                return 416, b""
+            begin = max(0, begin - 7) if hub.ranges == "wrong" else begin
+            headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+            return 206, data[begin:]
 
         def _send(self, status: int, data: bytes, headers: dict[str, str], *, body: bool) -> None:
             self.send_response(status)
@@ -77,8 +95,9 @@ def stub_hub(files: dict[str, bytes]) -> Iterator[StubHub]:
             self.end_headers()
             if body:
                 short = hub.cut and len(data) > 50_000
-                self.wfile.write(data[: len(data) // 2] if short else data)
-            if body and hub.cut:
+                most = hub.most or len(data)
+                self.wfile.write(data[: len(data) // 2] if short else data[:most])
+            if body and (hub.cut or 0 < hub.most < len(data)):
                 self.close_connection = True
 
         def log_message(self, format: str, *args: object) -> None:

@@ -150,11 +150,13 @@ def test_offline_mode_is_named(tmp_path: Path, hub: StubHub) -> None:
 
 
 def test_a_cut_download_leaves_no_weights_under_their_name(hub: StubHub, tmp_path: Path) -> None:
-    hub.cut = True
+    hub.cut, hub.ranges = True, "ignored"
     refusal(fetch(tmp_path, hub.url))
     assert not list((tmp_path / "hub").rglob("snapshots/*/model.safetensors"))
-    hub.cut = False
+    hub.cut, hub.ranges = False, "honoured"
+    hub.asked.clear()
     assert fetch(tmp_path, hub.url).returncode == 0
+    assert hub.asked == [f"bytes={len(WEIGHTS) // 2}-"], "the second run goes on with the rest"
 
 
 def cached(tmp_path: Path) -> list[str]:
@@ -212,7 +214,7 @@ def test_a_disk_that_fills_up_is_said_and_leaves_nothing_behind(
     script = (
         f"mount -t tmpfs -o size=64k none {tmp_path}\n"
         f"{sys.executable} -m gateway.cli.main model fetch {REPOSITORY} --json; code=$?\n"
-        f"find {tmp_path} -name '*.incomplete' -o -name 'model.safetensors'\n"
+        f"find {tmp_path} -name '*.incomplete' -o -name '*.part' -o -name 'model.safetensors'\n"
         "exit $code\n"
     )
     done = subprocess.run(

@@ -58,7 +58,7 @@ def gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def _describe(path: Path) -> Described:
         if path.read_bytes() != b"GGUF":
-            raise CheckpointError(f"{path.name} is no whole GGUF file")
+            raise CheckpointError(f"{path.name} is not a complete GGUF file")
         config = json.loads((MODEL_DIR / "config.json").read_text())
         tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
         tokens = {"eos_token": "<|im_end|>"}
@@ -81,7 +81,7 @@ def test_a_gguf_file_is_served_like_a_directory(gguf: Path) -> None:
 
 def test_a_broken_gguf_file_is_a_wrong_setting(gguf: Path) -> None:
     gguf.write_bytes(b"GG")
-    with pytest.raises(SettingError, match="no whole GGUF file"):
+    with pytest.raises(SettingError, match="not a complete GGUF file"):
         resolved(Settings(model=str(gguf), data_dir=gguf.parent))
 
 

@@ -130,3 +130,28 @@ def test_old_failures_do_not_open_it() -> None:
         breaker.failed()
         clock.advance(6)
     assert breaker.allows()
+
+
+def test_a_copy_in_a_tier_is_dearer_than_a_hit_and_cheaper_than_a_miss() -> None:
+    names = ["cold", "disk", "warm"]
+    replicas = [ReplicaSnapshot(name, IDLE) for name in names]
+    ask = PlacementRequest(prompt_tokens=1600)
+    ranked = choose(replicas, ask, {"warm": 90}, {"disk": 90, "warm": 95})
+    assert [replica.engine_id for replica, _ in ranked] == ["warm", "disk", "cold"]
+    cost = {cost.engine_id: cost.total_s for _, cost in ranked}
+    assert cost["warm"] < 0.5 * cost["disk"] < 0.5 * cost["cold"]
+
+
+def test_the_index_keeps_tiers_apart() -> None:
+    index, keys = PrefixIndex(), [bytes([n]) * 32 for n in range(4)]
+    names = [key.hex() for key in keys]
+    index.apply("a", [KvEvent("stored", names[:1]), KvEvent("stored", names[:3], tier="disk")])
+    index.apply(
+        "b", [KvEvent("stored", names[:2], tier="ram"), KvEvent("stored", names, tier="disk")]
+    )
+    index.apply("b", [KvEvent("removed", names[3:], tier="disk")])
+    assert index.overlap(keys) == {"a": 1}
+    assert index.overlap_below(keys) == {"a": 3, "b": 3}
+    assert index.knows("b") and not index.knows("c")
+    index.apply("b", [KvEvent("cleared", [])])
+    assert index.overlap_below(keys) == {"a": 3} and not index.knows("b")

@@ -1,12 +1,17 @@
 """What clients and the breaker make of an upstream's errors: never the upstream's own words."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from core.clock import SystemClock
+from core.tenants import keys
+from core.tenants.organisations import create_project, create_tenant
+from core.tenants.scope import scope_of_operator
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.gateway.fake_upstream import Server, upstream
 
@@ -35,11 +40,19 @@ def reseller(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     server.statuses.clear()
 
 
-def ask(deployment: Deployment, **more: Any) -> httpx.Response:
+def key_of_another_tenant(deployment: Deployment) -> str:
+    clock = SystemClock()
+    with deployment.services.database.transaction() as session:
+        tenant = create_tenant(session, clock, name="other")
+        scope = scope_of_operator(tenant.id)
+        project = create_project(session, scope, clock, name="default").id
+        return keys.issue(session, scope, clock, project_id=project, name="k").secret
+
+
+def ask(deployment: Deployment, key: str = "", **more: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}"} if key else deployment.headers
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
-    return httpx.post(
-        f"{deployment.url}{PATH}", json=body | more, headers=deployment.headers, timeout=60
-    )
+    return httpx.post(f"{deployment.url}{PATH}", json=body | more, headers=headers, timeout=60)
 
 
 def test_no_word_of_the_upstream_reaches_the_tenant(
@@ -103,13 +116,30 @@ def test_errors_of_one_tenants_making_do_not_close_a_model_for_all(
     assert ask(reseller).status_code == 200
 
 
+def test_errors_that_one_tenant_gets_refuse_no_other(reseller: Deployment, server: Server) -> None:
+    server.answers[PATH], server.statuses[PATH] = {"error": {"message": "bad prompt"}}, 500
+    for _ in range(4):
+        assert ask(reseller).status_code == 503
+    assert reseller.services.router.of(MODEL)[0].breaker.state == "closed"
+    server.statuses.clear()
+    server.answers[PATH] = GOOD
+    key = key_of_another_tenant(reseller)
+    assert ask(reseller, key).status_code == 200
+    deadline = time.monotonic() + 30
+    while ask(reseller).status_code != 200:  # its own breaker lets one request through
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_failures_of_the_server_itself_do_open_the_breaker(
     reseller: Deployment, server: Server
 ) -> None:
     server.answers[PATH], server.statuses[PATH] = {"error": {"message": "CUDA error"}}, 500
+    key = key_of_another_tenant(reseller)
     for _ in range(3):
         assert ask(reseller).status_code == 503
-    assert reseller.services.router.of(MODEL)[0].breaker.state == "open"
+        assert ask(reseller, key).status_code == 503
+    assert reseller.services.router.of(MODEL)[0].breaker.state in ("open", "half_open")
 
 
 def test_a_model_without_an_engine_does_not_make_the_process_unready(tmp_path: Any) -> None:

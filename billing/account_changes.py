@@ -1,0 +1,30 @@
+"""Changes of a tenant's billing details, for the API and the page."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from billing.accounts import set_anchor, set_timezone
+from billing.models import BillingAccount
+from billing.tax_ids import check_region, check_tax_id
+
+_DATES = ("anchor_day", "timezone")
+
+
+def change(
+    session: Session, account: BillingAccount, changes: Mapping[str, Any], now: datetime
+) -> None:
+    """Set the named fields of the locked account. BadRequest names a wrong one."""
+    if "anchor_day" in changes:
+        set_anchor(session, account, changes["anchor_day"], now)
+    if "timezone" in changes:
+        set_timezone(session, account, changes["timezone"], now)
+    for name, value in changes.items():
+        if name not in _DATES:
+            setattr(account, name, value)
+    if "tax_region" in changes and account.tax_region:
+        account.tax_region = check_region(account.tax_region)
+    if "tax_region" in changes or "tax_id" in changes:
+        account.tax_id = check_tax_id(account.tax_id, account.tax_region)

@@ -1,0 +1,92 @@
+"""Shards of tenants, leased by rating workers, so that two workers never wait for the same accounts.
+
+A stored batch of usage holds the events of one shard. A lease only decides who rates what: a rating
+transaction locks the leases that it uses, so one that was lost is not used, and none is taken from a
+running transaction. What is rated is marked in the same transaction, so it is charged once even if two
+workers believe that they own a shard.
+"""
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from functools import lru_cache
+from zlib import crc32
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
+
+from billing.models import RatingShard, RatingWorker, UsageBatch
+
+SHARDS = 16  # the most workers that can rate at once
+LEASE = timedelta(seconds=15)
+
+
+@lru_cache(maxsize=10_000)
+def shard_of(tenant_id: str) -> int:
+    """Stored with each batch; another number of shards would change new batches only."""
+    return crc32(tenant_id.encode()) % SHARDS
+
+
+def waiting(session: Session) -> set[int]:
+    """The shards with usage that is not rated."""
+    unrated = select(UsageBatch.shard).where(UsageBatch.rated_at.is_(None))
+    return set(session.scalars(unrated.distinct()))
+
+
+def claim(session: Session, worker: str, now: datetime) -> list[int]:
+    """Lease this worker's share of the shards with waiting usage, and release what exceeds it. Shards
+    in another worker's transaction are left alone."""
+    wanted = waiting(session)
+    share = -(-len(wanted) // (1 + _others(session, worker, now)))
+    rows = session.scalars(
+        select(RatingShard).order_by(RatingShard.shard).with_for_update(skip_locked=True)
+    ).all()
+    own = [row for row in rows if row.worker == worker and row.shard in wanted]
+    free = [row for row in rows if row.shard in wanted and _is_free(row, now)]
+    taken = [*own, *(row for row in free if row not in own)][:share]
+    for row in rows:
+        if row in taken:
+            row.worker, row.leased_until = worker, now + LEASE
+        elif row.worker == worker:
+            row.worker = row.leased_until = None
+    session.flush()
+    return [row.shard for row in taken]
+
+
+def hold(session: Session, worker: str, shards: Collection[int], now: datetime) -> list[int]:
+    """Lock the leases of these shards until the transaction ends; returns those that are still the
+    worker's."""
+    held = session.scalars(
+        update(RatingShard)
+        .where(RatingShard.shard.in_(shards), RatingShard.worker == worker)
+        .values(leased_until=now + LEASE)
+        .returning(RatingShard.shard)
+        .execution_options(synchronize_session=False)
+    )
+    return list(held)
+
+
+def release(session: Session, worker: str) -> None:
+    """Give back what the worker leases. One that is killed does not; then its leases run out."""
+    session.execute(
+        update(RatingShard)
+        .where(RatingShard.worker == worker)
+        .values(worker=None, leased_until=None)
+        .execution_options(synchronize_session=False)
+    )
+    session.execute(delete(RatingWorker).where(RatingWorker.worker == worker))
+
+
+def _others(session: Session, worker: str, now: datetime) -> int:
+    """The number of other workers; registers this one, and forgets those that ended long ago."""
+    session.merge(RatingWorker(worker=worker, alive_until=now + LEASE))
+    long_ago = delete(RatingWorker).where(RatingWorker.alive_until < now - 100 * LEASE)
+    session.execute(long_ago.execution_options(synchronize_session=False))
+    alive = select(func.count()).select_from(RatingWorker)
+    found = session.scalar(
+        alive.where(RatingWorker.worker != worker, RatingWorker.alive_until >= now)
+    )
+    return found or 0
+
+
+def _is_free(row: RatingShard, now: datetime) -> bool:
+    return row.leased_until is None or row.leased_until < now

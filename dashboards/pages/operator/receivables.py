@@ -1,0 +1,223 @@
+"""Invoices and payments of all tenants: search, states, open amounts by age, and an invoice with its
+acts."""
+
+from typing import Any
+from urllib.parse import urlencode
+
+from sqlalchemy import select
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from billing import invoices, receivables
+from billing.models import CreditNote, Payment
+from billing.money_act_kinds import Kind
+from billing.settlement import open_minor
+from billing.views import project_names
+from core.money import format_minor
+from core.tenants.models import Tenant
+from dashboards.explorer import address
+from dashboards.filters import choice
+from dashboards.formats import day, minor
+from dashboards.invoice_rows import (
+    INVOICES,
+    LINES,
+    NOTES,
+    PAYMENTS,
+    invoice_row,
+    line_row,
+    note_row,
+    payment_row,
+    totals,
+)
+from dashboards.page_data import Form, Input, PageData, Tile, show
+from dashboards.pages.common import deps_of, operator_of, root_of, wants_csv
+from dashboards.pages.operator.money_acts import acts_table, link, start
+from dashboards.tables import Column, Table
+
+PATH, PAYMENTS_PATH = "/operator/invoices", "/operator/payments"
+_PAGE = 100
+_STATES = ("", "draft", "final", "paid", "void", "uncollectible")
+_PAYMENT_STATES = ("", "pending", "succeeded", "failed")
+_TENANT = Column("tenant", "Tenant", link="tenant_href")
+_OF_ALL = [INVOICES[0], _TENANT, *INVOICES[1:]]
+_PAYMENTS = [PAYMENTS[0], _TENANT, *PAYMENTS[1:4], Column("reference", "Reference"), *PAYMENTS[4:]]
+
+
+def invoice_list(request: Request) -> Response:
+    operator_of(request, "operations")
+    deps, root = deps_of(request), root_of(request)
+    now, search = deps.clock.now(), request.query_params.get("q", "")[:100]
+    state = choice(request, "state", _STATES, "")
+    bucket = choice(request, "age", ("", *receivables.BUCKETS), "")
+    with deps.database.read() as session:
+        owed = receivables.ageing(session, now)
+        found = receivables.invoices(
+            session,
+            now,
+            search=search,
+            state=state,
+            bucket=bucket,
+            before=request.query_params.get("before", "")[:40],
+            limit=_PAGE,
+        )
+    rows = [
+        invoice_row(each, root)
+        | {"tenant": name, "tenant_href": f"{root}/operator/tenants/{each.tenant_id}"}
+        | {"href": f"{root}{PATH}/{each.id}"}
+        for each, name in found
+    ]
+    empty = "No invoice matches." if search or state or bucket else "No invoice yet."
+    table = Table("Invoices, newest first", _OF_ALL, rows, totals=False, empty=empty)
+    if wants_csv(request):
+        return table.csv("invoices")
+    inputs = [
+        Input("q", "Number or tenant", value=search, required=False),
+        _select("state", "State", state, _STATES),
+        _select("age", "Past due", bucket, ("", *receivables.BUCKETS)),
+    ]
+    page_data = PageData(
+        "Invoices of all tenants",
+        "Open amounts by days past due, and every invoice. Each opens to its acts.",
+        tiles=[tile for line in owed for tile in _ages(line, root)],
+        actions=[Form(PATH, "Search", inputs=inputs, method="get")],
+        tables=[table],
+        link=(f"{PATH}?{urlencode(_kept(request) | {'format': 'csv'})}", "Download CSV"),
+        pager=_older(request, found[-1][0].id if len(found) == _PAGE else ""),
+    )
+    return show(request, page_data)
+
+
+def _ages(line: dict[str, Any], root: str) -> list[Tile]:
+    currency = line["currency"]
+    named = {"To pay": ("total", "")} | {name: (name, name) for name in receivables.BUCKETS}
+    return [
+        Tile(
+            title[0].upper() + title[1:],
+            minor(line[key], currency),
+            state="bad" if line[key] and key.endswith("days") else "",
+            href=f"{root}{PATH}?{urlencode({'age': age})}" if age else "",
+        )
+        for title, (key, age) in named.items()
+    ]
+
+
+def payment_list(request: Request) -> Response:
+    operator_of(request, "operations")
+    deps, root = deps_of(request), root_of(request)
+    search = request.query_params.get("q", "")[:100]
+    state = choice(request, "state", _PAYMENT_STATES, "")
+    with deps.database.read() as session:
+        found = receivables.payments(
+            session,
+            search=search,
+            state=state,
+            before=request.query_params.get("before", "")[:40],
+            limit=_PAGE,
+        )
+    rows = [
+        payment_row(each, {each.invoice_id or "": label or "draft"}, root)
+        | {
+            "tenant": name,
+            "tenant_href": f"{root}/operator/tenants/{each.tenant_id}",
+            "reference": each.reference,
+            "href": f"{root}{PATH}/{each.invoice_id}" if each.invoice_id else "",
+        }
+        for each, name, label in found
+    ]
+    empty = "No payment matches." if search or state else "No payment yet."
+    table = Table("Payments, newest first", _PAYMENTS, rows, totals=False, empty=empty)
+    if wants_csv(request):
+        return table.csv("payments")
+    inputs = [
+        Input("q", "Reference, number or tenant", value=search, required=False),
+        _select("state", "State", state, _PAYMENT_STATES),
+    ]
+    page_data = PageData(
+        "Payments of all tenants",
+        "Received, pending and failed. A wire is booked on its invoice, or on the tenant's page.",
+        actions=[Form(PAYMENTS_PATH, "Search", inputs=inputs, method="get")],
+        tables=[table],
+        link=(f"{PAYMENTS_PATH}?{urlencode(_kept(request) | {'format': 'csv'})}", "Download CSV"),
+        pager=_older(request, found[-1][0].id if len(found) == _PAGE else ""),
+    )
+    return show(request, page_data)
+
+
+def invoice_page(request: Request) -> Response:
+    operator_of(request, "operations")
+    deps, root = deps_of(request), root_of(request)
+    with deps.database.read() as session:
+        invoice = invoices.get(session, request.path_params["invoice_id"])
+        tenant = session.get(Tenant, invoice.tenant_id)
+        lines = invoices.lines_of(session, invoice.id)
+        paid = session.scalars(select(Payment).where(Payment.invoice_id == invoice.id)).all()
+        notes = session.scalars(select(CreditNote).where(CreditNote.invoice_id == invoice.id)).all()
+        acts = acts_table(session, invoice.id, root)
+        projects = project_names(session, {each.project_id for each in lines})
+    name = tenant.name if tenant else invoice.tenant_id
+    label, path = invoice.label or "draft", f"{root}/invoices/{invoice.id}"
+    columns = [*PAYMENTS, Column("acts", "Change", "acts")]
+    rows = [
+        payment_row(each, {invoice.id: label}, root)
+        | {"acts": [start(Kind.REFUND, each.id, "Refund…")] if _refundable(each) else []}
+        for each in paid
+    ]
+    line_rows = [line_row(each, projects, path) | {"href": ""} for each in lines]
+    page_data = PageData(
+        f"Invoice {label}",
+        f"{name} · {day(invoice.period_start)} to {day(invoice.period_end)} · {invoice.status}"
+        + (f" · due {day(invoice.due_at)}" if invoice.due_at else ""),
+        tiles=totals(invoice),
+        links=_acts(invoice),
+        tables=[
+            Table("Lines", LINES, line_rows, invoice.currency, totals=False),
+            Table("Payments", columns, rows, totals=False, empty="None yet."),
+        ],
+        after=[Table("Credit notes", NOTES, [note_row(n, path) for n in notes], totals=False)]
+        * bool(notes)
+        + [acts],
+        back=(PATH, "All invoices"),
+        link=(f"/operator/tenants/{invoice.tenant_id}", f"Tenant {name}"),
+    )
+    return show(request, page_data)
+
+
+def _refundable(payment: Payment) -> bool:
+    return payment.status == "succeeded" and payment.refunded_minor < payment.amount_minor
+
+
+def _acts(invoice: Any) -> list[tuple[str, str]]:
+    """The acts that the invoice's state allows."""
+    left = open_minor(invoice)
+    amount = format_minor(left, invoice.currency)
+    touched = invoice.paid_minor or invoice.credited_minor
+    allowed = {
+        Kind.WIRE: (invoice.status == "final" and left > 0, "Book a wire…", amount),
+        Kind.CREDIT_NOTE: (invoice.status in ("final", "paid"), "Credit note…", ""),
+        Kind.WRITE_OFF: (invoice.status == "final" and left > 0, "Write off…", ""),
+        Kind.VOID: (invoice.status in ("final", "paid") and not touched, "Void…", ""),
+    }
+    return [
+        link(kind, invoice.id, words, usual) for kind, (can, words, usual) in allowed.items() if can
+    ]
+
+
+def _select(name: str, label: str, value: str, options: tuple[str, ...]) -> Input:
+    shown = [(each, each or "any") for each in options]
+    return Input(name, label, "select", value, shown, required=False)
+
+
+def _kept(request: Request) -> dict[str, str]:
+    return {name: request.query_params.get(name, "") for name in ("q", "state", "age")}
+
+
+def _older(request: Request, last: str) -> list[tuple[str, str]]:
+    return [("Older", address(request, before=last))] if last else []
+
+
+ROUTES = [
+    Route(PATH, invoice_list),
+    Route(PAYMENTS_PATH, payment_list),
+    Route(f"{PATH}/{{invoice_id}}", invoice_page),
+]

@@ -1,0 +1,221 @@
+"""A tenant's billing: details on its invoices, credit, subscription, and the acts on its money."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from billing import account_changes, accounts, subscription_views, subscriptions
+from billing.models import BillingAccount, CreditGrant
+from billing.money_act_kinds import Kind
+from core.errors import BadRequest
+from core.tenants import audit, organisations
+from core.tenants.models import Tenant
+from dashboards.page_data import Form, Input, PageData, Tile, show
+from dashboards.pages.common import (
+    Fields,
+    deps_of,
+    form_handler,
+    operator_of,
+    redirect_with_notice,
+    require_confirmation,
+    root_of,
+    scope_of,
+)
+from dashboards.pages.operator.money_acts import acts_table, link
+from dashboards.pages.operator.tenants import PATH as TENANTS
+from dashboards.pages.operator.tenants import subscriptions_table
+from dashboards.tables import Column, Table
+
+PATH = f"{TENANTS}/{{tenant_id}}/billing"
+_TEXTS = ("legal_name", "address", "email", "tax_region", "tax_id", "postal_code")
+_GRANTS = [
+    Column("at", "Granted", "moment"),
+    Column("kind", "Kind"),
+    Column("granted", "Amount", "money"),
+    Column("left", "Left", "money"),
+    Column("expires", "Expires", "figure"),
+    Column("note", "Reason"),
+]
+
+
+def page_of(request: Request) -> Response:
+    operator_of(request, "tenants")
+    deps = deps_of(request)
+    with deps.database.transaction() as session:
+        tenant = organisations.tenant_named(session, request.path_params["tenant_id"])
+        account = accounts.ensure_account(session, tenant.id, deps.clock.now())
+        held = subscription_views.subscriptions_json(session, tenant.id, deps.clock.now())
+        grants = _grants(session, tenant.id)
+        acts = acts_table(session, tenant.id, root_of(request))
+    page_data = PageData(
+        f"Billing of {tenant.display_name}",
+        f"{tenant.name} · {account.currency} · {account.status} · collected by {account.collection}",
+        tiles=[
+            Tile("Legal name", account.legal_name or "none"),
+            Tile("Tax", account.tax_region or "none", account.tax_id),
+            Tile("Billing plan", held[-1]["plan"] if held else "none"),
+        ],
+        links=[
+            link(Kind.GRANT, tenant.id, "Grant credit…"),
+            link(Kind.WIRE, tenant.id, "Book a wire on account…"),
+            link(Kind.PLAN, tenant.id, "Change the plan…"),
+        ],
+        tables=[
+            subscriptions_table(held, account.currency),
+            Table("Credit", _GRANTS, grants, account.currency, totals=False, empty="No credit."),
+            acts,
+        ],
+        forms=[_details(tenant, account), *_subscription_forms(tenant, held)],
+        back=(f"{TENANTS}/{tenant.id}", tenant.display_name),
+        link=(f"/operator/invoices?q={tenant.name}", "Its invoices"),
+    )
+    return show(request, page_data)
+
+
+def _grants(session: Session, tenant_id: str) -> list[dict[str, Any]]:
+    rows = session.scalars(
+        select(CreditGrant)
+        .where(CreditGrant.tenant_id == tenant_id)
+        .order_by(CreditGrant.granted_at.desc())
+        .limit(100)
+    )
+    return [
+        {
+            "at": each.granted_at,
+            "kind": each.kind,
+            "granted": each.granted,
+            "left": each.remaining,
+            "expires": f"{each.expires_at:%Y-%m-%d}" if each.expires_at else None,
+            "note": each.note,
+        }
+        for each in rows
+    ]
+
+
+def _details(tenant: Tenant, account: BillingAccount) -> Form:
+    def _text(name: str, label: str, hint: str = "") -> Input:
+        return Input(name, label, value=getattr(account, name), required=False, hint=hint)
+
+    yes_no = [("no", "no"), ("yes", "yes")]
+    ways = [(each, each) for each in ("manual", "stripe", "stripe_meters")]
+    inputs = [
+        _text("legal_name", "Legal name", "on invoices"),
+        Input("address", "Address", "area", account.address, required=False),
+        Input("email", "E-mail for invoices", "email", account.email, required=False),
+        _text("tax_region", "Tax region", "such as DE or US-NY"),
+        _text("tax_id", "Tax id"),
+        _text("postal_code", "Postal code"),
+        _choice("tax_exempt", "Exempt from tax", account.tax_exempt, yes_no),
+        _choice("prepaid_only", "Prepaid only", account.prepaid_only, yes_no),
+        Input("collection", "Collected by", "select", account.collection, ways),
+    ]
+    path = PATH.format(tenant_id=tenant.id)
+    return Form(path, "Save", inputs=inputs, title="Details on invoices", act="details")
+
+
+def _choice(name: str, label: str, value: bool, options: list[tuple[str, str]]) -> Input:
+    return Input(name, label, "select", "yes" if value else "no", options)
+
+
+def _subscription_forms(tenant: Tenant, held: list[dict[str, Any]]) -> list[Form]:
+    path = PATH.format(tenant_id=tenant.id)
+    state = held[-1]["state"] if held else "none"
+    if state == "paused":
+        return [Form(path, "Resume now", act="resume", title="Subscription")]
+    if state not in ("active", "trial"):
+        return []
+    ends = [("term", "at the end of its month or year"), ("now", "now")]
+    return [
+        Form(
+            path,
+            "Pause",
+            inputs=[Input("until", "Until", "date", hint="00:00 UTC")],
+            act="pause",
+            title="Subscription",
+        ),
+        Form(
+            path,
+            "End the subscription",
+            inputs=[Input("when", "Ends", "select", "term", ends)],
+            act="cancel",
+            confirm=tenant.name,
+            danger=True,
+        ),
+    ]
+
+
+def _save(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = operator_of(request, "prices", "write"), deps_of(request)
+    changes: dict[str, Any] = {
+        name: form_fields.get(name, "").replace("\r\n", "\n")[:2000] for name in _TEXTS
+    }
+    changes |= {name: form_fields.get(name) == "yes" for name in ("tax_exempt", "prepaid_only")}
+    changes["collection"] = form_fields.get("collection", "")
+    if changes["collection"] not in ("manual", "stripe", "stripe_meters"):
+        raise BadRequest("Choose how invoices are collected.", param="collection")
+    with deps.database.transaction() as session:
+        tenant = organisations.tenant_named(session, request.path_params["tenant_id"])
+        account = accounts.lock_account(session, tenant.id)
+        before = {name: getattr(account, name) for name in changes}
+        account_changes.change(session, account, changes, deps.clock.now())
+        after = {name: getattr(account, name) for name in changes}
+        scope = scope_of(viewer, tenant.id)
+        audit.record(
+            session, scope, deps.clock, "billing.change", tenant.id, before=before, after=after
+        )
+    return redirect_with_notice(request, PATH.format(tenant_id=tenant.id), "account-saved")
+
+
+def _pause(request: Request, form_fields: Fields) -> Response:
+    try:
+        until = datetime.strptime(form_fields.get("until", ""), "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        raise BadRequest("Choose the day on which it begins again.", param="until") from None
+    return _subscription(request, "pause", {"until": until})
+
+
+def _resume(request: Request, _fields: Fields) -> Response:
+    return _subscription(request, "resume", {})
+
+
+def _cancel(request: Request, form_fields: Fields) -> Response:
+    at_end = form_fields.get("when") != "now"
+    return _subscription(request, "cancel", {"at_term_end": at_end}, form_fields)
+
+
+def _subscription(
+    request: Request, name: str, terms: dict[str, Any], ask: Fields | None = None
+) -> Response:
+    viewer, deps = operator_of(request, "prices", "write"), deps_of(request)
+    act = getattr(subscriptions, name)
+    with deps.database.transaction() as session:
+        tenant = organisations.tenant_named(session, request.path_params["tenant_id"])
+        if ask is not None:
+            require_confirmation(ask, tenant.name)
+        act(session, tenant.id, deps.clock.now(), **terms)
+        rows = subscription_views.subscriptions_json(session, tenant.id, deps.clock.now())
+        audit.record(
+            session,
+            scope_of(viewer, tenant.id),
+            deps.clock,
+            f"subscription.{name}",
+            tenant.id,
+            before=None,
+            after=rows[-1],
+        )
+    return redirect_with_notice(request, PATH.format(tenant_id=tenant.id), "subscription-changed")
+
+
+ROUTES = [
+    Route(PATH, page_of, methods=["GET"]),
+    Route(
+        PATH,
+        form_handler(page_of, details=_save, pause=_pause, resume=_resume, cancel=_cancel),
+        methods=["POST"],
+    ),
+]

@@ -1,0 +1,95 @@
+"""The token ids of texts that are embedded or compared. Each has the whole context to itself."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from core.errors import BadRequest, ContextLengthExceeded
+from gateway.inference.request import InferenceRequest
+from gateway.prompts.encoding import TooManyTokens
+from gateway.prompts.tokenizing import TextCodec
+from gateway.prompts.truncation import estimate, most_tokens
+
+
+class EmbeddedTexts(Struct, frozen=True):
+    request: InferenceRequest
+    ids: list[list[int]]  # without a tokenizer: of the likely lengths
+    most: int = 0  # without a tokenizer: the most tokens that the texts can have
+
+
+def read_texts(
+    request: InferenceRequest, codec: TextCodec | None, context_length: int
+) -> EmbeddedTexts:
+    """Blocking; for a thread. With a tokenizer, token ids are also decoded, so that they are
+    screened as text."""
+    inputs: Sequence[str | list[int]] = request.inputs or ()
+    if codec is None:
+        return _estimated(request, inputs, context_length)
+    ids = [_ids(request, index, each, codec, context_length) for index, each in enumerate(inputs)]
+    if not all(ids):
+        raise BadRequest(
+            f"input[{ids.index([])}] has no tokens.", next_step="Remove it.", param="input"
+        )
+    decoded = tuple(codec.decode(each) for each in inputs if not isinstance(each, str))
+    return EmbeddedTexts(replace(request, decoded_prompts=decoded), ids)
+
+
+def _estimated(
+    request: InferenceRequest, inputs: Sequence[str | list[int]], context_length: int
+) -> EmbeddedTexts:
+    """The upstream enforces its own limit."""
+    ids, most = [], 0
+    for each in inputs:
+        if not isinstance(each, str):
+            raise BadRequest(
+                "input has token ids, but this model's tokenizer is not known here, so they cannot be "
+                "counted or screened.",
+                next_step="Send text. An operator can name the model's tokenizer in "
+                "TOLLHOUSE_UPSTREAMS.",
+                param="input",
+            )
+        size = estimate((each,))
+        ids.append([0] * size)
+        most += max(size, min(most_tokens((each,)), context_length))
+    return EmbeddedTexts(request, ids, most)
+
+
+def _ids(
+    request: InferenceRequest,
+    index: int,
+    given: str | list[int],
+    codec: TextCodec,
+    context_length: int,
+) -> list[int]:
+    cut = request.truncate_prompt_tokens
+    most = context_length if cut in (None, -1) else min(cut or 1, context_length)
+    if cut is not None:
+        return codec.encode_truncated(given, most) if isinstance(given, str) else given[:most]
+    if not isinstance(given, str):
+        _check(index, given, codec, len(given), most)
+        return given
+    try:
+        return codec.encode(given, special=True, at_most=most)
+    except TooManyTokens as error:
+        raise _too_long(index, error.tokens, most) from None
+
+
+def _check(index: int, given: list[int], codec: TextCodec, size: int, most: int) -> None:
+    if size > most:
+        raise _too_long(index, size, most)
+    if max(given) >= codec.vocab_size:
+        raise BadRequest(
+            f"input[{index}] contains the token id {max(given)}; this model has ids 0 to "
+            f"{codec.vocab_size - 1}.",
+            next_step="Use ids of this model's tokenizer; /tokenize returns them.",
+            param="input",
+        )
+
+
+def _too_long(index: int, size: int, most: int) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        f"input[{index}] has {size} tokens; the model takes at most {most}.",
+        next_step=f"Split input[{index}] into shorter texts, or set truncate_prompt_tokens to -1.",
+        param="input",
+    )

@@ -1,0 +1,135 @@
+"""The mutator on a planted package: what its tests see is killed, what they do not see survives."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.mutants.mutate import mutants_of
+from benchmarks.mutation import interval
+
+ROOT = Path(__file__).parents[2]
+SOURCE = """\
+LIMIT = 3
+
+
+def capped(number):
+    return min(number, LIMIT)
+
+
+def shown(number):
+    return number + 1
+
+
+def emptied(number):
+    while number > 0:
+        number -= 1
+    return number
+
+
+class Price:
+    @property
+    def cents(self):
+        return self._cents
+
+    @cents.setter
+    def cents(self, value):
+        self._cents = value * 100
+
+
+def nobody():
+    return shown(1)
+"""
+TESTS = """\
+import pytest
+
+from planted.sums import Price, capped, emptied, shown
+
+
+def test_capped():
+    assert capped(7) == 3
+
+
+def test_shown():
+    shown(2)
+
+
+def test_emptied():
+    assert emptied(4) == 0
+
+
+@pytest.mark.parametrize("value", [2])
+def test_price(value):
+    price = Price()
+    price.cents = value
+    assert price.cents == 200
+
+
+COUNT = []
+
+
+def test_that_fails_in_company():
+    COUNT.append(emptied(0))
+    assert len(COUNT) == 1
+"""
+
+
+def _plant(tree: Path) -> None:
+    shutil.copytree(
+        ROOT / "benchmarks", tree / "benchmarks", ignore=shutil.ignore_patterns("results")
+    )
+    (tree / "planted").mkdir()
+    (tree / "planted" / "__init__.py").write_text("")
+    (tree / "planted" / "sums.py").write_text(SOURCE)
+    (tree / "tests").mkdir()
+    (tree / "tests" / "test_sums.py").write_text(TESTS)
+    (tree / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers = slow: none is\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="mutants are judged in forks: needs os.fork")
+def test_planted_mutants_are_killed_survive_and_time_out(tmp_path: Path) -> None:
+    _plant(tmp_path)
+    survivors = tmp_path / "survivors.jsonl"
+    named = ["--files", "planted/sums.py", "--tests", "tests"]
+    command = [sys.executable, "-m", "benchmarks.mutation", *named]
+    ran = subprocess.run(
+        [*command, "--sample", "0", "--wait", "3", "--survivors", str(survivors)],
+        cwd=tmp_path,
+        env={**os.environ, "TOLLHOUSE_BENCH_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    figure = json.loads(ran.stdout)
+    alive = [json.loads(line) for line in survivors.read_text().splitlines()]
+    found = {(each["line"], each["before"], each["after"]): each["verdict"] for each in alive}
+    assert found == {
+        (9, "return number + 1", "return None"): "survived",
+        (9, "+", "-"): "survived",
+        (9, "1", "2"): "survived",
+        (14, "1", "2"): "survived",
+        (29, "return shown(1)", "return None"): "not executed",
+        (29, "1", "2"): "not executed",
+    }
+    counts = figure["settings"]
+    assert (counts["mutants"], counts["timed_out"]) == (16, 1), "a loop without an end is stopped"
+    assert counts["killed"] == 16 - 1 - len(alive)
+
+
+def test_mutants_leave_texts_and_annotations_alone() -> None:
+    source = b'def f(a: int = 1) -> int:\n    """Says 1."""\n    log.info("at 1")\n    return a\n'
+    assert [(m.before, m.after) for m in mutants_of("f.py", source)] == [
+        ("1", "2"),
+        ("return a", "return None"),
+    ]
+
+
+def test_the_interval_is_wilsons() -> None:
+    low, high = interval(85, 100)
+    assert (round(low, 2), round(high, 2)) == (76.72, 90.69)

@@ -1,0 +1,244 @@
+"""Acts on money: what each posts is on a hand sheet, the preview posts nothing, two persons are two.
+
+The invoice of each test is 12.00 net (20 million output tokens at 0.60 a million).
+"""
+
+import pytest
+from sqlalchemy import func, select
+
+from billing import money_acts, subscriptions
+from billing.ledger import AccountKind, balance
+from billing.models import Invoice, LedgerTransaction, MoneyAct
+from billing.money_act_kinds import ActRequest, Kind
+from billing.money_acts import FourEyes, Preview
+from core.errors import BadRequest, Conflict, Forbidden
+from core.money import units_of
+from core.tenants.models import AuditEntry
+from tests.billing.conftest import Deployment
+from tests.billing.test_invoices import clean
+from tests.billing.test_settlement import Customer
+
+ANN, BOB = "operator:ann", "operator:bob"
+NONE = FourEyes()
+ABOVE_TEN = FourEyes(units_of("10"))
+
+
+@pytest.fixture
+def customer(deployment: Deployment) -> Customer:
+    return Customer(deployment).invoiced()
+
+
+def submit(customer: Customer, asked: ActRequest, rule: FourEyes = NONE, by: str = ANN) -> MoneyAct:
+    with customer.deployment.database.transaction() as session:
+        return money_acts.submit(session, customer.deployment.clock, asked, by, rule)
+
+
+def preview(customer: Customer, asked: ActRequest) -> Preview:
+    with customer.deployment.database.transaction() as session:
+        return money_acts.preview(session, customer.deployment.clock, asked)
+
+
+def confirm(customer: Customer, act: MoneyAct, by: str) -> MoneyAct:
+    with customer.deployment.database.transaction() as session:
+        return money_acts.confirm(session, customer.deployment.clock, act.id, by)
+
+
+def count(customer: Customer, table: type) -> int:
+    with customer.deployment.database.read() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
+
+
+def balances(customer: Customer) -> dict[str, int]:
+    """Cents by account, debits positive."""
+    with customer.deployment.database.read() as session:
+        found = {kind.value: balance(session, "acme", kind, "USD") for kind in AccountKind}
+    return {kind: units // 10**10 for kind, units in found.items() if units}
+
+
+def sheet(seen: Preview) -> list[tuple[str, int]]:
+    return sorted((each.account, each.units // 10**10) for each in seen.postings)
+
+
+# What each act posts, in cents, and the balances after it. Before it the tenant owes 1,200, earned as
+# revenue; for a refund the invoice is paid.
+SHEET = [
+    (
+        ActRequest(Kind.GRANT, "acme", "g", units_of("7.50"), terms={"kind": "promo"}),
+        [("promo", -750), ("promotion", 750)],
+        {"receivable": 1200, "revenue": -1200, "promo": -750, "promotion": 750},
+    ),
+    (
+        ActRequest(Kind.GRANT, "acme", "g", units_of("7.50")),
+        [("cash", 750), ("prepaid", -750)],
+        {"receivable": 1200, "revenue": -1200, "prepaid": -750, "cash": 750},
+    ),
+    (
+        ActRequest(Kind.CREDIT_NOTE, "TH-000001", "c", units_of("2.25"), "late"),
+        [("receivable", -225), ("revenue", 225)],
+        {"receivable": 975, "revenue": -975},
+    ),
+    (
+        ActRequest(Kind.VOID, "TH-000001", "v", reason="in error"),
+        [("receivable", -1200), ("revenue", 1200)],
+        {},
+    ),
+    (
+        ActRequest(Kind.WRITE_OFF, "TH-000001", "w"),
+        [("bad_debt", 1200), ("receivable", -1200)],
+        {"bad_debt": 1200, "revenue": -1200},
+    ),
+    (
+        ActRequest(Kind.WIRE, "TH-000001", "manual:1", units_of("5")),
+        [("cash", 500), ("receivable", -500)],
+        {"cash": 500, "receivable": 700, "revenue": -1200},
+    ),
+    (
+        ActRequest(Kind.WIRE, "TH-000001", "manual:1", units_of("15")),
+        [("cash", 300), ("cash", 1200), ("prepaid", -300), ("receivable", -1200)],
+        {"cash": 1500, "prepaid": -300, "revenue": -1200},
+    ),
+    (
+        ActRequest(Kind.WIRE, "acme", "manual:1", units_of("4")),
+        [("cash", 400), ("prepaid", -400)],
+        {"cash": 400, "prepaid": -400, "receivable": 1200, "revenue": -1200},
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "posted", "after"), SHEET)
+def test_a_preview_is_what_is_posted_and_the_books_are_the_sheet_s(
+    customer: Customer,
+    asked: ActRequest,
+    posted: list[tuple[str, int]],
+    after: dict[str, int],
+) -> None:
+    before, transactions = balances(customer), count(customer, LedgerTransaction)
+    assert before == {"receivable": 1200, "revenue": -1200}
+    assert sheet(preview(customer, asked)) == posted
+    assert (balances(customer), count(customer, LedgerTransaction)) == (before, transactions)
+    assert count(customer, MoneyAct) == 0
+    assert submit(customer, asked).status == "posted"
+    assert balances(customer) == after
+    assert submit(customer, asked).status == "posted", "the same reference"
+    assert balances(customer) == after
+    clean(customer.deployment)
+
+
+def test_a_refund_takes_the_payment_back(customer: Customer) -> None:
+    payment = customer.pay(1200, "wire")
+    asked = ActRequest(Kind.REFUND, payment, "r", units_of("2"), "goodwill")
+    assert sheet(preview(customer, asked)) == [("cash", -200), ("receivable", 200)]
+    assert submit(customer, asked).result["status"] == "succeeded"
+    assert balances(customer) == {"cash": 1000, "receivable": 200, "revenue": -1200}
+
+
+def test_a_preview_says_what_becomes_of_the_invoice(customer: Customer) -> None:
+    seen = preview(customer, ActRequest(Kind.WIRE, "TH-000001", "manual:1"))
+    assert seen.remarks == ["Invoice TH-000001: final → paid", "To pay: 12.00 USD → 0.00 USD"]
+
+
+def test_a_change_of_plan_shows_the_draft_and_takes_effect(customer: Customer) -> None:
+    with customer.deployment.database.transaction() as session:
+        now = customer.deployment.clock.now()
+        subscriptions.create_plan(session, now, {"name": "pro", "currency": "USD"})
+        fields = {"name": "big", "currency": "USD", "base_fee": units_of("31")}
+        subscriptions.create_plan(session, now, fields)
+    terms = {"plan": "big", "seats": "2", "overrides": {"base_fee": "62"}}
+    asked = ActRequest(Kind.PLAN, "acme", "p", terms=terms)
+    seen = preview(customer, asked)
+    assert seen.subject.amount == units_of("62") and seen.postings == []
+    # On February 10 at 00:00, 19 of the 28 days are left of 62.00: 42.07.
+    assert seen.remarks == ["Draft of this period: 0.00 USD → 42.07 USD"]
+    assert submit(customer, asked).result["overrides"] == {"base_fee": "62"}
+    with customer.deployment.database.read() as session:
+        held = subscriptions.read_subscriptions(session, ["acme"])["acme"]
+    assert [(plan.name, plan.base_fee, row.seats) for row, plan in held] == [
+        ("big", units_of("62"), 2)
+    ]
+
+
+def test_above_the_amount_a_second_person_confirms(customer: Customer) -> None:
+    asked = ActRequest(Kind.WRITE_OFF, "TH-000001", "w", reason="insolvent")
+    act = submit(customer, asked, ABOVE_TEN)
+    assert act.status == "waiting"
+    assert balances(customer) == {"receivable": 1200, "revenue": -1200}
+    with pytest.raises(Forbidden, match="cannot confirm it"):
+        confirm(customer, act, ANN)
+    assert confirm(customer, act, BOB).status == "posted"
+    assert balances(customer) == {"bad_debt": 1200, "revenue": -1200}
+    with pytest.raises(Conflict, match="posted already"):
+        confirm(customer, act, BOB)
+    with customer.deployment.database.read() as session:
+        rows = session.scalars(select(AuditEntry).order_by(AuditEntry.id)).all()
+        said = [(each.actor, each.action) for each in rows]
+    assert said == [(ANN, "invoice.write_off.requested"), (BOB, "invoice.write_off")]
+
+
+def test_the_amount_itself_needs_one_person_only(customer: Customer) -> None:
+    asked = ActRequest(Kind.GRANT, "acme", "g", units_of("10"))
+    assert submit(customer, asked, ABOVE_TEN).status == "posted"
+    more = ActRequest(Kind.GRANT, "acme", "g2", units_of("10.01"))
+    assert submit(customer, more, ABOVE_TEN).status == "waiting"
+
+
+def test_a_rejected_act_posts_nothing_and_keeps_its_reference(customer: Customer) -> None:
+    asked = ActRequest(Kind.GRANT, "acme", "g", units_of("11"))
+    act = submit(customer, asked, ABOVE_TEN)
+    with customer.deployment.database.transaction() as session:
+        money_acts.reject(session, customer.deployment.clock, act.id, ANN, "a typing error")
+    with pytest.raises(Conflict, match="rejected"):
+        submit(customer, asked, ABOVE_TEN)
+    with pytest.raises(Conflict, match="rejected already"):
+        confirm(customer, act, BOB)
+    assert balances(customer) == {"receivable": 1200, "revenue": -1200}
+
+
+def test_what_cannot_be_posted_is_refused_before_it_waits(customer: Customer) -> None:
+    customer.pay(1200, "wire")
+    for asked in (
+        ActRequest(Kind.VOID, "TH-000001", "v", reason="late"),
+        ActRequest(Kind.CREDIT_NOTE, "TH-000001", "c", units_of("12.01"), "much"),
+    ):
+        with pytest.raises(Conflict):
+            submit(customer, asked, ABOVE_TEN)
+    assert count(customer, MoneyAct) == 0
+
+
+def test_an_invoice_that_was_paid_in_part_meanwhile_is_not_written_off(customer: Customer) -> None:
+    act = submit(customer, ActRequest(Kind.WRITE_OFF, "TH-000001", "w"), ABOVE_TEN)
+    customer.pay(200, "wire")
+    with pytest.raises(Conflict, match="10 USD now, not 12"):
+        confirm(customer, act, BOB)
+    with customer.deployment.database.read() as session:
+        assert session.scalars(select(Invoice.status)).one() == "final"
+        assert session.get_one(MoneyAct, act.id).status == "waiting"
+
+
+def test_one_reference_is_not_used_for_two_acts(customer: Customer) -> None:
+    submit(customer, ActRequest(Kind.GRANT, "acme", "same", units_of("1")))
+    for asked in (
+        ActRequest(Kind.GRANT, "acme", "same", units_of("2")),
+        ActRequest(Kind.WRITE_OFF, "TH-000001", "same"),
+    ):
+        with pytest.raises(Conflict, match="another act"):
+            submit(customer, asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        (ActRequest(Kind.GRANT, "acme", "g", units_of("1"), terms={"colour": 1}), "terms"),
+        (ActRequest(Kind.GRANT, "acme", "g", units_of("1"), terms={"priority": "x"}), "terms"),
+        (
+            ActRequest(Kind.GRANT, "acme", "g", 1, terms={"expires_at": "2026-03-01T00:00:00"}),
+            "terms",
+        ),
+        (ActRequest(Kind.GRANT, "acme", "g"), "amount"),
+        (ActRequest(Kind.WIRE, "TH-000001", "w", units_of("0.001")), "amount"),
+        (ActRequest(Kind.WIRE, "TH-000001", "w", 0), "amount"),
+    ],
+)
+def test_bad_input_is_named(customer: Customer, asked: ActRequest, param: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        submit(customer, asked)
+    assert refused.value.param == param

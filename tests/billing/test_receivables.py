@@ -1,0 +1,66 @@
+"""Open amounts by age, and the search over all tenants, against a hand sheet."""
+
+from datetime import timedelta
+
+from billing import invoice_run, receivables
+from billing.models import Invoice
+from core.clock import FakeClock
+from tests.billing.conftest import Deployment
+from tests.billing.test_settlement import Customer
+
+# Days past due of each invoice -> its bucket; the boundary belongs to the younger one.
+AGES = {
+    -1: "not due",
+    0: "not due",
+    1: "1-30 days",
+    30: "1-30 days",
+    31: "31-60 days",
+    60: "31-60 days",
+    90: "61-90 days",
+    91: "over 90 days",
+}
+
+
+def test_each_open_amount_is_in_one_bucket(deployment: Deployment, clock: FakeClock) -> None:
+    customer = Customer(deployment).invoiced()
+    for days, name in AGES.items():
+        with deployment.database.transaction() as session:
+            invoice = session.get_one(Invoice, customer.invoice_id)
+            assert invoice.due_at is not None
+            now = invoice.due_at + timedelta(days=days)
+            (line,) = receivables.ageing(session, now)
+            found = receivables.invoices(session, now, bucket=name)
+        wanted = dict.fromkeys(receivables.BUCKETS, 0) | {name: 1200, "total": 1200}
+        assert line == {"currency": "USD"} | wanted, days
+        assert [each.id for each, _ in found] == [customer.invoice_id], days
+    customer.pay(500, "part")
+    with deployment.database.read() as session:
+        assert receivables.ageing(session, clock.now())[0]["total"] == 700
+    customer.pay(700, "rest")
+    with deployment.database.read() as session:
+        assert receivables.ageing(session, clock.now()) == []
+
+
+def test_invoices_and_payments_are_found_and_paged(deployment: Deployment) -> None:
+    deployment.tenant("zeta")
+    for tenant_id in ("acme", "zeta"):
+        tokens = {"input_tokens": 0, "cached_tokens": 0, "output_tokens": 20_000_000}
+        deployment.record(deployment.event(tenant_id=tenant_id, **tokens))
+    deployment.rate()
+    deployment.clock.advance(days=40)
+    invoice_run.run(deployment.database, deployment.clock)
+    now = deployment.clock.now()
+    with deployment.database.transaction() as session:
+        every = receivables.invoices(session, now)
+        names = [name for _, name in receivables.invoices(session, now, search="zet")]
+        pages = [every[0], *receivables.invoices(session, now, before=every[0][0].id)]
+        assert [each.id for each, _ in pages] == [each.id for each, _ in every]
+        assert set(names) == {"zeta"} and {name for _, name in every} == {"acme", "zeta"}
+        assert receivables.invoices(session, now, state="paid") == []
+    customer = Customer(deployment, invoice_id=every[0][0].id)
+    assert every[0][1] in ("acme", "zeta")
+    if every[0][1] == "acme":
+        customer.pay(100, "bank 4711")
+        with deployment.database.read() as session:
+            ((payment, name, label),) = receivables.payments(session, search="4711")
+        assert (payment.amount_minor, name, label) == (100, "acme", every[0][0].label)

@@ -1,0 +1,163 @@
+"""What every tier does alike: memory, disk and Redis."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from engine.errors import ConfigError
+from engine.tiers.disk import DiskTier
+from engine.tiers.memory import MemoryTier
+from engine.tiers.redis_tier import RedisTier
+from engine.tiers.tier import Tier, owner_folder
+from tests.conftest import REDIS, need_redis
+from tests.contracts.redis_keys import forget, new_prefix
+
+KINDS = ["ram", "disk", "remote"]
+
+
+@pytest.fixture(params=KINDS)
+def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tier]:
+    if request.param == "ram":
+        yield MemoryTier(1000, 60.0)
+    elif request.param == "disk":
+        yield DiskTier(tmp_path / "tier", 1000, 60.0)
+    else:
+        need_redis()
+        prefix = new_prefix()
+        made = RedisTier(REDIS, 60.0, prefix)
+        yield made
+        made.close()
+        forget(prefix)
+
+
+def name(owner: str, key: str) -> str:
+    return f"{owner_folder(owner)}scope/{key}"
+
+
+def test_reads_give_what_was_written(tier: Tier) -> None:
+    names = [name("acme", f"{n:02}") for n in range(20)]
+    for number, each in enumerate(names):
+        assert tier.write(each, bytes([number]) * 9) == []
+    found: list[bytes] = []
+    while len(found) < 20 and (more := tier.read(names[len(found) :])):
+        found += more
+    assert found == [bytes([number]) * 9 for number in range(20)]
+    tier.write(names[3], b"new")
+    assert tier.read(names[3:4]) == [b"new"]
+
+
+def test_a_read_ends_at_the_first_miss(tier: Tier) -> None:
+    tier.write(name("acme", "a"), b"1")
+    tier.write(name("acme", "c"), b"3")
+    assert tier.read([name("acme", each) for each in "abc"]) == [b"1"]
+    assert tier.read([name("acme", "b")]) == []
+    if tier.listed:
+        assert [tier.holds(name("acme", each)) for each in "abc"] == [True, False, True]
+        assert sorted(tier.names()) == [name("acme", "a"), name("acme", "c")]
+    else:
+        assert not tier.holds(name("acme", "a")) and tier.names() == []
+
+
+def test_a_tenant_is_erased_and_no_other(tier: Tier) -> None:
+    for owner in ("acme", "globex"):
+        for key in "ab":
+            tier.write(name(owner, key), owner.encode())
+    gone = tier.erase(owner_folder("acme"))
+    assert not tier.listed or sorted(gone) == [name("acme", "a"), name("acme", "b")]
+    assert tier.read([name("acme", "a")]) == tier.read([name("acme", "b")]) == []
+    assert tier.read([name("globex", "a"), name("globex", "b")]) == [b"globex"] * 2
+    assert tier.erase(owner_folder("nobody")) == []
+
+
+def test_a_block_is_discarded(tier: Tier) -> None:
+    tier.write(name("acme", "a"), b"1")
+    tier.discard(name("acme", "a"))
+    tier.discard(name("acme", "never"))
+    assert tier.read([name("acme", "a")]) == []
+
+
+def test_threads_may_use_it_together(tier: Tier) -> None:
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        own = name(f"t{number}", "k")
+        for turn in range(20):
+            tier.write(own, b"%d %d" % (number, turn))
+            if tier.read([own]) != [b"%d %d" % (number, turn)]:
+                wrong.append((number, turn))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+class Now:
+    def __init__(self) -> None:
+        self.at = 1e9
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_the_least_recently_used_goes_first_and_the_old_go(kind: str, tmp_path: Path) -> None:
+    now = Now()
+
+    def make() -> Tier:
+        if kind == "ram":
+            return MemoryTier(30, 100.0, now)
+        return DiskTier(tmp_path, 30, 100.0, now)
+
+    tier = make()
+    for key in "abc":
+        tier.write(name("acme", key), b"x" * 10)
+        now.at += 1
+    tier.read([name("acme", "a")])
+    assert tier.write(name("acme", "d"), b"x" * 10) == [name("acme", "b")]
+    assert tier.write(name("acme", "huge"), b"x" * 31) == []
+    assert sorted(tier.names()) == [name("acme", each) for each in "acd"]
+    now.at += 99.5
+    assert tier.read([name("acme", "c")]) == []  # written before the others were used
+    assert tier.read([name("acme", "d")]) == [b"x" * 10]
+    if kind == "disk":
+        assert len([path for path in tmp_path.rglob("*") if path.is_file()]) <= 3
+
+
+def test_redis_forgets_after_its_time() -> None:
+    need_redis()
+    prefix = new_prefix()
+    tier = RedisTier(REDIS, 0.2, prefix)
+    tier.write(name("acme", "a"), b"1")
+    left = redis.Redis.from_url(REDIS).pttl(prefix + name("acme", "a"))
+    assert 0 < left <= 200
+    tier.close()
+    forget(prefix)
+
+
+def test_a_disk_is_found_again_without_parts_of_files(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, 1000, 60.0)
+    tier.write(name("acme", "a"), b"1")
+    part = tmp_path / (name("acme", "b") + ".part")
+    part.write_bytes(b"cut")
+    os.utime(tmp_path / name("acme", "a"))
+    again = DiskTier(tmp_path, 1000, 60.0)
+    assert again.names() == [name("acme", "a")]
+    assert again.read([name("acme", "a")]) == [b"1"] and not part.exists()
+    (tmp_path / name("acme", "a")).unlink()
+    assert again.read([name("acme", "a")]) == [] and again.names() == []
+    assert (tmp_path / name("acme", "a")).parent.stat().st_mode & 0o77 == 0
+
+
+def test_a_folder_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"tier_disk .*file.*: name another folder"):
+        DiskTier(tmp_path / "file" / "x", 1000, 60.0)
+    with pytest.raises(ConfigError, match="tier_remote is 'nonsense'"):
+        RedisTier("nonsense", 60.0)

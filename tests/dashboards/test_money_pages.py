@@ -1,0 +1,214 @@
+"""Acts on money, invoices of all tenants, billing details, plans, taxes and parked usage by page."""
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from billing import invoice_run, usage
+from billing.accounts import ensure_account
+from billing.models import BillingAccount, Invoice, MoneyAct, ParkedEvent, Plan, TaxRate
+from billing.subscriptions import create_plan, subscribe
+from core.money import units_of
+from core.tenants import operators
+from core.tenants.models import AuditEntry
+from tests.dashboards.browser_client import browser
+from tests.gateway.deployment import Deployment, running_deployment
+
+NEW = "/dashboard/operator/money-acts/new"
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """With a final invoice of 100.00 and the rule of a second person above 50."""
+    settings = {"four_eyes_above": "50"}
+    with running_deployment(tmp_path_factory.mktemp("money"), settings=settings) as made:
+        services = made.services
+        long_ago = services.clock.now() - timedelta(days=75)
+        with services.database.transaction() as session:
+            account = ensure_account(session, made.tenant_id, long_ago)
+            fields = {"name": "fees", "currency": account.currency, "base_fee": units_of("100")}
+            create_plan(session, long_ago, fields)
+            subscribe(session, made.tenant_id, "fees", long_ago)
+            starts = services.clock.now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+            from billing.accounts import Periods, lock_account
+
+            account = lock_account(session, made.tenant_id)
+            Periods(session).around(account, starts - timedelta(days=15))
+        invoice_run.run(services.database, services.clock)
+        yield made
+
+
+@pytest.fixture
+def operator(deployment: Deployment) -> Iterator[httpx.Client]:
+    with closing(browser(deployment, deployment.services.operator_token)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ann(deployment: Deployment) -> str:
+    services = deployment.services
+    with services.database.transaction() as session:
+        return operators.add(session, services.clock, "operator", "ann", "accountant")[1]
+
+
+def final(deployment: Deployment) -> Invoice:
+    with deployment.services.database.read() as session:
+        query = select(Invoice).where(Invoice.number.is_not(None))
+        return session.scalars(query.order_by(Invoice.number)).all()[0]
+
+
+def reference(page: str) -> str:
+    found = re.search(r'name="reference" value="([^"]+)"', page)
+    assert found is not None, page[-3000:]
+    return found[1]
+
+
+def test_an_act_is_previewed_confirmed_by_its_amount_and_posted_once(
+    operator: httpx.Client, deployment: Deployment
+) -> None:
+    fields = {"kind": "grant", "target": deployment.tenant_id, "amount": "12.50"}
+    fields |= {"credit": "promo", "reason": "an outage"}
+    seen = operator.get(NEW, params=fields)
+    assert seen.status_code == 200 and "What will be posted" in seen.text
+    for words in ("promotion", "promo", "12.50 USD"):
+        assert words in seen.text
+    sent = fields | {"act": "post", "reference": reference(seen.text)}
+    refused = operator.post(NEW, data=sent | {"confirm": "12"})
+    assert refused.status_code == 400 and "does not match" in refused.text
+    assert 'value="an outage"' in refused.text, "what was typed is kept"
+    posted = operator.post(NEW, data=sent | {"confirm": "12.50"})
+    assert "It is posted." in posted.text and posted.request.method == "GET"
+    operator.post(NEW, data=sent | {"confirm": "12.50"})
+    with deployment.services.database.read() as session:
+        acts = session.scalars(select(MoneyAct).where(MoneyAct.reason == "an outage")).all()
+        rows = session.scalars(select(AuditEntry).where(AuditEntry.action == "credit.grant")).all()
+        logged = [(each.actor, each.tenant_id) for each in rows]
+    assert [each.status for each in acts] == ["posted"]
+    assert logged == [("operator", deployment.tenant_id)]
+
+
+def test_a_large_act_waits_for_the_accountant_and_not_for_who_asked(
+    operator: httpx.Client, deployment: Deployment, ann: str
+) -> None:
+    invoice = final(deployment)
+    page = operator.get(f"/dashboard/operator/invoices/{invoice.id}").text
+    assert "Write off…" in page and "Book a wire…" in page
+    fields = {"kind": "write_off", "target": invoice.id, "reason": "insolvent"}
+    seen = operator.get(NEW, params=fields).text
+    assert "bad debt" in seen and "final → uncollectible" in seen and "second operator" in seen
+    amount = re.search(r"Type “([^”]+)” to", seen)
+    assert amount is not None
+    sent = fields | {"act": "post", "reference": reference(seen), "confirm": amount[1]}
+    assert "waits for a second operator" in operator.post(NEW, data=sent).text
+    acts = operator.get("/dashboard/operator/money-acts").text
+    assert "Withdraw" in acts and ">Confirm<" not in acts
+    with deployment.services.database.read() as session:
+        act = session.scalars(select(MoneyAct).where(MoneyAct.reason == "insolvent")).one()
+    own = {"act": "confirm", "id": act.id, "confirm": amount[1]}
+    assert operator.post("/dashboard/operator/money-acts", data=own).status_code == 403
+    with closing(browser(deployment, ann)) as second:
+        assert ">Confirm<" in second.get("/dashboard/operator/money-acts").text
+        done = second.post("/dashboard/operator/money-acts", data=own)
+        assert "It is posted." in done.text
+        assert second.get("/dashboard/operator/safety").status_code == 403
+        prices = second.post("/dashboard/operator/plans", data={"act": "plan", "name": "x"})
+        assert prices.status_code == 403
+    shown = operator.get(f"/dashboard/operator/invoices/{invoice.id}").text
+    assert "uncollectible" in shown and "ann" in shown
+
+
+def test_a_refused_preview_keeps_the_form(operator: httpx.Client, deployment: Deployment) -> None:
+    fields = {"kind": "grant", "target": deployment.tenant_id, "amount": "much", "reason": "why"}
+    answer = operator.get(NEW, params=fields)
+    assert answer.status_code == 400
+    assert 'value="much"' in answer.text and "not an amount" in answer.text
+    assert operator.get(NEW, params={"kind": "gift", "target": "x"}).status_code == 400
+
+
+def test_invoices_of_all_tenants_are_searched_and_written(
+    operator: httpx.Client, deployment: Deployment
+) -> None:
+    invoice = final(deployment)
+    page = operator.get("/dashboard/operator/invoices", params={"q": invoice.label}).text
+    assert str(invoice.label) in page and "Over 90 days" not in page.split("<table")[1]
+    none = operator.get("/dashboard/operator/invoices", params={"q": "nothing"}).text
+    assert "No invoice matches." in none
+    lines = operator.get("/dashboard/operator/invoices?format=csv").text.splitlines()
+    assert lines[0].startswith("Invoice,Tenant,Period") and len(lines) >= 2
+    assert operator.get("/dashboard/operator/payments?format=csv").text.startswith("Started,Tenant")
+
+
+def test_billing_details_and_the_subscription_are_changed(
+    operator: httpx.Client, deployment: Deployment
+) -> None:
+    path = f"/dashboard/operator/tenants/{deployment.tenant_id}/billing"
+    fields = {"act": "details", "legal_name": "Demo AG", "address": "Weg 1\r\nBern"}
+    fields |= {"tax_region": "DE", "tax_id": "DE1", "collection": "manual"}
+    refused = operator.post(path, data=fields)
+    assert refused.status_code == 400 and "Demo AG" in refused.text
+    saved = operator.post(path, data=fields | {"tax_id": "DE136695976"})
+    assert "billing details are saved" in saved.text, saved.text[-2000:]
+    with deployment.services.database.read() as session:
+        account = session.get_one(BillingAccount, deployment.tenant_id)
+        assert (account.legal_name, account.address) == ("Demo AG", "Weg 1\nBern")
+        rows = session.scalars(select(AuditEntry).where(AuditEntry.action == "billing.change"))
+        assert [each.after["legal_name"] for each in rows if each.after] == ["Demo AG"]
+    paused = operator.post(path, data={"act": "pause", "until": "2099-01-01"})
+    assert "Resume now" in paused.text
+    assert "End the subscription" in operator.post(path, data={"act": "resume"}).text
+    wrong = operator.post(path, data={"act": "cancel", "when": "now", "confirm": "x"})
+    assert wrong.status_code == 400
+    ended = operator.post(path, data={"act": "cancel", "when": "now", "confirm": "demo"})
+    assert "The subscription was changed." in ended.text
+
+
+def test_a_plan_and_a_tax_rate_are_added(operator: httpx.Client, deployment: Deployment) -> None:
+    path = "/dashboard/operator/plans"
+    plan = {"act": "plan", "name": "pro", "currency": "USD", "interval": "year"}
+    plan |= {"in_advance": "yes", "base_fee": "1200", "seat_fee": "10", "included_seats": "2"}
+    plan |= {"trial_days": "0", "payment_terms_days": "30"}
+    assert operator.post(path, data=plan | {"seat_fee": "ten"}).status_code == 400
+    assert "plan was created" in operator.post(path, data=plan).text
+    rate = {"act": "rate", "region": "DE", "tax_name": "VAT", "percent": "19", "from": "2026-01-01"}
+    assert operator.post(path, data=rate | {"percent": "200"}).status_code == 400
+    assert "in force" in operator.post(path, data=rate).text
+    with deployment.services.database.read() as session:
+        made = session.scalars(select(Plan).where(Plan.name == "pro")).one()
+        assert (made.base_fee, made.in_advance, made.payment_terms_days) == (
+            units_of("1200"),
+            True,
+            30,
+        )
+        assert session.scalars(select(TaxRate.rate_ppm)).all() == [190_000]
+
+
+def test_parked_usage_is_listed_released_and_closed(
+    operator: httpx.Client, deployment: Deployment
+) -> None:
+    services = deployment.services
+    with services.database.transaction() as session:
+        session.add(
+            ParkedEvent(
+                request_id="req_parked",
+                tenant_id=deployment.tenant_id,
+                code="invalid",
+                reason="a reason to read",
+                payload={"tenant_id": deployment.tenant_id, "model": "tiny"},
+                parked_at=services.clock.now(),
+            )
+        )
+    path = "/dashboard/operator/parked"
+    assert "a reason to read" in operator.get(path).text
+    assert "The rest is below" in operator.post(path, data={"act": "release"}).text
+    drop = {"act": "drop", "id": "req_parked"}
+    assert operator.post(path, data=drop | {"confirm": "x"}).status_code == 400
+    assert "Nothing is parked." in operator.post(path, data=drop | {"confirm": "parked"}).text
+    with services.database.read() as session:
+        assert usage.parked(session) == []
+        actions = session.scalars(select(AuditEntry.action)).all()
+    assert {"usage.release", "usage.dismiss"} <= set(actions)

@@ -1,0 +1,23 @@
+"""What of a text is held because a tool call may begin there."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.streaming.tool_formats import FORMATS, partial_opening
+
+OPENINGS = [each.open for each in FORMATS]
+PARTS = st.one_of(
+    st.sampled_from([each[:end] for each in OPENINGS for end in range(len(each))]),
+    st.text("<|[ab ", max_size=4),
+)
+
+
+@given(st.lists(PARTS, max_size=6).map("".join))
+def test_the_longest_end_that_begins_an_opening_is_held(text: str) -> None:
+    longest = max(map(len, OPENINGS)) - 1
+    fitting = [
+        length
+        for length in range(1, min(longest, len(text)) + 1)
+        if any(opening.startswith(text[-length:]) for opening in OPENINGS)
+    ]
+    assert partial_opening(text) == max(fitting, default=0)
