@@ -9,7 +9,7 @@ EXTRAS ?= engine,pdf,stripe
 INSTALL := $(BIN)/pip install --no-compile -c constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: serve test check docs screenshots bench second-engine bare lock lock-check upgrade clean
+.PHONY: serve test check docs screenshots bench second-engine bare images lock lock-check upgrade clean
 
 # make serve MODEL=… serves that model; a MODEL of the environment is somebody else's.
 serve: $(VENV)/.installed
@@ -44,6 +44,10 @@ second-engine: $(VENV)/.installed-dev
 # The wheel alone in new environments, and `make serve` in a new clone.
 bare:
 	$(PYTHON) .ci/bare
+
+# Both container images, built with buildah and used; IMAGES="--torch-index ''" where pip finds torch itself.
+images:
+	$(PYTHON) .ci/bare/images.py $(IMAGES)
 
 # Pins what is new in pyproject.toml; the other pins stay.
 lock:

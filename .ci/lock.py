@@ -7,7 +7,8 @@
 
 pip resolves in an empty environment and installs nothing. torch comes first and alone: where the
 index has its CPU build, a range that another package asks for would take the GPU build. What only a
-GPU build asks for is left out, so that one file serves both.
+GPU build asks for is left out, and triton is the version that this build names, so that one file
+serves both.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import tempfile
 import tomllib
 import venv
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "constraints.txt"
@@ -65,23 +67,39 @@ def resolve(pins: list[str]) -> list[str]:
         torch = [line for line in pins if line.startswith("torch==")]
         if not torch:
             torch = [pin for pin in report(home, ["torch"], []) if pin.startswith("torch==")]
-        others = [line for line in pins if not line.startswith("torch==")]
-        found = report(home, requirements(), [*torch, *others])
+        others = [line for line in pins if not line.startswith(("torch==", "triton=="))]
+        found = report(home, requirements(), [*torch, *others, triton_of(home, torch[0])])
     kept = [pin for pin in found if not canonical(pin).startswith(GPU_BUILD)]
     return sorted(kept, key=str.lower)
+
+
+def triton_of(home: Path, torch: str) -> str:
+    """The triton that torch's GPU build requires: another one makes the extra `gpu` unresolvable.
+
+    `===` takes the version without a local part, which is the GPU build of the public index.
+    """
+    (build,) = dry_run(home, "--no-deps", torch.replace("==", "==="))
+    for line in build["requires_dist"]:
+        if found := re.match(r"triton==[\w.]+", line):
+            return found[0]
+    sys.exit(f"the GPU build of {torch} names no version of triton")
 
 
 def report(home: Path, wanted: list[str], pins: list[str]) -> list[str]:
     (home / "wanted.txt").write_text("\n".join(wanted))
     (home / "pins.txt").write_text("\n".join(pins))
+    files = "-r", str(home / "wanted.txt"), "-c", str(home / "pins.txt")
+    return [pin(each["name"], each["version"]) for each in dry_run(home, *files)]
+
+
+def dry_run(home: Path, *what: str) -> list[dict[str, Any]]:
+    """The metadata of what pip would install into an empty environment."""
     out = home / "report.json"
     command = [str(home / "venv/bin/python"), "-m", "pip", "install", "--quiet", "--dry-run"]
-    command += ["--ignore-installed", "--report", str(out)]
-    command += ["-r", str(home / "wanted.txt"), "-c", str(home / "pins.txt")]
+    command += ["--ignore-installed", "--report", str(out), *what]
     if subprocess.run(command, check=False).returncode:
         sys.exit("pip finds no versions that fit; `make upgrade` resolves without the pins")
-    installed = json.loads(out.read_text())["install"]
-    return [pin(each["metadata"]["name"], each["metadata"]["version"]) for each in installed]
+    return [each["metadata"] for each in json.loads(out.read_text())["install"]]
 
 
 def pin(name: str, version: str) -> str:

@@ -107,15 +107,10 @@ def database_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated file that tests copy, so that each of them does not migrate anew."""
-    from migrations.run import upgrade
+def migrated_sqlite() -> Path:
+    from tests.migrated import migrated_file
 
-    path = tmp_path_factory.mktemp("migrated") / "tollhouse.db"
-    made = Database(f"sqlite:///{path}")
-    upgrade(made)
-    made.close()
-    return path
+    return migrated_file()
 
 
 @pytest.fixture(scope="session")

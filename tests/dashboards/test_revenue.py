@@ -18,9 +18,9 @@ from core.money import Money, units_of
 from dashboards import revenue
 from dashboards.filters import Range
 from dashboards.pages.operator.margin import _share_of
-from migrations.run import upgrade
 from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import running_deployment
+from tests.migrated import migrated
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 MONTH = Range(date(2026, 11, 1), date(2026, 11, 20))
@@ -66,8 +66,7 @@ def payment(of: Invoice | None, amount: int, status: str, currency: str = "USD")
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    made = Database(f"sqlite:///{tmp_path / 'deployment.db'}")
-    upgrade(made)
+    made = migrated(f"sqlite:///{tmp_path / 'deployment.db'}")
     yield made
     made.close()
 

@@ -18,7 +18,6 @@ from sqlalchemy import text
 
 from billing.prices import ensure_default_prices
 from core.clock import SystemClock
-from core.database import Database
 from core.settings import Settings
 from core.tenants.bootstrap import ensure_demo_tenant
 from engine.demo.paths import MODEL_DIR
@@ -30,7 +29,7 @@ from gateway.services import Services
 from gateway.upstreams.clients import Engines
 from gateway.upstreams.fake import FakeEngine
 from gateway.wiring import build
-from migrations.run import upgrade
+from tests.migrated import migrated
 
 MODEL = "tiny"
 
@@ -107,8 +106,7 @@ def running_deployment(
 ) -> Iterator[Deployment]:
     """`send_buffer` bounds the kernel's share of an answer that nobody reads, in bytes."""
     settings = Settings(data_dir=tmp_path, **wiring.pop("settings", {}))
-    database = Database(settings.effective_database_url)
-    upgrade(database)
+    database = migrated(settings.effective_database_url)
     with database.transaction() as session:
         demo = ensure_demo_tenant(session, SystemClock())
         ensure_default_prices(session, SystemClock(), MODEL)
@@ -145,13 +143,15 @@ def _listening(app: FastAPI, send_buffer: int) -> Iterator[tuple[str, asyncio.Ab
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     deadline = time.monotonic() + 60
-    while not server.started:
-        assert thread.is_alive() and time.monotonic() < deadline, "the server did not start"
-        time.sleep(0.01)
-    assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
-    yield url, loop
-    server.should_exit = True
-    thread.join(60)
+    try:
+        while not server.started:
+            assert thread.is_alive() and time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.01)
+        assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
+        yield url, loop
+    finally:  # also where a test fails: its database is dropped next
+        server.should_exit = True
+        thread.join(60)
+        listener.close()
     assert not thread.is_alive(), "the server did not stop"
     loop.close()
-    listener.close()

@@ -13,7 +13,6 @@ from billing.prices import PriceDraft, save
 from billing.unrated import UnratedUsage
 from core.clock import FakeClock
 from core.counters import BucketRequest, Cap, Denial, Hold, Take
-from core.database import Database
 from core.errors import RateLimited, Unavailable
 from core.events import UsageEvent
 from core.money import Money
@@ -40,7 +39,7 @@ from gateway.upstreams.config import Upstream
 from gateway.upstreams.fake import FakeEngine
 from gateway.upstreams.openai import OpenAIEngine
 from gateway.wiring import build
-from migrations.run import upgrade
+from tests.migrated import migrated
 
 FIRST, SECOND = "first", "second"
 BIG = 10**9
@@ -206,8 +205,7 @@ class Gateway:
         """`upstreams` are models of their own beside the two scripted ones."""
         self.clock = FakeClock()  # it stands still, so no bucket refills
         settings = Settings(data_dir=directory, fallbacks=f"{FIRST}={SECOND}")
-        self.database = Database(settings.effective_database_url)
-        upgrade(self.database)
+        self.database = migrated(settings.effective_database_url)
         self._make_tenant((FIRST, SECOND, *(each.model for each in upstreams)))
         codec = load_codec(MODEL_DIR)
         self.engines = {name: self._engine(name, codec) for name in (FIRST, SECOND)}

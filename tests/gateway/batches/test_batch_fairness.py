@@ -11,14 +11,13 @@ from sqlalchemy import select
 from core.batches import jobs
 from core.batches.models import Batch
 from core.clock import FakeClock, SystemClock
-from core.database import Database
 from core.settings import Settings
 from core.tenants.organisations import create_tenant, set_unpaid
 from core.tenants.plans import DAY, FREE, HOUR, LimitRule, Scope, Unit, for_batches, with_rules
 from gateway.batches.fair_slots import FairSlots
-from migrations.run import upgrade
 from tests.gateway.batches.test_batches import many, slow, start, wait
 from tests.gateway.deployment import Deployment
+from tests.migrated import migrated
 
 __all__ = ["slow"]
 
@@ -93,8 +92,7 @@ def _batch(tenant_id: str, number: int, clock: FakeClock) -> Batch:
 
 def test_the_tenant_with_the_fewest_running_batches_is_next(tmp_path: Path) -> None:
     clock = FakeClock()
-    database = Database(Settings(data_dir=tmp_path).effective_database_url)
-    upgrade(database)
+    database = migrated(Settings(data_dir=tmp_path).effective_database_url)
     with database.transaction() as session:
         big, small = (create_tenant(session, clock, name=name).id for name in ("big", "small"))
         session.add_all(_batch(big, number, clock) for number in range(10))

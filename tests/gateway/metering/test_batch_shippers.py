@@ -19,14 +19,13 @@ from gateway.metering.batch_shippers import ProcessShipper, ProcessShipperFailed
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile
 from gateway.metering.usage_sink import SqlUsageSink
-from migrations.run import upgrade
 from tests.gateway.metering.test_spool import closed
+from tests.migrated import migrated
 
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    made = Database(f"sqlite:///{tmp_path}/books.db")
-    upgrade(made)
+    made = migrated(f"sqlite:///{tmp_path}/books.db")
     yield made
     made.close()
 

@@ -34,8 +34,8 @@ from gateway.metering.spool import (
 )
 from gateway.metering.usage_sink import SqlUsageSink, stored_counts
 from gateway.upstreams.base import RequestStillRunning
-from migrations.run import upgrade
 from tests.gateway.deployment import MODEL, Deployment
+from tests.migrated import migrated
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -355,8 +355,7 @@ async def test_counts_that_were_stored_settle_what_an_upstream_has_no_receipt_of
 ) -> None:
     """An upstream's report was spooled and shipped, and then the gateway was killed: its event must
     not say less than the report that the audit compares it with."""
-    database = Database(f"sqlite:///{tmp_path / 'tollhouse.db'}")
-    upgrade(database)
+    database = migrated(f"sqlite:///{tmp_path / 'tollhouse.db'}")
     spools = tmp_path / "spools"
     left = SpoolFile(spools / "dead.db")
     left.commit([insert_opened(opened("req_1")), insert_opened(opened("req_2"))])

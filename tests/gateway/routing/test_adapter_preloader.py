@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from billing.prices import ensure_default_prices
 from billing.usage import record
 from core.clock import FakeClock
-from core.database import Database
 from core.errors import BadRequest
 from core.events import SettledBy, UsageEvent, UsageKind
 from core.ids import REQUEST, new_id
@@ -21,7 +20,7 @@ from gateway.routing.adapter_popularity import AdapterPopularity
 from gateway.routing.adapter_preloader import AdapterPreloader
 from gateway.routing.router import Router
 from gateway.upstreams.fake import FakeEngine
-from migrations.run import upgrade
+from tests.migrated import migrated
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 ADAPTERS = {name: NamedAdapter(name, "m", name * 4, f"/x/{name * 4}", NOW) for name in "abc"}
@@ -30,8 +29,7 @@ ADAPTERS = {name: NamedAdapter(name, "m", name * 4, f"/x/{name * 4}", NOW) for n
 class Bench:
     def __init__(self, tmp_path: Path) -> None:
         self.clock = FakeClock(NOW)
-        self.database = Database(f"sqlite:///{tmp_path / 'k.db'}")
-        upgrade(self.database)
+        self.database = migrated(f"sqlite:///{tmp_path / 'k.db'}")
         self.router = Router(self.clock)
         self.engines = [FakeEngine(engine_id=name) for name in ("left", "right")]
         self.router.add("m", self.engines)

@@ -17,7 +17,6 @@ from aiohttp import web
 from billing.prices import ensure_default_prices, ensure_price
 from core.clock import FakeClock, SystemClock
 from core.counters_redis import RedisCounters
-from core.database import Database
 from core.errors import SettingError, TollhouseError
 from core.settings import Settings
 from engine.demo.paths import MODEL_DIR
@@ -31,10 +30,10 @@ from gateway.upstreams.openai import OpenAIEngine
 from gateway.upstreams.openai_body import lora_name, upstream_body
 from gateway.upstreams.openai_stats import stats_of
 from gateway.upstreams.upstream_limits import UpstreamLimits
-from migrations.run import upgrade
 from tests.conftest import REDIS, need_redis
 from tests.contracts.redis_keys import forget, new_prefix
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
+from tests.migrated import migrated
 
 VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -355,8 +354,7 @@ def test_sharing_a_cache_that_cannot_be_kept_apart_is_declared() -> None:
 
 
 def test_the_price_of_an_entry_is_the_models_until_somebody_sets_another(tmp_path: Path) -> None:
-    database, clock = Database(f"sqlite:///{tmp_path / 'p.db'}"), FakeClock()
-    upgrade(database)
+    database, clock = migrated(f"sqlite:///{tmp_path / 'p.db'}"), FakeClock()
     with database.transaction() as session:
         plain = ensure_default_prices(session, clock, "m")
         clock.advance(10)
