@@ -5,6 +5,7 @@ import shutil
 import socket
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis
@@ -87,16 +88,28 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'tollhouse.db'}"
 
 
-@pytest.fixture
-def postgres_url() -> Iterator[str]:
-    """A PostgreSQL database of this test's own."""
+@contextmanager
+def _postgres(template: str = "template1") -> Iterator[str]:
+    """The URL of a new database, which is dropped afterwards.
+
+    A commit does not wait for the disk: no test takes the power from the server, and what a killed
+    client committed is there.
+    """
     need_postgres()
     name = f"tollhouse_test_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as admin:
-        admin.execute(f"create database {name}")
+        admin.execute(f"create database {name} template {template}")
+        admin.execute(f"alter database {name} set synchronous_commit = off")
     yield POSTGRES.rpartition("/")[0] + f"/{name}"
     with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as admin:
         admin.execute(f"drop database if exists {name} with (force)")
+
+
+@pytest.fixture
+def postgres_url() -> Iterator[str]:
+    """A PostgreSQL database of this test's own."""
+    with _postgres() as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -116,31 +129,20 @@ def migrated_sqlite() -> Path:
 @pytest.fixture(scope="session")
 def migrated_postgres() -> Iterator[str]:
     """Name of a migrated database that tests take as their template."""
-    from migrations.run import upgrade
+    from tests.migrated import migrated
 
-    need_postgres()
-    name = f"tollhouse_test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as admin:
-        admin.execute(f"create database {name}")
-    made = Database(POSTGRES.rpartition("/")[0] + f"/{name}")
-    upgrade(made)
-    made.close()
-    yield name
-    with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as admin:
-        admin.execute(f"drop database if exists {name} with (force)")
+    with _postgres() as url:
+        migrated(url).close()
+        yield url.rpartition("/")[2]
 
 
 @pytest.fixture
 def postgres_database(migrated_postgres: str) -> Iterator[Database]:
     """A migrated PostgreSQL database of this test's own."""
-    name = f"tollhouse_test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as admin:
-        admin.execute(f"create database {name} template {migrated_postgres}")
-    made = Database(POSTGRES.rpartition("/")[0] + f"/{name}")
-    yield made
-    made.close()
-    with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as admin:
-        admin.execute(f"drop database if exists {name} with (force)")
+    with _postgres(migrated_postgres) as url:
+        made = Database(url)
+        yield made
+        made.close()
 
 
 @pytest.fixture
