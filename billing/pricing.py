@@ -215,10 +215,11 @@ class PriceVersion:
 
     def cost(self, counts: Counts) -> int:
         """Picounits of an event as the first of its period; exact for any event if rates are flat."""
-        total = 0
+        total, linear = 0, self.linear
         for component, quantity in counts.by_component:
             if quantity:  # a quantity of zero costs nothing at any rate
-                total += self.total(component, quantity)
+                unit = linear.get(component)
+                total += self.total(component, quantity) if unit is None else quantity * unit
         return total
 
     def upper_bound(

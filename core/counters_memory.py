@@ -190,7 +190,7 @@ class MemoryCounters:
         refused = tuple([each.key for each in full if not each.shadow]) if full else ()
         if self._is_unseeded(bucket_request):
             counts = tuple([len(held) for held in holders])
-            states = _states(takes, buckets, taken=False)
+            states = _states(takes, buckets)
             return Denial(states, counts, refused, shadow=shadow, unseeded=True)
         free = self._affordable(bucket_request)
         unaffordable = (
@@ -200,15 +200,14 @@ class MemoryCounters:
         if refused or (unaffordable and free):
             need = bucket_request.hold.need if bucket_request.hold else 0
             return Denial(
-                _states(takes, buckets, taken=False),
+                _states(takes, buckets),
                 tuple([len(held) for held in holders]),
                 refused,
                 tuple([key for key, left in free.items() if left < need]),
                 shadow,
                 max(0, min(free.values(), default=0)),
             )
-        for take, bucket in zip(takes, buckets, strict=True):
-            bucket.debt += take.amount * take.period_ms
+        states = _take_all(takes, buckets)
         for held in holders:
             held.add(bucket_request.id)
         granted = (
@@ -216,7 +215,6 @@ class MemoryCounters:
         )
         for key in free:
             self._accounts[(group, key)].held += granted
-        states = _states(takes, buckets, taken=True)
         grant = BucketGrant(states, tuple([len(held) for held in holders]), granted, shadow)
         if bucket_request.lease_ms == 0:
             return grant
@@ -284,12 +282,14 @@ class MemoryCounters:
     def _set_amounts(self, group: str, record: _Record, amounts: Sequence[int], now: int) -> None:
         """Set the takes to `amounts`; takes beyond its length are unchanged."""
         takes, held = record.bucket_request.takes, record.amounts
-        changed = [number for number, each in enumerate(amounts) if each != held[number]]
-        buckets = self._refilled(group, [takes[number] for number in changed], now)
-        for number, bucket in zip(changed, buckets, strict=True):
-            debt = bucket.debt + (amounts[number] - held[number]) * takes[number].period_ms
+        for number, amount in enumerate(amounts):
+            if amount == held[number]:
+                continue
+            take = takes[number]
+            (bucket,) = self._refilled(group, (take,), now)
+            debt = bucket.debt + (amount - held[number]) * take.period_ms
             bucket.debt = debt if debt > 0 else 0
-            held[number] = amounts[number]
+            held[number] = amount
 
     def _expire(self, now: int) -> None:
         """Expired leases return their slots and the amounts above `keep`, and their money too unless
@@ -343,20 +343,28 @@ class MemoryCounters:
         return round(self._clock.monotonic() * 1000)
 
 
-def _states(
-    takes: Sequence[Take], buckets: Sequence[_Bucket], *, taken: bool
-) -> tuple[BucketState, ...]:
-    """The public states of the buckets. The debts include the takes if `taken`."""
+def _take_all(takes: Sequence[Take], buckets: Sequence[_Bucket]) -> tuple[BucketState, ...]:
+    """Takes from every bucket; the states afterwards."""
+    states = []
+    for take, bucket in zip(takes, buckets, strict=True):
+        key, capacity, period, amount = take.key, take.capacity, take.period_ms, take.amount
+        bucket.debt = debt = bucket.debt + amount * period
+        remaining = capacity + -debt // period
+        if remaining < 0:
+            remaining = 0
+        wait = 0 if amount <= capacity else None
+        states.append(BucketState(key, capacity, period, remaining, -(-debt // capacity), wait))
+    return tuple(states)
+
+
+def _states(takes: Sequence[Take], buckets: Sequence[_Bucket]) -> tuple[BucketState, ...]:
+    """The states of buckets from which nothing was taken."""
     states = []
     for take, bucket in zip(takes, buckets, strict=True):
         capacity, period, debt = take.capacity, take.period_ms, bucket.debt
-        remaining, reset = capacity + -debt // period, -(-debt // capacity)
-        wait: int | None = 0
-        if take.amount > capacity:
-            wait = None
-        elif not taken:
+        remaining, reset = max(0, capacity + -debt // period), -(-debt // capacity)
+        wait = None
+        if take.amount <= capacity:
             wait = max(0, -(-(debt - (capacity - take.amount) * period) // capacity))
-        if remaining < 0:
-            remaining = 0
         states.append(BucketState(take.key, capacity, period, remaining, reset, wait))
     return tuple(states)

@@ -4,29 +4,33 @@ figures come from SQL. The engine worker serves its own metrics.
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from core.tallies import TallyCounter, TallyGauge, TallyHistogram
+
 # 0.3 s is the SLO for the first token.
 LATENCY_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
 
-requests = Counter("tollhouse_requests", "Responses by route and HTTP status.", ["route", "status"])
-request_seconds = Histogram(
+requests = TallyCounter(
+    "tollhouse_requests", "Responses by route and HTTP status.", ["route", "status"]
+)
+request_seconds = TallyHistogram(
     "tollhouse_request_seconds",
     "Time from request to last byte, in seconds.",
     ["route"],
     buckets=LATENCY_BUCKETS,
 )
-first_token_seconds = Histogram(
+first_token_seconds = TallyHistogram(
     "tollhouse_first_token_seconds",
     "Time from request to first token, in seconds.",
     ["model"],
     buckets=LATENCY_BUCKETS,
 )
-in_flight = Gauge(
+in_flight = TallyGauge(
     "tollhouse_in_flight_requests", "Requests in progress.", multiprocess_mode="livesum"
 )
 rejections = Counter("tollhouse_rejections", "Requests rejected, by reason.", ["reason"])
-tokens = Counter(
+tokens = TallyCounter(
     "tollhouse_tokens", "Tokens by kind: input, cached, output, waived.", ["model", "kind"]
 )
 limit_mode = Gauge(
@@ -163,7 +167,7 @@ adapter_preloads = Counter(
 fallbacks = Counter(
     "tollhouse_fallbacks", "Requests served by a fallback model.", ["model", "instead"]
 )
-moderation_checks = Counter(
+moderation_checks = TallyCounter(
     "tollhouse_moderation_checks",
     "Moderation decisions, by direction and action.",
     ["direction", "action"],
@@ -179,7 +183,7 @@ moderation_guard_seconds = Histogram(
     ["guard"],
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5),
 )
-moderation_seconds = Histogram(
+moderation_seconds = TallyHistogram(
     "tollhouse_moderation_seconds",
     "Time to screen a prompt.",
     buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 1),

@@ -70,9 +70,8 @@ class Pipeline:
             status = await self.responses.send_error(ctx, error)
         finally:
             ctx.exchange.done()
-            if ctx.meter is not None:
-                # Without effect unless the request was opened for a model that failed, and the
-                # fallback refused it.
+            if ctx.meter is not None and ctx.meter.event is None:
+                # It was opened for a model that failed, and the fallback refused it.
                 ctx.meter.close_soon(refused_ending(status), None)
             self.responses.count(ctx, status)
 

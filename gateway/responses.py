@@ -1,7 +1,7 @@
 """The response of a request: the delivery of its generation, or an error, with their headers."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import orjson
@@ -20,6 +20,7 @@ from gateway.inference.surface import ResponseInfo
 from gateway.metering.meter import Meter
 from gateway.routing.fallbacks import HEADER as FALLBACK_HEADER
 from gateway.screening.moderator import Moderator
+from gateway.streaming.deadlines import Deadlines
 from gateway.streaming.delivery import Delivery
 
 log = logging.getLogger("tollhouse.pipeline")
@@ -37,6 +38,7 @@ class Responses:
     moderator: Moderator
     rejections: RejectionCounter
     clock: Clock
+    deadlines: Deadlines = field(default_factory=Deadlines)
 
     def delivery(self, ctx: RequestContext, meter: Meter, keep_alive_s: float) -> Delivery:
         assert ctx.reservation is not None
@@ -51,6 +53,7 @@ class Responses:
             reservation=ctx.reservation,
             headers=lambda: response_headers(ctx.request_id, self._elapsed_ms(ctx), extra),
             keep_alive_s=keep_alive_s,
+            deadlines=self.deadlines,
         )
 
     async def send_error(self, ctx: RequestContext, failure: Exception) -> int:

@@ -1,6 +1,7 @@
 """The services of one gateway process: their start, their readiness and their shutdown."""
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import Any
 
 from billing.alert_targets import AlertTargets
 from billing.payments.base import PaymentProvider
+from core import tallies
 from core.clock import Clock
 from core.counters import Counters
 from core.database import Database
@@ -40,6 +42,7 @@ from gateway.tasks import Runner
 from moderation.screener import Screener
 
 _RECOVERY_TIMEOUT_S = 60.0
+_FOLD_S = 1.0
 
 
 @dataclass
@@ -102,6 +105,8 @@ class Services:
         self._run(self._run_batches(), "batches")
         self._run(self.background.run(), "background-responses")
         self._run(self.rejections.run(), "rejections")
+        if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            self._run(_fold_metrics(), "metrics")
         self.tasks.start()
 
     async def stop(self) -> None:
@@ -128,6 +133,7 @@ class Services:
         self.spool.file.close(remove=self.spool.file.is_empty())
         await self.counters.close()
         self.database.close()
+        tallies.fold_all()
 
     @property
     def alert_targets(self) -> AlertTargets:
@@ -153,3 +159,10 @@ class Services:
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=f"tollhouse-{name}"))
+
+
+async def _fold_metrics() -> None:
+    """Where several processes share their metrics, a scrape reads what each of them has folded."""
+    while True:
+        await asyncio.sleep(_FOLD_S)
+        tallies.fold_all()

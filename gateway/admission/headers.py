@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from core.counters import BucketState
 from core.tenants.plans import Plan
+from gateway.http.exchange import Headers
 
 # The draft registers no quota unit for tokens; the prefix avoids a clash with other vendors.
 _TOKEN_UNIT = "tollhouse-tokens"
@@ -31,9 +32,9 @@ _ANTHROPIC_NAMES = (
 class _Kind(Struct, frozen=True):
     """The headers of one kind of limit."""
 
-    limit: str
-    remaining: str
-    reset: str
+    limit: bytes
+    remaining: bytes
+    reset: bytes
     indices: tuple[int, ...]  # of its buckets
 
 
@@ -42,15 +43,11 @@ class _Template(Struct, frozen=True):
 
     openai: tuple[_Kind, ...]
     anthropic: tuple[_Kind, ...]
-    policies: str
-    states: str  # of `RateLimit`, with two places for each bucket
+    policies: tuple[bytes, bytes]  # the whole header
+    states: bytes  # of `RateLimit`, with two places for each bucket
 
 
 _CONSTANT = attrgetter("key", "capacity", "period_ms")  # for a plan
-
-
-def _template_of(buckets: Sequence[BucketState]) -> _Template:
-    return _template(tuple([_CONSTANT(each) for each in buckets]))
 
 
 @lru_cache(maxsize=20_000)
@@ -65,8 +62,8 @@ def _template(fields: tuple[tuple[str, int, int], ...]) -> _Template:
     return _Template(
         _kinds(units, _OPENAI, _OPENAI_NAMES),
         _kinds(units, _ANTHROPIC, _ANTHROPIC_NAMES),
-        ", ".join(policies),
-        ", ".join(states),
+        (b"ratelimit-policy", ", ".join(policies).encode()),
+        ", ".join(states).encode(),
     )
 
 
@@ -78,51 +75,41 @@ def _kinds(
     for kind, suffix in kinds:
         indices = tuple([index for index, unit in enumerate(units) if unit.endswith(suffix)])
         if indices:
-            limit, remaining, reset = [name.format(kind) for name in names]
+            limit, remaining, reset = [name.format(kind).encode() for name in names]
             found.append(_Kind(limit, remaining, reset, indices))
     return tuple(found)
 
 
-def bucket_headers(style: str, buckets: Sequence[BucketState], now: datetime) -> dict[str, str]:
+def bucket_headers(style: str, buckets: Sequence[BucketState], now: datetime) -> Headers:
     """Those of the API style (openai or anthropic), and the IETF draft's."""
     if not buckets:
-        return {}
-    template = _template_of(buckets)
+        return []
+    template = _template(tuple(map(_CONSTANT, buckets)))
+    headers: Headers = []
     if style == "anthropic":
-        return _anthropic(template, buckets, now) | _ietf(template, buckets)
-    return _openai(template, buckets) | _ietf(template, buckets)
-
-
-def _openai(template: _Template, buckets: Sequence[BucketState]) -> dict[str, str]:
-    """`x-ratelimit-*` for the tightest bucket of each kind."""
-    result: dict[str, str] = {}
-    for kind in template.openai:
-        state = _tightest(buckets, kind.indices)
-        result[kind.limit] = str(state.capacity)
-        result[kind.remaining] = str(state.remaining)
-        result[kind.reset] = go_duration(state.reset_ms)
-    return result
-
-
-def _anthropic(
-    template: _Template, buckets: Sequence[BucketState], now: datetime
-) -> dict[str, str]:
-    result: dict[str, str] = {}
-    for kind in template.anthropic:
-        state = _tightest(buckets, kind.indices)
-        full = now + timedelta(milliseconds=state.reset_ms)
-        result[kind.limit] = str(state.capacity)
-        result[kind.remaining] = str(state.remaining)
-        result[kind.reset] = full.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return result
-
-
-def _ietf(template: _Template, buckets: Sequence[BucketState]) -> dict[str, str]:
-    """`RateLimit-Policy` and `RateLimit`; `t` is the seconds until the bucket is full again."""
+        for kind in template.anthropic:
+            state = _tightest(buckets, kind.indices)
+            full = now + timedelta(milliseconds=state.reset_ms)
+            reset = full.isoformat(timespec="seconds").replace("+00:00", "Z")
+            headers += _of_kind(kind, state, reset)
+    else:  # `x-ratelimit-*` for the tightest bucket of each kind
+        for kind in template.openai:
+            state = _tightest(buckets, kind.indices)
+            headers += _of_kind(kind, state, go_duration(state.reset_ms))
+    # `RateLimit-Policy` and `RateLimit`; `t` is the seconds until the bucket is full again.
     values: list[int] = []
     for state in buckets:
         values += (state.remaining, -(-state.reset_ms // 1000))
-    return {"ratelimit-policy": template.policies, "ratelimit": template.states % tuple(values)}
+    headers += (template.policies, (b"ratelimit", template.states % tuple(values)))
+    return headers
+
+
+def _of_kind(kind: _Kind, state: BucketState, reset: str) -> Headers:
+    return [
+        (kind.limit, b"%d" % state.capacity),
+        (kind.remaining, b"%d" % state.remaining),
+        (kind.reset, reset.encode()),
+    ]
 
 
 def _tightest(buckets: Sequence[BucketState], indices: tuple[int, ...]) -> BucketState:
@@ -136,16 +123,22 @@ def _tightest(buckets: Sequence[BucketState], indices: tuple[int, ...]) -> Bucke
 
 def tollhouse_headers(
     plan: Plan, *, mode: str = "shared", queued_ms: int = 0, shadow: tuple[str, ...] = ()
-) -> dict[str, str]:
+) -> Headers:
     """`x-tollhouse-*`: the weight of cached tokens, the counting mode, time queued, shadow limits."""
-    result = {"x-tollhouse-cached-token-weight": f"{plan.cached_permille / 1000:g}"}
+    result = [_weight_header(plan.cached_permille)]
     if mode != "shared":
-        result["x-tollhouse-limits"] = mode
+        result.append((b"x-tollhouse-limits", mode.encode()))
     if queued_ms:
-        result["x-tollhouse-queued-ms"] = str(queued_ms)
+        result.append((b"x-tollhouse-queued-ms", b"%d" % queued_ms))
     if shadow:
-        result["x-tollhouse-shadow-limits"] = ", ".join(_without_owner(key) for key in shadow)
+        names = ", ".join(_without_owner(key) for key in shadow)
+        result.append((b"x-tollhouse-shadow-limits", names.encode()))
     return result
+
+
+@lru_cache(maxsize=1_001)
+def _weight_header(cached_permille: int) -> tuple[bytes, bytes]:
+    return b"x-tollhouse-cached-token-weight", f"{cached_permille / 1000:g}".encode()
 
 
 def retry_headers(retry_after_s: float | None) -> dict[str, str]:

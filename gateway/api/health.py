@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, 
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from billing import measures
+from core import tallies
 from core.errors import NotFound, Unauthenticated
 from core.tenants.operator import is_operator_token
 from gateway.api.dependencies import (
@@ -80,6 +81,7 @@ def metrics_page(
     measures.refresh(database, clock)
     registry = REGISTRY
     if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        tallies.fold_all()
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,7 +1,6 @@
 """Request headers besides authentication, and the headers of every response."""
 
 from datetime import datetime
-from functools import lru_cache
 from http import HTTPStatus
 
 from msgspec import Struct
@@ -70,15 +69,10 @@ def limit_headers(style: str, state: LimitState, plan: Plan | None, now: datetim
     """The rate limit headers of the surface's API style."""
     headers = bucket_headers(style, state.buckets, now)
     if plan is not None:
-        headers |= tollhouse_headers(
+        headers += tollhouse_headers(
             plan, mode=state.mode, queued_ms=state.queued_ms, shadow=state.shadow
         )
-    return [(_name(name), value.encode()) for name, value in headers.items()]
-
-
-@lru_cache(maxsize=256)
-def _name(name: str) -> bytes:
-    return name.encode()
+    return headers
 
 
 def error_headers(error: TollhouseError) -> Headers:

@@ -22,6 +22,7 @@ from gateway.routing.fallbacks import TryFallback
 from gateway.routing.router import RETRY_ON_FALLBACK, Route
 from gateway.streaming.choices import ChoiceOutput, OutputGuard
 from gateway.streaming.chunks import group_chunks, is_large, portions, take_tokens, tokens_of
+from gateway.streaming.deadlines import Deadlines, deadline_exceeded
 from gateway.streaming.idle_timer import IdleTimer
 from gateway.streaming.reasoning import reader_for
 from gateway.threads import run_in_thread
@@ -49,6 +50,7 @@ class Delivery:
         reservation: Reservation,
         headers: Callable[[], Headers],
         keep_alive_s: float,
+        deadlines: Deadlines,
     ) -> None:
         self._surface = surface
         self._exchange = exchange
@@ -58,6 +60,7 @@ class Delivery:
         self._reservation = reservation
         self._headers = headers
         self._keep_alive_s = keep_alive_s
+        self._deadlines = deadlines
         self._make_guards = guards
         self._guards: Sequence[OutputGuard] = ()
         self._needs_second_opinion = False  # whether a guard may want a second opinion
@@ -79,7 +82,7 @@ class Delivery:
             self._idle = IdleTimer(self._keep_alive_s)
         self._exchange.on_disconnect(self._on_disconnect)
         try:
-            async with asyncio.timeout(job.engine_request.deadline_s):
+            with self._deadlines.within(job.engine_request.deadline_s):
                 while True:
                     try:
                         await self._deliver_chunks(await self._start_generation(route, job), route)
@@ -97,7 +100,7 @@ class Delivery:
             await self._settle("client_closed", 499)
             return 499
         except TimeoutError:
-            return await self._fail(_deadline_exceeded())
+            return await self._fail(deadline_exceeded())
         except TollhouseError as error:
             if not final and not self._exchange.started and error.code in RETRY_ON_FALLBACK:
                 if self._generation is not None:
@@ -377,20 +380,12 @@ def _usage(event: UsageEvent, choices: Sequence[ChoiceOutput]) -> Usage:
     return Usage(event.input_tokens, event.cached_tokens, event.output_tokens, reasoning)
 
 
-def _deadline_exceeded() -> TollhouseError:
-    return Unavailable(
-        "The request exceeded its deadline.",
-        next_step="Request fewer tokens, or allow more time with x-request-timeout-ms.",
-        code="deadline_exceeded",
-    )
-
-
 def _ended_early(
     receipt: Receipt | None, reason: FinishReason | str | None = None
 ) -> TollhouseError:
     reason = reason or (receipt.finish_reason if receipt else FinishReason.ERROR)
     if reason == FinishReason.DEADLINE:
-        return _deadline_exceeded()
+        return deadline_exceeded()
     detail = f": {receipt.message}" if receipt and receipt.message else ""
     return Unavailable(
         f"The engine ended the request early{detail}.",

@@ -143,6 +143,7 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
+        self._readable = select.poll()
         self._call: Call | None = None
         self._received = False  # a byte of the response was received
         self._framed = False  # the response has a content-length or is chunked
@@ -156,11 +157,7 @@ class Connection(asyncio.Protocol):
     def usable(self) -> bool:
         """Whether an idle connection takes another request. Whatever the server sent meanwhile ends
         it: its close, which the event loop may not have read yet, or bytes that no call asked for."""
-        if self._transport is None or self.closing:
-            return False
-        waiting = select.poll()
-        waiting.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return not waiting.poll(0)
+        return not self.closing and not self._readable.poll(0)
 
     def send(self, call: Call) -> None:
         assert self._transport is not None
@@ -174,6 +171,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
+        self._readable.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         self._received = True

@@ -22,12 +22,21 @@ def sampling_params(prompt: "Prompt", model: "ServedModel") -> SamplingParams:
     if request.inputs is not None:
         pooling = request.extra.get("own_engine", {}).get("pooling", "model")
         return SamplingParams(max_tokens=0, pooling=pooling)
-    given = _UNSET_PARAMS if _sampling(request) == _UNSET_VALUES else _given(request)
+    unset = _sampling(request) == _UNSET_VALUES
+    if unset and not (request.engine_parameters or request.bad_words or request.dry_multiplier):
+        return _default_params(prompt.max_tokens, tuple(model.defaults.items()))
+    given = _UNSET_PARAMS if unset else _given(request)
     if request.engine_parameters and (grammar := grammar_of(request)) is not None:
         given = given | {"grammar": grammar}
     if codec is not None and (request.bad_words or request.dry_multiplier):
         given = given | _texts(request, codec)
     return SamplingParams(**{"max_tokens": prompt.max_tokens, **model.defaults, **given})
+
+
+@lru_cache(maxsize=1_024)
+def _default_params(max_tokens: int, defaults: tuple[tuple[str, float], ...]) -> SamplingParams:
+    """Of a request that sets nothing: most are, and the parameters are many."""
+    return SamplingParams(**{"max_tokens": max_tokens, **dict(defaults), **_UNSET_PARAMS})
 
 
 def _texts(request: InferenceRequest, codec: TextCodec) -> dict[str, Any]:

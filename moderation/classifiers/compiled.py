@@ -2,7 +2,7 @@
 
 __all__ = ["Kernel", "is_compiled"]
 
-_INTERFACE = 2  # of kernel.c
+_INTERFACE = 3  # of kernel.c
 try:
     from moderation.classifiers._kernel import INTERFACE, Kernel
 except ImportError:  # installed without a C compiler

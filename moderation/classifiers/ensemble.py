@@ -315,7 +315,7 @@ class Scorer:
     def score_text(self, text: str) -> list[float]:
         numbers = self._words.read(text)
         if self._kernel is not None:
-            return _probabilities(self._kernel.logits(numbers))
+            return self._kernel.scores(numbers)
         return _probabilities(self._numpy_logits(numbers, self._phrases(numbers)))
 
     def _phrases(self, numbers: list[int]) -> Floats:
@@ -341,7 +341,7 @@ class Scorer:
             texts.append([*numbers[at:middle], *inner, *numbers[middle:end]])
             at = end
         if self._kernel is not None:
-            return [_probabilities(self._kernel.logits(each)) for each in texts]
+            return [self._kernel.scores(each) for each in texts]
         found = zip(texts, self._phrases_of(text, pieces, texts), strict=True)
         return [_probabilities(self._numpy_logits(*each)) for each in found]
 

@@ -33,6 +33,8 @@ static const char *const FORMATS[ARRAYS] = {"f", "i", "i", "f", "f", "f", "f", "
 #define LONGEST_WORD 24
 #define MOST_GRAMS (3 * (LONGEST_WORD + 2))
 #define GRAMS_OF_VECTOR 24
+#define MAX_EXPONENT 80   /* beyond it the result does not change */
+#define LEAST_TOP 1e-6    /* of the harms' probabilities */
 
 typedef struct {
     PyObject_HEAD
@@ -232,22 +234,20 @@ static int reserve(Kernel *self, Py_ssize_t length) {
     return 0;
 }
 
-PyDoc_STRVAR(logits_doc, "logits(numbers: list[int], /) -> list[float]\n--\n\n"
-                         "The calibrated logits of a text, from the numbers of its words.");
-
-static PyObject *kernel_logits(Kernel *self, PyObject *numbers) {
+/* Computes the logits of a text from the numbers of its words; -1 with an exception where it cannot. */
+static int read_text(Kernel *self, PyObject *numbers, float *logits) {
     if (!PyList_Check(numbers))
-        return PyErr_SetString(PyExc_TypeError, "the numbers of the words are a list"), NULL;
+        return PyErr_SetString(PyExc_TypeError, "the numbers of the words are a list"), -1;
     Py_ssize_t count = PyList_GET_SIZE(numbers);
     if (count > INT32_MAX - 4)
-        return PyErr_SetString(PyExc_ValueError, "too many words"), NULL;
-    if (reserve(self, (count ? count : 1) + 4)) return NULL;
+        return PyErr_SetString(PyExc_ValueError, "too many words"), -1;
+    if (reserve(self, (count ? count : 1) + 4)) return -1;
     int32_t *words = self->list + 2;
     for (Py_ssize_t i = 0; i < count; i++) {
         long number = PyLong_AsLong(PyList_GET_ITEM(numbers, i));
         if (number < 0 || number >= self->words) {
             if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "no word has the number %ld", number);
-            return NULL;
+            return -1;
         }
         words[i] = (int32_t)number;
     }
@@ -255,7 +255,6 @@ static PyObject *kernel_logits(Kernel *self, PyObject *numbers) {
     self->list[0] = self->list[1] = self->before;
     words[count ? count : 1] = self->behind;
     words[(count ? count : 1) + 1] = self->beyond;
-    float logits[WIDEST];
     if (count >= LONG_TEXT) {
         Py_BEGIN_ALLOW_THREADS
         compute(self, (int32_t)count, logits);
@@ -263,13 +262,46 @@ static PyObject *kernel_logits(Kernel *self, PyObject *numbers) {
     } else {
         compute(self, (int32_t)count, logits);
     }
-    PyObject *result = PyList_New(self->logits);
-    for (int32_t i = 0; result && i < self->logits; i++) {
-        PyObject *value = PyFloat_FromDouble(logits[i]);
+    return 0;
+}
+
+static PyObject *list_of(const float *values, int32_t count) {
+    PyObject *result = PyList_New(count);
+    for (int32_t i = 0; result && i < count; i++) {
+        PyObject *value = PyFloat_FromDouble(values[i]);
         if (!value) return Py_DECREF(result), NULL;
         PyList_SET_ITEM(result, i, value);
     }
     return result;
+}
+
+PyDoc_STRVAR(logits_doc, "logits(numbers: list[int], /) -> list[float]\n--\n\n"
+                         "The calibrated logits of a text, from the numbers of its words.");
+
+static PyObject *kernel_logits(Kernel *self, PyObject *numbers) {
+    float logits[WIDEST];
+    return read_text(self, numbers, logits) ? NULL : list_of(logits, self->logits);
+}
+
+PyDoc_STRVAR(scores_doc, "scores(numbers: list[int], /) -> list[float]\n--\n\n"
+                         "The probabilities of the heads: the last one is no harm, and the last logit is\n"
+                         "that of any harm, by which the harms are scaled (`blend_any_harm`).");
+
+static PyObject *kernel_scores(Kernel *self, PyObject *numbers) {
+    float logits[WIDEST];
+    double chances[WIDEST], top = LEAST_TOP;
+    const int32_t heads = self->logits - 1, harms = heads - 1;
+    if (harms < 0) return PyErr_SetString(PyExc_ValueError, "there are no heads"), NULL;
+    if (read_text(self, numbers, logits)) return NULL;
+    for (int32_t i = 0; i <= heads; i++)
+        chances[i] = 1 / (1 + exp(logits[i] > -MAX_EXPONENT ? -(double)logits[i] : MAX_EXPONENT));
+    for (int32_t i = 0; i < harms; i++) top = chances[i] > top ? chances[i] : top;
+    const double scale = (top + chances[heads]) / (2 * top);
+    for (int32_t i = 0; i < heads; i++) {
+        const double scaled = i < harms ? chances[i] * scale : chances[i];
+        logits[i] = (float)(scaled > 1 ? 1 : scaled);
+    }
+    return list_of(logits, heads);
 }
 
 static Py_ssize_t side(const Kernel *self, int which, int axis) { return self->views[which].shape[axis]; }
@@ -343,6 +375,7 @@ static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
 
 static PyMethodDef methods[] = {
     {"logits", (PyCFunction)kernel_logits, METH_O, logits_doc},
+    {"scores", (PyCFunction)kernel_scores, METH_O, scores_doc},
     {"add_word", (PyCFunction)kernel_add_word, METH_VARARGS, add_word_doc},
     {0}};
 static PyType_Slot slots[] = {{Py_tp_new, kernel_new}, {Py_tp_dealloc, kernel_dealloc},
@@ -351,7 +384,7 @@ static PyType_Spec spec = {"moderation.classifiers._kernel.Kernel", sizeof(Kerne
                            Py_TPFLAGS_DEFAULT, slots};
 
 // What `compiled.py` expects of this module; both change together, so that an older build is not used.
-#define INTERFACE 2
+#define INTERFACE 3
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_size = -1};
 

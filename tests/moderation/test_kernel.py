@@ -52,6 +52,18 @@ def test_it_scores_as_numpy_does(both: tuple[Ensemble, Ensemble], texts: list[st
     assert np.abs(compiled.score(texts) - numpy.score(texts)).max() <= 1e-6
 
 
+@settings(max_examples=150)
+@given(words=st.lists(st.sampled_from(FRAGMENTS)))
+def test_its_probabilities_are_those_of_its_logits(
+    both: tuple[Ensemble, Ensemble], words: list[str]
+) -> None:
+    """To the last bit: equal texts have equal scores with the extension and without it."""
+    scorer = both[0]._free[0]
+    assert scorer._kernel is not None
+    numbers = scorer._words.read(" ".join(words))
+    assert scorer._kernel.scores(numbers) == ensemble._probabilities(scorer._kernel.logits(numbers))
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_pieces_score_as_texts_of_their_own(
@@ -83,6 +95,13 @@ def test_numbers_of_no_word_are_refused(both: tuple[Ensemble, Ensemble], numbers
     assert scorer._kernel is not None
     with pytest.raises((TypeError, ValueError, OverflowError)):
         scorer._kernel.logits(numbers)
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        scorer._kernel.scores(numbers)
+
+
+def test_an_ensemble_without_heads_has_no_scores(kernel: Any) -> None:
+    with pytest.raises(ValueError, match="no heads"):
+        kernel(tuple(arrays()), 8, (2, 3, 4)).scores([0])
 
 
 def arrays() -> list[Any]:

@@ -20,6 +20,7 @@ from gateway.admission.headers import (
 )
 from gateway.admission.limiter import Limiter
 from gateway.admission.request import AdmissionRequest
+from gateway.http.exchange import Headers
 
 BUCKETS = (
     BucketState("tenant:requests:60:org_a", 100, 60_000, 40, 36_000, 0),
@@ -30,8 +31,12 @@ BUCKETS = (
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
+def _read(headers: Headers) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in headers}
+
+
 def test_openais_headers_tell_the_tightest_limit() -> None:
-    found = bucket_headers("openai", BUCKETS, NOW)
+    found = _read(bucket_headers("openai", BUCKETS, NOW))
     assert {name: value for name, value in found.items() if name.startswith("x-")} == {
         "x-ratelimit-limit-requests": "1000",
         "x-ratelimit-remaining-requests": "10",
@@ -43,7 +48,7 @@ def test_openais_headers_tell_the_tightest_limit() -> None:
 
 
 def test_anthropics_headers_part_input_from_all_tokens() -> None:
-    found = bucket_headers("anthropic", BUCKETS, NOW)
+    found = _read(bucket_headers("anthropic", BUCKETS, NOW))
     assert found["anthropic-ratelimit-tokens-limit"] == "20000"
     assert found["anthropic-ratelimit-input-tokens-remaining"] == "8999"
     assert found["anthropic-ratelimit-tokens-reset"] == "2026-03-01T12:00:15Z"
@@ -51,16 +56,18 @@ def test_anthropics_headers_part_input_from_all_tokens() -> None:
 
 
 def test_the_drafts_headers_name_every_policy_with_its_unit() -> None:
-    found = bucket_headers("openai", BUCKETS, NOW)
+    found = _read(bucket_headers("openai", BUCKETS, NOW))
     policies = found["ratelimit-policy"].split(", ")
     assert policies[0] == '"tenant-requests-60";q=100;w=60'
     assert policies[2] == '"tenant-total_tokens-60";q=20000;w=60;qu="tollhouse-tokens"'
     assert found["ratelimit"].split(", ")[3] == '"tenant-input_tokens-60";r=8999;t=1'
-    assert bucket_headers("openai", (), NOW) == {}
+    assert bucket_headers("openai", (), NOW) == []
 
 
 def test_what_no_convention_covers_is_told_too() -> None:
-    found = tollhouse_headers(FREE, mode="local", queued_ms=7, shadow=("key:requests:60:key_a",))
+    found = _read(
+        tollhouse_headers(FREE, mode="local", queued_ms=7, shadow=("key:requests:60:key_a",))
+    )
     assert found == {
         "x-tollhouse-cached-token-weight": "1",
         "x-tollhouse-limits": "local",
