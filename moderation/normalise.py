@@ -7,7 +7,7 @@ Latin), so the view does not depend on how a text is cut into chunks.
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -106,26 +106,34 @@ class FoldStream:
     """
 
     _text: str = ""
-    _starts: list[int] = field(default_factory=list)
-    _ends: list[int] = field(default_factory=list)
+    _starts: range | list[int] = range(0)  # ranges while every character stands for itself
+    _ends: range | list[int] = range(1, 1)
     _length: int = 0
 
     def push(self, folded: View, length: int) -> None:
         """Append the next piece; `length` is the length of its original."""
-        at = self._length
+        at, known = self._length, self._starts
         self._text += folded.text
         self._length += length
-        if isinstance(folded.starts, range):
-            self._starts.extend(range(at, at + length))
-            self._ends.extend(range(at + 1, at + length + 1))
+        if isinstance(known, range) and isinstance(folded.starts, range):
+            self._starts = range(known.start, self._length)
+            self._ends = range(known.start + 1, self._length + 1)
+            return
+        if isinstance(known, range) or isinstance(self._ends, range):
+            self._starts, self._ends = known, ends = list(known), list(self._ends)
         else:
-            self._starts.extend([place + at for place in folded.starts])
-            self._ends.extend([place + at for place in folded.ends])
+            ends = self._ends
+        if isinstance(folded.starts, range):
+            known.extend(range(at, at + length))
+            ends.extend(range(at + 1, at + length + 1))
+        else:
+            known.extend([place + at for place in folded.starts])
+            ends.extend([place + at for place in folded.ends])
 
     def drop(self, count: int) -> None:
         self._text = self._text[count:]
-        del self._starts[:count]
-        del self._ends[:count]
+        self._starts = self._starts[count:]
+        self._ends = self._ends[count:]
 
     def view(self) -> View:
         return View(self._text, self._starts, self._ends)

@@ -77,15 +77,20 @@ class PatternMatcher:
         return _SLICE + 2 * self.longest
 
     def find(self, text: str, start: int = 0) -> list[Hit]:
-        if not self.may_find(text, start):
-            return []
+        return self.hits(text, start) if self.may_find(text, start) else []
+
+    def hits(self, text: str, start: int) -> list[Hit]:
+        """As `find`, where `may_find` is known to hold."""
         if self.part is not None and self.part.search(text, start) is None:
             return []
-        rule = f"{self.category}:{self.name}"
         return [
-            Hit(begin, end, self.category, rule, self.action)
+            Hit(begin, end, self.category, self._rule, self.action)
             for begin, end in self._spans(text, start)
         ]
+
+    @cached_property
+    def _rule(self) -> str:
+        return f"{self.category}:{self.name}"
 
     def may_find(self, text: str, start: int = 0) -> bool:
         """Whether the text contains any of `needs`, and so may have a match."""

@@ -30,7 +30,7 @@ def spans_of(screen: Screen, view: View, lowered: str, start: int, index: int) -
             for group in screen.matchers_by_need
             if group[0].may_find(view.text, start)
             for matcher in group
-            for hit in matcher.find(view.text, start)
+            for hit in matcher.hits(view.text, start)
         ]
     if screen.deny:
         hits += screen.terms.find(lowered, start)

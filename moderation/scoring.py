@@ -43,6 +43,9 @@ def score_windows(classifier: Classifier, text: str) -> list[Scored]:
 
 def scored_groups(classifier: Classifier, text: str) -> Iterator[list[Scored]]:
     """The same in groups of nearby windows, so that a caller can pause between them."""
+    if len(text) <= WINDOW:
+        yield [score_one(classifier, text)]
+        return
     cuts = windows(len(text))
     for first in range(0, len(cuts), _GROUP):
         group = cuts[first : first + _GROUP]

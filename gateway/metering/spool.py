@@ -104,16 +104,16 @@ class SpoolFile:
 
     def commit(self, statements: list[Statement]) -> None:
         """All of them or none, in one transaction."""
-        connection, waiting = self.connection, self.waiting
-        connection.execute("begin immediate")
+        execute, waiting = self.connection.cursor().execute, self.waiting
+        execute("begin immediate")
         try:
             for sql, values, outbox, _, is_numbered in statements:
                 if is_numbered:
                     values = (next(self._numbers), *values)
-                waiting += outbox * connection.execute(sql, values).rowcount
-            connection.execute("commit")
+                waiting += outbox * execute(sql, values).rowcount
+            execute("commit")
         except BaseException:
-            connection.execute("rollback")
+            execute("rollback")
             raise
         self.waiting = waiting
 
