@@ -205,7 +205,8 @@ def _make_postgres_engine(url: str, pool_size: int, connect_timeout_s: int) -> E
     if pooler:
         arguments["prepare_threshold"] = None
     else:
-        arguments["options"] = " ".join(f"-c {name}={value}" for name, value in _SESSION.items())
+        own = [f"-c {name}={value}" for name, value in _SESSION.items()]
+        arguments["options"] = " ".join([*own, *_values(address.query.get("options", ()))])
     db_engine = create_engine(
         address.difference_update_query(["pooler"]),
         pool_size=pool_size,
@@ -217,6 +218,10 @@ def _make_postgres_engine(url: str, pool_size: int, connect_timeout_s: int) -> E
     if pooler:
         event.listen(db_engine, "begin", _set_local)
     return db_engine
+
+
+def _values(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else given
 
 
 def _set_local(connection: Any) -> None:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import Table, event, inspect, select
+from sqlalchemy import Table, event, inspect, select, text
 
 from core.database import Database, insert_new
 from core.errors import DependencyDown, SettingError
@@ -92,3 +92,14 @@ def test_a_database_that_is_down_says_what_to_do() -> None:
 def test_another_kind_of_database_is_refused_by_name(url: str) -> None:
     with pytest.raises(SettingError, match="TOLLHOUSE_DATABASE_URL"):
         Database(url)
+
+
+def test_options_of_a_postgresql_url_hold_beside_our_own(postgres_url: str) -> None:
+    """Such as a schema or a role; what the operator sets wins."""
+    asked = "-c%20search_path%3Dbooks%20-c%20lock_timeout%3D5000"
+    database = Database(f"{postgres_url}?options={asked}")
+    names = ("search_path", "lock_timeout", "timezone")
+    with database.read() as session:
+        found = [session.execute(text(f"show {name}")).scalar() for name in names]
+    database.close()
+    assert found == ["books", "5s", "UTC"]
