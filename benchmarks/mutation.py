@@ -5,9 +5,11 @@
 
 Each mutant is one changed operator, constant, condition or statement, drawn uniformly from all of
 the package. It is killed when a test that executes its line fails or takes five times as long.
-Survivors are listed for a person to judge: an equivalent mutant changes nothing that can be observed;
-any other is a missing test. `--minutes` bounds a call; the next one with the same arguments goes on
-where it ended. Tests marked `slow` and processes that tests start do not see the mutant.
+Survivors are listed for a person to judge: an equivalent mutant changes nothing that can be observed,
+and goes into `mutants/equivalent.toml` with the reason; any other is a missing test. `--minutes` bounds
+a call; the next one goes on where it ended, and asks of survivors the tests that they have not met: so
+in the end all that execute the line. Tests marked `slow` and processes that tests start do not see
+the mutant.
 """
 
 import argparse
@@ -18,12 +20,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.home import home
 from benchmarks.mutants.coverage_map import CoverageMap, MeasuredTests
+from benchmarks.mutants.equivalent import change_of, judged_equivalent, without_equivalents
 from benchmarks.mutants.judge import (
     KILLED,
     NOT_EXECUTED,
@@ -33,6 +36,7 @@ from benchmarks.mutants.judge import (
     Verdict,
     WarmProcess,
 )
+from benchmarks.mutants.kept import KeptVerdicts
 from benchmarks.mutants.mutate import Mutant, mutants_of
 from benchmarks.report import figure, progress
 
@@ -82,12 +86,14 @@ def main() -> int:
     if not measured.measure(tests, options.minutes):
         progress("Time is up; run the same command again to go on.")
         return 0
-    mutants = drawn(_sources(part), options.sample, options.seed)
+    mutants, left_out = without_equivalents(
+        drawn(_sources(part), options.sample, options.seed), judged_equivalent()
+    )
     verdicts = _judge_all(options, part, measured, mutants, ends)
     if verdicts is None:
         progress("Time is up; run the same command again to go on.")
         return 0
-    _report(options, mutants, verdicts)
+    _report(options, mutants, verdicts, left_out)
     return 0
 
 
@@ -148,20 +154,20 @@ def _judge_all(
     """None where time ran out."""
     files = _test_files(part)
     lines = measured.map(files)
-    kept = _Kept(home() / f"mutants-{options.set or 'files'}-{options.seed}.jsonl")
+    kept = KeptVerdicts(home() / f"mutants-{options.set or 'files'}.jsonl", measured.tests)
     with tempfile.TemporaryDirectory(prefix="tollhouse-mutants-") as scratch:
         plan = Path(scratch) / "plan.json"
         plan.write_text(json.dumps(_plan(lines, _sources(part), measured.modules)))
         processes = [WarmProcess(mode, plan, options.wait) for mode in ("collected", "imported")]
         judge = Judge(lines, part.own, options.seconds, processes)
         try:
-            _run_controls(judge, mutants, 0 if kept.verdicts else options.control)
+            _run_controls(judge, mutants, 0 if len(kept) else options.control)
             for number, mutant in enumerate(mutants):
-                if kept.verdict(mutant) is not None:
+                if kept.is_killed(mutant):
                     continue
                 if time.monotonic() > ends:
                     return None
-                verdict = judge.judge(mutant)
+                verdict = judge.judge(mutant, kept.passed(mutant))
                 kept.keep(mutant, verdict)
                 progress(
                     f"{number + 1}/{len(mutants)} {verdict.result} in {verdict.seconds:.1f} s "
@@ -189,32 +195,6 @@ def _plan(lines: CoverageMap, sources: list[str], modules: list[str]) -> dict[st
     }
 
 
-class _Kept:
-    """Verdicts of an interrupted call, by what the mutant is and by the source that it changes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.verdicts: dict[str, Verdict] = {}
-        for line in path.read_text().splitlines() if path.exists() else ():
-            entry = json.loads(line)
-            self.verdicts[entry["mutant"]] = Verdict(**entry["verdict"])
-
-    def verdict(self, mutant: Mutant) -> Verdict | None:
-        return self.verdicts.get(_key(mutant))
-
-    def keep(self, mutant: Mutant, verdict: Verdict) -> None:
-        self.verdicts[_key(mutant)] = verdict
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
-            file.write(json.dumps({"mutant": _key(mutant), "verdict": asdict(verdict)}) + "\n")
-
-
-def _key(mutant: Mutant) -> str:
-    source = (ROOT / mutant.path).read_text().splitlines()
-    text = "\n".join(source[mutant.statement - 1 : mutant.statement_end])
-    return f"{mutant.path}:{mutant.line}:{mutant.start}:{mutant.before}:{mutant.after}:{text}"
-
-
 def interval(killed: int, of: int) -> tuple[float, float]:
     """The 95 % interval of a share in percent (Wilson, 1927)."""
     if not of:
@@ -225,7 +205,9 @@ def interval(killed: int, of: int) -> tuple[float, float]:
     return tuple(100 * (middle + sign * half) / (1 + z * z / of) for sign in (-1, 1))  # type: ignore[return-value]
 
 
-def _report(options: argparse.Namespace, mutants: list[Mutant], verdicts: list[Verdict]) -> None:
+def _report(
+    options: argparse.Namespace, mutants: list[Mutant], verdicts: list[Verdict], left_out: int
+) -> None:
     counts = {
         result: sum(verdict.result == result for verdict in verdicts)
         for result in (KILLED, TIMED_OUT, SURVIVED, NOT_EXECUTED)
@@ -237,6 +219,11 @@ def _report(options: argparse.Namespace, mutants: list[Mutant], verdicts: list[V
             "before": mutant.before,
             "after": mutant.after,
             "verdict": verdict.result,
+            "tests": len(verdict.passed),
+            "tests_left": verdict.left,
+            "function": (change := change_of(mutant)).function,
+            "text": change.line,
+            "becomes": change.becomes,
         }
         for mutant, verdict in zip(mutants, verdicts, strict=True)
         if verdict.result in (SURVIVED, NOT_EXECUTED)
@@ -260,6 +247,9 @@ def _report(options: argparse.Namespace, mutants: list[Mutant], verdicts: list[V
         settings={
             "mutants": len(mutants),
             **{result.replace(" ", "_"): count for result, count in counts.items()},
+            "equivalent": left_out,
+            "percent_with_equivalent": round(100 * killed / max(1, len(mutants) + left_out), 1),
+            "met_by_all_tests": sum(not each["tests_left"] for each in survivors),
             "interval_95": [round(low, 1), round(high, 1)],
             "seconds_of_tests": options.seconds,
             "seed": options.seed,

@@ -81,6 +81,10 @@ class MeasuredTests:
             self._cache.write_text(json.dumps(self._kept))
         return True
 
+    @property
+    def tests(self) -> set[str]:
+        return {name for kept in self._kept["files"].values() for name in kept["tests"]}
+
     def map(self, files: Sequence[str]) -> CoverageMap:
         lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
         seconds: dict[str, float] = {}
@@ -97,7 +101,7 @@ class MeasuredTests:
 
     def _is_measured(self, file: str) -> bool:
         kept = self._kept["files"].get(file)
-        return kept is not None and kept["digest"] == _digest((ROOT / file).read_text())
+        return kept is not None and kept["digest"] == digest((ROOT / file).read_text())
 
     def _measure_batch(self, files: Sequence[str]) -> None:
         with tempfile.NamedTemporaryFile(suffix=".json") as target:
@@ -116,7 +120,7 @@ class MeasuredTests:
             sources = {source for test in tests.values() for source in test["lines"]}
             self._kept["files"][file] = {
                 "at_import": found["at_import"],
-                "digest": _digest((ROOT / file).read_text()),
+                "digest": digest((ROOT / file).read_text()),
                 "tests": tests,
                 "sources": {
                     source: self._keep_source(source)
@@ -126,8 +130,8 @@ class MeasuredTests:
 
     def _keep_source(self, source: str) -> str:
         text = (ROOT / source).read_text()
-        self._kept["sources"][_digest(text)] = text
-        return _digest(text)
+        self._kept["sources"][digest(text)] = text
+        return digest(text)
 
 
 class _Moved:
@@ -167,5 +171,5 @@ def _contexts(kept: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [*kept["tests"].items(), ("", {"seconds": 0.0, "lines": kept["at_import"]})]
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]

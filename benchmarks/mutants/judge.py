@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,8 @@ KILLED, SURVIVED, TIMED_OUT, NOT_EXECUTED = "killed", "survived", "timed out", "
 class Verdict:
     result: str
     test: str = ""  # the one that failed or took too long
-    tests: int = 0  # that were chosen
+    passed: tuple[str, ...] = ()  # tests that execute the line and see nothing
+    left: int = 0  # tests that execute the line and had no time yet
     seconds: float = 0.0
 
 
@@ -99,7 +100,8 @@ class Judge:
         self._collected, self._imported = processes
         self._sound: dict[str, bool] = {}
 
-    def judge(self, mutant: Mutant) -> Verdict:
+    def judge(self, mutant: Mutant, passed: Collection[str] = ()) -> Verdict:
+        """`passed` are tests that are known not to see it: the time goes to others."""
         source = (ROOT / mutant.path).read_bytes()
         place = (mutant.path, mutant.statement, mutant.statement_end)
         at_import = self._lines.runs_at_import(*place) or not is_inside_function(mutant, source)
@@ -107,7 +109,7 @@ class Judge:
             self._lines.tests_of_file(mutant.path) if at_import else self._lines.tests_of(*place)
         )
         process = self._imported if at_import else self._collected
-        return self._by(process, mutant, found)
+        return self._by(process, mutant, found, {each.name for each in found}.intersection(passed))
 
     def control(self, mutant: Mutant) -> Verdict:
         """The same tests in the same order with nothing changed: none may fail."""
@@ -117,23 +119,34 @@ class Judge:
             return Verdict(NOT_EXECUTED)
         reply = self._collected.ask(None, tests)
         result = SURVIVED if reply["verdict"] == "passed" else KILLED
-        return Verdict(result, reply["test"], len(tests), reply["seconds"])
+        return Verdict(result, reply["test"], seconds=reply["seconds"])
 
-    def _by(self, process: WarmProcess, mutant: Mutant, found: list[TimedTest]) -> Verdict:
+    def _by(
+        self, process: WarmProcess, mutant: Mutant, found: list[TimedTest], passed: set[str]
+    ) -> Verdict:
         spent = 0.0
         while True:
-            tests = self._chosen([each for each in found if self._sound.get(each.name, True)])
+            able = [
+                test
+                for test in found
+                if self._sound.get(test.name, True) and test.name not in passed
+            ]
+            tests = self._chosen(able)
             if not tests:
-                return Verdict(NOT_EXECUTED, seconds=spent)
+                result = SURVIVED if passed else NOT_EXECUTED
+                return Verdict(result, passed=tuple(sorted(passed)), seconds=spent)
             reply = process.ask(mutant, tests)
             spent += reply["seconds"]
             if reply["verdict"] == "passed":
-                return Verdict(SURVIVED, "", len(tests), spent)
+                passed |= {test.name for test in tests}
+                left = len(able) - len(tests)
+                return Verdict(SURVIVED, "", tuple(sorted(passed)), left, spent)
             if reply["verdict"] == "not installed":
-                return self._by(self._imported, mutant, self._lines.tests_of_file(mutant.path))
+                found = self._lines.tests_of_file(mutant.path)
+                return self._by(self._imported, mutant, found, passed)
             if self._passes_unchanged(process, reply["test"], tests):
                 result = TIMED_OUT if reply["verdict"] == "timed out" else KILLED
-                return Verdict(result, reply["test"], len(tests), spent)
+                return Verdict(result, reply["test"], seconds=spent)
 
     def _passes_unchanged(self, process: WarmProcess, name: str, tests: list[TimedTest]) -> bool:
         """A test that fails by itself in a fork decides nothing, and is not asked again. No name:

@@ -3,7 +3,8 @@
 The operators are the classical ones (DeMillo, Lipton and Sayward, 1978; Offutt's sufficient set):
 relational, arithmetic and logical operators are replaced, constants move by one, conditions are
 negated, statements are deleted and return values dropped. Annotations, docstrings, log calls and
-error texts are left alone: no test should depend on their wording.
+error texts are left alone: no test should depend on their wording. So are `frozen` and `slots` of a
+class, assertions, and blocks for type checkers: nothing that runs depends on them.
 """
 
 import ast
@@ -30,6 +31,7 @@ _ARITHMETIC: dict[type[ast.operator], str] = {
     ast.Div: "*",
     ast.Mod: "+",
 }
+_OF_TYPES = {"frozen", "slots"}
 _LOGS = {"debug", "info", "warning", "error", "exception"}
 
 
@@ -125,7 +127,13 @@ class _Finder(ast.NodeVisitor):
         elif isinstance(node.value, int):
             self._replace(node, str(node.value + 1))
 
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg not in _OF_TYPES:
+            self.generic_visit(node)
+
     def visit_If(self, node: ast.If) -> None:
+        if ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'"):
+            return
         self._negate(node.test)
         self.generic_visit(node)
 
@@ -158,6 +166,9 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Raise(self, node: ast.Raise) -> None:
         self._replace(node, "pass")
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        """It narrows a type: no input makes it fail."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:

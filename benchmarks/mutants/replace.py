@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def is_inside_function(mutant: Mutant, source: bytes) -> bool:
     """Only such a mutant can be put into a module that is imported already."""
-    return _outermost_function(mutant, source) is not None
+    return enclosing_function(mutant, source) is not None
 
 
 def install(mutant: Mutant) -> bool:
@@ -26,7 +26,7 @@ def install(mutant: Mutant) -> bool:
     _serve_to_imports(path, changed)
     if not any(getattr(m, "__file__", None) == str(path) for m in list(sys.modules.values())):
         return True
-    name = _outermost_function(mutant, source)
+    name = enclosing_function(mutant, source)
     if name is None:
         return False
     old, new = (_codes(compile(text, str(path), "exec"), name) for text in (source, changed))
@@ -44,7 +44,7 @@ def _serve_to_imports(path: Path, changed: bytes) -> None:
     setattr(SourceFileLoader, "get_code", _get_code)  # noqa: B010 - as mypy has it, a constant
 
 
-def _outermost_function(mutant: Mutant, source: bytes) -> str | None:
+def enclosing_function(mutant: Mutant, source: bytes) -> str | None:
     """The qualified name of the function or method whose body holds the mutant; what is inside it
     (closures, lambdas, comprehensions) is made anew whenever it runs."""
     starts = [0]

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from core import metrics
 from core.clock import Clock
 from core.counters import Denial
-from core.errors import TollhouseError
 from core.fair_queue import FairQueue
 from core.tenants.plans import BATCH_PRIORITY
 from gateway.admission.rejections import OverLimit, Overloaded, over_limit_error
@@ -118,11 +117,11 @@ class TenantQueues:
     async def wait(self, request: AdmissionRequest, attempt: Attempt) -> Reservation:
         """Admitted in turn, or refused at the plan's wait bound and no later than the deadline. Raises
         ClientDisconnected when the client has gone."""
-        tenant_queue = self._queues.get(request.tenant_id)
-        if tenant_queue is None:
-            tenant_queue = self._queues[request.tenant_id] = _TenantQueue()
+        tenant_queue = self._queues.get(request.tenant_id) or _TenantQueue()
         if len(tenant_queue.queue) >= request.plan.queue_length:
             raise _queue_full(request)
+        # Only now: a queue that nobody enters is never emptied, and would hold up the tenant for ever.
+        self._queues[request.tenant_id] = tenant_queue
         answer: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(request, attempt, answer)
         ticket = tenant_queue.queue.push(request.key_id, 1, request.queue_cost, waiter)
@@ -183,7 +182,7 @@ class _TenantQueue:
                 continue
             try:
                 result = await waiter.attempt(waiter.request)
-            except TollhouseError as error:
+            except Exception as error:  # a fault too: this task serves the tenant's other requests
                 self.queue.remove(ticket)
                 if not waiter.answer.done():
                     waiter.answer.set_exception(error)

@@ -110,9 +110,6 @@ class Recovery:
     def adopted(self) -> list[SpoolFile]:
         return list(self._adopted.values())
 
-    def waiting(self) -> int:
-        return sum(len(file.open_requests()) for file in self._adopted.values())
-
     def parked(self) -> int:
         """Parked records of the adopted files."""
         return sum(file.parked() for file in self._adopted.values())

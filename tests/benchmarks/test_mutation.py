@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.mutants import kept
+from benchmarks.mutants.equivalent import change_of, judged_equivalent
+from benchmarks.mutants.judge import Verdict
+from benchmarks.mutants.kept import KeptVerdicts
 from benchmarks.mutants.mutate import mutants_of
 from benchmarks.mutation import interval
 
@@ -123,11 +127,43 @@ def test_planted_mutants_are_killed_survive_and_time_out(tmp_path: Path) -> None
 
 
 def test_mutants_leave_texts_and_annotations_alone() -> None:
-    source = b'def f(a: int = 1) -> int:\n    """Says 1."""\n    log.info("at 1")\n    return a\n'
+    source = (
+        b'def f(a: int = 1) -> int:\n    """Says 1."""\n    log.info("at 1")\n    return a\n'
+        b"@dataclass(frozen=True, slots=True)\nclass A:\n    pass\n"
+        b"if TYPE_CHECKING:\n    B = 1\nassert C == 2\n"
+    )
     assert [(m.before, m.after) for m in mutants_of("f.py", source)] == [
         ("1", "2"),
         ("return a", "return None"),
     ]
+
+
+def test_every_mutant_that_is_listed_as_equivalent_exists() -> None:
+    listed = judged_equivalent()
+    made = {
+        change_of(mutant)
+        for file in {change.file for change in listed}
+        for mutant in mutants_of(file, (ROOT / file).read_bytes())
+    }
+    assert [change for change in listed if change not in made] == []
+    assert all(len(reason) > 20 for reason in listed.values())
+
+
+def test_a_survivor_is_asked_again_of_new_and_changed_tests_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "ROOT", tmp_path)
+    for name in ("source.py", "test_a.py", "test_b.py"):
+        (tmp_path / name).write_text("a = 1\nb = 2\n")
+    one, two = mutants_of("source.py", b"a = 1\nb = 2\n")
+    first = KeptVerdicts(tmp_path / "kept.jsonl", {"test_a.py::test"})
+    first.keep(one, Verdict("survived", passed=("test_a.py::test", "test_b.py::test"), left=1))
+    first.keep(two, Verdict("killed", "test_a.py::test"))
+    (tmp_path / "test_b.py").write_text("changed")
+    second = KeptVerdicts(tmp_path / "kept.jsonl", {"test_a.py::test"})
+    assert second.passed(one) == ("test_a.py::test",) and second.passed(two) == ()
+    assert [second.is_killed(one), second.is_killed(two)] == [False, True]
+    assert not KeptVerdicts(tmp_path / "kept.jsonl", set()).is_killed(two), "its test is gone"
 
 
 def test_the_interval_is_wilsons() -> None:

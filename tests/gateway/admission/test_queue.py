@@ -97,6 +97,41 @@ async def test_a_full_queue_refuses_at_once(limiter: Limiter) -> None:
         await limiter.release(await task)
 
 
+async def test_a_plan_whose_queue_holds_nobody_refuses_only_while_it_is_over_its_limit(
+    limiter: Limiter,
+) -> None:
+    plan = replace(QUEUED, queue_length=0)
+    held = await limiter.reserve(_limit_request("holder", plan=plan))
+    with pytest.raises(RateLimited) as refused:
+        await limiter.reserve(_limit_request("over", plan=plan))
+    assert refused.value.code == "queue_full"
+    await limiter.release(held)
+    await limiter.release(await limiter.reserve(_limit_request("after", plan=plan)))
+
+
+async def test_a_fault_in_one_attempt_ends_that_request_alone(
+    limiter: Limiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = await limiter.reserve(_limit_request("holder"))
+    plain = limiter._counters.reserve
+
+    async def _reserve(counters, planned, request, estimate):  # type: ignore[no-untyped-def]
+        if request.request_id == "broken":
+            raise RuntimeError("a fault")
+        return await plain(counters, planned, request, estimate)
+
+    waiting = [
+        asyncio.create_task(limiter.reserve(_limit_request(name, key_id=name)))
+        for name in ("broken", "next")
+    ]
+    await asyncio.sleep(0)
+    monkeypatch.setattr(limiter._counters, "reserve", _reserve)
+    await limiter.release(held)
+    with pytest.raises(RuntimeError, match="a fault"):
+        await asyncio.wait_for(waiting[0], 30)
+    await limiter.release(await asyncio.wait_for(waiting[1], 30))
+
+
 async def test_who_leaves_the_queue_takes_nothing_with_him(limiter: Limiter) -> None:
     for moment in (0.0, 0.005, 0.02):
         held = await limiter.reserve(_limit_request(f"holder{moment}"))

@@ -1,0 +1,191 @@
+"""The spool file's own promises: how it is opened, what it counts, and what its records name."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from core import metrics
+from core.batches.jobs import LineResult
+from core.events import ModerationEvent
+from core.settings import Settings
+from gateway.metering import spool_watch
+from gateway.metering.shipper import Shipper
+from gateway.metering.spool import (
+    Spool,
+    SpoolFile,
+    decode_outbox,
+    delete_shipped,
+    insert_answer,
+    insert_moderation,
+    insert_opened,
+    insert_receipt,
+    move_to_outbox,
+    move_to_parked,
+    read_outbox,
+    request_id_of,
+)
+from tests.gateway.metering.test_spool import NOW, Books, EngineCount, closed, opened
+
+
+def test_the_file_is_a_write_ahead_log_that_the_shipper_checkpoints(tmp_path: Path) -> None:
+    file = SpoolFile(tmp_path / "data" / "spool" / "1.db")
+    names = ("journal_mode", "synchronous", "wal_autocheckpoint")
+    found = [file.connection.execute(f"pragma {name}").fetchone()[0] for name in names]
+    assert found == ["wal", 1, 0]
+    assert (tmp_path / "data" / "spool" / "1.db.lock").stat().st_mode & 0o777 == 0o600
+    file.close()
+    again = SpoolFile(file.path)
+    assert again.is_empty()
+    again.close(remove=True)
+    assert list(file.path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("fault", ["not a directory", "no database"])
+def test_a_file_that_cannot_be_opened_holds_no_lock(tmp_path: Path, fault: str) -> None:
+    path = tmp_path / "1.db"
+    if fault == "no database":
+        path.write_bytes(b"this is no database" * 100)
+    else:
+        path.mkdir()
+    for _ in range(2):  # the second would find the lock of the first
+        with pytest.raises(sqlite3.Error):
+            SpoolFile(path)
+
+
+def test_the_count_of_the_outbox_follows_every_commit(tmp_path: Path) -> None:
+    file = SpoolFile(tmp_path / "1.db")
+    file.commit([insert_opened(opened("req_1")), insert_opened(opened("req_2"))])
+    assert (file.waiting, file.is_empty()) == (0, False)
+    for name in ("req_1", "req_2", "req_3"):
+        file.commit(move_to_outbox(closed(name)))
+    assert file.waiting == 3
+    with pytest.raises(sqlite3.IntegrityError):  # one statement fails: none counts
+        file.commit([*move_to_outbox(closed("req_4")), *[insert_opened(opened("req_5"))] * 2])
+    assert (file.waiting, file.open_requests()) == (3, [])
+    file.commit(move_to_parked(2, "why"))
+    assert (file.waiting, file.parked()) == (2, 1)
+    file.commit([delete_shipped(3)])
+    assert (file.waiting, file.is_empty()) == (0, False), "a parked record is kept"
+    file.close()
+    again = SpoolFile(tmp_path / "1.db")
+    again.commit(move_to_outbox(closed("req_6")))
+    again.close()
+    assert SpoolFile(tmp_path / "1.db").waiting == 1
+
+
+def test_records_of_every_topic_are_read_in_order_and_name_their_request(tmp_path: Path) -> None:
+    file = SpoolFile(tmp_path / "1.db")
+    verdict = ModerationEvent(
+        *("req_m", "org_a", "proj_a", "key_a", NOW, "input", "block", "policy_1", "sha"), (), {}
+    )
+    count = EngineCount("req_r", "engine", 1, 0, 1, NOW)
+    answer = LineResult(7, True, "{}", 3, 2, 1)
+    file.commit([*move_to_outbox(closed("req_u")), insert_receipt(count)])
+    file.commit([insert_moderation([verdict]), insert_answer("batch_1", answer)])
+    rows = read_outbox(file.connection, 10)
+    batch = decode_outbox(rows)
+    assert (batch.first, batch.last) == (1, 4)
+    assert ([each.request_id for each in batch.usage], batch.receipts) == (["req_u"], [count])
+    assert (batch.moderation, batch.lines) == ([verdict], [("batch_1", answer)])
+    assert request_id_of("moderation", b"\x90") == "", "no events"
+    assert request_id_of("opened", insert_opened(opened("req_o")).values[1]) == "req_o"  # type: ignore[arg-type]
+    named = [request_id_of(topic, body) for _, topic, body in rows]
+    assert named == ["req_u", "req_r", "req_m", ""]
+    assert request_id_of("usage", b"\xc1") == ""
+    assert [row[0] for row in read_outbox(file.connection, 2, after=1)] == [2, 3]
+    assert (decode_outbox([]).first, decode_outbox([]).last) == (0, 0)
+    file.close()
+
+
+async def test_catching_up_ships_what_is_still_in_memory(tmp_path: Path) -> None:
+    spool, books = Spool(SpoolFile(tmp_path / "1.db")), Books()
+    spool.bind(asyncio.get_running_loop())
+    shipper = Shipper(spool, books, pause_s=0.0)
+    shipper.start()
+    spool.close_soon(closed("req_1"))
+    await asyncio.wait_for(shipper.catch_up(), 30)
+    assert list(books.got) == ["req_1"]
+    await asyncio.to_thread(shipper.stop, 30)
+    assert not shipper._thread.is_alive()
+    spool.file.close()
+
+
+async def test_while_the_database_is_down_the_metrics_tell(tmp_path: Path) -> None:
+    spool, books = Spool(SpoolFile(tmp_path / "1.db")), Books()
+    spool.bind(asyncio.get_running_loop())
+    books.down = True
+    for number in range(7):
+        spool.file.commit(move_to_outbox(closed(f"req_{number}")))
+    metrics.spool_waiting.set(0)
+    shipper = Shipper(spool, books, pause_s=0.0)
+    shipper.start()
+    async with asyncio.timeout(30):
+        while metrics.spool_waiting._value.get() != 7:
+            await asyncio.sleep(0.005)
+    await asyncio.to_thread(shipper.stop, 30)
+    assert not books.got
+    spool.file.close()
+
+
+async def test_a_spool_without_a_loop_keeps_what_the_disk_refused_for_the_next_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(SpoolFile(tmp_path / "1.db"))
+    plain = spool.file.commit
+
+    def _full(_statements: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(spool.file, "commit", _full)
+    await spool.close(closed("req_1"))
+    monkeypatch.setattr(spool.file, "commit", plain)
+    spool.arrived.clear()
+    spool.flush()
+    assert spool.file.waiting == 1 and spool.arrived.is_set()
+    spool.flush()
+    assert spool.file.waiting == 1, "what was committed is not committed again"
+    with pytest.raises(RuntimeError, match="not bound"):
+        spool.park(1, "why")
+    spool.file.close()
+
+
+async def test_a_refused_commit_is_tried_again_by_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class _Loop:
+        later: list[object]
+
+        def call_later(self, seconds: float, call: object) -> None:
+            self.later = [seconds, call]
+
+    spool, loop = Spool(SpoolFile(tmp_path / "1.db")), _Loop()
+    await spool.open(opened("req_1"))
+    spool._loop = loop  # type: ignore[assignment]
+    spool._batch = [insert_opened(opened("req_1"))]  # of a client that gets the error
+    spool.flush()
+    assert not hasattr(loop, "later"), "there is nothing to be kept"
+    spool._batch = [insert_opened(opened("req_1")), *move_to_outbox(closed("req_1"))]
+    spool.flush()
+    assert loop.later == [1.0, spool.flush]
+    spool.flush()
+    assert (spool.file.waiting, spool.file.open_requests()) == (1, [])
+    spool.file.close()
+
+
+def test_a_command_waits_for_the_shipper_and_no_longer_than_it_must(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = SpoolFile(tmp_path / "spool" / "1.db")
+    file.commit(move_to_outbox(closed("req_1")))
+    waits: list[float] = []
+
+    def _sleep(seconds: float) -> None:
+        waits.append(seconds)
+        file.commit([delete_shipped(1)])
+
+    monkeypatch.setattr(spool_watch.time, "sleep", _sleep)
+    assert spool_watch.wait_until_shipped(Settings(data_dir=tmp_path)).unshipped == 0
+    assert len(waits) == 1
+    file.close()
