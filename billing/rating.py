@@ -37,6 +37,7 @@ from core.money import Money
 
 CHARGES: Table = Charge.__table__  # type: ignore[assignment]
 _EVENT = UsageEventRow
+MOST_EVENTS = 20_000  # of a transaction, about
 
 
 class Event(NamedTuple):
@@ -113,7 +114,7 @@ def rate(
     session: Session,
     clock: Clock,
     *,
-    most_events: int = 20_000,
+    most_events: int = MOST_EVENTS,
     shards: Collection[int] | None = None,
 ) -> Rated:
     """Rate the oldest waiting batches, about `most_events` events, of these shards or of all; Rated(0, 0)

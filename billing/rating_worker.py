@@ -15,12 +15,19 @@ TAKE_OVER_S = shards.LEASE.total_seconds() + 5
 _POLL_S = 0.1
 
 
-def rate_all(database: Database, clock: Clock, *, patience_s: float = TAKE_OVER_S) -> int:
+def rate_all(
+    database: Database,
+    clock: Clock,
+    *,
+    patience_s: float = TAKE_OVER_S,
+    most_events: int = rating.MOST_EVENTS,
+) -> int:
     """Rate all waiting batches; returns the number of events. Usage in shards that other workers have
-    leased is theirs: `patience_s` is how long to wait for them to rate it or to share it, in seconds.
+    leased is theirs: `patience_s` is how long to wait for them to rate it or to share it, in seconds. A
+    transaction rates about `most_events`.
     """
     if database.dialect == "sqlite":  # it has one writer, so its workers have nothing to share
-        return _rate_alone(database, clock)
+        return _rate_alone(database, clock, most_events)
     with database.read() as session:
         if not shards.waiting(session):
             return 0
@@ -28,7 +35,7 @@ def rate_all(database: Database, clock: Clock, *, patience_s: float = TAKE_OVER_
     events, last_work = 0, time.monotonic()
     try:
         while True:
-            rated = _rate_share(database, clock, worker)
+            rated = _rate_share(database, clock, worker, most_events)
             if rated is None:
                 return events
             if rated:
@@ -42,17 +49,17 @@ def rate_all(database: Database, clock: Clock, *, patience_s: float = TAKE_OVER_
             shards.release(session, worker)
 
 
-def _rate_alone(database: Database, clock: Clock) -> int:
+def _rate_alone(database: Database, clock: Clock, most_events: int) -> int:
     events = 0
     while True:
         with database.transaction() as session:
-            rated = rating.rate(session, clock)
+            rated = rating.rate(session, clock, most_events=most_events)
         if rated.batches == 0:
             return events
         events += rated.events
 
 
-def _rate_share(database: Database, clock: Clock, worker: str) -> int | None:
+def _rate_share(database: Database, clock: Clock, worker: str, most_events: int) -> int | None:
     """Rate some of this worker's share; None if nothing waits, 0 if others have leased it all."""
     with database.transaction() as session:
         leased = shards.claim(session, worker, clock.now())
@@ -62,4 +69,4 @@ def _rate_share(database: Database, clock: Clock, worker: str) -> int | None:
         return 0
     with database.transaction() as session:
         held = shards.hold(session, worker, leased, clock.now())
-        return rating.rate(session, clock, shards=held).events
+        return rating.rate(session, clock, most_events=most_events, shards=held).events

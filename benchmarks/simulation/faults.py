@@ -16,6 +16,10 @@ class Crash(Exception):
     """The process died here. Whatever it had not committed is gone."""
 
 
+class WorkerFailed(Exception):
+    """A rating worker raised what no fault explains."""
+
+
 @dataclass
 class Faults:
     chance: random.Random
@@ -39,7 +43,8 @@ class FaultyDatabase(Database):
         self.faults = Faults(random.Random(0), healed=True)
         self._statements_left: int | None = None
         event.listen(self.db_engine, "before_cursor_execute", self._count)
-        event.listen(self.db_engine, "connect", _no_fsync)
+        fsync = _no_fsync_in_sqlite if self.dialect == "sqlite" else _no_fsync
+        event.listen(self.db_engine, "connect", fsync)
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -67,8 +72,13 @@ class FaultyDatabase(Database):
             raise Crash("the connection broke")
 
 
-def _no_fsync(connection: Any, _record: object) -> None:
+def _no_fsync_in_sqlite(connection: Any, _record: object) -> None:
     connection.execute("pragma synchronous=off")  # a simulated crash loses no page cache
+
+
+def _no_fsync(connection: Any, _record: object) -> None:
+    connection.execute("set synchronous_commit = off")
+    connection.commit()
 
 
 @dataclass

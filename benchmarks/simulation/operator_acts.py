@@ -3,7 +3,7 @@
 An act whose answer is lost may have happened: `learn` reads from the tables which did.
 """
 
-import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -18,6 +18,7 @@ from core.clock import FakeClock
 from core.database import Database
 from core.money import Money, units_of
 from tests.billing.simulated_books import Happened, Move, Price, stored_outcomes
+from tests.billing.simulated_rows import Books
 
 ZONES = {"acme": "UTC", "bolt": "America/New_York", "corp": "Asia/Kolkata"}
 REGIONS = {"acme": "DE", "bolt": "US-NY"}  # corp is nowhere that taxes
@@ -52,7 +53,8 @@ class Operator:
     clock: FakeClock
     faults: Faults
     happened: Happened
-    witness: sqlite3.Connection
+    witness: Books
+    settle: Callable[[], None]  # waits for rating workers
     drafts: dict[datetime, Price] = field(default_factory=dict)  # by start
 
     def open_business(self) -> None:
@@ -119,6 +121,7 @@ class Operator:
 
     def rerate(self) -> None:
         """Somebody found that a version was wrong; it is asked for twice, or in part, too."""
+        self.settle()
         self.learn()
         chance, now = self.faults.chance, self.clock.now()
         (posted,) = self.witness.execute("select count(*) from rerates").fetchone()

@@ -4,17 +4,18 @@ and the books must be complete and right.
 
 import logging
 import random
-import shutil
-import sqlite3
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from benchmarks.simulation.engine import Engine
-from benchmarks.simulation.faults import Crash, Faults, FaultyDatabase, Wire
+from benchmarks.simulation.faults import Crash, Faults, Wire, WorkerFailed
 from benchmarks.simulation.gateway import Gateway, Killed, Site
 from benchmarks.simulation.operator_acts import TENANTS, ZONES, Operator
 from benchmarks.simulation.payment_provider import Bank
-from billing import expiry, invoice_run, rating, reconcile, usage
+from benchmarks.simulation.stage import Stage
+from billing import expiry, invoice_run, reconcile, usage
 from core.clock import FakeClock
 from core.errors import TollhouseError
 from core.ids import use_sources
@@ -32,7 +33,7 @@ INVARIANTS = {
     " join usage_batches b on b.id = e.batch_id left join charges c using (request_id)"
     " where (b.rated_at is null) <> (c.request_id is null)",
     "numbers have no gap": "select count(*) from (select seller_id from invoices"
-    " where number is not null group by seller_id having count(*) <> max(number))",
+    " where number is not null group by seller_id having count(*) <> max(number)) gaps",
     "no grant is overdrawn": "select count(*) from credit_grants"
     " where remaining < 0 or remaining > granted",
 }
@@ -67,31 +68,6 @@ BANKING = (
 
 class Broken(AssertionError):
     """An invariant does not hold; the message names the seed and the step."""
-
-
-@dataclass
-class Stage:
-    """A folder and a database that worlds are played on, one after the other: compiled statements
-    are kept from one to the next.
-    """
-
-    folder: Path
-    template: Path  # a migrated SQLite file
-    database: FaultyDatabase = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.spools = self.folder / "spool"
-        self.database = FaultyDatabase(f"sqlite:///{self.folder / 'books.db'}")
-
-    def clear(self) -> sqlite3.Connection:
-        """A new world's database; returns a connection that no fault strikes."""
-        self.database.close()
-        for stale in self.folder.glob("*.db*"):
-            stale.unlink()
-        shutil.rmtree(self.spools, ignore_errors=True)
-        self.spools.mkdir()
-        shutil.copy(self.template, self.folder / "books.db")
-        return sqlite3.connect(self.folder / "books.db", isolation_level=None)
 
 
 @dataclass
@@ -135,15 +111,25 @@ class World:
         self.gateways = [Gateway(site, name) for name in ("left", "right")]
         self.broker = Wire(self.faults)
         self.bank = Bank(self.database, clock, self.faults, TENANTS)
-        self.operator = Operator(self.database, clock, self.faults, self.happened, self.witness)
-        self.operator.open_business()
+        self.operator = Operator(
+            self.database,
+            clock,
+            self.faults,
+            self.happened,
+            self.witness,
+            settle=partial(self.stage.join, clock),
+        )
         try:
+            self.stage.time_passed(clock)
+            self.operator.open_business()
             for number in range(self.steps):
                 self._step(number, ACTIONS)
             self._bill_all()
             for number in range(self.steps, self.steps + self.steps // 3):
                 self._step(number, BANKING)
             self._heal()
+        except (SQLAlchemyError, WorkerFailed) as error:
+            self._broken(f"no fault explains {error}", self.log[-1])
         finally:
             self.witness.close()
             for gateway in self.gateways:
@@ -152,7 +138,8 @@ class World:
 
     def _step(self, number: int, actions: tuple[tuple[str, int], ...]) -> None:
         chance = self.faults.chance
-        name = chance.choice([name for name, weight in actions for _ in range(weight)])
+        weighted = (*actions, ("_rate", self.stage.rates_more))
+        name = chance.choice([name for name, weight in weighted for _ in range(weight)])
         self.log.append(f"{number} {name}")
         gateway = chance.choice(self.gateways)
         try:
@@ -179,15 +166,14 @@ class World:
             if self.faults.chance.random() < 0.6:
                 self.broker.send(kind)
 
-    def _work(self, _: Gateway) -> None:
+    def _work(self, gateway: Gateway) -> None:
         message = self.broker.take()
         if message is None:
             return
         if message[0] == "rate":
-            most = self.faults.chance.choice([1, 20_000])  # two workers take turns
-            with self.database.transaction() as session:
-                rating.rate(session, self.clock, most_events=most)
+            self._rate(gateway)
         elif message[0] == "invoices":
+            self.stage.rate_beside(self.clock)
             invoice_run.run(self.database, self.clock, current=False)
         elif message[0] == "expire":
             with self.database.transaction() as session:
@@ -197,12 +183,23 @@ class World:
                 usage.release(session, self.clock)
         self.broker.acknowledge(message)
 
+    def _rate(self, _: Gateway) -> None:
+        most = self.faults.chance.choice([1, 20_000])  # two workers take turns
+        self.stage.rate(self.clock, self.faults, most)
+
     def _wait(self, _: Gateway) -> None:
-        self.clock.advance(hours=self.faults.chance.choice([1, 2, 5, 24, 24 * 4, 24 * 20]))
+        self._leap(hours=self.faults.chance.choice([1, 2, 5, 24, 24 * 4, 24 * 20]))
+
+    def _leap(self, **units: float) -> None:
+        """No worker rates with the clock of long ago."""
+        self.stage.join(self.clock)
+        self.clock.advance(**units)
+        self.stage.time_passed(self.clock)
 
     def _month_ends(self, _: Gateway) -> None:
         """Invoices become final while spools and the broker may still hold what belongs on them."""
-        self.clock.advance(days=self.faults.chance.choice([20, 33, 62]))
+        self._leap(days=self.faults.chance.choice([20, 33, 62]))
+        self.stage.rate_beside(self.clock)
         invoice_run.run(self.database, self.clock, current=False)
 
     def _kill(self, gateway: Gateway) -> None:
@@ -235,6 +232,7 @@ class World:
 
     def _bill_all(self) -> None:
         """Ship, rate and invoice everything without a fault; the bank's are still to come."""
+        self.stage.join(self.clock)
         self.faults.healed = True
         for gateway in self.gateways:
             gateway.start()  # before any looks for files without an owner
@@ -247,9 +245,10 @@ class World:
                 break
         else:
             self._broken("the spools do not come to rest", "the end")
-        self.clock.advance(days=62)
+        self._leap(days=62)
         with self.database.transaction() as session:
             usage.release(session, self.clock)
+        self.stage.rate_beside(self.clock)
         result = invoice_run.run(self.database, self.clock)
         if result.failed:
             self._broken(f"invoices failed: {result.failed}", "the end")
@@ -257,6 +256,7 @@ class World:
 
     def _heal(self) -> None:
         """No fault any more: the bank comes to rest, and all is compared with what happened."""
+        self.stage.join(self.clock)
         self.faults.healed = True
         wrong = self.bank.rest()
         if wrong:

@@ -2,7 +2,6 @@
 arithmetic and without any code of the product.
 """
 
-import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from tests.billing.simulated_plans import of_plan
-from tests.billing.simulated_rows import moment_of, rows_of
+from tests.billing.simulated_rows import Books, moment_of, rows_of
 
 MILLION = 1_000_000
 CENT = 10**10  # picounits
@@ -219,7 +218,7 @@ def cents(units: int) -> int:
     return rounded if units >= 0 else -rounded
 
 
-def stored_outcomes(books: sqlite3.Connection, *, rated: bool) -> list[tuple[str, Outcome]]:
+def stored_outcomes(books: Books, *, rated: bool) -> list[tuple[str, Outcome]]:
     rows = books.execute(
         "select e.request_id, input_tokens, cached_tokens, output_tokens, waived_tokens, status,"
         " quantity from usage_events e join usage_batches b on b.id = e.batch_id"
@@ -228,7 +227,7 @@ def stored_outcomes(books: sqlite3.Connection, *, rated: bool) -> list[tuple[str
     return [(row[0], Outcome(*row[1:])) for row in rows]
 
 
-def problems(books: sqlite3.Connection, happened: Happened) -> Iterator[str]:
+def problems(books: Books, happened: Happened) -> Iterator[str]:
     """What the books say otherwise, once everything is shipped, rated and invoiced."""
     stored = dict(stored_outcomes(books, rated=True))
     for name, request in happened.requests.items():
@@ -242,9 +241,7 @@ def problems(books: sqlite3.Connection, happened: Happened) -> Iterator[str]:
         yield from _of_tenant(books, happened, tenant, [e for e in events if e[0].tenant == tenant])
 
 
-def _of_tenant(
-    books: sqlite3.Connection, happened: Happened, tenant: str, events: list[Event]
-) -> Iterator[str]:
+def _of_tenant(books: Books, happened: Happened, tenant: str, events: list[Event]) -> Iterator[str]:
     used = happened.usage(events)
     fixed = sum(units for key, units in happened.corrected.items() if key[0] == tenant)
     posted = dict.fromkeys(("usage", "adjustment"), 0) | dict(
@@ -275,9 +272,7 @@ def _of_tenant(
     yield from _of_wallet(books, tenant)
 
 
-def _of_invoice(
-    books: sqlite3.Connection, happened: Happened, invoice: dict[str, Any]
-) -> Iterator[str]:
+def _of_invoice(books: Books, happened: Happened, invoice: dict[str, Any]) -> Iterator[str]:
     name, tenant = f"invoice {invoice['label'] or invoice['id']}", invoice["tenant_id"]
     lines = rows_of(books, "select * from invoice_lines where invoice_id = ?", invoice["id"])
     net = [line for line in lines if line["kind"] != "tax"]
@@ -321,7 +316,7 @@ def _tax(
     return sum(cents(CENT // MILLION * base * ppm) for ppm, base in bases.items())
 
 
-def _credit(books: sqlite3.Connection, invoice: dict[str, Any], kind: str) -> int:
+def _credit(books: Books, invoice: dict[str, Any], kind: str) -> int:
     found = books.execute(
         "select coalesce(sum(units), 0) from credit_uses where bill_period_id = ? and kind = ?"
         " and purpose = 'usage'",
@@ -330,7 +325,7 @@ def _credit(books: sqlite3.Connection, invoice: dict[str, Any], kind: str) -> in
     return int(found.fetchone()[0])
 
 
-def _of_wallet(books: sqlite3.Connection, tenant: str) -> Iterator[str]:
+def _of_wallet(books: Books, tenant: str) -> Iterator[str]:
     """What was granted is there or was used, and the ledger owes what is there."""
     for kind in ("prepaid", "promo"):
         granted, left = books.execute(

@@ -1,17 +1,16 @@
 """What plans must come to on an invoice of a simulation, worked out without code of the product."""
 
-import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
-from tests.billing.simulated_rows import moment_of, rows_of
+from tests.billing.simulated_rows import Books, moment_of, rows_of
 
 
 def of_plan(
-    books: sqlite3.Connection, invoice: dict[str, Any], net: list[dict[str, Any]], name: str
+    books: Books, invoice: dict[str, Any], net: list[dict[str, Any]], name: str
 ) -> Iterator[str]:
     """Fees by the share of the period's time; shares are whole picounits, so one may be off by one."""
     bounds = tuple(moment_of(invoice[each]) for each in ("period_start", "period_end"))
@@ -41,7 +40,7 @@ def of_plan(
 
 
 def _shares(
-    books: sqlite3.Connection, tenant: str, start: datetime, end: datetime
+    books: Books, tenant: str, start: datetime, end: datetime
 ) -> tuple[dict[str, Fraction], int]:
     """Amounts of the plans for this time, and how many plans they are of."""
     share: dict[str, Fraction] = defaultdict(Fraction)
@@ -73,7 +72,7 @@ def _settled(share: dict[str, Fraction], spent: int) -> dict[str, Fraction]:
     return {"included": -covered, "commitment": short}
 
 
-def _billed_before(books: sqlite3.Connection, period_id: str, moment: str) -> int:
+def _billed_before(books: Books, period_id: str, moment: str) -> int:
     """The period's charges, and the corrections of it that earlier invoices have."""
     charges = rows_of(books, "select amount from charges where bill_period_id = ?", period_id)
     corrections = rows_of(

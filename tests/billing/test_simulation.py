@@ -3,15 +3,20 @@ a seed decides. `benchmarks/simulate.py` runs many more seeds.
 """
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
-from benchmarks.simulate import run_seeds
+from benchmarks.simulate import Place, run_seeds
 from benchmarks.simulation import world
-from benchmarks.simulation.world import Broken, Stage, World
+from benchmarks.simulation.faults import WorkerFailed
+from benchmarks.simulation.rating_processes import RATED, Order, RatingProcess
+from benchmarks.simulation.stage import SqliteStage, Stage
+from benchmarks.simulation.world import Broken, World
 from billing import (
     accounts,
     invoice_lines,
@@ -22,7 +27,9 @@ from billing import (
     usage,
 )
 from billing.payments import posting
+from core.database import Database
 from gateway.metering import meter, recovery
+from tests.conftest import POSTGRES
 
 STEPS = 24
 pytestmark = pytest.mark.slow
@@ -30,9 +37,35 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("first", range(0, 100, 50))
 def test_no_seed_breaks_an_invariant(first: int, migrated_sqlite: Path) -> None:
-    found = run_seeds(range(first, first + 50), migrated_sqlite, STEPS)
+    found = run_seeds(range(first, first + 50), Place(str(migrated_sqlite)), STEPS)
     assert [problem for _, problem in found if problem] == []
     assert sum(sum(faults.values()) for faults, _ in found) > 100, "hardly a fault struck"
+
+
+def test_no_seed_breaks_an_invariant_on_postgresql_with_two_rating_processes(
+    migrated_postgres: str,
+) -> None:
+    found = run_seeds(range(20, 22), Place(migrated_postgres, POSTGRES, workers=2), STEPS)
+    assert [problem for _, problem in found if problem] == []
+    assert all(faults for faults, _ in found), "no fault struck"
+
+
+def test_a_rating_process_that_dies_by_itself_is_no_fault_of_the_seed(
+    postgres_database: Database,
+) -> None:
+    """Whatever a worker raises is told, and a death that nobody asked for is none of the faults."""
+    process = RatingProcess(postgres_database.url)
+    process.begin(Order(datetime(2026, 1, 1, tzinfo=UTC), 1, seed=0, faulty=False))
+    assert process.finish() == RATED
+    with postgres_database.transaction() as session:
+        session.execute(text("drop table rating_shards cascade"))
+        session.execute(
+            text("insert into usage_batches (recorded_at, events, shard) values (now(), 0, 0)")
+        )
+    process.begin(Order(datetime(2026, 1, 1, tzinfo=UTC), 1, seed=0, faulty=False))
+    with pytest.raises(WorkerFailed, match="rating_shards"):
+        process.finish()
+    process.end()
 
 
 def test_a_planted_fault_is_found_and_replays_exactly(
@@ -44,11 +77,11 @@ def test_a_planted_fault_is_found_and_replays_exactly(
         return store(session, rows[:-1] if len(rows) > 4 else rows, now)
 
     monkeypatch.setattr(usage, "_store", _loses_the_last)
-    stage = Stage(tmp_path, migrated_sqlite)
+    stage = SqliteStage(tmp_path, migrated_sqlite)
     seed, said = _first_broken(stage, "lost")
     with pytest.raises(Broken) as caught:
         World(seed, stage, STEPS).run()
-    stage.database.close()
+    stage.close()
     assert str(caught.value) == said
 
 
@@ -118,9 +151,9 @@ def test_the_reference_finds_each_broken_rule(
     owner, name, broken, words = FAULTS[fault]
     monkeypatch.setattr(owner, name, broken)
     monkeypatch.setattr(world.reconcile, "audit", _says_clean)
-    stage = Stage(tmp_path, migrated_sqlite)
+    stage = SqliteStage(tmp_path, migrated_sqlite)
     _first_broken(stage, words)
-    stage.database.close()
+    stage.close()
 
 
 def _says_clean(session: Any) -> Any:
@@ -131,5 +164,5 @@ def test_a_payment_that_is_not_booked_is_found(
     migrated_sqlite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(posting, "_settle", lambda *_: None)
-    found = run_seeds(range(12), migrated_sqlite, STEPS)
+    found = run_seeds(range(12), Place(str(migrated_sqlite)), STEPS)
     assert any("is not in the ledger" in problem for _, problem in found)
