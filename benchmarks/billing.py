@@ -1,6 +1,7 @@
 """Billing on PostgreSQL: `python -m benchmarks.billing`, one figure a row of the table in
 billing/README.md. At full size (10 million events, 1,000 tenants) it takes about a quarter of an hour
-on two cores and 10 GB of the database's disk; `--scale 0.02` takes half a minute.
+on two cores and 10 GB of the database's disk; `--scale 0.02` takes half a minute. `--only workers`
+measures rating alone, with one and with two processes in turns.
 
 It makes two databases of its own, one with little history and one with much, and drops them. What an
 event costs is timed on both in turns, so that a busy machine slows both alike.
@@ -23,6 +24,7 @@ from pathlib import Path
 import psycopg
 
 from benchmarks.billing_data import DAYS, fill_history, make_events, tidy
+from benchmarks.billing_workers import WORKERS, alone_and_together, rating_workers
 from benchmarks.report import figure, progress
 from billing import invoice_run, prices, rating, usage_buckets
 from billing.exports.focus import focus_rows
@@ -43,6 +45,7 @@ POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.
 START = datetime(2026, 3, 1, tzinfo=UTC)
 TURNS = 5
 GROWTH_EVENTS = 20_000  # of one turn
+SHARED_EVENTS = 200_000  # of one turn
 
 
 @dataclass
@@ -132,6 +135,39 @@ def speeds(bench: Bench, count: int) -> tuple[float, float]:
     return count / ingest(bench, count), count / rate_all(bench)
 
 
+def share_out(tenants: int, count: int, settings: dict[str, object]) -> None:
+    """Tells what one worker and several side by side rate, all with leases."""
+    with bench_on(tenants) as bench, rating_workers(bench.database.url, bench.clock.now()) as made:
+
+        def _ingest() -> int:
+            ingest(bench, count)
+            return count
+
+        progress(f"rate {count:,} events with one and with {WORKERS} workers, in turns")
+        alone, together, ratios = alone_and_together(made, _ingest, TURNS)
+    told = settings | {"events_of_a_turn": count, "ratio_by_turn": [round(r, 2) for r in ratios]}
+    figure(
+        "billing.rate_one_worker",
+        alone,
+        "events/s",
+        True,
+        at_least=20_000,
+        aim=30_000,
+        settings=told,
+    )
+    figure(
+        "billing.rate_two_workers",
+        together,
+        "events/s",
+        True,
+        "one worker",
+        alone,
+        at_least=1.5,
+        aim=1.8,
+        settings=told,
+    )
+
+
 def growth(few: Bench, many: Bench, count: int) -> float:
     """How many times more an event costs with much history than with little, by the median turn."""
     spent: dict[str, list[float]] = {"few": [], "many": []}
@@ -200,6 +236,7 @@ def focus_export(bench: Bench, most_rows: int = 200_000) -> tuple[float, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="part of the full sizes")
+    parser.add_argument("--only", choices=["workers"], help="one part of it")
     wanted = parser.parse_args()
 
     def _size(full: int) -> int:
@@ -219,6 +256,9 @@ def main() -> int:
             f"billing.{name}", value, unit, more, at_least=least, aim=aim, settings=settings | of
         )
 
+    share_out(tenants, _size(SHARED_EVENTS), settings)
+    if wanted.only == "workers":
+        return 0
     few_rows, many_rows = _size(100_000), _size(10_000_000)
     with bench_on(tenants) as many, use_sources(_millis(many), random.Random(1).randbytes):
         with bench_on(tenants) as few:
