@@ -4,7 +4,7 @@ Preview, posting at once and posting after a confirmation all call `perform`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -68,8 +68,8 @@ class Subject:
 
 def find(session: Session, request: ActRequest, now: datetime) -> Subject:
     """What the act concerns. NotFound if there is no such thing."""
-    checked_terms(request)
-    return _RESOLVED[request.kind](session, request, now)
+    checked = replace(request, terms=checked_terms(request))
+    return _RESOLVED[request.kind](session, checked, now)
 
 
 def resolve(session: Session, request: ActRequest, now: datetime) -> Subject:

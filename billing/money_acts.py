@@ -5,6 +5,7 @@ and above an amount posted only when a second person confirms.
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from hashlib import sha256
 from typing import Any
 
 from sqlalchemy import select
@@ -32,6 +33,7 @@ from core.money import format_minor, units_of
 from core.tenants.models import AuditEntry
 
 WAITING, POSTED, REJECTED = "waiting", "posted", "rejected"
+_LONGEST_REFERENCE = 140  # the ledger puts up to 18 characters before it, in a column of 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ def submit(
 ) -> MoneyAct:
     """Posts the act, or stores it for a second person. The same reference returns the first act."""
     now = clock.now()
-    known = session.scalar(select(MoneyAct).where(MoneyAct.reference == request.reference))
+    names = (request.reference, _key(request.reference))
+    known = session.scalar(select(MoneyAct).where(MoneyAct.reference.in_(names)))
     if known is not None:
         return _same(known, request, find(session, request, now))
     subject = resolve(session, request, now)
@@ -176,7 +179,7 @@ def _row(request: ActRequest, subject: Subject, actor: str, now: datetime) -> Mo
         amount=subject.amount,
         terms=checked_terms(request),
         reason=request.reason,
-        reference=request.reference[:160],
+        reference=_key(request.reference),
         status=POSTED,
         requested_by=actor,
         requested_at=now,
@@ -205,9 +208,18 @@ def _record(session: Session, act: MoneyAct, actor: str, now: datetime, step: st
     )
 
 
+def _key(reference: str) -> str:
+    """As it is, or short enough for what postings put before it."""
+    if len(reference) <= _LONGEST_REFERENCE:
+        return reference
+    digest = sha256(reference.encode()).hexdigest()[:32]
+    return f"{reference[: _LONGEST_REFERENCE - 33]}:{digest}"
+
+
 def _same(known: MoneyAct, request: ActRequest, subject: Subject) -> MoneyAct:
-    asked = (request.kind.value, subject.target)
-    if (known.kind, known.target) != asked or request.amount not in (None, known.amount):
+    asked = (request.kind.value, subject.target, checked_terms(request))
+    same = (known.kind, known.target, known.terms) == asked
+    if not same or request.amount not in (None, known.amount):
         raise Conflict(
             f"The reference {request.reference[:80]!r} belongs to another act ({known.id}).",
             next_step="Use a new reference.",

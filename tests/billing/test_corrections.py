@@ -4,18 +4,19 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select
 
-from billing import budgets, invoice_run, reconcile, rerating, rollups
+from billing import budgets, credits, invoice_run, reconcile, rerating, rollups
 from billing.exports.focus import focus_rows
 from billing.exports.focus_columns import COLUMNS
 from billing.exports.subjects import Period
 from billing.ledger import AccountKind, balance
-from billing.models import Invoice, InvoiceLine
+from billing.models import CreditGrant, Invoice, InvoiceLine
 from billing.unrated import UnratedUsage
 from billing.usage_buckets import BucketQuery, Width, usage_buckets
 from core.clock import FakeClock
 from core.money import Money, units_of
 from core.tenants.scope import scope_of_operator
 from tests.billing.conftest import Deployment
+from tests.billing.test_invoices import clean
 
 JANUARY = datetime(2026, 1, 1, tzinfo=UTC)
 FEBRUARY = datetime(2026, 2, 1, tzinfo=UTC)
@@ -143,3 +144,79 @@ def test_a_budget_gives_back_what_a_correction_gives_back(
     assert all(now[1] >= then[1] for then, now in zip(before, after, strict=True))
     clock.set(FEBRUARY + timedelta(days=1))
     assert all(cap == units_of("10.5") for _, cap in _left("other")), "a new window begins anew"
+
+
+def returned(deployment: Deployment) -> set[tuple[str, int, datetime | None]]:
+    """What the wallet holds: kind, picounits and expiry of each grant with something left."""
+    with deployment.database.read() as session:
+        rows = session.scalars(select(CreditGrant).where(CreditGrant.remaining > 0))
+        return {(row.kind, row.remaining, row.expires_at) for row in rows}
+
+
+def credit(deployment: Deployment, kind: str, dollars: str, expires_at: datetime) -> None:
+    with deployment.database.transaction() as session:
+        credits.grant(
+            session,
+            tenant_id="acme",
+            kind=kind,
+            money=Money(units_of(dollars)),
+            reference=f"{kind} {dollars}",
+            at=deployment.clock.now(),
+            expires_at=expires_at,
+        )
+
+
+def correct(deployment: Deployment, wrong: str, right: str) -> None:
+    """Re-rates all usage of the version `wrong`."""
+    with deployment.database.transaction() as session:
+        wanted = rerating.Request(wrong, right, JANUARY, deployment.clock.now())
+        rerating.post_all(session, deployment.clock, wanted)
+
+
+def test_a_correction_returns_each_kind_of_credit_with_its_own_expiry(lite: Deployment) -> None:
+    """5.00 were paid with 1.00 promotional and 4.00 prepaid credit, and 1.00 was right."""
+    credit(lite, credits.PROMO, "1", MARCH)
+    credit(lite, credits.PREPAID, "9", MARCH + timedelta(days=9))
+    wrong = lite.price({"output": "5.00"}, model="slip").id
+    lite.record(
+        lite.event(model="slip", price_version=wrong, output_tokens=1_000_000, waived_tokens=0)
+    )
+    lite.rate()
+    lite.clock.advance(hours=1)
+    correct(lite, wrong, lite.price({"output": "1.00"}, model="slip").id)
+    lite.clock.set(FEBRUARY + timedelta(days=2))
+    invoice_run.run(lite.database, lite.clock, current=False)
+    assert returned(lite) == {
+        (credits.PROMO, units_of("1"), MARCH),
+        (credits.PREPAID, units_of("5"), MARCH + timedelta(days=9)),  # never used
+        (credits.PREPAID, units_of("3"), MARCH + timedelta(days=9)),
+    }
+    clean(lite)
+
+
+def test_a_correction_of_what_was_paid_in_money_is_new_credit_beside_what_returns(
+    lite: Deployment,
+) -> None:
+    """January's 5.00 are owed in money. February's 1.00 is paid from the wallet, and 3.00 of January
+    are taken back: 1.00 returns to the grant's kind and expiry, 2.00 are new credit."""
+    wrong = lite.price({"output": "5.00"}, model="slip").id
+    lite.record(
+        lite.event(model="slip", price_version=wrong, output_tokens=1_000_000, waived_tokens=0)
+    )
+    lite.rate()
+    lite.clock.set(FEBRUARY + timedelta(days=2))
+    invoice_run.run(lite.database, lite.clock, current=False)
+    credit(lite, credits.PREPAID, "1", MARCH + timedelta(days=9))
+    right = lite.price({"output": "2.00"}, model="slip").id
+    lite.record(
+        lite.event(model="slip", price_version=right, output_tokens=500_000, waived_tokens=0)
+    )
+    lite.rate()
+    correct(lite, wrong, right)
+    lite.clock.set(MARCH + timedelta(days=2))
+    invoice_run.run(lite.database, lite.clock, current=False)
+    assert returned(lite) == {
+        (credits.PREPAID, units_of("1"), MARCH + timedelta(days=9)),
+        (credits.PREPAID, units_of("2"), None),
+    }
+    clean(lite)

@@ -4,11 +4,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
 from billing import credits, expiry, invoice_run, ledger, rating, settlement
 from billing.ledger import AccountKind
-from billing.models import CreditGrant, Invoice, Plan
+from billing.models import CreditGrant, CreditUse, Invoice, Plan
 from billing.subscriptions import subscribe
 from core.money import Money, units_of
 from tests.billing.conftest import START, Deployment
@@ -171,3 +172,52 @@ def test_surplus_credit_returns_with_its_expiry(lite: Deployment) -> None:
             ("promo", units_of("4"), end)
         ]
     clean(lite)
+
+
+def test_usage_at_the_moment_of_expiry_moves_no_credit(lite: Deployment) -> None:
+    until = START + timedelta(days=5)
+    grant(lite, "10", expires_at=until)
+    lite.clock.set(until)
+    expire(lite)
+    use(lite, 1_000_000, until)
+    lite.rate()
+    with lite.database.read() as session:
+        moved = session.scalars(
+            select(CreditUse.units).where(CreditUse.purpose == expiry.EXPIRY)
+        ).all()
+    assert list(moved) == [units_of("10")], "it expired once and was not brought back"
+
+
+def test_the_last_picounit_of_a_grant_expires_as_any_other(lite: Deployment) -> None:
+    until = START + timedelta(days=5)
+    with lite.database.transaction() as session:
+        credits.grant(
+            session,
+            tenant_id="acme",
+            kind=credits.PROMO,
+            money=Money(1),
+            reference="gift",
+            at=START,
+            expires_at=until,
+        )
+    lite.clock.set(until)
+    expire(lite)
+    with lite.database.read() as session:
+        (row,) = session.scalars(select(CreditGrant))
+    assert (row.remaining, row.expired_at) == (0, until)
+
+
+def test_credit_that_is_used_up_while_expiry_waits_for_the_lock_does_not_expire(
+    lite: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant(lite, "10", expires_at=START + timedelta(days=5))
+    lite.clock.set(START + timedelta(days=6))
+
+    def _used_before_the_lock(session: Session, tenant_id: str) -> None:
+        session.execute(update(CreditGrant).values(remaining=0))
+
+    monkeypatch.setattr(expiry, "lock_account", _used_before_the_lock)
+    expire(lite)
+    with lite.database.read() as session:
+        assert session.scalars(select(CreditUse)).all() == []
+        assert session.scalars(select(CreditGrant.expired_at)).one() is None

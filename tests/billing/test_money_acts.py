@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from billing import money_acts, subscriptions
 from billing.ledger import AccountKind, balance
-from billing.models import Invoice, LedgerTransaction, MoneyAct
+from billing.models import Invoice, LedgerTransaction, MoneyAct, Payment
 from billing.money_act_kinds import ActRequest, Kind
 from billing.money_acts import FourEyes, Preview
 from core.errors import BadRequest, Conflict, Forbidden
@@ -224,6 +224,85 @@ def test_one_reference_is_not_used_for_two_acts(customer: Customer) -> None:
             submit(customer, asked)
 
 
+def test_one_reference_is_not_used_for_other_terms(customer: Customer) -> None:
+    with customer.deployment.database.transaction() as session:
+        for name in ("small", "big"):
+            now = customer.deployment.clock.now()
+            subscriptions.create_plan(session, now, {"name": name, "currency": "USD"})
+    first = submit(customer, ActRequest(Kind.PLAN, "acme", "same", terms={"plan": "small"}))
+    again = ActRequest(Kind.PLAN, "acme", "same", terms={"plan": "small", "seats": None})
+    assert submit(customer, again).id == first.id
+    with pytest.raises(Conflict, match="another act"):
+        submit(customer, ActRequest(Kind.PLAN, "acme", "same", terms={"plan": "big"}))
+
+
+def test_references_of_any_length_are_kept_apart_and_posted_once(customer: Customer) -> None:
+    """The longest that the API takes is longer than the ledger's column, with what is put before it."""
+    payment = customer.pay(1200, "paid")
+    for kind, target in ((Kind.GRANT, "acme"), (Kind.REFUND, payment)):
+        names = [f"admin:{target}:{kind}:{'r' * 150}{end}" for end in ("", "a", "b")]
+        acts = [submit(customer, ActRequest(kind, target, each, units_of("1"))) for each in names]
+        again = [submit(customer, ActRequest(kind, target, each, units_of("1"))) for each in names]
+        assert [act.id for act in again] == [act.id for act in acts]
+        assert len({act.id for act in acts}) == 3
+    assert count(customer, MoneyAct) == 6
+    clean(customer.deployment)
+
+
+def test_terms_without_a_value_are_as_terms_that_are_left_out(customer: Customer) -> None:
+    with customer.deployment.database.transaction() as session:
+        now = customer.deployment.clock.now()
+        subscriptions.create_plan(session, now, {"name": "free", "currency": "USD"})
+    terms = {"plan": "free", "seats": None, "overrides": None}
+    act = submit(customer, ActRequest(Kind.PLAN, "acme", "p", terms=terms))
+    assert (act.amount, act.terms, act.status) == (0, {"plan": "free"}, "posted")
+    assert act.result["seats"] == 0
+
+
+def test_a_wire_to_an_invoice_says_what_is_left_and_one_to_a_tenant_is_credit(
+    customer: Customer,
+) -> None:
+    to_invoice = submit(customer, ActRequest(Kind.WIRE, "TH-000001", "w1", units_of("5")))
+    assert to_invoice.result["open"]["minor"] == 700
+    assert to_invoice.result["status"] == "final"
+    to_tenant = submit(customer, ActRequest(Kind.WIRE, "acme", "w2", units_of("5")))
+    assert set(to_tenant.result) == {"payment"}
+    with customer.deployment.database.read() as session:
+        paid = [
+            session.get_one(Payment, each.result["payment"]) for each in (to_invoice, to_tenant)
+        ]
+        assert [(row.invoice_id, row.amount_minor) for row in paid] == [
+            (customer.invoice_id, 500),
+            (None, 500),
+        ]
+
+
+def test_seats_of_the_plan_are_in_the_amount_above_those_included(customer: Customer) -> None:
+    with customer.deployment.database.transaction() as session:
+        fields = {"base_fee": units_of("10"), "seat_fee": units_of("3"), "included_seats": 2}
+        now = customer.deployment.clock.now()
+        subscriptions.create_plan(session, now, {"name": "team", "currency": "USD"} | fields)
+    for seats, dollars in ((0, "10"), (2, "10"), (5, "19")):
+        asked = ActRequest(Kind.PLAN, "acme", "t", terms={"plan": "team", "seats": seats})
+        assert preview(customer, asked).subject.amount == units_of(dollars)
+
+
+def test_acts_are_listed_newest_first_by_state_and_target(customer: Customer) -> None:
+    first = submit(customer, ActRequest(Kind.GRANT, "acme", "a", units_of("1")))
+    customer.deployment.clock.advance(hours=1)
+    waits = submit(customer, ActRequest(Kind.WRITE_OFF, "TH-000001", "b"), ABOVE_TEN)
+    with customer.deployment.database.read() as session:
+
+        def _ids(**where: str) -> list[str]:
+            return [act.id for act in money_acts.listed(session, **where)]
+
+        assert _ids() == [waits.id, first.id]
+        assert _ids(status="waiting") == [waits.id]
+        assert _ids(target=customer.invoice_id) == [waits.id]
+        assert _ids(target="acme") == [waits.id, first.id]
+        assert _ids(target="nobody") == []
+
+
 @pytest.mark.parametrize(
     ("asked", "param"),
     [
@@ -235,6 +314,7 @@ def test_one_reference_is_not_used_for_two_acts(customer: Customer) -> None:
         ),
         (ActRequest(Kind.GRANT, "acme", "g"), "amount"),
         (ActRequest(Kind.WIRE, "TH-000001", "w", units_of("0.001")), "amount"),
+        (ActRequest(Kind.WIRE, "TH-000001", "w", units_of("5.001")), "amount"),
         (ActRequest(Kind.WIRE, "TH-000001", "w", 0), "amount"),
     ],
 )
