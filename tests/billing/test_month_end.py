@@ -1,12 +1,12 @@
 """The checklist of a month's end: each check fails for its own fault, and a signature stays."""
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import func, select
 
-from billing import credits, invoice_run, money_acts, month_end
+from billing import credits, invoice_run, money_acts, month_end, recognition, subscriptions
 from billing.models import AuditRun, ParkedEvent, SignedMonth
 from billing.money_act_kinds import ActRequest, Kind
 from billing.money_acts import FourEyes
@@ -14,9 +14,11 @@ from core.errors import BadRequest, Conflict
 from core.money import Money, units_of
 from core.tenants.models import AuditEntry
 from tests.billing.conftest import Deployment
+from tests.billing.test_plans import plan
 from tests.billing.test_settlement import Customer
 
 MONTH = "2026-01"
+JANUARY = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def bad(deployment: Deployment, month: str = MONTH) -> list[str]:
@@ -136,3 +138,43 @@ def test_two_persons_sign_and_a_later_entry_in_the_month_shows(ready: Deployment
     with ready.database.read() as session:
         assert all(month_end.changed(session, each) for each in month_end.signatures(session))
         assert session.scalar(select(func.count()).select_from(SignedMonth)) == 2
+
+
+def test_fees_billed_ahead_that_are_not_earned_prevent_the_signature(ready: Deployment) -> None:
+    plan(ready, "year", base_fee=units_of("365"), interval="year", in_advance=True)
+    with ready.database.transaction() as session:
+        subscriptions.subscribe(session, "acme", "year", JANUARY)
+    ready.clock.advance(days=24)  # to March 6
+    invoice_run.run(ready.database, ready.clock)
+    audited(ready)
+    assert bad(ready, "2026-02") == ["Fees billed ahead are earned"]
+    with ready.database.transaction() as session:
+        recognition.recognise(session, ready.clock.now())
+    assert bad(ready, "2026-02") == []
+
+
+def test_an_act_of_the_next_months_first_moment_is_not_the_months(ready: Deployment) -> None:
+    now = ready.clock.now()
+    asked = ActRequest(Kind.GRANT, "acme", "g", units_of("5"))
+    ready.clock.set(JANUARY + timedelta(days=31))
+    with ready.database.transaction() as session:
+        money_acts.submit(session, ready.clock, asked, "operator:ann", FourEyes(0))
+    ready.clock.set(now)
+    assert bad(ready) == []
+
+
+def test_a_month_is_known_from_its_first_moment(ready: Deployment) -> None:
+    february = JANUARY + timedelta(days=31)
+    assert month_end.known_month("2026-02", february) == "2026-02"
+    with pytest.raises(BadRequest, match="has not begun"):
+        month_end.known_month("2026-02", february - timedelta(microseconds=1))
+
+
+def test_a_signature_is_returned_and_described(ready: Deployment) -> None:
+    with ready.database.transaction() as session:
+        signed = month_end.sign(session, ready.clock, MONTH, "operator:ann", "as agreed")
+        shown = month_end.describe(session, signed)
+    names = ("month", "signed_by", "note", "changed", "signed_at")
+    expected = (MONTH, "operator:ann", "as agreed", False, ready.clock.now().isoformat())
+    assert tuple(shown[name] for name in names) == expected
+    assert [check["state"] for check in shown["checklist"]].count("bad") == 0

@@ -312,16 +312,16 @@ def test_a_note_on_an_invoice_that_was_paid_twice_and_waits(customer: Customer) 
     assert customer.deployment.clock.now() > customer.invoice.period_end + timedelta(hours=1)
 
 
-def test_a_note_above_the_open_amount_lowers_it_first_and_refunds_only_the_rest(
-    customer: Customer,
-) -> None:
-    customer.pay(700, "a part")
-    assert customer.note(800, refund=True).outcome == "refund"  # 5.00 open, 3.00 back
-    customer.has(cash="7", receivable="-3")
-    assert settlement.open_minor(customer.invoice) == -300
+def test_an_invoice_is_paid_when_the_last_cent_is(customer: Customer) -> None:
+    customer.pay(1199, "all but a cent")
+    assert customer.invoice.status == "final"
+    customer.pay(1, "the cent")
+    assert customer.invoice.status == "paid"
+    customer.has(cash="12")
 
 
-def test_without_a_plan_an_invoice_is_due_after_two_weeks(customer: Customer) -> None:
-    invoice = customer.invoice
-    assert invoice.final_at is not None and invoice.due_at is not None
-    assert invoice.due_at - invoice.final_at == timedelta(days=14)
+def test_a_refund_of_a_cent_opens_the_invoice_again(customer: Customer) -> None:
+    payment = customer.pay(1200, "paid")
+    customer.refund(payment, 1)
+    assert (customer.invoice.status, customer.invoice.settled_at) == ("final", None)
+    customer.has(cash="11.99", receivable="0.01")

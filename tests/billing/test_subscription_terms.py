@@ -193,3 +193,40 @@ def test_a_yearly_commitment_is_drawn_down_and_trued_up_once(deployment: Deploym
     assert all(lines == [] for lines in final(deployment, 12))
     assert final(deployment, 1, 2027) == [[("commitment", "2026-12-01 2027-01-01", "400.00")]]
     assert final(deployment, 6, 2027) == []
+
+
+def test_included_seats_cost_nothing_and_the_others_are_counted(deployment: Deployment) -> None:
+    plan(deployment, "team", seat_fee=units_of("3"), included_seats=2)
+    subscribe(deployment, "team", 2)
+    assert final(deployment, 2) == []
+    at(deployment, 3, 1)
+    subscribe(deployment, "team", 5)
+    at(deployment, 4, 1)
+    subscribe(deployment, "team", 0)
+    assert final(deployment, 4) == [[("seats", "2026-03-01 2026-04-01", "9.00")]]
+
+
+def test_a_line_of_a_year_names_the_time_that_it_is_of(deployment: Deployment) -> None:
+    plan(deployment, "year", base_fee=units_of("365"), interval="year", in_advance=True)
+    subscribe(deployment, "year")
+    at(deployment, 2, 3)
+    (invoice_id,) = invoice_run.run(deployment.database, deployment.clock, current=False).finalised
+    with deployment.database.read() as session:
+        (line,) = invoices.lines_of(session, invoice_id)
+    assert line.description == "Plan year, 2026-01-01 to 2027-01-01"
+
+
+@pytest.mark.parametrize(("used", "short"), [(999_999, ["0.0000006"]), (1_000_000, [])])
+def test_a_yearly_shortfall_is_billed_to_the_last_unit(
+    lite: Deployment, used: int, short: list[str]
+) -> None:
+    """The commitment of 0.60 is one million output tokens; one fewer is short of 0.0000006."""
+    plan(lite, "committed", interval="year", minimum_commitment=units_of("0.60"))
+    subscribe(lite, "committed")
+    lite.record(lite.event(input_tokens=0, cached_tokens=0, output_tokens=used, waived_tokens=0))
+    at(lite, 1, 3, 2027)
+    result = invoice_run.run(lite.database, lite.clock, current=False)
+    with lite.database.read() as session:
+        lines = [line for one in result.finalised for line in invoices.lines_of(session, one)]
+    exact = [line.exact for line in lines if line.kind == "commitment"]
+    assert exact == [units_of(dollars) for dollars in short]
