@@ -312,6 +312,21 @@ def test_a_note_on_an_invoice_that_was_paid_twice_and_waits(customer: Customer) 
     assert customer.deployment.clock.now() > customer.invoice.period_end + timedelta(hours=1)
 
 
+def test_a_note_above_the_open_amount_lowers_it_first_and_refunds_only_the_rest(
+    customer: Customer,
+) -> None:
+    customer.pay(700, "a part")
+    assert customer.note(800, refund=True).outcome == "refund"  # 5.00 open, 3.00 back
+    customer.has(cash="7", receivable="-3")
+    assert settlement.open_minor(customer.invoice) == -300
+
+
+def test_without_a_plan_an_invoice_is_due_after_two_weeks(customer: Customer) -> None:
+    invoice = customer.invoice
+    assert invoice.final_at is not None and invoice.due_at is not None
+    assert invoice.due_at - invoice.final_at == timedelta(days=14)
+
+
 def test_an_invoice_is_paid_when_the_last_cent_is(customer: Customer) -> None:
     customer.pay(1199, "all but a cent")
     assert customer.invoice.status == "final"
