@@ -99,21 +99,17 @@ class _Collected:
     def _run(self, names: Sequence[str], note: Note) -> None:
         self._notes.note, self._notes.failed = note, False
         items = [self._items[name] for name in names if name in self._items]
-        for item, following in zip(items, [*items[1:], None], strict=False):
+        # After the last one, too, what all tests share stays: a fork would take it from the others.
+        rest = [*items[1:], self._farthest(items[-1])] if items else []
+        for item, following in zip(items, rest, strict=True):
             self._run_one(item, following)
             if self._notes.failed:
-                _give_back(item)
+                item.session._setupstate.teardown_exact(following)
                 return
         note("done", "")
 
     def _run_one(self, item: pytest.Item, following: pytest.Item | None) -> None:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-
-
-def _give_back(item: pytest.Item) -> None:
-    """Databases on a server outlive this process; what else the test holds goes with it."""
-    if any("postgres" in name for name in getattr(item, "fixturenames", ())):
-        item.session._setupstate.teardown_exact(None)
 
 
 class _Chosen(_Notes):

@@ -47,11 +47,29 @@ class Price:
 
 def nobody():
     return shown(1)
+
+
+def doubled(number):
+    return number * 2
+"""
+CONFTEST = """\
+import os
+import pathlib
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres():
+    shared = pathlib.Path(__file__).with_name(f"shared-{os.getpid()}")
+    shared.write_text("on a server")
+    yield shared
+    shared.unlink()
 """
 TESTS = """\
 import pytest
 
-from planted.sums import Price, capped, emptied, shown
+from planted.sums import Price, capped, doubled, emptied, shown
 
 
 def test_capped():
@@ -73,6 +91,11 @@ def test_price(value):
     assert price.cents == 200
 
 
+def test_doubled(migrated_postgres):
+    assert migrated_postgres.exists(), "a fork that ended has taken it away"
+    assert doubled(3) == 6
+
+
 COUNT = []
 
 
@@ -90,6 +113,7 @@ def _plant(tree: Path) -> None:
     (tree / "planted" / "__init__.py").write_text("")
     (tree / "planted" / "sums.py").write_text(SOURCE)
     (tree / "tests").mkdir()
+    (tree / "tests" / "conftest.py").write_text(CONFTEST)
     (tree / "tests" / "test_sums.py").write_text(TESTS)
     (tree / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers = slow: none is\n")
 
@@ -122,8 +146,8 @@ def test_planted_mutants_are_killed_survive_and_time_out(tmp_path: Path) -> None
         (29, "1", "2"): "not executed",
     }
     counts = figure["settings"]
-    assert (counts["mutants"], counts["timed_out"]) == (16, 1), "a loop without an end is stopped"
-    assert counts["killed"] == 16 - 1 - len(alive)
+    assert (counts["mutants"], counts["timed_out"]) == (19, 1), "a loop without an end is stopped"
+    assert counts["killed"] == 19 - 1 - len(alive)
 
 
 def test_mutants_leave_texts_and_annotations_alone() -> None:
