@@ -17,6 +17,7 @@ from billing.models import (
     UsageEventRow,
 )
 from billing.pricing import Counts
+from core.events import UsageKind
 from core.money import Money
 from tests.billing.conftest import Deployment
 
@@ -209,3 +210,39 @@ def test_an_event_stored_without_a_known_price_is_rated_once_the_price_is_there(
         assert session.get_one(Charge, strange.request_id).amount > 0
         report = reconcile.audit(session)
         assert report.clean, report.differences
+
+
+def test_each_kind_of_usage_counts_its_own_quantity(lite: Deployment) -> None:
+    none = {"input_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "waived_tokens": 0}
+    asked = {
+        "generated": lite.event(adapter="lora"),
+        "failed": lite.event(adapter="lora", status=503),
+        "gpu": lite.event(kind=UsageKind.GPU_SECONDS, quantity=7, **none),
+        "moderated": lite.event(kind=UsageKind.MODERATION, quantity=2, **none),
+        "moderation failed": lite.event(kind=UsageKind.MODERATION, quantity=2, status=500, **none),
+    }
+    lite.record(*asked.values())
+    assert lite.rate() == 5
+    with lite.database.read() as session:
+        charges = {name: session.get_one(Charge, each.request_id) for name, each in asked.items()}
+    counted = {
+        name: (each.requests, each.adapter_requests, each.gpu_seconds, each.moderation_calls)
+        for name, each in charges.items()
+    }
+    assert counted == {
+        "generated": (1, 1, 0, 0),
+        "failed": (0, 0, 0, 0),
+        "gpu": (0, 0, 7, 0),
+        "moderated": (0, 0, 0, 2),
+        "moderation failed": (0, 0, 0, 0),
+    }
+
+
+def test_usage_after_parked_usage_is_rated_and_counted_without_it(lite: Deployment) -> None:
+    lite.record(lite.event(price_version="price_unknown"), lite.event(), lite.event())
+    with lite.database.transaction() as session:
+        rated = rating.rate(session, lite.clock)
+    assert (rated.batches > 0, rated.events) == (True, 2), "what has no price waits parked"
+    with lite.database.transaction() as session:
+        assert rating.release_stored(session, lite.clock) == 0
+        assert rating.rate(session, lite.clock) == rating.Rated(0, 0)

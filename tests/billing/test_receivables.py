@@ -1,6 +1,9 @@
 """Open amounts by age, and the search over all tenants, against a hand sheet."""
 
 from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import select
 
 from billing import invoice_run, receivables
 from billing.models import Invoice
@@ -57,10 +60,35 @@ def test_invoices_and_payments_are_found_and_paged(deployment: Deployment) -> No
         assert [each.id for each, _ in pages] == [each.id for each, _ in every]
         assert set(names) == {"zeta"} and {name for _, name in every} == {"acme", "zeta"}
         assert receivables.invoices(session, now, state="paid") == []
-    customer = Customer(deployment, invoice_id=every[0][0].id)
-    assert every[0][1] in ("acme", "zeta")
-    if every[0][1] == "acme":
-        customer.pay(100, "bank 4711")
-        with deployment.database.read() as session:
-            ((payment, name, label),) = receivables.payments(session, search="4711")
-        assert (payment.amount_minor, name, label) == (100, "acme", every[0][0].label)
+
+
+def test_payments_are_found_by_what_a_bank_statement_says_and_paged(
+    deployment: Deployment,
+) -> None:
+    customer = Customer(deployment).invoiced()
+    for number in range(3):
+        deployment.clock.advance(hours=1)
+        customer.pay(100 + number, f"bank 471{number}", invoice=number < 2)
+    with deployment.database.read() as session:
+
+        def _found(**where: Any) -> list[tuple[int, str, str | None]]:
+            rows = receivables.payments(session, **where)
+            return [(payment.amount_minor, name, label) for payment, name, label in rows]
+
+        every = [(102, "acme", None), (101, "acme", "TH-000001"), (100, "acme", "TH-000001")]
+        assert _found() == every, "the newest first"
+        assert _found(search="4711") == every[1:2]
+        assert _found(search="th-0000") == every[1:]
+        assert _found(state="succeeded") == every and _found(state="failed") == []
+        newest = receivables.payments(session)[0][0]
+        assert _found(before=newest.id) == every[1:]
+        assert _found(limit=1) == every[:1]
+
+
+def test_drafts_of_ended_periods_wait_for_their_run(deployment: Deployment) -> None:
+    deployment.record(deployment.event())
+    invoice_run.run(deployment.database, deployment.clock)
+    with deployment.database.read() as session:
+        end = session.scalars(select(Invoice.period_end)).one()
+        assert receivables.drafts(session, end - timedelta(microseconds=1)) == 0
+        assert receivables.drafts(session, end) == 1

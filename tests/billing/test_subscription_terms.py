@@ -2,12 +2,13 @@
 amount is worked out by hand.
 """
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from billing import invoice_run, invoices, subscriptions
+from billing import invoice_run, invoices, subscription_views, subscriptions
+from billing.accounts import lock_account
 from billing.models import Plan
 from billing.views import invoice_json
 from core.errors import BadRequest, Conflict, NotFound
@@ -230,3 +231,88 @@ def test_a_yearly_shortfall_is_billed_to_the_last_unit(
         lines = [line for one in result.finalised for line in invoices.lines_of(session, one)]
     exact = [line.exact for line in lines if line.kind == "commitment"]
     assert exact == [units_of(dollars) for dollars in short]
+
+
+def test_what_cannot_be_subscribed_is_refused_and_changes_nothing(lite: Deployment) -> None:
+    plan(lite, "pro", base_fee=units_of("9"))
+    subscribe(lite, "pro")
+    now = lite.clock.now()
+    for refused, match, asked in (
+        (NotFound, "no plan 'none'", ("none", now + timedelta(days=1), 0, None)),
+        (BadRequest, "seats is -1", ("pro", now + timedelta(days=1), -1, None)),
+        (BadRequest, "'grace_hours' with", ("pro", now + timedelta(days=1), 0, {"grace_hours": 1})),
+        (BadRequest, "'base_fee' with -1", ("pro", now + timedelta(days=1), 0, {"base_fee": -1})),
+        (Conflict, "starts at 2026-01-01", ("pro", now, 0, None)),
+    ):
+        with pytest.raises(refused, match=match), lite.database.transaction() as session:
+            subscriptions.subscribe(session, "acme", *asked)
+    with pytest.raises(BadRequest, match="base_fee is negative"), lite.database.transaction() as s:
+        subscriptions.create_plan(s, now, {"name": "x", "currency": "USD", "base_fee": -1})
+    with lite.database.read() as session:
+        ((held, _),) = subscriptions.read_subscriptions(session, ["acme"])["acme"]
+    assert held.ends_at is None
+
+
+def test_the_term_is_the_contract_year_around_a_moment_to_the_microsecond(
+    lite: Deployment,
+) -> None:
+    plan(lite, "year", base_fee=units_of("365"), interval="year")
+    at(lite, 2, 29, 2028)
+    subscribe(lite, "year")
+    last = datetime(2029, 2, 28, tzinfo=UTC) - timedelta(microseconds=1)
+    with lite.database.transaction() as session:
+        ((held, made),) = subscriptions.read_subscriptions(session, ["acme"])["acme"]
+        account = lock_account(session, "acme")
+        found = [
+            [
+                f"{bound:%Y-%m-%d}"
+                for bound in subscriptions.term_around(held, made, account, moment)
+            ]
+            for moment in (held.starts_at, last, last + timedelta(microseconds=1))
+        ]
+    first, second = ["2028-02-29", "2029-02-28"], ["2029-02-28", "2030-02-28"]
+    assert found == [first, first, second]
+
+
+def test_a_plan_holds_from_its_first_moment_until_before_its_last(lite: Deployment) -> None:
+    plan(lite, "small", base_fee=units_of("1"))
+    plan(lite, "big", base_fee=units_of("2"))
+    subscribe(lite, "small")
+    at(lite, 1, 10)
+    subscribe(lite, "big")
+    at(lite, 1, 20)
+    with lite.database.transaction() as session:
+        assert subscriptions.cancel(session, "acme", lite.clock.now()).ends_at == lite.clock.now()
+    tick = timedelta(microseconds=1)
+    with lite.database.read() as session:
+        held = subscriptions.read_subscriptions(session, ["acme"])["acme"]
+
+    def _name(day: int, less: timedelta = timedelta(0)) -> str:
+        found = subscriptions.plan_at(held, datetime(2026, 1, day, tzinfo=UTC) - less)
+        return found.name if found else ""
+
+    assert [_name(1, tick), _name(1), _name(10, tick), _name(10)] == ["", "small", "small", "big"]
+    assert [_name(20, tick), _name(20)] == ["big", ""]
+    with (
+        pytest.raises(NotFound, match="no subscription now"),
+        lite.database.transaction() as session,
+    ):
+        subscriptions.cancel(session, "acme", lite.clock.now())
+
+
+def test_one_commitment_shows_what_is_drawn_and_what_is_left(lite: Deployment) -> None:
+    plan(lite, "committed", interval="year", minimum_commitment=units_of("100"))
+    subscribe(lite, "committed")
+    for tokens, used, left in ((20_000_000, "12", "88"), (200_000_000, "132", "0")):
+        lite.record(
+            lite.event(input_tokens=0, cached_tokens=0, waived_tokens=0, output_tokens=tokens)
+        )
+        lite.rate()
+        with lite.database.read() as session:
+            (shown,) = subscription_views.subscriptions_json(session, "acme", lite.clock.now())
+        drawn = shown["commitment"]
+        assert [int(drawn[name]["units"]) for name in ("used", "left")] == [
+            units_of(used),
+            units_of(left),
+        ]
+        assert (drawn["from"][:10], drawn["to"][:10]) == ("2026-01-01", "2027-01-01")
