@@ -30,6 +30,7 @@ SECTIONS = (
     Section("Team", "/team", "members", "Admin"),
     Section("Webhooks", "/webhooks", "exports", "Admin"),
     Section("Health", "/operator/health", "operations", "Operations", operator=True),
+    Section("Traffic", "/operator/traffic", "operations", "Operations", operator=True),
     Section("Engines", "/operator/engines", "operations", "Operations", operator=True),
     Section("Dead letters", "/operator/dead-letters", "operations", "Operations", operator=True),
     Section("Safety queue", "/operator/safety", "moderation", "Operations", operator=True),

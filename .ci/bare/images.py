@@ -10,8 +10,10 @@ them the gateway uses its embedded stores. Exits with 3 where a tool or a right 
 """
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -145,45 +147,47 @@ class Images:
             "TOLLHOUSE_PORT": port,
             **settings,
         }
-        if settings:
-            self._run(*self._in("tollhouse", "migrate", common), "tollhouse", "migrate")
+        gateway = self._in("tollhouse", "gateway", common)
+        self._run(*gateway, "tollhouse", "migrate")
+        key = self._customer(gateway)
         listen = "--listen", f"tcp://127.0.0.1:{engine_port}", "--metrics-port", metrics
         words = "tollhouse", "engine", "--model", "/models/demo", *listen
         engine = self._in("tollhouse-engine", "engine", {})
-        gateway = self._in("tollhouse", "gateway", common)
-        with (
-            Background(self._shell, *self._buildah, *engine, *words),
-            Background(self._shell, *self._buildah, *gateway, "tollhouse", "serve"),
-        ):
-            url = f"http://127.0.0.1:{port}"
-            wait_for(f"http://127.0.0.1:{metrics}/healthz")
-            wait_for(f"{url}/readyz")
-            if not settings:
-                self._ask(url, "gateway", common)
-                return
-            worker = self._in("tollhouse", "worker", common)
-            serve = "tollhouse", "worker", "--metrics-port", worker_metrics
-            with Background(self._shell, *self._buildah, *worker, *serve):
+        with contextlib.ExitStack() as running:
+            running.enter_context(Background(self._shell, *self._buildah, *engine, *words))
+            running.enter_context(
+                Background(self._shell, *self._buildah, *gateway, "tollhouse", "serve")
+            )
+            if settings:
+                worker = self._in("tollhouse", "worker", common)
+                work = "tollhouse", "worker", "--metrics-port", worker_metrics
+                running.enter_context(Background(self._shell, *self._buildah, *worker, *work))
                 wait_for(f"http://127.0.0.1:{worker_metrics}/healthz")
-                self._ask(url, "gateway", common)
+            wait_for(f"http://127.0.0.1:{metrics}/healthz")
+            wait_for(f"http://127.0.0.1:{port}/readyz")
+            self._ask(f"http://127.0.0.1:{port}/v1", key)
+            said = json.loads(self._run(*gateway, "tollhouse", "audit", "--json"))
+        if said["lost"] or said["duplicated"] or float(said["ledger_error"]):
+            raise Failed(f"audit: {said}")
+        say("  lost 0, duplicated 0, ledger error 0")
 
-    def _ask(self, url: str, container: str, settings: dict[str, str]) -> None:
-        said = self._run(
-            *self._in("tollhouse", container, settings),
-            *("tollhouse", "tenant", "new", "shop", "--owner", "ann@example.com", "--key", "first"),
-        )
-        key = next(word for word in said.split() if word.startswith("th_"))
+    def _customer(self, gateway: list[str]) -> str:
+        """The API key of a new tenant, which has a price."""
+        price = "price", "set", "--model", MODEL, "--input", "1", "--output", "2"
+        self._run(*gateway, "tollhouse", *price)
+        new = "tollhouse", "tenant", "new", "shop", "--owner", "ann@example.com", "--key", "first"
+        found = re.search(r"\bth_\w+", self._run(*gateway, *new))
+        if found is None:
+            raise Failed("`tollhouse tenant new` printed no key")
+        return found[0]
+
+    def _ask(self, base_url: str, key: str) -> None:
         client = self._home / "client"
         venv.create(client, with_pip=True)
         python = client / "bin/python"
         self._shell.run(python, "-m", "pip", "install", "-q", "openai", limit_s=300)
         script = Path(__file__).with_name("ask.py")
-        say(self._shell.run(python, "-I", script, f"{url}/v1", key, MODEL).rstrip())
-        audit = self._in("tollhouse", container, settings), ("tollhouse", "audit", "--json")
-        said = json.loads(self._run(*audit[0], *audit[1]))
-        if said["lost"] or said["duplicated"] or float(said["ledger_error"]):
-            raise Failed(f"audit: {said}")
-        say("  lost 0, duplicated 0, ledger error 0")
+        say(self._shell.run(python, "-I", script, base_url, key, MODEL).rstrip())
 
     def _in(self, image: str, name: str, settings: dict[str, str]) -> list[str]:
         """`buildah run` in a container of this name, with a volume of its own on /data."""

@@ -39,6 +39,7 @@ from dashboards.pages.operator import (
     seller,
     tenant_billing,
     tenants,
+    traffic,
 )
 from dashboards.pages.operator import safety as safety_queue
 
@@ -74,6 +75,7 @@ ROUTES: list[BaseRoute] = [
     *reconciliation.ROUTES,
     *prices.ROUTES,
     *seller.ROUTES,
+    *traffic.ROUTES,
     *engines.ROUTES,
     *safety_queue.ROUTES,
     *dead_letters.ROUTES,
