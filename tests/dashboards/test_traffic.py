@@ -114,7 +114,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 def test_the_page_shows_burn_and_causes(operator: httpx.Client) -> None:
     page = operator.get(PAGE).text
     assert "88.89 %" in page  # 16 of the 18 that were not refused
-    assert "22.2×" in page  # 2/18 failed, 0.5 % allowed
+    assert "111.1×" in page  # 2/18 failed, 0.1 % allowed
     for cause in ("503", "404", "400"):
         assert f">{cause}<" in page
     assert "tiny:sql" in page

@@ -166,7 +166,7 @@ def _period_form(request: Request, objective: Decimal) -> Form:
 
 
 def _objective(request: Request) -> Decimal:
-    text = request.query_params.get("objective") or "99.5"
+    text = request.query_params.get("objective") or "99.9"
     try:
         value = Decimal(text)
     except InvalidOperation:
@@ -174,7 +174,7 @@ def _objective(request: Request) -> Decimal:
     if not value.is_finite() or not 0 < value < 100:
         raise BadRequest(
             f"objective is {text[:20]!r}.",
-            next_step="Use a percentage above 0 and below 100, such as 99.5.",
+            next_step="Use a percentage above 0 and below 100, such as 99.9.",
             param="objective",
         )
     return value
