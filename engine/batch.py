@@ -124,6 +124,7 @@ class Runner(Protocol):
     overlapped: bool  # `launch` returns early, so the next step can be prepared meanwhile
     scores_prompts: bool  # whether it follows `Row.scored`
     drafter: Drafter | None
+    expert_rows: dict[int, list[int]]  # that each expert has computed, by layer
     block_bytes: int  # of a block of keys and values
     layout: str  # of the bytes of a block, and the kind of device that computes them
 

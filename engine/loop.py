@@ -85,6 +85,7 @@ class Engine:
             frozenset(self.info.eos_token_ids),
         )
         self._runner = runner
+        self.metrics.expert_rows = runner.expert_rows
         self._clock = clock
         keys = self.scheduler.keys
         self.tiers = open_transfers(config, runner, self.pool, keys, self.metrics, clock)

@@ -104,6 +104,7 @@ class Metrics:
         self.refused: dict[str, int] = {}
         self.tier_blocks: dict[tuple[str, str], int] = {}  # by tier and what happened
         self.adapter_tokens: dict[str, int] = {}  # output tokens by adapter digest
+        self.expert_rows: dict[int, list[int]] = {}  # that each expert has computed, by layer
         self._removed: dict[str, None] = {}  # digests of removed adapters, oldest first
 
     def add(self, name: str, amount: int = 1) -> None:
@@ -175,6 +176,12 @@ def render(
     ]
     add(f"{own}tier_blocks_total", "Copies of blocks outside the pool, by tier and event", "counter",
         tiers)  # fmt: skip
+    experts: list[Sample] = [
+        ("", {"layer": str(layer), "expert": str(expert)}, n)
+        for layer, rows in metrics.expert_rows.items()
+        for expert, n in enumerate(rows)
+    ]
+    add(f"{own}expert_rows_total", "Rows that each expert computed, by layer", "counter", experts)
     add("vllm:lora_requests_info", "Adapters running and waiting", "gauge", [("", lora, 1)])
     return "\n".join(lines) + "\n"
 

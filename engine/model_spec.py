@@ -27,6 +27,20 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """The mixtures of experts that stand for the MLP of some layers."""
+
+    count: int
+    active: int  # that a token uses
+    intermediate: int
+    layers: frozenset[int]
+    normed: bool = True  # the shares of a token's experts add up to 1
+    shared: int = 0  # the inner size of an expert that all tokens use; 0: there is none
+    module: str = "mlp"  # its name in the layer
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of an expert's matrices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A decoder's shape. `windows` holds each layer's sliding window in tokens, or None."""
 
@@ -57,6 +71,7 @@ class ModelSpec:
     attention_cap: float | None = None  # soft cap of attention scores
     logit_scale: float = 1.0  # of the logits, before their soft cap
     logit_cap: float | None = None  # soft cap of the logits
+    experts: ExpertsSpec | None = None
 
     @property
     def q_width(self) -> int:
@@ -70,6 +85,10 @@ class ModelSpec:
     def widest_window(self) -> int:
         """The most tokens that any layer sees back from a position, its own included; 0: all."""
         return max(window or 0 for window in self.windows) if all(self.windows) else 0
+
+    def experts_of(self, layer: int) -> ExpertsSpec | None:
+        """None if the layer has a plain MLP."""
+        return self.experts if self.experts is not None and layer in self.experts.layers else None
 
     def attention(self, layer: int) -> AttentionShape:
         return AttentionShape(self.query_scale, self.windows[layer] or 0, self.attention_cap or 0.0)
@@ -131,6 +150,14 @@ def positive(raw: dict[str, Any], name: str, default: int | None = None) -> int:
             f"config.json: {name} is {value!r}: it must be a whole number above 0"
         )
     return value
+
+
+def chosen_experts(raw: dict[str, Any], count: int, default: int) -> int:
+    """How many of `count` experts a token uses."""
+    active = positive(raw, "num_experts_per_tok", default)
+    if active > count:
+        raise CheckpointError(f"config.json: num_experts_per_tok is {active}, of {count} experts")
+    return active
 
 
 def positive_number(raw: dict[str, Any], name: str, default: float) -> float:

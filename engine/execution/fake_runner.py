@@ -60,6 +60,7 @@ class FakeRunner:
         self.scores_prompts = True
         self.drafter: Drafter | None = None
         self.window = window
+        self.expert_rows: dict[int, list[int]] = {}
         self._blocks_per_rank = blocks_per_rank
         self._pause = pause  # simulates a step's duration: sleeps, or advances a fake clock
         self._kv = np.zeros((blocks, config.block_size), dtype=np.uint64)

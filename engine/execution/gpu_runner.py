@@ -25,7 +25,7 @@ from engine.layers.logits import finish_logits
 from engine.layers.step import order_rows
 from engine.layers.transfer import on_device
 from engine.lora.gpu_adapters import GpuAdapters
-from engine.models.load import LoadedModel
+from engine.models.load import LoadedModel, refuse_on_gpu
 from engine.speculation.verify import sampled_rows, verified
 
 log = logging.getLogger("tollhouse.engine")
@@ -53,6 +53,7 @@ class GpuRunner(ModelRunner):
 
     def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
         spec, device = model.spec, model.device
+        refuse_on_gpu(spec)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # Triton launches on the current one
         sized = config.num_blocks is not None or config.kv_memory_bytes is not None

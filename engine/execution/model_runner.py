@@ -34,6 +34,8 @@ class ModelRunner:
         self.window = spec.widest_window
         self.pool = make_pool(config, spec, blocks, dtype, device)
         self.block_bytes = self.pool.block_bytes
+        mixtures = [block.mixture for block in model.decoder.blocks]
+        self.expert_rows = {n: each.rows for n, each in enumerate(mixtures) if each is not None}
         self.layout = f"{device.type} {tuple(self.pool.data.shape[1:])} {self.pool.data.dtype}"
         self.grammars = Grammars(partial(tokenizer_json, model.path), spec.vocab, spec.eos)
         self._sampler = Sampler(spec.vocab, spec.eos, device, self.grammars.matchers)

@@ -13,6 +13,7 @@ from engine.kernels.pointwise_launch import gated, rms_norm, rotary
 from engine.kernels.skinny_launch import SkinnyTiles, skinny_linear
 from engine.kernels.step import DeviceStep
 from engine.layers.embedding import Embedding
+from engine.layers.experts import Mixture
 from engine.layers.kv import KvPool
 from engine.layers.linear import DenseLinear, Linear
 from engine.layers.norm import RmsNorm
@@ -83,6 +84,9 @@ class KernelOperations:
     def add(self, site: Site, y: Tensor, x: Residual, norm: RmsNorm | None) -> Residual:
         y = self._linear(site, y)
         return Residual(x.total, y if norm is None else rms_norm(y, norm))
+
+    def mix(self, mixture: Mixture, x: Residual, norm: RmsNorm | None) -> Residual:
+        raise TypeError("the kernels have no mixture of experts")
 
     def logits(self, head: Linear, x: Residual, norm: RmsNorm) -> Tensor:
         h = self._normed(x, norm).index_select(0, self._step.sampled)

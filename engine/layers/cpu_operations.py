@@ -4,6 +4,7 @@ import torch
 
 from engine.layers.attention import attend
 from engine.layers.embedding import Embedding
+from engine.layers.experts import Mixture
 from engine.layers.kv import KvPool
 from engine.layers.linear import Linear, activate
 from engine.layers.norm import RmsNorm
@@ -84,6 +85,11 @@ class CpuOperations:
         if self._lora is not None:
             self._lora.add_(site.layer, site.name, y, out)
         return out if norm is None else x + norm(out)
+
+    def mix(self, mixture: Mixture, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
+        if not x.shape[0]:
+            return x
+        return mixture(x if norm is None else norm(x), self._spec.activation).add_(x)
 
     def logits(self, head: Linear, x: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
         if self._step.pooled is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.layers.host_memory import lazy_zeros, release
-from engine.layers.matrices import PARTS, SITES, part_shape
+from engine.layers.matrices import SITES, part_shape, sites_of
 from engine.model_spec import ModelSpec
 
 # By (layer, part): A [rank, in] and B [rank, out], scaling included.
@@ -45,10 +45,10 @@ class LoraStack:
         self.sites: set[str] = set()  # sites that any adapter stored here has changed
         self.a: list[dict[str, torch.Tensor]] = []
         self.b: list[dict[str, torch.Tensor]] = []
-        for _ in range(spec.layers):
+        for layer in range(spec.layers):
             self.a.append({})
             self.b.append({})
-            for site, parts in SITES.items():
+            for site, parts in sites_of(spec, layer).items():
                 width = part_shape(spec, parts[0])[0]
                 self.a[-1][site] = lazy_zeros((slots, len(parts) * rank, width), dtype)
                 for part in parts:
@@ -57,8 +57,8 @@ class LoraStack:
     def store(self, slot: int, matrices: Matrices) -> None:
         rank = self.rank
         for layer, (a, b) in enumerate(zip(self.a, self.b, strict=True)):
-            for site, parts in SITES.items():
-                for number, part in enumerate(parts):
+            for site in a:
+                for number, part in enumerate(SITES[site]):
                     rows = a[site][slot, number * rank : (number + 1) * rank]
                     outputs = b[part][slot]
                     pair = matrices.get((layer, part))
@@ -90,8 +90,13 @@ class LoraStack:
 
 def stack_bytes(spec: ModelSpec, rank: int, dtype: torch.dtype) -> int:
     """Bytes of one adapter of this rank in its stack."""
-    elements = sum(sum(part_shape(spec, part)) for part in PARTS)
-    return spec.layers * rank * elements * dtype.itemsize
+    elements = sum(
+        sum(part_shape(spec, part))
+        for layer in range(spec.layers)
+        for parts in sites_of(spec, layer).values()
+        for part in parts
+    )
+    return rank * elements * dtype.itemsize
 
 
 class LoraStep:

@@ -16,8 +16,16 @@ PARTS = tuple(MODULES)
 # A site is one input that several matrices read; its parts are those matrices.
 SITES = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 
+MLP_SITES = ("gate_up", "down")  # which a layer with a mixture of experts has not
+
 # The names of sites that some checkpoints and adapters store as one matrix, the parts in order.
 FUSED = {"self_attn.qkv_proj": SITES["qkv"], "mlp.gate_up_proj": SITES["gate_up"]}
+
+
+def sites_of(spec: ModelSpec, layer: int) -> dict[str, tuple[str, ...]]:
+    """The sites of a layer, to which adapters may add."""
+    sparse = spec.experts_of(layer) is not None
+    return {site: parts for site, parts in SITES.items() if not (sparse and site in MLP_SITES)}
 
 
 def part_shape(spec: ModelSpec, part: str) -> tuple[int, int]:

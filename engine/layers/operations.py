@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from engine.layers.embedding import Embedding
+from engine.layers.experts import Mixture
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import RmsNorm
 from engine.model_spec import AttentionShape
@@ -60,6 +61,9 @@ class Operations(Protocol[X]):
 
     def add(self, site: Site, y: torch.Tensor, x: X, norm: RmsNorm | None) -> X:
         """x + y W^T; the product is normed first if `norm` is given. May change `x`."""
+
+    def mix(self, mixture: Mixture, x: X, norm: RmsNorm | None) -> X:
+        """x + the mixture of experts of norm(x)."""
 
     def logits(self, head: Linear, x: X, norm: RmsNorm) -> torch.Tensor:
         """norm(x) W^T of the sampled rows, before the model's scale and soft cap: [sampled, vocab]."""

@@ -14,13 +14,16 @@ import torch
 from safetensors import SafetensorError
 
 from engine.errors import AdapterError
-from engine.layers.matrices import FUSED, MODULES, part_shape
+from engine.layers.matrices import FUSED, MLP_SITES, MODULES, SITES, part_shape
 from engine.lora.adapter_digest import CONFIG, WEIGHTS, digest_of, read_config
 from engine.model_spec import ModelSpec
 
 _KEY = re.compile(
     r"^base_model\.model\.model\.layers\.(\d+)\.([\w.]+)\.lora_(A|B)(?:\.default)?\.weight$"
 )
+_EXPERT = re.compile(r"\.(experts|shared_expert)\.")
+_NO_EXPERTS = "has experts there, which adapters cannot change: train one for its attention"
+_MLP = {MODULES[part] for site in MLP_SITES for part in SITES[site]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,13 @@ def _check_config(
         raise _invalid(path, f"lora_alpha is {alpha!r}: it must be from -1000000 to 1000000")
     if config.get("bias", "none") != "none":
         raise _invalid(path, f"bias is {config['bias']!r}: only 'none' is supported")
-    for field in ("use_dora", "fan_in_fan_out", "modules_to_save", "trainable_token_indices"):
+    for field in (
+        "use_dora",
+        "fan_in_fan_out",
+        "modules_to_save",
+        "trainable_token_indices",
+        "target_parameters",
+    ):
         if config.get(field):
             raise _invalid(path, f"{field} is set: only plain LoRA on linear layers is supported")
     targets = config.get("target_modules")
@@ -121,11 +130,15 @@ def _by_module(
     halves: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         match = _KEY.match(key)
+        if spec.experts is not None and _EXPERT.search(key):
+            raise _invalid(path, f"tensor {key}: the base model {_NO_EXPERTS}")
         if match is None or match[2] not in modules:
             raise _invalid(path, f"tensor {key} matches no linear layer of the base model")
         layer = int(match[1])
         if layer >= spec.layers:
             raise _invalid(path, f"tensor {key}: the base model has only {spec.layers} layers")
+        if match[2] in _MLP and spec.experts_of(layer) is not None:
+            raise _invalid(path, f"tensor {key}: layer {layer} of the base model {_NO_EXPERTS}")
         halves.setdefault((layer, match[2]), {})[match[3]] = tensor
     return halves
 

@@ -6,6 +6,7 @@ from engine.layers.matrices import MODULES, SITES, part_shape
 from engine.layers.norm import RmsNorm
 from engine.layers.operations import Attention, GatedSite, Operations, Site, X
 from engine.model_spec import ModelSpec
+from engine.models.experts import mixture
 from engine.models.linears import Matrix, embedding_and_head, gated_linear, linear
 from engine.models.weights import Weights
 
@@ -20,9 +21,12 @@ class Block:
             return Site(layer, name, linear(weights, _matrices(spec, prefix, name)))
 
         self.qkv, self.o = site("qkv"), site("o")
-        gate, up = _matrices(spec, prefix, "gate_up")
-        self.gate_up = GatedSite(layer, "gate_up", gated_linear(weights, gate, up))
-        self.down = site("down")
+        experts = spec.experts_of(layer)
+        self.mixture = None if experts is None else mixture(spec, experts, prefix, weights)
+        if experts is None:
+            gate, up = _matrices(spec, prefix, "gate_up")
+            self.gate_up = GatedSite(layer, "gate_up", gated_linear(weights, gate, up))
+            self.down = site("down")
 
         def norm(name: str, size: int = spec.hidden) -> RmsNorm:
             weight = weights.take(f"{prefix}.{name}.weight", (size,))
@@ -51,6 +55,8 @@ class Block:
         qkv = do.project(self.qkv, x, self.input_norm)
         y, x = do.attend(self.attention, qkv, x)
         x = do.add(self.o, y, x, self.after_attention)
+        if self.mixture is not None:
+            return do.mix(self.mixture, x, self.mlp_norm)
         y = do.gate(self.gate_up, x, self.mlp_norm)
         return do.add(self.down, y, x, self.after_mlp)
 

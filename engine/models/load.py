@@ -41,6 +41,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
         native = spec.context
         spec = replace(spec, context=served_context(spec, config.max_context))
         device = choose_device(config.device)
+        if device.type != "cpu":
+            refuse_on_gpu(spec)
         dtype = choose_dtype(config.dtype, source.stored_dtype(), device)
         _check_quantization(config.quantization, source, device)
         read = FusedSource(source, spec) if spec.fused else source
@@ -57,6 +59,12 @@ def load_model(config: EngineConfig) -> LoadedModel:
         bytes=weights.bytes,
         path=path,
     )
+
+
+def refuse_on_gpu(spec: ModelSpec) -> None:
+    """Raises ConfigError naming what the kernels do not compute."""
+    if spec.experts is not None:
+        raise ConfigError("a mixture of experts is served on a CPU only: set device to cpu")
 
 
 def _check_quantization(wanted: str, source: TensorSource, device: torch.device) -> None:

@@ -6,10 +6,25 @@ from typing import Any
 
 from engine.errors import CheckpointError
 from engine.model_spec import ModelSpec
-from engine.models import gemma2, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
+from engine.models import (
+    gemma2,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from engine.models.quantised import refuse_quantised
 
-_MODULES = (llama, mistral, qwen2, qwen3, gemma2, granite, olmo2, smollm3, phi3)
+_MODULES = (
+    llama, mistral, qwen2, qwen3, gemma2, granite, olmo2, smollm3, phi3, mixtral, qwen2_moe, qwen3_moe,
+)  # fmt: skip
 FAMILIES = {module.ARCHITECTURE: module for module in _MODULES}
 
 

@@ -1,6 +1,7 @@
 """Writes a checkpoint with its layers' matrices quantised, in compressed-tensors' `pack-quantized`."""
 
 import json
+import re
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +21,7 @@ from engine.quantization.quantize import quantize
 FORMATS = {"int8": 8, "int4": 4}
 _SHARD_BYTES = 4 << 30
 _ENDINGS = tuple(f"{module}.weight" for module in (*MODULES.values(), *FUSED))
+_EXPERT = re.compile(r"\.(experts\.\d+|shared_expert)\.\w+\.weight$")
 
 
 def write_quantized(source: Path, target: Path, to: str) -> int:
@@ -65,7 +67,7 @@ def declared(to: str) -> dict[str, Any]:
         "format": "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
+        "ignore": ["lm_head", r"re:.*\.gate$", r"re:.*\.shared_expert_gate$"],
     }
 
 
@@ -96,7 +98,7 @@ def _write_tensors(tensors: SafetensorsSource, target: Path, to: str) -> int:
 
 def _stored(tensors: SafetensorsSource, name: str, to: str) -> dict[str, torch.Tensor]:
     stored = tensors.raw(name)
-    if not name.endswith(_ENDINGS):
+    if not name.endswith(_ENDINGS) and _EXPERT.search(name) is None:
         return {name: stored}
     if stored.shape[1] % GROUP:
         raise CheckpointError(

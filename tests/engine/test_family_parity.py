@@ -100,6 +100,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 20},
     ),
     "phi3": ("Phi3", {"sliding_window": 24, "num_attention_heads": 6, "hidden_size": 60}),
+    "mixtral": (
+        "Mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 24, "head_dim": 20},
+    ),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 44,
+            "shared_expert_intermediate_size": 52,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 9,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 28,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "head_dim": 24,
+            "use_sliding_window": True,
+            "sliding_window": 30,
+        },
+    ),
     "phi3-longrope": ("Phi3", {"num_attention_heads": 3, "num_key_value_heads": 1} | _longrope(32)),
 }
 
@@ -159,12 +186,24 @@ def test_a_reused_prefix_gives_the_same_logits(case: str, tmp_path: Path) -> Non
     torch.testing.assert_close(warm, cold[48:], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["granite", "olmo2", "smollm3", "phi3"])
+_FUSED_TARGETS = ["qkv_proj", "o_proj", "gate_up_proj"]
+_ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+TARGETS = {
+    "granite": None,
+    "olmo2": None,
+    "smollm3": None,
+    "phi3": _FUSED_TARGETS,
+    "mixtral": _ATTENTION,
+    "qwen2-moe": r".*\.(q|k|v|o)_proj|.*\.1\.mlp\.(gate|up|down)_proj",
+    "qwen3-moe": _ATTENTION,
+}
+
+
+@pytest.mark.parametrize("case", TARGETS)
 def test_greedy_tokens_with_and_without_an_adapter(case: str, tmp_path: Path) -> None:
     family, changes = CASES[case]
     checkpoint = save_checkpoint(tmp_path / "base", family, **changes)
-    targets = ["qkv_proj", "o_proj", "gate_up_proj"] if case == "phi3" else None
-    adapter = save_adapter(checkpoint, tmp_path / "adapter", 3, 1, targets)
+    adapter = save_adapter(checkpoint, tmp_path / "adapter", 3, 1, TARGETS[case])
     driver = Driver(checkpoint, dtype="float32", max_adapter_slots=1, max_lora_rank=3)
     handle = driver.adapter(adapter, 0)
     prompt = torch.randint(3, VOCAB, (19,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -1,0 +1,80 @@
+"""A mixture of experts on a CPU: the rows of a step grouped by expert, one product for each."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.layers.linear import GatedLinear, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """A gated MLP without its norm."""
+
+    gate_up: GatedLinear
+    down: Linear
+
+    def __call__(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return self.down(self.gate_up.gated(x, activation))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMlp:
+    """The expert that every row uses, and the [1, hidden] vector that says how much."""
+
+    mlp: Mlp
+    gate: torch.Tensor
+
+    def __call__(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        share = torch.sigmoid(x @ self.gate.t())
+        return self.mlp(x, activation).mul_(share)
+
+
+class Mixture:
+    """The MLP of a layer in which each row uses the `active` experts that the router ranks highest.
+
+    A row's result does not depend on the other rows: its experts' outputs are added in the order of
+    its own ranking, whatever else each expert computes.
+    """
+
+    def __init__(
+        self,
+        router: torch.Tensor,
+        experts: list[Mlp],
+        shared: SharedMlp | None,
+        *,
+        active: int,
+        normed: bool,
+    ) -> None:
+        """router: [experts, hidden]. `normed`: the shares of a row's experts add up to 1."""
+        self.rows = [0] * len(experts)  # that each expert has computed
+        self._router = router
+        self._experts = experts
+        self._shared = shared
+        self._active = active
+        self._normed = normed
+
+    def __call__(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        shares, chosen = self._route(x)
+        by_expert = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=len(self._experts)).tolist()
+        given = x.index_select(0, by_expert // self._active)
+        out = torch.empty_like(given)
+        first = 0
+        for number, count in enumerate(counts):
+            if count:
+                end = first + count
+                out[first:end] = self._experts[number](given[first:end], activation)
+                self.rows[number] += count
+                first = end
+        ranked = torch.empty_like(out).index_copy_(0, by_expert, out)
+        y = torch.bmm(shares[:, None], ranked.view(*chosen.shape, -1))[:, 0]
+        return y if self._shared is None else y.add_(self._shared(x, activation))
+
+    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The share and the number of each row's experts, the largest share first: [rows, active]."""
+        likely = torch.softmax(x @ self._router.t(), -1, dtype=torch.float32)
+        shares, chosen = likely.topk(self._active, -1)
+        if self._normed:
+            shares /= shares.sum(-1, keepdim=True)
+        return shares.to(x.dtype), chosen

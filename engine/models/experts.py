@@ -1,0 +1,39 @@
+"""Builds the mixtures of experts of a checkpoint."""
+
+from engine.layers.experts import Mixture, Mlp, SharedMlp
+from engine.model_spec import ExpertsSpec, ModelSpec
+from engine.models.linears import Matrix, gated_linear, linear
+from engine.models.weights import Weights
+
+
+def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: str, weights: Weights) -> Mixture:
+    """`layer`: the name of the decoder layer. Router and gate of the shared expert stay floats.
+
+    Raises CheckpointError naming the tensor that is missing or of another shape.
+    """
+    hidden, root = spec.hidden, f"{layer}.{experts.module}"
+    shared = None
+    if experts.shared:
+        mlp = _mlp(spec, f"{root}.shared_expert", experts.shared, _USUAL, weights)
+        shared = SharedMlp(mlp, weights.take(f"{root}.shared_expert_gate.weight", (1, hidden)))
+    return Mixture(
+        weights.take(f"{root}.gate.weight", (experts.count, hidden)),
+        [
+            _mlp(spec, f"{root}.experts.{number}", experts.intermediate, experts.names, weights)
+            for number in range(experts.count)
+        ],
+        shared,
+        active=experts.active,
+        normed=experts.normed,
+    )
+
+
+_USUAL = "gate_proj", "up_proj", "down_proj"
+
+
+def _mlp(
+    spec: ModelSpec, root: str, size: int, names: tuple[str, str, str], weights: Weights
+) -> Mlp:
+    gate, up = (Matrix(f"{root}.{name}", spec.hidden, size) for name in names[:2])
+    down = Matrix(f"{root}.{names[2]}", size, spec.hidden)
+    return Mlp(gated_linear(weights, gate, up), linear(weights, [down]))
