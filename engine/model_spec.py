@@ -56,15 +56,22 @@ class ModelSpec:
     tied: bool
     eos: tuple[int, ...]
     rope: RopeSpec
+    local_rope: RopeSpec | None = None  # of layers with a window; None: as the others
     windows: tuple[int | None, ...]
     activation: str = "silu"
     query_scale: float
     head_norm: bool = False  # RMS norm of each query and key head
     row_norm: bool = False  # RMS norm over all query heads, and over all key heads
+    norm_by_head: bool = False  # each head's norm has weights of its own
+    layer_norm: bool = False  # norms subtract the mean
     unit_offset_norm: bool = False  # norms multiply by 1 + weight
+    parallel: bool = False  # the MLP reads what attention reads, not what it adds to
     norms_before: bool = True  # norms before attention and MLP
     norms_after: bool = False  # norms of the outputs of attention and MLP
+    root: str = "model"  # the name of the decoder in the checkpoint
+    head: str = "lm_head.weight"
     fused: bool = False  # the checkpoint holds each site of `matrices.FUSED` as one matrix
+    interleaved: bool = False  # the values of a head are rotated in pairs of neighbours
     unrotated: frozenset[int] = frozenset()  # layers without positions
     embedding_scale: float = 1.0
     rounded_embedding_scale: bool = False  # to the type of the weights, as Gemma was trained
@@ -85,6 +92,16 @@ class ModelSpec:
     def widest_window(self) -> int:
         """The most tokens that any layer sees back from a position, its own included; 0: all."""
         return max(window or 0 for window in self.windows) if all(self.windows) else 0
+
+    @property
+    def ropes(self) -> list[RopeSpec]:
+        return [self.rope] if self.local_rope is None else [self.rope, self.local_rope]
+
+    def rope_of(self, layer: int) -> int | None:
+        """The number, in `ropes`, of the layer's rotation; None: it has no positions."""
+        if layer in self.unrotated:
+            return None
+        return int(self.local_rope is not None and self.windows[layer] is not None)
 
     def experts_of(self, layer: int) -> ExpertsSpec | None:
         """None if the layer has a plain MLP."""
@@ -120,7 +137,7 @@ def base_spec(raw: dict[str, Any]) -> ModelSpec:
         eps=float(raw.get("rms_norm_eps", 1e-6)),
         tied=bool(raw.get("tie_word_embeddings", False)),
         eos=eos_ids(raw.get("eos_token_id")),
-        rope=_rope(raw, head_dim),
+        rope=rope_spec(raw, head_dim),
         windows=(None,) * layers,
         activation=_activation(raw),
         query_scale=head_dim**-0.5,
@@ -194,7 +211,7 @@ _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _rope(raw: dict[str, Any], head_dim: int) -> RopeSpec:
+def rope_spec(raw: dict[str, Any], head_dim: int) -> RopeSpec:
     values = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in _ROPE_NEEDS:

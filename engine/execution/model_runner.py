@@ -85,6 +85,5 @@ class ModelRunner:
     def prepare_grammar(self, grammar: Grammar) -> None:
         self.grammars.prepare(grammar)
 
-    def _angles(self, dtype: torch.dtype) -> RotaryTables:
-        spec, native = self._model.spec, self._model.native_context
-        return rotary_tables(spec.rope, spec.head_dim, native, spec.context, dtype)
+    def _angles(self, dtype: torch.dtype) -> list[RotaryTables]:
+        return rotary_tables(self._model.spec, self._model.native_context, dtype)

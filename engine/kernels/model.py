@@ -21,7 +21,7 @@ class KernelModel:
         self,
         decoder: Decoder,
         pool: KvPool,
-        angles: RotaryTables,
+        angles: list[RotaryTables],
         adapters: AdapterTable | None,
         partials: Partials,
         most_sampled: int,
@@ -34,7 +34,10 @@ class KernelModel:
             spec=decoder.spec,
             pool=pool,
             caches=pool.data.unbind(1),
-            angles=torch.cat((angles.cos[:, :half], angles.sin[:, half:]), 1).float().to(device),
+            angles=[
+                torch.cat((each.cos[:, :half], each.sin[:, half:]), 1).float().to(device)
+                for each in angles
+            ],
             adapters=adapters,
             partials=partials,
             logits=pool.data.new_zeros(most_sampled, decoder.spec.vocab),

@@ -28,7 +28,9 @@ class Device:
     spec: ModelSpec
     pool: KvPool
     caches: tuple[Tensor, ...]  # the pool by layer
-    angles: Tensor  # [positions, head_dim] float32: cosines, then sines
+    angles: list[
+        Tensor
+    ]  # by number of the rope: [positions, head_dim] float32, cosines, then sines
     adapters: AdapterTable | None
     partials: Partials
     logits: Tensor  # [most sampled rows, vocab]: otherwise every graph would keep its own
@@ -70,7 +72,7 @@ class KernelOperations:
             rows = qkv.tensor_split((spec.q_width, spec.q_width + spec.kv_width), -1)
             for part, norm in zip(rows[:2], attention.row_norms, strict=True):
                 part.copy_(rms_norm(part, norm))
-        angles = device.angles if attention.rotated else None
+        angles = None if attention.rope is None else device.angles[attention.rope]
         q = rotary(qkv, kv, step.rotary, angles, attention.head_norms)
         y = paged_attention(
             q, kv, step.attention, attention.shape, partials=device.partials, splits=step.splits

@@ -53,8 +53,8 @@ class CpuOperations:
         if attention.row_norms is not None:
             for part, norm in zip(qkv.tensor_split(ends, -1)[:2], attention.row_norms, strict=True):
                 part.copy_(norm(part))
-        if attention.rotated:
-            rotate_(qkv[:, : ends[1]], step.cos, step.sin, spec.head_dim)
+        if attention.rope is not None:
+            rotate_(qkv[:, : ends[1]], step.angles[attention.rope], spec.head_dim)
         self._pool.write(layer, step.kv_slots, kv)
         queries = step.all_rows if layer + 1 < spec.layers else step.sampled
         if queries is None:

@@ -1,4 +1,4 @@
-"""Root-mean-square norm on a CPU, with the fewest torch calls for each number of rows."""
+"""Norms on a CPU, with the fewest torch calls for each number of rows."""
 
 import math
 
@@ -50,3 +50,17 @@ class RmsNorm:
         square = length.square_().div_(self._size)
         normed = F.batch_norm(x[None], torch.zeros_like(square), square, eps=self.eps)[0]
         return normed.mul_(self.weight)
+
+
+class LayerNorm(RmsNorm):
+    """The RMS norm of x minus its mean. The weight may be a matrix, with a row for each head."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        if weight.dim() == 1:
+            return F.layer_norm(x, weight.shape, weight, None, self.eps)
+        return F.layer_norm(x, weight.shape[1:], None, None, self.eps).mul_(weight)

@@ -40,7 +40,7 @@ class Attention:
     shape: AttentionShape
     head_norms: tuple[RmsNorm, RmsNorm] | None
     row_norms: tuple[RmsNorm, RmsNorm] | None
-    rotated: bool  # whether queries and keys have positions
+    rope: int | None  # the number of the rotation of queries and keys; None: they have no positions
 
 
 class Operations(Protocol[X]):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.model_spec import RopeSpec
+from engine.model_spec import ModelSpec, RopeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,17 +17,22 @@ class RotaryTables:
     """Cosine and signed sine, each [positions, head_dim] in the model's dtype.
 
     The sine of the first half is negated, so that rotating is a roll by half a head, two products
-    and a sum.
+    and a sum. In a step: a row for each token, as wide as all rotated heads.
     """
 
     cos: torch.Tensor
     sin: torch.Tensor
+    interleaved: bool = False  # pairs are neighbours, not halves of a head
 
 
-def rotary_tables(
-    rope: RopeSpec, head_dim: int, native: int, positions: int, dtype: torch.dtype
-) -> RotaryTables:
-    """Tables of `positions` positions; `native` is the context length in the checkpoint's config."""
+def rotary_tables(spec: ModelSpec, native: int, dtype: torch.dtype) -> list[RotaryTables]:
+    """Tables of the served positions for each of `spec.ropes`; `native` is the context length in the
+    checkpoint's config."""
+    return [_tables(rope, spec, native, dtype) for rope in spec.ropes]
+
+
+def _tables(rope: RopeSpec, spec: ModelSpec, native: int, dtype: torch.dtype) -> RotaryTables:
+    head_dim, positions = spec.head_dim, spec.context
     steps = torch.arange(positions, dtype=torch.float32)
     if rope.kind == "dynamic":
         frequencies = _dynamic(rope, head_dim, native, steps)
@@ -36,17 +41,22 @@ def rotary_tables(
         inverse, factor = _inverse_frequencies(rope, head_dim, native, positions)
         angles = steps[:, None] * inverse
     cos, sin = angles.cos() * factor, angles.sin() * factor
+    if spec.interleaved:
+        cos, sin = torch.stack((cos, cos), -1), torch.stack((-sin, sin), -1)
+        return RotaryTables(cos.flatten(1).to(dtype), sin.flatten(1).to(dtype), True)
     return RotaryTables(
         torch.cat((cos, cos), -1).to(dtype).contiguous(),
         torch.cat((-sin, sin), -1).to(dtype).contiguous(),
     )
 
 
-def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> None:
-    """Rotates heads in place. x, cos, sin: [tokens, heads * head_dim]."""
-    heads = x.view(x.shape[0], -1, head_dim)
-    rolled = heads.roll(head_dim // 2, -1).flatten(1)
-    x.mul_(cos).addcmul_(rolled, sin)
+def rotate_(x: torch.Tensor, angles: RotaryTables, head_dim: int) -> None:
+    """Rotates heads in place. x and the angles: [tokens, heads * head_dim]."""
+    if angles.interleaved:
+        rolled = x.view(x.shape[0], -1, 2).flip(-1).flatten(1)
+    else:
+        rolled = x.view(x.shape[0], -1, head_dim).roll(head_dim // 2, -1).flatten(1)
+    x.mul_(angles.cos).addcmul_(rolled, angles.sin)
 
 
 def _plain(theta: float, dim: int) -> torch.Tensor:

@@ -33,8 +33,7 @@ class StepInputs:
     """
 
     tokens: torch.Tensor  # [tokens]
-    cos: torch.Tensor  # [tokens, (heads + kv heads) * head_dim], the shape of rotated heads
-    sin: torch.Tensor
+    angles: list[RotaryTables]  # by number of the rope: [tokens, (heads + kv heads) * head_dim]
     kv_slots: torch.Tensor  # KV slots of each token's keys and values: [tokens, 2 * kv heads]
     all_rows: Queries
     sampled: Queries | None  # rows whose logits or states are wanted
@@ -123,7 +122,7 @@ class StepPlanner:
     """Builds the tensors of a step for one model and its KV pool."""
 
     pool: KvPool
-    tables: RotaryTables
+    tables: list[RotaryTables]
     windows: set[int]  # the sliding windows of the model's layers, 0 for full attention
     plan_lora: PlanLora
 
@@ -147,8 +146,14 @@ class StepPlanner:
             sampled = self._sampled(decodes, prefills) if sampled_count else None
         return StepInputs(
             tokens=torch.tensor(tokens),
-            cos=self.tables.cos.index_select(0, positions).repeat(1, rotated),
-            sin=self.tables.sin.index_select(0, positions).repeat(1, rotated),
+            angles=[
+                replace(
+                    table,
+                    cos=table.cos.index_select(0, positions).repeat(1, rotated),
+                    sin=table.sin.index_select(0, positions).repeat(1, rotated),
+                )
+                for table in self.tables
+            ],
             kv_slots=self._kv_slots(torch.tensor(slots)),
             all_rows=all_rows,
             sampled=sampled,

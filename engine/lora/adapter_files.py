@@ -19,7 +19,7 @@ from engine.lora.adapter_digest import CONFIG, WEIGHTS, digest_of, read_config
 from engine.model_spec import ModelSpec
 
 _KEY = re.compile(
-    r"^base_model\.model\.model\.layers\.(\d+)\.([\w.]+)\.lora_(A|B)(?:\.default)?\.weight$"
+    r"^base_model\.model\.(?:model|language_model\.model|model\.language_model)\.layers\.(\d+)\.([\w.]+)\.lora_(A|B)(?:\.default)?\.weight$"
 )
 _EXPERT = re.compile(r"\.(experts|shared_expert)\.")
 _NO_EXPERTS = "has experts there, which adapters cannot change: train one for its attention"

@@ -3,7 +3,7 @@
 import torch
 
 from engine.layers.matrices import MODULES, SITES, part_shape
-from engine.layers.norm import RmsNorm
+from engine.layers.norm import LayerNorm, RmsNorm
 from engine.layers.operations import Attention, GatedSite, Operations, Site, X
 from engine.model_spec import ModelSpec
 from engine.models.experts import mixture
@@ -15,11 +15,12 @@ class Block:
     """One decoder layer."""
 
     def __init__(self, spec: ModelSpec, layer: int, weights: Weights) -> None:
-        prefix = f"model.layers.{layer}"
+        prefix = f"{spec.root}.layers.{layer}"
 
         def site(name: str) -> Site:
             return Site(layer, name, linear(weights, _matrices(spec, prefix, name)))
 
+        self.parallel = spec.parallel
         self.qkv, self.o = site("qkv"), site("o")
         experts = spec.experts_of(layer)
         self.mixture = None if experts is None else mixture(spec, experts, prefix, weights)
@@ -28,32 +29,41 @@ class Block:
             self.gate_up = GatedSite(layer, "gate_up", gated_linear(weights, gate, up))
             self.down = site("down")
 
-        def norm(name: str, size: int = spec.hidden) -> RmsNorm:
-            weight = weights.take(f"{prefix}.{name}.weight", (size,))
-            return RmsNorm(weight, spec.eps, spec.unit_offset_norm)
+        def norm(name: str, *size: int) -> RmsNorm:
+            return _norm(spec, weights, f"{prefix}.{name}.weight", size or (spec.hidden,))
 
         before, after = spec.norms_before, spec.norms_after
         mlp_norm = "pre_feedforward_layernorm" if after else "post_attention_layernorm"
         self.input_norm = norm("input_layernorm") if before else None
-        self.mlp_norm = norm(mlp_norm) if before else None
+        if spec.parallel:
+            self.mlp_norm = self.input_norm
+        else:
+            self.mlp_norm = norm(mlp_norm) if before else None
         self.after_attention = norm("post_attention_layernorm") if after else None
         self.after_mlp = norm("post_feedforward_layernorm") if after else None
 
-        def pair(q_size: int, k_size: int) -> tuple[RmsNorm, RmsNorm]:
-            return norm("self_attn.q_norm", q_size), norm("self_attn.k_norm", k_size)
+        def pair(*sizes: tuple[int, ...]) -> tuple[RmsNorm, RmsNorm]:
+            return norm("self_attn.q_norm", *sizes[0]), norm("self_attn.k_norm", *sizes[1])
 
+        dim = spec.head_dim
+        by_head = (
+            ((spec.heads, dim), (spec.kv_heads, dim)) if spec.norm_by_head else ((dim,), (dim,))
+        )
         self.attention = Attention(
             layer,
             spec.attention(layer),
-            head_norms=pair(spec.head_dim, spec.head_dim) if spec.head_norm else None,
-            row_norms=pair(spec.q_width, spec.kv_width) if spec.row_norm else None,
-            rotated=layer not in spec.unrotated,
+            head_norms=pair(*by_head) if spec.head_norm else None,
+            row_norms=pair((spec.q_width,), (spec.kv_width,)) if spec.row_norm else None,
+            rope=spec.rope_of(layer),
         )
 
     def __call__(self, do: Operations[X], x: X) -> X:
         """x: the residual stream."""
         qkv = do.project(self.qkv, x, self.input_norm)
         y, x = do.attend(self.attention, qkv, x)
+        if self.parallel:
+            inner = do.gate(self.gate_up, x, self.mlp_norm)
+            return do.add(self.down, inner, do.add(self.o, y, x, None), None)
         x = do.add(self.o, y, x, self.after_attention)
         if self.mixture is not None:
             return do.mix(self.mixture, x, self.mlp_norm)
@@ -66,12 +76,12 @@ class Decoder:
 
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
         self.spec = spec
-        tied = spec.tied or "lm_head.weight" not in weights
+        tied = spec.tied or spec.head not in weights
         shape = spec.vocab, spec.hidden
-        self.embedding, self.head = embedding_and_head(weights, shape, tied)
+        names = f"{spec.root}.embed_tokens.weight", None if tied else spec.head
+        self.embedding, self.head = embedding_and_head(weights, shape, *names)
         self.blocks = [Block(spec, layer, weights) for layer in range(spec.layers)]
-        final = weights.take("model.norm.weight", (spec.hidden,))
-        self.norm = RmsNorm(final, spec.eps, spec.unit_offset_norm)
+        self.norm = _norm(spec, weights, f"{spec.root}.norm.weight", (spec.hidden,))
         scale = spec.embedding_scale
         if spec.rounded_embedding_scale:
             scale = float(torch.tensor(scale, dtype=weights.dtype))
@@ -84,6 +94,13 @@ class Decoder:
         for block in self.blocks:
             x = block(do, x)
         return do.logits(self.head, x, self.norm)
+
+
+def _norm(spec: ModelSpec, weights: Weights, name: str, shape: tuple[int, ...]) -> RmsNorm:
+    weight = weights.take(name, shape)
+    if spec.layer_norm:
+        return LayerNorm(weight, spec.eps)
+    return RmsNorm(weight, spec.eps, spec.unit_offset_norm)
 
 
 def _matrices(spec: ModelSpec, prefix: str, site: str) -> list[Matrix]:

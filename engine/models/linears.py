@@ -51,24 +51,23 @@ def gated_linear(weights: Weights, gate: Matrix, up: Matrix) -> GatedLinear:
 
 
 def embedding_and_head(
-    weights: Weights, shape: tuple[int, int], tied: bool
+    weights: Weights, shape: tuple[int, int], name: str, head_name: str | None
 ) -> tuple[Embedding, Linear]:
-    """The token table, and the matrix of the logits, which may be the same."""
-    name = "model.embed_tokens.weight"
+    """The token table, and the matrix of the logits: the same where it has no name."""
     coded = weights.codes(name, shape, embedding=True)
     if coded is None:
         table = weights.take(name, shape)
-        head = DenseLinear(table) if tied else _head(weights, shape)
+        head = _head(weights, shape, head_name) if head_name else DenseLinear(table)
         return DenseEmbedding(table), head
     packed = pack(coded)
-    head = QuantizedLinear([packed]) if tied else _head(weights, shape)
+    head = _head(weights, shape, head_name) if head_name else QuantizedLinear([packed])
     return QuantizedEmbedding(packed, weights.dtype), head
 
 
-def _head(weights: Weights, shape: tuple[int, int]) -> Linear:
-    coded = weights.codes("lm_head.weight", shape, embedding=True)
+def _head(weights: Weights, shape: tuple[int, int], name: str) -> Linear:
+    coded = weights.codes(name, shape, embedding=True)
     if coded is None:
-        return DenseLinear(weights.take("lm_head.weight", shape))
+        return DenseLinear(weights.take(name, shape))
     return QuantizedLinear([pack(coded)])
 
 

@@ -63,8 +63,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
 def refuse_on_gpu(spec: ModelSpec) -> None:
     """Raises ConfigError naming what the kernels do not compute."""
-    if spec.experts is not None:
-        raise ConfigError("a mixture of experts is served on a CPU only: set device to cpu")
+    for missing, name in (
+        (spec.experts is not None, "a mixture of experts"),
+        (spec.layer_norm, "a model with layer norms"),
+        (spec.interleaved, "a rotation of neighbours"),
+    ):
+        if missing:
+            raise ConfigError(f"{name} is served on a CPU only: set device to cpu")
 
 
 def _check_quantization(wanted: str, source: TensorSource, device: torch.device) -> None:

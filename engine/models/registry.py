@@ -7,7 +7,11 @@ from typing import Any
 from engine.errors import CheckpointError
 from engine.model_spec import ModelSpec
 from engine.models import (
+    cohere,
+    cohere2,
     gemma2,
+    gemma3,
+    gemma3_conditional,
     granite,
     llama,
     mistral,
@@ -24,6 +28,7 @@ from engine.models.quantised import refuse_quantised
 
 _MODULES = (
     llama, mistral, qwen2, qwen3, gemma2, granite, olmo2, smollm3, phi3, mixtral, qwen2_moe, qwen3_moe,
+    gemma3, gemma3_conditional, cohere, cohere2,
 )  # fmt: skip
 FAMILIES = {module.ARCHITECTURE: module for module in _MODULES}
 
@@ -56,7 +61,7 @@ def model_spec(raw: dict[str, Any]) -> ModelSpec:
             f"config.json: architectures is {names!r}: supported are {', '.join(sorted(FAMILIES))}"
         )
     for needed in ("num_hidden_layers", "model_type"):
-        if needed not in raw:
+        if needed not in (raw.get("text_config") or raw):
             raise CheckpointError(f"config.json: {needed} is missing")
     refuse_quantised(raw)
     spec: ModelSpec = family.spec(raw)

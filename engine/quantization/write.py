@@ -21,6 +21,7 @@ from engine.quantization.quantize import quantize
 FORMATS = {"int8": 8, "int4": 4}
 _SHARD_BYTES = 4 << 30
 _ENDINGS = tuple(f"{module}.weight" for module in (*MODULES.values(), *FUSED))
+_UNREAD = ("vision_tower.", "multi_modal_projector.")  # by this engine: left as they are
 _EXPERT = re.compile(r"\.(experts\.\d+|shared_expert)\.\w+\.weight$")
 
 
@@ -67,7 +68,7 @@ def declared(to: str) -> dict[str, Any]:
         "format": "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["lm_head", r"re:.*\.gate$", r"re:.*\.shared_expert_gate$"],
+        "ignore": ["lm_head", r"re:.*\.gate$", r"re:.*\.shared_expert_gate$", "re:vision_tower.*"],
     }
 
 
@@ -98,7 +99,8 @@ def _write_tensors(tensors: SafetensorsSource, target: Path, to: str) -> int:
 
 def _stored(tensors: SafetensorsSource, name: str, to: str) -> dict[str, torch.Tensor]:
     stored = tensors.raw(name)
-    if not name.endswith(_ENDINGS) and _EXPERT.search(name) is None:
+    matrix = name.endswith(_ENDINGS) or _EXPERT.search(name) is not None
+    if not matrix or name.startswith(_UNREAD):
         return {name: stored}
     if stored.shape[1] % GROUP:
         raise CheckpointError(

@@ -44,7 +44,7 @@ class DraftModel:
         self._model = model
         self._vocab = min(info.vocab_size, spec.vocab)
         self.pool = KvPool(spec, info.num_blocks, info.block_size, dtype, model.device)
-        tables = rotary_tables(spec.rope, spec.head_dim, model.native_context, spec.context, dtype)
+        tables = rotary_tables(spec, model.native_context, dtype)
         windows = {spec.attention(layer).window for layer in range(spec.layers)}
         self._plan = StepPlanner(self.pool, tables, windows, lambda _decodes, _prefills: None)
         self._free = list(range(info.num_blocks))

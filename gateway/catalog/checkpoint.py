@@ -7,11 +7,14 @@ import json
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from core.errors import SettingError
+
+if TYPE_CHECKING:
+    from engine.model_spec import ModelSpec
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _DEFAULT = "default"
@@ -48,14 +51,18 @@ def read_generation(path: Path) -> dict[str, Any]:
 
 def check_servable(path: Path) -> None:
     """SettingError where the engine does not serve this architecture or weight format."""
-    from engine.errors import CheckpointError
-    from engine.models.registry import model_spec
-
     config = read_config(path)
     if not config:
         raise SettingError(f"{path} has no config.json.", next_step=_NEXT)
+    _spec(path, config)
+
+
+def _spec(path: Path, config: dict[str, Any]) -> "ModelSpec":
+    from engine.errors import CheckpointError
+    from engine.models.registry import model_spec
+
     try:
-        model_spec(config)
+        return model_spec(config)
     except CheckpointError as error:
         raise SettingError(
             f"{path} cannot be served: {error.message}.",
@@ -155,6 +162,8 @@ def _ids(value: object) -> list[int]:
 
 
 def _context(path: Path, config: dict[str, Any]) -> int:
+    if isinstance(config.get("text_config"), dict):  # which may leave out what its family implies
+        return _spec(path, config).context
     value = config.get("max_position_embeddings", 0)
     if not isinstance(value, int):
         raise SettingError(

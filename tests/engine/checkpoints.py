@@ -31,8 +31,8 @@ def save_checkpoint(
 ) -> Path:
     """A float32 checkpoint of the family with weights large enough for answers to differ."""
     torch.manual_seed(7)
-    config = getattr(transformers, f"{family}Config")(**(_SHAPE | changes))
-    model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
+    kind = getattr(transformers, f"{family}ForCausalLM")
+    model = kind(kind.config_class(**(_SHAPE | changes))).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:

@@ -234,8 +234,15 @@ def test_adapters_of_a_model_of_experts_take_room_for_attention_only(tmp_path: P
     assert driver.runner.adapter_blocks(digest) == -(-3 * 8 * sizes * 4 // (3 * 16 * 80 * 4))
 
 
-def test_a_gpu_refuses_experts_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("mixtral", "a mixture of experts is served on a CPU only: set device to cpu"),
+        ("command-r", "a model with layer norms is served on a CPU only: set device to cpu"),
+    ],
+)
+def test_a_gpu_refuses_what_its_kernels_lack_by_name(case: str, told: str, tmp_path: Path) -> None:
     gpu_runner = pytest.importorskip("engine.execution.gpu_runner")
-    config = EngineConfig(str(save_checkpoint(tmp_path)), num_blocks=8)
-    with pytest.raises(ConfigError, match="a mixture of experts is served on a CPU only"):
+    config = EngineConfig(str(save_checkpoint(tmp_path, case)), num_blocks=8)
+    with pytest.raises(ConfigError, match=told):
         gpu_runner.GpuRunner(config, load_model(config))

@@ -72,6 +72,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": ("Gemma2", {"sliding_window": 24, "head_dim": 32, "query_pre_attn_scalar": 24}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "num_hidden_layers": 5,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "hidden_size": 66,
+            "head_dim": 14,
+            "sliding_window": 18,
+            "sliding_window_pattern": 3,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 9000.0, "factor": 3.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        },
+    ),
+    "command-r": (
+        "Cohere",
+        {"num_attention_heads": 6, "hidden_size": 66, "head_dim": 14, "layer_norm_eps": 0.01},
+    ),
+    "command-r-norms": ("Cohere", {"use_qk_norm": True, "logit_scale": 0.7, "head_dim": 20}),
+    "command-r7b": (
+        "Cohere2",
+        {"num_hidden_layers": 5, "sliding_window_pattern": 2, "sliding_window": 22},
+    ),
     "granite": (
         "Granite",
         {
@@ -172,7 +198,7 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     torch.testing.assert_close(torch.cat(parts), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("case", ["llama", "mistral", "gemma2", "gemma3"])
 def test_a_reused_prefix_gives_the_same_logits(case: str, tmp_path: Path) -> None:
     family, changes = CASES[case]
     checkpoint = save_checkpoint(tmp_path, family, **changes)
@@ -193,6 +219,9 @@ TARGETS = {
     "olmo2": None,
     "smollm3": None,
     "phi3": _FUSED_TARGETS,
+    "gemma3": None,
+    "command-r-norms": None,
+    "command-r7b": None,
     "mixtral": _ATTENTION,
     "qwen2-moe": r".*\.(q|k|v|o)_proj|.*\.1\.mlp\.(gate|up|down)_proj",
     "qwen3-moe": _ATTENTION,

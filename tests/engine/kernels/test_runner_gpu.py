@@ -75,6 +75,7 @@ def test_the_same_tokens_as_on_a_cpu(llama: Path) -> None:
         ("Olmo2", {"num_attention_heads": 6, "head_dim": 12}),
         ("Phi3", {}),
         ("SmolLM3", {"num_hidden_layers": 2, "no_rope_layers": [0, 1]}),
+        ("Gemma3", {"num_hidden_layers": 2, "head_dim": 16, "sliding_window_pattern": 2}),
     ],
 )
 def test_steps_of_few_rows_by_fused_linears(
@@ -107,6 +108,15 @@ def test_steps_of_few_rows_by_fused_linears(
         ("Mistral", {"sliding_window": 5}),
         ("Qwen3", {"head_dim": 24, "num_attention_heads": 6}),
         ("Gemma2", {"head_dim": 32, "sliding_window": 5, "num_hidden_layers": 2}),
+        (
+            "Gemma3",
+            {
+                "head_dim": 32,
+                "sliding_window": 5,
+                "sliding_window_pattern": 2,
+                "num_hidden_layers": 2,
+            },
+        ),
     ],
 )
 def test_every_family(tmp_path: Path, family: str, changes: dict[str, object]) -> None:

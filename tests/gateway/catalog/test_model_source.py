@@ -21,6 +21,7 @@ from core.settings import Settings
 from engine.demo.paths import ADAPTERS, MODEL_DIR
 from engine.errors import CheckpointError
 from gateway.catalog import known_models, model_source, wheel_files
+from gateway.catalog.checkpoint import read_checkpoint
 from gateway.catalog.known_models import KNOWN, WheelModel, shipped_adapters
 from gateway.catalog.model_files import model_name, resolved, served_model
 from gateway.catalog.model_source import local_copy, locate
@@ -124,6 +125,21 @@ def test_what_is_wrong_with_a_directory_is_found_without_its_weights(
     with pytest.raises(SettingError, match=said) as caught:
         resolved(Settings(model=str(copy), data_dir=tmp_path))
     assert "\n" not in caught.value.message
+
+
+def test_the_context_that_a_configuration_with_images_leaves_out(tmp_path: Path) -> None:
+    directory = copy_of_the_demo(tmp_path)
+    text = {"model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64}
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": text,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    assert read_checkpoint(directory).context_length == 131072
+    config["text_config"] = text | {"max_position_embeddings": 8192}
+    (directory / "config.json").write_text(json.dumps(config))
+    assert read_checkpoint(directory).context_length == 8192
 
 
 def test_every_end_token_of_the_generation_configuration_counts(tmp_path: Path) -> None:
